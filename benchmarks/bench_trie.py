@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from convrec.constrained.catalog_trie import INNER, build_catalog_trie
-from convrec.constrained.mask import TrieMask
+from convrec.constrained.vllm_lists import TrieMask
 from convrec.constrained.walk import Walk
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher

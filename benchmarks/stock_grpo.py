@@ -14,8 +14,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from convrec.cpu.engine import register_engine
-from convrec.cpu.process_group import init_process_group
+from convrec.cpu.engine import init_process_group, register_engine
 from convrec.rollout import queue
 from convrec.rollout.weight_socket import in_run_folder
 from convrec.runs import guard

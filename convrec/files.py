@@ -123,7 +123,6 @@ def _without_nan(value: Any) -> Any:
 
 
 def write_jsonl(path: Path, values: Iterable[Any]) -> None:
-    """A JSON value a line."""
     write_text(path, "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values))
 
 
@@ -136,7 +135,6 @@ def read_json(path: Path) -> Any:
 
 
 def write_table(path: Path, table: "pa.Table") -> None:
-    """Parquet."""
     import pyarrow.parquet as pq  # half a second, for those alone who write tables
 
     with written_whole(path) as partial:

@@ -73,7 +73,6 @@ def _as_boolean(text: str) -> bool:
 
 
 def check(name: str, value: Any, kind: Any) -> None:
-    """Raise UserError for a value of another kind."""
     if not fits(kind, value):
         raise UserError(f"{name}={shown(value)}: expected {wanted(kind)}")
 

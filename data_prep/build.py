@@ -36,9 +36,8 @@ from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.kinds import Fraction, NonNegativeInteger, NonNegativeNumber, PositiveInteger, fits, wanted
 from convrec.lists.settings import ListSettings
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import FailedQuestions, failed_again
+from data_prep.stages.asking import MODEL_JUDGES, FailedQuestions, add_models, asker_of, failed_again, model_of
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
-from data_prep.stages.models import MODEL_JUDGES, add_models, asker_of, model_of
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
 STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that each reads, the files that it writes
@@ -80,7 +79,10 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         asker, asked = asker_of(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
         return partial(metadata.run, asker=asker), {"metadata": given.metadata} | asked
     if name == "remap":
-        chosen = _remap(given)
+        record = None if given.remap or given.redo else read_record(Path(given.out), "remap")
+        chosen = (
+            record["settings"]["remap"] if record else given.remap or remap.choose(Path(given.out), given.embedding)
+        )
         if chosen == "full":
             check_embedding(given.embedding)
         _check_candidates(given, num_items)
@@ -104,13 +106,6 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         return partial(adjust.run, workers=workers), settings
     assert name == "demonstrations"
     return demonstrations.run, {"num_items": num_items}
-
-
-def _remap(given: argparse.Namespace) -> str:
-    """--remap; where it is not given, what the stage was run with, else what fits the catalog."""
-    folder = Path(given.out)
-    record = None if given.remap or given.redo else read_record(folder, "remap")
-    return record["settings"]["remap"] if record else given.remap or remap.choose(folder, given.embedding)
 
 
 def _sources(given: argparse.Namespace) -> dict[str, str]:
@@ -137,7 +132,6 @@ def _num_items(folder: Path, name: str) -> int:
 
 
 def build(given: argparse.Namespace) -> None:
-    """Run what the command line asks for and print a summary of each stage."""
     folder = Path(given.out)
     if given.stage == "all":
         _check_ahead(given)
@@ -153,7 +147,8 @@ def _run(name: str, given: argparse.Namespace) -> None:
     folder = Path(given.out)
     run, settings = plan(name, given)
     summary, is_new = run_stage(Stage(name, *STAGES[name], run), folder, settings, given.redo)
-    print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(_shown(summary), ensure_ascii=False)}")
+    shown = {key: value for key, value in summary.items() if key not in ("sources", "warnings")}
+    print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(shown, ensure_ascii=False)}")
     if is_new and "failed" not in summary:  # no model was asked: what failed in an earlier run is no news
         FailedQuestions(folder, name).write()
     for warning in summary.get("warnings", ()):
@@ -177,10 +172,6 @@ def _check_ahead(given: argparse.Namespace) -> None:
 def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
     if given.candidates < num_items:
         raise UserError(f"--candidates {given.candidates}: give at least --num-items ({num_items})")
-
-
-def _shown(summary: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary.items() if name not in ("sources", "warnings")}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -240,15 +231,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--workers", type=int, help="remap, adjust: processes (one for every core)")
     add_models(parser)
     given = parser.parse_args(argv)
-    _check_numbers(given)
-    return given
-
-
-def _check_numbers(given: argparse.Namespace) -> None:
     for name, kind in NUMBERS.items():
         value = getattr(given, name)
         if value is not None and not fits(kind, value):
             raise UserError(f"--{name.replace('_', '-')} {value}: give {wanted(kind)}")
+    return given
 
 
 @says_user_errors

@@ -1,10 +1,6 @@
 """What became of the lists of `convrec serve --feedback` -> the tables of `convrec data own`. docs/how-to/data.md
 
-    convrec data feedback --catalog data/books/catalog.parquet --item book --validation-share 0.2 --out data/clicks
-
-A list of which an item was clicked, liked or purchased is a row: its conversation, those items as ground truth, and all
-that was shown, best first, as `exposure`. An item that somebody disliked is no ground truth. OUT.jsonl has the rows as
-`convrec data own` reads them, the folder OUT what it makes of them.
+OUT.jsonl has the rows as `convrec data own` reads them, the folder OUT what it makes of them.
 """
 
 import argparse

@@ -1,25 +1,4 @@
-"""Preferences and ratings -> the judges' parquet (convrec.judges.schema).
-
-    convrec data judge --mode pairwise --input preferences.jsonl --out data/judge
-
-Input: JSONL, a JSON list, CSV (these also .gz) or parquet, in any of the forms of data_prep/judge_data/formats.py:
-RewardBench, RewardBench-2, JudgeBench, LLMBar, UltraFeedback, HelpSteer, and for one's own data
-    prompt, chosen, rejected              texts, or messages as preference sets have them
-    prompt, response_a, response_b, preferred ("A" | "B" | "tie")
-    prompt, response, helpfulness (0-4)
-    input, output, source                 the schema itself
-with `source` and `reason` (why; for demonstrations) where there are any. `prompt` is a text or messages. A record's
-columns tell its form; --format forces one.
-
-pairwise   Each response is A in exactly half of the rows, drawn with the seed, whatever the order in the file; with
-           --both-orders train.parquet has each row in both orders. Rated responses to one query are compared with each
-           other. Ties are rows of test.parquet alone, labelled "tie".
-pointwise  Of a preference, the better response becomes a row with --chosen-score, the worse one with --rejected-score.
-
-Rows that say the same as an earlier one are left out, and all that contradict each other about the same responses.
-OUT gets train.parquet, validation.parquet, test.parquet (queries that differ in case, space or only after a long
-beginning stay together), the criteria, left_out.jsonl that names everything left out, and summary.json with the counts.
-"""
+"""Preferences and ratings -> the judges' parquet (convrec.judges.schema). Forms and rules: docs/how-to/judges.md."""
 
 import argparse
 import json
@@ -45,11 +24,12 @@ from data_prep.judge_data.rows import (
     LeftOut,
     balance_order,
     both_orders,
+    large_group,
     pairwise_rows,
     pointwise_rows,
+    split_rows,
     without_duplicates,
 )
-from data_prep.judge_data.splits import large_group, split_rows
 from data_prep.tables import check_out
 
 VALIDATION_SHARE = 0.1  # but where everything is test

@@ -1,10 +1,7 @@
-"""Judge rows -> demonstrations for SFT: the judge's prompt and an answer with the right verdict.
+"""Judge rows -> demonstrations for SFT: the judge's prompt and an answer with the right verdict. docs/how-to/judges.md
 
-    convrec data judge-demonstrations --mode pairwise --data data/j/train.parquet --out data/j/sft.parquet
-
-The thinking of an answer is the row's `reason`, or empty. With --answers, a rows.parquet that `convrec
-evaluate --judge` wrote for another model on the same rows, the demonstrations are that model's own answers, where
-their verdict is right; the other rows are left out (rejection sampling).
+The thinking of an answer is the row's `reason`, or empty; with --answers, another model's own answers where they are
+right (rejection sampling).
 """
 
 import argparse

@@ -63,7 +63,6 @@ def preferences(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def ratings(count: int, seed: int) -> list[dict[str, Any]]:
-    """As many of each score."""
     writer = _Writer(seed)
     records = []
     for index in range(count):

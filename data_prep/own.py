@@ -1,17 +1,7 @@
-"""A data set of one's own -> the parquet that the recipes read. The form of the files: docs/how-to/data.md.
-
-    convrec data own --conversations dialogues.jsonl --catalog books.csv --item book --out data/books \\
-        --validation-from 2024-05-01 --test-from 2024-06-01
-    convrec data own --conversations conversations.json --catalog films.csv --truth from-next-turns --preview 3
+"""A data set of one's own -> the parquet that the recipes read. The form of the files, splits: docs/how-to/data.md.
 
 Every line is checked before anything is written; what is wrong is told with file, line and fix, up to 20 at once.
-Then OUT appears whole: train, validation, test.parquet (rows with ground truth), sft_train, sft_validation.parquet
-(rows with a demonstration), catalog.parquet, summary.json. A line stays a row: never aggregated. Tables without rows
-are left out.
-
-Splits, by whole conversations: the lines' own `split`; or by time from --validation-from and --test-from; or the last
---validation-share and --test-share of the rows by time (where no line has a time: by a hash of the conversation). With
-none of these all is train.
+Then OUT appears whole. A line stays a row: never aggregated. Tables without rows are left out.
 """
 
 import argparse
@@ -247,7 +237,6 @@ def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
 
 
 def format_summary(summary: dict[str, Any], out: str | Path) -> str:
-    """What the command prints."""
     lines = [describe(name, numbers) for name, numbers in summary["files"].items()]
     catalog, counts, splits = summary["catalog"], summary["rows"], summary["splits"]
     lines.append(f"{'catalog':<15}{catalog['items']:>8,} items {'with' if catalog['dated'] else 'without'} years")

@@ -1,10 +1,6 @@
-"""Ratings -> conversations, in the folder that `convrec data own` writes. The files: docs/how-to/data.md.
+"""Ratings -> conversations, in the folder that `convrec data own` writes. docs/how-to/data.md
 
-    convrec data ratings --ratings ml-25m/ratings.csv --items ml-25m/movies.csv --min-rating 4 --out data/ml \\
-        --validation-share 0.05 --test-share 0.05
-
-What a user liked becomes a question ("I liked A, B and C. What next?"), and the next items are what is wanted. Rows of
-validation and test that are cold starts are in tables of their own, validation_cold.parquet and test_cold.parquet.
+What a user liked becomes a question ("I liked A, B and C. What next?"), and the next items are what is wanted.
 """
 
 import argparse

@@ -1,21 +1,4 @@
-"""The released Reddit-v2 download -> the parquet that the recipes read.
-
-    convrec data reddit-v2 --source processed_datasets --out data/reddit_v2
-
-    train.parquet            RL: grpo/grpo_dataset/train, the rows with ground truth
-    sft_train.parquet        SFT: sft_dataset/train, the rows with a completion
-    sft_validation.parquet   SFT: sft_dataset/validation, the same
-    validation.parquet       RL form of it: the rows with ground truth
-    test.parquet             RL form of sft_dataset/test, every row: evaluation counts those without ground truth
-    catalog.parquet          gt_catalog.pkl, read without running any code of the pickle
-    NAME.changes.jsonl       where rows of NAME were repaired or set aside: source, row (0-based), what and why
-    summary.json             the numbers that are printed
-
-Parts that the source lacks are left out and named. A row stays a row: one for each replying user, never aggregated.
-Text is left as it is (`?` for an apostrophe, curly quotes). Repaired: years written in another way ("1995.0"), pairs
-without title or year (taken out), null lists. Set aside: rows without exactly one user message with text; without
-ground truth (RL) or exactly one assistant message with text (SFT). Text that is no UTF-8, and damaged parts of a shard,
-stop the command: fetch the folder again.
+"""The released Reddit-v2 download -> the parquet that the recipes read. docs/how-to/data.md says what becomes of what.
 
 Rows stream through; memory holds one batch, one row group and 64 bits a row. OUT appears whole or not at all.
 """
@@ -141,7 +124,6 @@ def _write_catalog(path: Path, catalog: Catalog) -> dict[str, Any]:
 
 
 def format_summary(summary: Mapping[str, Any]) -> str:
-    """What the command prints."""
     lines = []
     for name, numbers in summary["files"].items():
         lines.append(describe(name, numbers))

@@ -51,8 +51,6 @@ class Target(NamedTuple):
 
 
 class ReleasedSplit(NamedTuple):
-    """One split on disk."""
-
     name: str  # relative to the source, as messages name it
     shards: list[Path]
 

@@ -126,8 +126,6 @@ def message(role: str, content: str) -> list[dict[str, str]]:
 
 
 class TableNumbers:
-    """Rows, contexts and ground truths of one table, counted row by row."""
-
     def __init__(self) -> None:
         self.rows = self.other_prompts = 0
         self.contexts: set[int] = set()
@@ -175,7 +173,6 @@ def is_known(matcher: Matcher, pair: Pair) -> bool:
 
 
 def describe(name: str, numbers: Mapping[str, Any]) -> str:
-    """One line of what a conversion prints about a table."""
     truths, outside = numbers["ground_truths"], numbers["outside_catalog"]
     parts = [
         f"{name:<15}{numbers['rows']:>8,} rows",

@@ -96,7 +96,6 @@ class DemoSeconds:
 
 
 def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[MatrixRun, MatrixRun]:
-    """SFT, and Rank-GRPO from it."""
     data = out / "data"
     sft = {"TRAIN_FILE": str(data / "sft_train.parquet"), "VAL_FILE": str(data / "sft_validation.parquet")}
     sft |= {"MODEL_PATH": str(out / "model"), **settings["sft"]}
@@ -109,7 +108,6 @@ def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[Matrix
 
 
 def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
-    """Run what is missing of the demo and return the path of summary.json."""
     out.mkdir(parents=True, exist_ok=True)
     usage = DemoSeconds(out)
     data, start = out / "data", out / "model"
@@ -165,7 +163,6 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
 
 
 def how_to_talk(out: Path) -> str:
-    """The demo's last words, on stderr."""
     serve = f"convrec serve --model demo={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
     return f"talk to the model in a browser: {'make serve' if out == OUT else serve}"
 

@@ -57,7 +57,6 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
 
 
 def report(findings: Sequence[Finding], as_json: bool) -> int:
-    """Print them; exit status."""
     is_well = all(finding.status != "failure" for finding in findings)
     if as_json:
         print(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))

@@ -1,17 +1,7 @@
 """Metrics of a model on a split: greedy lists from vLLM, once for each distinct prompt, scored once for each row.
 
-    convrec evaluate --model MODEL --data data/sample/test.parquet --catalog data/sample/catalog.parquet \\
-        --train data/sample/train.parquet --out outputs/evaluation
-
-MODEL is a Hugging Face folder or id, a run folder (its newest checkpoint; RUN/global_step_N names one), a LoRA adapter,
-or `api:NAME`, a model behind the OpenAI-compatible endpoint of LLM_BASE_URL and LLM_API_KEY. A run's checkpoint is
-asked and scored as its config.yaml says it was trained (number of items, delimiter, matching, arguments of the chat
-template). OUT gets metrics.json, rows.parquet (for each row of the split: sample_id, prompt_id, the text, its metrics)
-and generations.parquet, which is used again while the contents of the checkpoint and the sampling settings are the
-same. `--constrained` has it write a second list for each prompt, in which nothing is invented, repeated or seen.
-`--against OTHER_OUT` compares with an earlier evaluation row by row. Without `--model` the `--baselines` alone are
-scored. With `--sweep`, MODEL is a run folder and all its checkpoints are evaluated, the start model as step 0 and
-the newest one included. With `--judge pairwise` or `--judge pointwise`, MODEL is a judge (recipes.judge.evaluation).
+Models, options and files: docs/how-to/evaluation.md. With `--sweep`, MODEL is a run folder and all its checkpoints are
+evaluated (recipes.evaluation.sweep). With `--judge`, MODEL is a judge (recipes.judge.evaluation).
 """
 
 import argparse
@@ -34,7 +24,6 @@ from recipes.evaluation.sweep import sweep_run
 
 
 def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> str:
-    """What the command prints, with the parts of the split that these slices are."""
     settings, generation = metrics["settings"], metrics["generation"]
     lines = []
     for protocol, results in metrics["results"].items():

@@ -1,10 +1,6 @@
 """Does everything that a run needs of GPUs work on this machine? A table, and JSON to attach to an issue.
 
-    convrec gpu-check [--json gpu_check.json] [--only PHASE ...]
-
-Under ten minutes and without a download: tiny models and one of Qwen2.5-0.5B's shape, with random weights. Every phase
-has a time limit. Without a GPU the parts run that a CPU can run, and the table says what was left out. Exit status 0
-when nothing failed, else 1.
+Without a GPU the parts run that a CPU can run, and the table says what was left out. docs/how-to/gpu.md
 """
 
 import argparse

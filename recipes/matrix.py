@@ -1,14 +1,4 @@
-"""A matrix of trainings, evaluated alike: one command that reruns an experiment.
-
-    REDIAL=path/to/redial convrec matrix benchmarks/studies/redial_matrix.yaml
-
-The file says what to prepare, the trainings (a recipe, its environment variables, what it starts from, seeds) and how
-to evaluate; benchmarks/studies/redial_matrix.yaml is an annotated one. A variable that is a list (`LR: [1e-6, 3e-6]`)
-makes a run for each of its values. The runs go one after the other, here or, with RAY_ADDRESS=http://head:8265, as jobs
-of that cluster, there side by side with --parallel. Stopped, it resumes: what is prepared is left alone, the recipes go
-on from their checkpoints, generations are reused, jobs that still run are waited for. OUT gets a folder a run,
-evaluation/<run>, and of all runs evaluated so far, with --only too, table.csv, table.md (means over seeds) and plots/.
-"""
+"""A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/evaluation.md"""
 
 import argparse
 import os
@@ -21,14 +11,12 @@ from omegaconf import DictConfig
 
 from convrec.errors import UserError, says_user_errors
 from convrec.runs.folder import METRICS
-from recipes.cluster.client import connect
 from recipes.cluster.job_environment import check_for_cluster, withheld
-from recipes.cluster.jobs import say
+from recipes.cluster.jobs import connect, say
 from recipes.experiments import local_runs
-from recipes.experiments.amount import composed, described
 from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
-from recipes.experiments.matrix_runs import MatrixRun, runs_of
+from recipes.experiments.matrix_runs import MatrixRun, composed, described, runs_of
 from recipes.experiments.tables import metrics_file, write_comparisons, write_tables
 from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RECIPES

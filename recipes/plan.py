@@ -1,10 +1,6 @@
 """A run on a cluster that is not here: steps, hours, memory, checkpoints, network, and where a step's time goes.
 
-    N_NODES=4 TRAIN_BATCH_SIZE=256 convrec plan --model 8B --rows 400000
-    TRAIN_FILE=data/sft_train.parquet convrec plan --recipe sft --gpu A100 data.max_length=2048
-
-Reads the variables of the recipe, and Hydra overrides at the end. Nothing is measured here: a model of the time from
-the ranges that it prints, with where each comes from. docs/explanation/planning.md says what it leaves out.
+Nothing is measured here: a model of the time from the ranges that it prints. docs/explanation/planning.md
 """
 
 import argparse
@@ -56,7 +52,6 @@ def planned_rows(config: DictConfig, options: argparse.Namespace) -> tuple[int, 
 
 
 def answer(options: argparse.Namespace) -> str:
-    """The plan as text or JSON. Raises UserError."""
     for name in ("network_gbit", "rows", "val_rows", "prompt_tokens", "response_tokens"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value}: more than 0")

@@ -1,10 +1,4 @@
-"""Curves of one run or several, comparable: the paper's figures 2-6 as one command.
-
-    convrec plot RUN [RUN ...] --out outputs/plots
-
-OUT gets sft.png and rank_grpo.png, for the recipes among the runs, and curves.csv (run, metric, step, value). The
-recommendations of checkpoints are drawn once `convrec evaluate --model RUN --sweep ...` has evaluated them.
-"""
+"""Curves of one run or several, comparable: the paper's figures 2-6 as one command. docs/how-to/evaluation.md"""
 
 import argparse
 import sys

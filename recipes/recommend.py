@@ -1,16 +1,10 @@
 """Lists for the conversations of a file, without ground truth, from a trained model and its catalog.
 
-    convrec recommend --model checkpoints/books --catalog data/books/catalog.parquet --in chats.jsonl --out L.parquet
-
-Conversations are .jsonl, .csv or .parquet with `conversation` (or `messages`) and, as they are there, `id`, `seen`,
-`allow`, `exclude`, `where` and `liked`; the tables of training do as well. OUT has a row for each, in their order: row,
-id, items (item_id, title, year, rank, score, why, columns), reason (why a list is short), prompt_truncated and unknown
-(names that the catalog lacks). Stopped, the same command goes on where it was.
+What CHATS may have and what a row of OUT has: docs/how-to/serving.md. Stopped, the same command goes on where it was.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +15,7 @@ from tqdm import tqdm
 from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
-from convrec.generation.placement import AUTO, Placement, add_placement, visible_gpus
+from convrec.generation.placement import Placement, add_placement, visible_gpus
 from convrec.generation.pool import Pool
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
@@ -33,49 +27,31 @@ from recipes.batch.parts import Parts
 from recipes.batch.replicas import load
 
 
-def recommend(
-    *,
-    model: str | Path,
-    catalog: str | Path,
-    chats: str | Path,
-    out: str | Path,
-    k: int = 20,
-    item: str | None = None,
-    num_items: int | None = None,
-    max_prompt_length: int = 2048,
-    show: Sequence[str] = (),
-    train: Sequence[Path] = (),
-    why: bool = False,
-    tensor_parallel: int = 1,
-    replicas: int | str = AUTO,
-    overwrite: bool = False,
-    progress: bool = True,
-) -> dict[str, Any]:
-    """Write OUT; {"rows", "short", "written": rows that were not there from an earlier start}.
+def recommend(given: argparse.Namespace) -> dict[str, Any]:
+    """Write --out; {"rows", "short", "written": rows that were not there from an earlier start}.
 
-    train: tables to count for sentences, `why`. replicas, tensor_parallel: of convrec.generation.placement.Placement.
-    Others as Recommender.load. Raises UserError before an engine starts.
+    Raises UserError before an engine starts.
     """
-    out, source = Path(out), Path(chats)
+    out, source, catalog = Path(given.out), Path(given.chats), Path(given.catalog)
     if out.suffix != ".parquet":
         raise UserError(f"--out {out}: give a name that ends in .parquet")
-    if k < 1:
-        raise UserError(f"--k {k}: at least 1")
-    placement = Placement(replicas, tensor_parallel)
+    if given.k < 1:
+        raise UserError(f"--k {given.k}: at least 1")
+    placement = Placement(given.replicas, given.tensor_parallel)
     items = load_catalog(catalog)
     tell_problems(catalog, items.problems)
-    columns = read_columns(Path(catalog), items).schema
-    check_columns(show, columns, "--show")
+    columns = read_columns(catalog, items).schema
+    check_columns(given.show, columns, "--show")
     unread: set[str] = set()
     rows = sum(1 for _ in read_chats(source, unread, columns))
-    write_mentions(train, Path(catalog))
-    found = find_model(model, Path(catalog), item, num_items)
-    settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": max_prompt_length}
-    settings |= {"show": [*show], "why": why}
-    what = {"model": found.version, "catalog": file_hash(catalog), "chats": file_hash(source), "k": k, **settings}
+    write_mentions(given.train, catalog)
+    found = find_model(given.model, catalog, given.item, given.num_items)
+    settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": given.max_prompt_length}
+    settings |= {"show": [*given.show], "why": given.why}
+    what = {"model": found.version, "catalog": file_hash(catalog), "chats": file_hash(source), "k": given.k, **settings}
     parts = Parts(out, what, GPU_BATCH if visible_gpus() else CPU_BATCH)
     with parts.held():
-        if not overwrite and parts.is_done():
+        if not given.overwrite and parts.is_done():
             return {"rows": rows, "short": None, "written": 0}
         if unread:
             print(f"{source}: not read: {', '.join(sorted(unread))}", file=sys.stderr)
@@ -84,12 +60,12 @@ def recommend(
         done = parts.rows_done()
         # the checkpoint itself: of a run that still trains, each replica would find another best one
         checkpoint = str(Path(found.path).absolute()) if Path(found.path).exists() else found.path
-        asked = {"model": checkpoint, "catalog": str(Path(catalog).absolute()), "max_items": k, **settings}
-        asked["tensor_parallel"] = tensor_parallel
+        asked = {"model": checkpoint, "catalog": str(catalog.absolute()), "max_items": given.k, **settings}
+        asked["tensor_parallel"] = given.tensor_parallel
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
-            bar = Progress(total=rows, initial=done, unit=" lists", disable=not progress)
+            bar = Progress(total=rows, initial=done, unit=" lists")
             with bar, placement.open() as room, closing(Pool(room, load, asked, log)) as pool:
                 for _, table in pool.answers(parts.missing(read_chats(source))):
                     parts.keep(table)
@@ -125,7 +101,7 @@ def main(arguments: list[str]) -> int:
     add("--why", action="store_true", help="give items a sentence, where one is so")
     add_placement(parser)
     add("--overwrite", action="store_true", help="replace an --out that is there")
-    done = recommend(**vars(parser.parse_args(arguments)))
+    done = recommend(parser.parse_args(arguments))
     if not done["written"] and done["short"] is None:
         print("nothing to do: these lists are there")
     else:

@@ -1,10 +1,7 @@
 """One HTML file about a run, or several side by side: gain, test metrics, curves, lists with their hits, settings.
 
-    convrec report RUN [RUN ...] --out outputs/report.html
-
-Test metrics and lists come from the sweeps (`convrec evaluate --model RUN --sweep ...`): of one run its start
-and its newest checkpoint, of several their newest checkpoints. `--evaluations NAME=FOLDER ...` names other evaluations
-(OUT of recipes.evaluate) instead. The file needs no network and no other file.
+Test metrics and lists come from the sweeps: of one run its start and its newest checkpoint, of several their newest
+checkpoints; `--evaluations` names other evaluations instead.
 """
 
 import argparse
@@ -13,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError, says_user_errors
+from convrec.lists.metrics import paired
 from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, labels_of
 from convrec.report.page import GainTable, beyond_accuracy_row, gain_text, not_measured, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
+from convrec.statistics import FLIPS
 from recipes.evaluation.examples import examples
-from recipes.evaluation.gains import gain_tables
-from recipes.evaluation.results import metrics_of
+from recipes.evaluation.results import metrics_of, rows_of
 from recipes.evaluation.scoring import OF_MODEL, comparable
+from recipes.evaluation.slices import title_of
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs, refuse_unlike
 
@@ -31,7 +30,35 @@ CLOSED_UP = (
     "Protocol {protocol} takes items that the user has seen and items outside the catalog out of a list, and the "
     "others close up: the 7th line of a list may count as rank 5."
 )
+_CAPTION = (
+    "{n} rows, {contexts} conversations. Standard errors by bootstrap over conversations. p: two-sided, of each metric "
+    "alone, by {flips:,} sign flips of whole conversations, so that {least:.4f} is the least."
+)
 Evaluations = Mapping[str, dict[str, Any]]  # name -> metrics.json
+
+
+def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainTable]:
+    """A table for each further evaluation (name -> OUT of recipes.evaluate), a row a metric; [] of fewer than two.
+
+    Raises UserError when the rows of one are gone.
+    """
+    if len(evaluations) < 2:
+        return []
+    (reference, rows), *others = ((name, rows_of(folder)) for name, folder in evaluations.items())
+    in_all = set(rows).intersection(*(model_rows for _, model_rows in others))
+    samples = [sample for sample, row in rows.items() if sample in in_all and row["num_truth"]]
+    conversations = [rows[sample]["prompt_id"] for sample in samples]
+    before = [rows[sample] for sample in samples]
+    differences: dict[str, dict[str, Any]] = {
+        name: paired(before, [model_rows[sample] for sample in samples], ks, conversations, seed)
+        for name, model_rows in others
+    }
+    caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
+    metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
+    return [
+        GainTable(f"{name} minus {reference}", {title_of(metric): gains_of_name[metric] for metric in metrics}, caption)
+        for name, gains_of_name in differences.items()
+    ]
 
 
 def report(

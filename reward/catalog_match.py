@@ -5,6 +5,7 @@ Pure: the result depends on the arguments alone. The matcher (a catalog's index)
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -40,8 +41,6 @@ def _build_parts(
     matcher = _build_matcher(catalog_path, settings)
     mentions_M = None
     if train_files and needs_training_mentions(dict(weights), matcher.catalog):
-        from reward.training_mentions import training_mentions  # here: pyarrow, which other rewards need not import
-
         mentions_M = training_mentions(train_files, matcher)
     return RewardParts(dict(weights), matcher.catalog, catalog_path, mentions_M, matcher.index.items)
 
@@ -131,6 +130,25 @@ def compute_score(
         scored["rank_returns"] = returns
         scored["relevance"] = relevance
     return scored
+
+
+def training_mentions(files: Iterable[str], matcher: Matcher) -> list[int]:
+    """(M,) How many training rows want the item, at the first of its catalog rows; 0 at its other rows."""
+    import pyarrow.parquet as pq  # here: other rewards need not import it
+
+    from convrec.data.schema import TRUTH, Pair
+
+    wanted: Counter[frozenset[Pair]] = Counter()
+    for file in files:
+        for batch in pq.ParquetFile(file).iter_batches(columns=[TRUTH]):
+            wanted.update(
+                frozenset((title, year) for title, year in truth or ()) for truth in batch.column(0).to_pylist()
+            )
+    mentions_M = [0] * len(matcher.catalog)
+    for truth, rows in wanted.items():
+        for item in {matcher.wanted(*pair).index for pair in truth} - {-1}:
+            mentions_M[item] += rows
+    return mentions_M
 
 
 def _read_ground_truth(ground_truth: Mapping | str) -> tuple[list[tuple[str, object]], list[str]]:

@@ -21,10 +21,8 @@ PINS = {
         "ray._private.runtime_env.context:RuntimeEnvContext.exec_worker": "ff162b2b53cd55f2",
         "ray._private.utils:update_envs": "4803971627040df6",
     },
-    "convrec.cpu.process_group": {
-        "verl.utils.distributed:initialize_global_process_group_ray": "761a94d1a2e058d3",
-    },
     "convrec.cpu.engine": {
+        "verl.utils.distributed:initialize_global_process_group_ray": "761a94d1a2e058d3",
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": "35b7b539858443e4",
         "verl.workers.engine.base:EngineRegistry.register": "6fd795c7149cb81d",
     },

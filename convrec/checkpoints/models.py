@@ -169,7 +169,6 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _merge_adapter(adapter: Path, target: Path) -> Path:
-    """A PEFT adapter's folder put into its base, in `target`."""
     sources = {"adapter": fingerprint(adapter), "base": _fingerprint_of(_base_of(adapter))}
     if not _is_made_from(target, sources):
         with _model_written_whole(target, sources) as partial:

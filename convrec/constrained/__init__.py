@@ -1,5 +1,5 @@
 """Lists that cannot be wrong: decoding held to the lines of the catalog. docs/explanation/method.md 9.
 
 `catalog_trie` has all lines as token sequences, `trie` as a tree in arrays, `walk` says which tokens may come next in
-one list, `mask` puts that on the logits of a batch, and `vllm_lists` and `vllm_processor` do so in vLLM.
+one list, and `vllm_lists` and `vllm_processor` put that on the logits of a batch in vLLM.
 """

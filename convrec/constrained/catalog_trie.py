@@ -102,7 +102,6 @@ def trie_of_lines(
 
 
 def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTrie:
-    """The trie of the lines that `keep_W` has."""
     lengths_S, keep_S = np.diff(trie.ends_S, prepend=0), np.tile(keep_W, 2)
     return replace(
         trie,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from convrec.errors import UserError
+from convrec.lists.token_bytes import _name
 
 LISTED_AT_ONCE = 64  # lines that the check encodes as one text
 
@@ -43,7 +44,6 @@ def _refuse(
     encode: Any,
     delimiter: str,
 ) -> None:
-    """Name the first line that has other tokens behind another line."""
     pairs = encode([f"{lines[index]}{delimiter}{line}" for index, line in enumerate(lines[1:])])
     for index, pair in enumerate(pairs):
         if pair != inner[index] + last[index + 1]:
@@ -53,7 +53,3 @@ def _refuse(
                 "out, or use a tokenizer that splits at line breaks (Qwen, Llama-3)"
             )
     raise UserError(f"{_name(tokenizer)} encodes a list in another way than its lines: it cannot be constrained")
-
-
-def _name(tokenizer: Any) -> str:
-    return f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"

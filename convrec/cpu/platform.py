@@ -5,7 +5,7 @@ What a CPU host needs, and where it is given:
 | need                                         | seam                                                          |
 |----------------------------------------------|---------------------------------------------------------------|
 | a device called "cpu"                        | `PlatformRegistry` (this module, on import)                   |
-| gloo without verl's "cpu:gloo,cpu:gloo"      | `process_group`, called before verl would                     |
+| gloo without verl's "cpu:gloo,cpu:gloo"      | `init_process_group` (`engine`), called before verl would     |
 | an FSDP engine for "cpu"                     | `EngineRegistry` (`engine`)                                   |
 | a rollout server that can take new weights   | `RolloutReplicaRegistry` (`server`, `registration`)           |
 

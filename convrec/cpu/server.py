@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
-from convrec.cpu.process_group import init_process_group
+from convrec.cpu.engine import init_process_group
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica, WeightsWorker, WorkerExtension
 
 

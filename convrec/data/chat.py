@@ -23,7 +23,7 @@ def without_control_tokens(messages: Sequence[Message], tokenizer: Any = None) -
     tokenizer: None for a model behind an address, where the special tokens of common templates are meant.
     """
     pattern = _COMMON if tokenizer is None else _special(tuple(special_tokens(tokenizer)))
-    return [{**message, "content": _separated(pattern, message["content"])} for message in messages]
+    return [{**message, "content": pattern.sub(r"\1 ", message["content"])} for message in messages]
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
@@ -37,10 +37,6 @@ def _special(tokens: tuple[str, ...]) -> re.Pattern[str]:
     """Matches the first character of a special token; one of a single character is none that a text could avoid."""
     names = [re.escape(token) for token in tokens if len(token.strip()) > 1]
     return re.compile(f"(?={'|'.join(names)})(.)", re.DOTALL) if names else re.compile(r"(?!)(.)")
-
-
-def _separated(pattern: re.Pattern[str], text: str) -> str:
-    return pattern.sub(r"\1 ", text)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

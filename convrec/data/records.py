@@ -52,7 +52,8 @@ def read_records(path: Path, damage: Damage) -> Records:
             case ".json":
                 yield from _read_json(path, damage)
             case ".parquet":
-                yield from _read_parquet(path, damage)
+                for batch, numbers in parquet_batches(path, damage):
+                    yield from zip(numbers.to_pylist(), batch.to_pylist(), strict=True)
             case other:
                 raise UserError(f"{path}: unknown format {other!r}; write {READABLE}")
     except CUT_OFF as error:
@@ -73,7 +74,6 @@ def _read_jsonl(path: Path, damage: Damage, by_record: bool = False) -> Records:
 
 
 def _read_lines(path: Path, damage: Damage) -> Records:
-    """{"line": text} of every line of a text."""
     for line, text in _lines(path):
         if isinstance(text, BadRecord):
             damage.add(path, line, text)
@@ -134,11 +134,6 @@ def _checked(record: Any) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise BadRecord("a %s, not an object; write {...}", type(record).__name__)
     return record
-
-
-def _read_parquet(path: Path, damage: Damage) -> Records:
-    for batch, numbers in parquet_batches(path, damage):
-        yield from zip(numbers.to_pylist(), batch.to_pylist(), strict=True)
 
 
 def parquet_batches(

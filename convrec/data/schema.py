@@ -83,7 +83,6 @@ def split_prompt(text: str) -> tuple[str, str]:
 
 
 def conversation_text(row: Mapping[str, Any]) -> str:
-    """The row's prompt without its instruction."""
     return split_prompt(row["prompt"][0]["content"])[1]
 
 

@@ -116,7 +116,6 @@ def _add(damage: Damage, path: Path, rows: pa.Array, problem: str, fix: str) -> 
 
 
 def _check_message(add: _Add, numbers: pa.Array, messages: pa.ListArray, column: str, role: str) -> None:
-    """One message of the given role with non-blank content a row."""
     wrong_count = pc.not_equal(pc.fill_null(pc.list_value_length(messages), 0), 1)
     flat = messages.flatten()
     roles, contents = pc.struct_field(flat, "role"), pc.struct_field(flat, "content")
@@ -159,7 +158,6 @@ def _check_columns(path: Path, schema: pa.Schema) -> int:
 
 
 def _is_blank(texts: pa.Array) -> pa.Array:
-    """Boolean per text: whether it is null or nothing but white space."""
     return pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0), True)
 
 

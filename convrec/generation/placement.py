@@ -50,7 +50,6 @@ class Placement:
 
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
-    """The two options."""
     add = parser.add_argument
     add("--tensor-parallel", type=int, default=1, help="GPUs of one engine (%(default)s)")
     add(

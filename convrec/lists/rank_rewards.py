@@ -18,7 +18,6 @@ def dcg(relevance: Sequence[float], k: int) -> float:
 
 
 def ideal_dcg(count: int) -> float:
-    """DCG of `count` relevant items at the top."""
     return dcg([1.0] * count, count)
 
 

@@ -91,7 +91,6 @@ class Forms(NamedTuple):
 
 @lru_cache(maxsize=CACHE_SIZE)
 def forms(title: str) -> Forms:
-    """The forms by which fuzzy mode compares a title."""
     text = normalise(title)
     if ", " in text:
         text = _INVERTED_ARTICLE.sub(r"\2 \1", text, count=1)

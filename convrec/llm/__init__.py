@@ -16,7 +16,6 @@ that you trained again another name. A refusal is not kept: it costs nothing, an
 """
 
 from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage
-from convrec.llm.client import LLM
-from convrec.llm.endpoint import Endpoint, endpoint
+from convrec.llm.client import LLM, Endpoint, endpoint
 
 __all__ = ["LLM", "Answer", "AnswerCache", "Endpoint", "Messages", "NoAnswer", "Usage", "endpoint"]

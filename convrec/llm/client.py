@@ -6,14 +6,45 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from convrec.errors import UserError
 from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage, read_reply, request_of
-from convrec.llm.endpoint import Endpoint
 from convrec.progress import Progress
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a model answers. The key is in no repr, log line, cache entry or error message."""
+
+    base_url: str
+    model: str
+    api_key: str = field(default="", repr=False)
+
+
+def endpoint(role: str = "llm") -> Endpoint:
+    """The endpoint of a role from the environment; raises UserError naming the variable to set."""
+    url_variable = f"{role.upper()}_BASE_URL"
+    prefix = role.upper() if os.environ.get(url_variable, "").strip() else "LLM"
+    url, model, key = (os.environ.get(f"{prefix}_{name}", "").strip() for name in ("BASE_URL", "MODEL", "API_KEY"))
+    if not url:
+        wanted = "LLM_BASE_URL" if url_variable == "LLM_BASE_URL" else f"LLM_BASE_URL or {url_variable}"
+        raise UserError(
+            f"{wanted} is not set: give the {role}'s OpenAI-compatible address, like http://127.0.0.1:8000/v1"
+        )
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"{prefix}_BASE_URL={parts._replace(netloc=parts.hostname or '').geturl()}: an http(s) address")
+    if parts.username or parts.password:
+        raise UserError(f"{prefix}_BASE_URL holds a user name or password: put the key into {prefix}_API_KEY")
+    if not model:
+        raise UserError(f"{prefix}_MODEL is not set: the name under which {url} serves the {role}")
+    return Endpoint(url, model, key)
+
 
 LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a rate: such a request is given up
 UNANSWERED_IN_A_ROW = 10  # requests that are refused or fail before the server is asked whether it takes any
@@ -144,7 +175,6 @@ class LLM:
         return [answers[path] for path in paths]
 
     def _note(self) -> str:
-        """What a line of progress adds: what was paid, and a pause that the server asked for."""
         wait = self._not_before - time.monotonic()
         return f"{self.usage}" + (f"; waits {wait:.0f} s, as the server asked" if wait > 1 else "")
 
@@ -169,14 +199,10 @@ class LLM:
         answer = NoAnswer("", error=str(given_up), status=given_up.status)
         self.failures[path] = prompt, answer
         self.usage.failed += 1
-        self._check_share()
-        return answer
-
-    def _check_share(self) -> None:
         if self.usage.failed > self.most_failed * self._questions:
-            *_, (_, last) = self.failures.values()
             counts = f"{self.usage.failed:,} of {self._questions:,} questions have no answer"
-            raise _GivenUp(f"{counts}, more than the share of {self.most_failed:g} that may fail: {last.error}", 0)
+            raise _GivenUp(f"{counts}, more than the share of {self.most_failed:g} that may fail: {given_up}", 0)
+        return answer
 
     async def _check_server(self, client: Any, sampling: dict[str, Any]) -> None:
         """Are refusals and failures about their conversations or about everything (a setting, an account, a server that

@@ -62,11 +62,6 @@ def metric_parts(
     return parts
 
 
-def metric_aggregation(key: str) -> str:
-    """How parts with this key combine over micro-batches and processes: "sum", "min" or "max"."""
-    return key.rpartition(":")[2]
-
-
 def finish_policy_metrics(
     parts: Mapping[str, float] | Iterable[Mapping[str, float]], prefix: str = ""
 ) -> dict[str, float]:
@@ -81,7 +76,7 @@ def finish_policy_metrics(
     for part in [parts] if isinstance(parts, Mapping) else parts:
         for key, value in part.items():
             collected.setdefault(key, []).append(float(value))
-    total = {key: combine[metric_aggregation(key)](values) for key, values in collected.items()}
+    total = {key: combine[key.rpartition(":")[2]](values) for key, values in collected.items()}
 
     out: dict[str, float] = {}
     for key, value in total.items():

@@ -128,52 +128,30 @@ def rank_policy_loss(
     `finish_policy_metrics` puts together.
     """
     with torch.no_grad():
-        loss, grad_BT, metrics = _loss_and_gradient(
-            log_prob_BT,
-            advantages_BT,
-            unit_ids_BT,
-            settings,
-            counts,
-            old_log_prob_BT,
-            ref_log_prob_BT,
-            rollout_is_weights_BT,
-        )
-    return _LossWithGradient.apply(log_prob_BT, loss, grad_BT.to(log_prob_BT.dtype)), metrics
+        dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
+        advantages_BT = advantages_BT.to(dtype)
+        units = Units(unit_ids_BT, advantages_BT)
+        weight_BU = unit_weights(units, settings, counts)
 
-
-def _loss_and_gradient(
-    log_prob_BT: torch.Tensor,
-    advantages_BT: torch.Tensor,
-    unit_ids_BT: torch.Tensor,
-    settings: RankLossSettings,
-    counts: BatchCounts,
-    old_log_prob_BT: torch.Tensor | None,
-    ref_log_prob_BT: torch.Tensor | None,
-    rollout_is_weights_BT: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
-    advantages_BT = advantages_BT.to(dtype)
-    units = Units(unit_ids_BT, advantages_BT)
-    weight_BU = unit_weights(units, settings, counts)
-
-    if rollout_is_weights_BT is not None:
-        advantages_BT = advantages_BT * rollout_is_weights_BT.to(dtype)
-    if old_log_prob_BT is None:
+        if rollout_is_weights_BT is not None:
+            advantages_BT = advantages_BT * rollout_is_weights_BT.to(dtype)
         log_ratio_BU = torch.zeros_like(weight_BU)
-    else:
-        # a geometric mean: long titles must not dominate the ratio
-        log_ratio_BU = units.sum_by_sign(log_prob_BT.to(dtype) - old_log_prob_BT.to(dtype)).sum(dim=0) * units.mean_BU
-    policy = policy_term(log_ratio_BU, units.sum_by_sign(advantages_BT), weight_BU, units.mean_BU, settings)
-    grad_BT = units.to_tokens(policy.grad_BU)
+        if old_log_prob_BT is not None:
+            # a geometric mean: long titles must not dominate the ratio
+            sums_2BU = units.sum_by_sign(log_prob_BT.to(dtype) - old_log_prob_BT.to(dtype))
+            log_ratio_BU = sums_2BU.sum(dim=0) * units.mean_BU
+        policy = policy_term(log_ratio_BU, units.sum_by_sign(advantages_BT), weight_BU, units.mean_BU, settings)
+        grad_BT = units.to_tokens(policy.grad_BU)
 
-    loss, sums = policy.loss, {"policy_loss": policy.loss}
-    if ref_log_prob_BT is not None:
-        kl_loss, kl_sum = add_kl_term(grad_BT, log_prob_BT, ref_log_prob_BT, units, weight_BU, settings.kl_coef)
-        loss = loss + kl_loss
-        sums |= {"kl_loss": kl_loss, "kl": kl_sum}
-    sums |= {"approx_kl": -(log_ratio_BU * units.count_BU).sum(), "tokens": units.count_BU.sum()}
-    clipped = policy.clipped_low_BU, policy.clipped_high_BU
-    return loss, grad_BT, metric_parts(sums, policy.ratio_BU, units.count_BU > 0, *clipped, settings.num_ranks)
+        loss, sums = policy.loss, {"policy_loss": policy.loss}
+        if ref_log_prob_BT is not None:
+            kl_loss, kl_sum = add_kl_term(grad_BT, log_prob_BT, ref_log_prob_BT, units, weight_BU, settings.kl_coef)
+            loss = loss + kl_loss
+            sums |= {"kl_loss": kl_loss, "kl": kl_sum}
+        sums |= {"approx_kl": -(log_ratio_BU * units.count_BU).sum(), "tokens": units.count_BU.sum()}
+        clipped = policy.clipped_low_BU, policy.clipped_high_BU
+        metrics = metric_parts(sums, policy.ratio_BU, units.count_BU > 0, *clipped, settings.num_ranks)
+    return _LossWithGradient.apply(log_prob_BT, loss, grad_BT.to(log_prob_BT.dtype)), metrics
 
 
 def unit_weights(units: Units, settings: RankLossSettings, counts: BatchCounts) -> torch.Tensor:

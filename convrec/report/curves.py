@@ -119,7 +119,6 @@ def labels_of(runs: Sequence[RunCurves]) -> dict[str, str]:
 
 
 def by_recipe(runs: Sequence[RunCurves]) -> dict[str, list[RunCurves]]:
-    """recipe -> its runs, in the order of PANELS."""
     runs_of = {recipe: [run for run in runs if run.recipe == recipe] for recipe in PANELS}
     return {recipe: recipe_runs for recipe, recipe_runs in runs_of.items() if recipe_runs}
 

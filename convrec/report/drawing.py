@@ -112,13 +112,11 @@ def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    """At most about POINTS points, the last one among them."""
     every = math.ceil(len(points) / POINTS)
     return [*points[:-1:every], points[-1]]
 
 
 def _look(index: int, ordered: bool) -> tuple[str, tuple[int, ...]]:
-    """(colour, dashes)"""
     colours = RANKS if ordered else LINES
     return colours[index % len(colours)], DASHES[(index + index // len(colours)) % len(DASHES)]
 

@@ -122,5 +122,4 @@ def _picture(chart: Chart) -> str:
 
 
 def _breakable(name: str) -> Markup:
-    """A name that may be broken after its underscores and slashes."""
     return Markup(re.sub(r"([_/])", r"\1<wbr>", str(escape(name))))

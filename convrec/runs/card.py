@@ -86,7 +86,6 @@ def write_card(model_folder: Path, run_folder: Path, step: int) -> None:
 
 
 def _names(files: Any) -> list[str]:
-    """Names without folders, which say nothing elsewhere."""
     return [Path(file).name for file in ([files] if isinstance(files, str) else files or [])]
 
 

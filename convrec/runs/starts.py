@@ -16,7 +16,7 @@ GIT_SECONDS = 10
 
 def note_start(run_folder: Path) -> None:
     """Append {"time": UTC in ISO 8601, "commit": of this code or null, "versions": {package: version}}."""
-    versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    versions = {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
     entry = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": source_commit(Path(__file__)),
@@ -52,7 +52,7 @@ def source_commit(file: Path) -> str | None:
     return done.stdout.strip()
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -129,8 +129,6 @@ class DemonstrationDataset(Dataset):
         return {"input_ids": input_ids, "position_ids": torch.arange(len(input_ids)), "loss_mask": loss_mask}
 
     def _short_enough(self, files: list[str]) -> pa.Table:
-        """The rows of which prompt and completion fit `max_length` together."""
-
         def whole(row: dict[str, Any]) -> str:
             prompt = without_control_tokens(row["prompt"], self.tokenizer)
             start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)

@@ -7,7 +7,6 @@ from tensordict import TensorDict
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
-from convrec.rank_grpo.loss_metrics import metric_aggregation
 from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
 from convrec.rank_grpo.repair import NOT_SAMPLED
 
@@ -43,7 +42,7 @@ def rank_grpo_loss(
         ref_log_prob_BT=batch.get("ref_log_prob"),
         rollout_is_weights_BT=batch.get("rollout_is_weights"),
     )
-    verl_metrics = {key: Metric(metric_aggregation(key), value) for key, value in metrics.items()}
+    verl_metrics = {key: Metric(key.rpartition(":")[2], value) for key, value in metrics.items()}
     # what a repair has written tells nothing about the policy
     sampled = mask & (batch["rollout_log_probs"] < NOT_SAMPLED) if "rollout_log_probs" in batch else mask
     # strictly on-policy, this forward pass is the policy that generated; else old_log_probs is. Where those are the

@@ -13,9 +13,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.checkpoints.plain_load import use_plain_load
 from convrec.checkpoints.reshard import load_any_world_size
-from convrec.cpu.engine import register_engine
+from convrec.cpu.engine import init_process_group, register_engine
 from convrec.cpu.platform import is_cpu_host
-from convrec.cpu.process_group import init_process_group
 from convrec.rollout.constraint import load_trie
 from convrec.rollout.queue import keep_to_this_run
 from convrec.rollout.weight_socket import in_run_folder

@@ -85,7 +85,6 @@ class Source:
         return rows
 
     def _list_of(self, answer: str) -> list[Any]:
-        """The items of an answer that is a list."""
         try:
             items = self.reader.items(answer.splitlines())
         except BadRecord:

@@ -130,7 +130,7 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
     groups, total, hits = set(), 0, 0
     for row, its_seen, its_candidates in zip(rows, seen, np.split(candidates, np.cumsum(sizes)[:-1]), strict=True):
         pairs = truth_of(row) if row["split"] == "train" else []
-        known = _known(matcher, pairs)
+        known = {matcher.wanted(*pair).index for pair in pairs} - {-1}
         among = usable = known.intersection(its_candidates.tolist())
         if softmax == "catalog" and len(its_candidates):  # none: the teacher gave no list
             usable = {m for m in known.difference(its_seen) if writable_M[m]}
@@ -143,11 +143,6 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
     )
     Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM).save(scratch / str(start))
     return Counts(frozenset(groups), total, hits, np.bincount(truth_BM.indices, minlength=shape[1]))
-
-
-def _known(matcher: Matcher, pairs: Sequence[tuple[str, str]]) -> set[int]:
-    """The catalog rows of ground truths."""
-    return {matcher.wanted(*pair).index for pair in pairs} - {-1}
 
 
 def _lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

@@ -118,7 +118,6 @@ def _changed(folder: Path, name: str, record: Mapping[str, Any]) -> UserError:
 
 
 def read_blocks(path: Path, size: int, columns: Sequence[str] | None = None) -> Iterator[list[dict]]:
-    """Rows of a parquet file as dicts, `size` at a time (the last block is shorter)."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=size, columns=columns):
             yield batch.to_pylist()

@@ -11,7 +11,7 @@ none           all ratings 0
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
         parquet_writer(folder / FILE, SCHEMA) as writer,
         Progress(total=count_rows(folder / ROWS), desc="reflect", unit="row") as bar,
     ):
-        for rows, kept in _blocks(folder, size):
+        kept_blocks = read_blocks(folder / remap.FILE, size, ["candidates", "scores"])
+        for rows, kept in zip(read_blocks(folder / ROWS, size, RL_SCHEMA.names), kept_blocks, strict=True):
             block = [(row, entry["candidates"]) for row, entry in zip(rows, kept, strict=True)]
             rated = iter(judge([(row, candidates) for row, candidates in block if candidates]))
             ratings = [next(rated) if candidates else [] for _, candidates in block]
@@ -220,11 +221,6 @@ def _make_judge(folder: Path, settings: dict[str, Any], matcher: Matcher, asker:
     given = settings.get("criteria")
     criteria = parse_criteria(given, "pointwise", "--criteria") if given else DEFAULTS["pointwise"]
     return pointwise_judge(matcher, asker, settings["judged"], criteria)
-
-
-def _blocks(folder: Path, size: int) -> Iterator[tuple[list[dict], list[dict]]]:
-    kept = read_blocks(folder / remap.FILE, size, ["candidates", "scores"])
-    yield from zip(read_blocks(folder / ROWS, size, RL_SCHEMA.names), kept, strict=True)
 
 
 def _name(matcher: Matcher, row: int) -> str:

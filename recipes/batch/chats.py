@@ -53,7 +53,6 @@ def read_chats(path: Path, unread: set[str] | None = None, columns: pa.Schema | 
 
 
 def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Chat:
-    """Raises BadRecord."""
     conversation = _one_of(record, CONVERSATION)
     if conversation is None:
         raise BadRecord("no conversation; write it under conversation or messages (docs/how-to/serving.md)")

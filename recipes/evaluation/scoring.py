@@ -76,7 +76,6 @@ def summary(scored: Scored, split: Split, settings: Settings, context: Context |
 
 
 def unlike_lengths(lists: Sequence[Sequence[Item | None]], num_items: int) -> list[str]:
-    """A warning when most lists have one length that is not `num_items`."""
     length, times = Counter(map(len, lists)).most_common(1)[0]
     if length == num_items or times <= USUAL * len(lists):
         return []

@@ -91,7 +91,6 @@ def refuse_to_replace(out: Path, model: str | None, data: str) -> None:
 
 
 def set_up(options: EvaluationOptions) -> Setup:
-    """Read and check everything. Raises UserError."""
     options = _checked(options)
     placement = Placement(options.replicas, options.tensor_parallel)
     trained_with = _config_of_run(options)

@@ -84,7 +84,6 @@ def _answers(request: GenerationRequest, setup: Setup) -> tuple[dict[str, Answer
 
 
 def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]:
-    """The lists of the model and the baselines, one for each row of the split."""
     split = setup.split
     lists: dict[str, list[list[Item | None]]] = {}
     for name, answer_of in answers.items():
@@ -98,7 +97,6 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
 
 
 def _metrics(setup: Setup, scored: dict[str, dict[str, Scored]]) -> dict[str, Any]:
-    """What the scores say."""
     split, settings, train = setup.split, setup.settings, setup.train
     (protocol, first), *_ = scored.items()
     largest = [f"{metric}@{max(settings['ks'])}" for metric in ("ndcg", "recall")]

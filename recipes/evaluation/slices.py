@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from convrec.data.schema import TRUTH, TURN, conversation_text
 from convrec.errors import UserError
 from recipes.evaluation.beyond_accuracy import Context, means
-from recipes.evaluation.gains import title_of
 from recipes.evaluation.split import Split
 
 SLICES = ("turns", "wanted", "popularity")
@@ -139,3 +138,8 @@ def slices_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
         for name, parts in results.items()
         for label, part in parts.items()
     ]
+
+
+def title_of(metric: str) -> str:
+    name, _, k = metric.partition("@")
+    return f"{'NDCG' if name == 'ndcg' else name.capitalize()}@{k}"

@@ -157,5 +157,4 @@ def _foreign_catalog(
 
 
 def as_items(catalog: Catalog, indices: Sequence[int]) -> list[Item | None]:
-    """Catalog rows as the items of a response."""
     return [Item(catalog.titles[index], catalog.years[index]) for index in indices]  # type: ignore[arg-type]

@@ -1,9 +1,7 @@
 """All checkpoints of a run evaluated on one split: how recommendation, not only the loss, changed over training.
 
-OUT/step_000040/ is the evaluation of a step (see recipes.evaluate), paired with step 0 where `--against` names no other
-one. OUT/sweep.csv has a row a step, OUT/slices.csv a row for each step and part of the split, OUT/sweep.json what all
-were evaluated with. Interrupted, it goes on where it was: each step reuses its generations. Step 0, the model the
-run started from, and the newest checkpoint are never left out.
+OUT/step_000040/ is the evaluation of a step (see recipes.evaluate). OUT/sweep.json has what all were evaluated with.
+Interrupted, it goes on where it was: each step reuses its generations.
 """
 
 import os

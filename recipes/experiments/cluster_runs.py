@@ -19,13 +19,11 @@ from convrec.errors import UserError
 from convrec.files import write_text
 from convrec.runs.folder import LATEST
 from convrec.same_request import digest
-from recipes.cluster.client import POLL_SECONDS, persist, submit_job
 from recipes.cluster.job_environment import runtime_environment
-from recipes.cluster.jobs import say, submit_training
+from recipes.cluster.jobs import POLL_SECONDS, persist, say, submit_job, submit_training
 from recipes.evaluation.options import arguments_of
-from recipes.experiments.amount import is_finished
 from recipes.experiments.local_runs import evaluation_of
-from recipes.experiments.matrix_runs import MatrixRun
+from recipes.experiments.matrix_runs import MatrixRun, is_finished
 from recipes.experiments.tables import metrics_file
 from recipes.launch.recipe import RECIPES
 from recipes.preflight.cluster_findings import WAITS_VARIABLE
@@ -57,7 +55,7 @@ class MatrixJobs:
     """The jobs of one matrix on one cluster.
 
     Args:
-        client: of `recipes.cluster.client.connect`.
+        client: of `recipes.cluster.jobs.connect`.
         configs: run -> its settings.
         evaluate: the section of the matrix file.
     """

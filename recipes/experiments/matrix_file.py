@@ -37,8 +37,6 @@ class Preparation(Section):
 
 
 class RunSection(Section):
-    """What stands below the name of a run."""
-
     recipe: str = Field("rank_grpo", pattern=f"^({'|'.join(LIST_RECIPES)})$", description=" or ".join(LIST_RECIPES))
     start: Text | None = Field(None, description="the name of a run that comes before it")
     seeds: list[NonNegativeInt] | None = Field(None, description=SEEDS)

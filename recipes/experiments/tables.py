@@ -55,7 +55,6 @@ def write_comparisons(out: Path, runs: Sequence[MatrixRun], like: str) -> list[s
 
 
 def metrics_file(out: Path, name: str) -> Path:
-    """Of a run's evaluation."""
     return out / "evaluation" / name / "metrics.json"
 
 
@@ -156,7 +155,6 @@ def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[di
 
 
 def _means(rows_of_seeds: Sequence[Sequence[Values]], names: Sequence[str]) -> list[dict[str, float]]:
-    """Of each row the mean over the seeds."""
     return [
         {name: float(np.mean([row[name] for row in rows])) for name in names}
         for rows in zip(*rows_of_seeds, strict=True)

@@ -38,7 +38,6 @@ class Recipe:
     is_sft: bool = False
 
     def title_of(self, config: DictConfig) -> str:
-        """What a run with this config calls itself."""
         return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))
 
 

@@ -48,14 +48,6 @@ def _rises_from_step_0(schedule: list[list[float]]) -> bool:
     return steps[:1] == [0] and steps == sorted(set(steps)) and all(step % 1 == 0 < rate for step, rate in schedule)
 
 
-def _is_reward(name: str) -> bool:
-    return name in RANK_REWARDS or is_user_reward(name)
-
-
-def _are_weights(parts: dict[str, float]) -> bool:
-    return all(is_part(name) and weight for name, weight in parts.items())
-
-
 def _are_trackers(names: str | list[str]) -> bool:
     return {names} <= {*VERL_TRACKERS} if isinstance(names, str) else {*names} <= {*VERL_TRACKERS}
 
@@ -78,10 +70,14 @@ Schedule = Annotated[
     only(_rises_from_step_0),
     Field(description="(step, lr) pairs in rising order of step, the first at step 0"),
 ]
-Reward = Annotated[str, only(_is_reward), Field(description=f"{wanted(one_of(RANK_REWARDS))}, or {FORM} of your own")]
+Reward = Annotated[
+    str,
+    only(lambda name: name in RANK_REWARDS or is_user_reward(name)),
+    Field(description=f"{wanted(one_of(RANK_REWARDS))}, or {FORM} of your own"),
+]
 Weights = Annotated[
     dict[str, Annotated[float, Field(allow_inf_nan=False)]],
-    only(_are_weights),
+    only(lambda parts: all(is_part(name) and weight for name, weight in parts.items())),
     Field(min_length=1, description=f"part: weight, of {', '.join(PART_NAMES)}; weights other than 0"),
 ]
 

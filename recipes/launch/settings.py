@@ -25,12 +25,8 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
 
 
-def _quarter(size: int) -> int:
-    """`${quarter:...}` in conf/: a fourth where it divides, else all."""
-    return size // 4 if size % 4 == 0 else size
-
-
-OmegaConf.register_new_resolver("quarter", _quarter, replace=True)
+# `${quarter:...}` in conf/: a fourth where it divides, else all
+OmegaConf.register_new_resolver("quarter", lambda size: size // 4 if size % 4 == 0 else size, replace=True)
 
 
 def compose(name: str, arguments: list[str]) -> DictConfig:

@@ -121,15 +121,11 @@ def run_of(config: DictConfig, size: ModelSize, prompt: float | None = None, res
     return Run(size, prompt, response, **given)
 
 
-def training_bytes(run: Run) -> int:
-    """Of a device in training, without vLLM."""
-    return sum(training_parts(run).values())
-
-
 def host_bytes(run: Run) -> int:
     """Of a host without GPUs, all processes together."""
     processes = CPU_PROCESSES if run.tensor_parallel else 1
-    return run.gpus_per_node * (training_bytes(run) + 3 * rollout_weights(run)) + processes * PROCESS_BYTES
+    training = sum(training_parts(run).values())
+    return run.gpus_per_node * (training + 3 * rollout_weights(run)) + processes * PROCESS_BYTES
 
 
 def gpu_host_bytes(run: Run) -> int:
@@ -202,12 +198,9 @@ def lacks(run: Run, memory: float) -> dict[str, bool]:
         if (needed := sum(parts.values())) > room:
             text = f"{name} needs {needed / GIB:.1f} GiB of a GPU, {room / GIB:.1f} can be used"
             found[text] = needed > certain * memory
-    if (short := cache_lacks(run, memory)) > 0:
+    # one sequence of the greatest length: vLLM would refuse to start
+    short = run.longest * cache_bytes_of_token(run) - cache_bytes(run, memory) if run.tensor_parallel else 0.0
+    if short > 0:
         text = f"vLLM's share lacks {short / GIB:.1f} GiB for its weights and a sequence of {run.longest:,} tokens"
         found[text] = True
     return found
-
-
-def cache_lacks(run: Run, memory: float) -> float:
-    """Bytes that vLLM's cache lacks for one sequence of the greatest length: it would refuse to start."""
-    return run.longest * cache_bytes_of_token(run) - cache_bytes(run, memory) if run.tensor_parallel else 0.0

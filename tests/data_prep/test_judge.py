@@ -18,8 +18,7 @@ from convrec.judges.schema import label_of, make_row, prompt_of, read_judge_tabl
 from convrec.judges.verdict import preference_verdict, score_verdict
 from data_prep import judge, judge_demonstrations
 from data_prep.judge import convert
-from data_prep.judge_data.rows import balance_order
-from data_prep.judge_data.splits import SPLITS
+from data_prep.judge_data.rows import SPLITS, balance_order
 from data_prep.judge_sample import preferences, ratings, write_sample
 
 USER = [{"role": "user", "content": "Why?"}]

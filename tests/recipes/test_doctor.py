@@ -292,7 +292,7 @@ def run_of(config: DictConfig, size: ModelSize = HALF_B) -> estimate.Run:
 
 
 def bytes_of(config: DictConfig) -> int:
-    return estimate.training_bytes(run_of(config))
+    return sum(estimate.training_parts(run_of(config)).values())
 
 
 def test_memory_of_training_and_the_share_of_vllm() -> None:

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 from convrec.data.schema import RL_SCHEMA
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from reward.training_mentions import training_mentions
+from reward.catalog_match import training_mentions
 
 
 def test_rows_that_want_an_item_are_counted_under_each_of_its_spellings(tmp_path: Path) -> None:

@@ -56,17 +56,6 @@ def varlen_attention(
         return varlen_attn(
             query_THD, key_THD, value_THD, starts, starts, longest, longest, scale=scale, window_size=(left, 0)
         )
-    return _by_sequence(query_THD, key_THD, value_THD, starts, scale, window)
-
-
-def _by_sequence(
-    query_THD: torch.Tensor,
-    key_THD: torch.Tensor,
-    value_THD: torch.Tensor,
-    starts: torch.Tensor,
-    scale: float | None,
-    window: int | None,
-) -> torch.Tensor:
     lengths = starts.diff().tolist()
     outputs = []
     for parts in zip(*(tensor.split(lengths) for tensor in (query_THD, key_THD, value_THD)), strict=True):

@@ -5,7 +5,7 @@ import random
 import torch
 
 from convrec.constrained.catalog_trie import CatalogTrie
-from convrec.constrained.mask import TrieMask
+from convrec.constrained.vllm_lists import TrieMask
 from convrec.constrained.walk import Walk
 
 

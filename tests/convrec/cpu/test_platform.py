@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from convrec.cpu import platform
-from convrec.cpu.engine import register_engine
-from convrec.cpu.process_group import init_process_group
+from convrec.cpu.engine import init_process_group, register_engine
 from convrec.runs import guard
 
 

@@ -11,8 +11,7 @@ import pytest
 from convrec.data.damage import BadRecord
 from convrec.judges.schema import label_of, make_row, read_judge_table, responses_of
 from data_prep.judge import convert
-from data_prep.judge_data.formats import FORMATS, items_of, source_of
-from data_prep.judge_data.records import Comparison, Rating
+from data_prep.judge_data.formats import FORMATS, Comparison, Rating, items_of, source_of
 
 USER = [{"role": "user", "content": "Why?"}]
 TALK = [*USER, {"role": "assistant", "content": "Which?"}, {"role": "user", "content": "That."}]

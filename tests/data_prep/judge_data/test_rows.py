@@ -13,7 +13,7 @@ from convrec.judges.prompt import query_text
 from convrec.judges.schema import label_of, make_row, read_judge_table, responses_of
 from data_prep import judge
 from data_prep.judge import convert
-from data_prep.judge_data.splits import BEGINNING, SPLITS, large_group, split_rows
+from data_prep.judge_data.rows import BEGINNING, SPLITS, large_group, split_rows
 
 TEST_ALONE = {"test_share": 1.0}
 

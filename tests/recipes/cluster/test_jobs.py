@@ -13,7 +13,6 @@ from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
 from recipes import doctor, submit
-from recipes.cluster import client
 from recipes.cluster import jobs as cluster_jobs
 from recipes.launch.recipe import RANK_GRPO
 
@@ -78,7 +77,7 @@ def test_a_missing_token_is_known_by_the_status(monkeypatch: Patch, status: int,
     monkeypatch.setenv("RAY_ADDRESS", address)  # wins over the argument in Ray's client
     try:
         with pytest.raises(UserError, match=said):
-            client.connect(address)
+            cluster_jobs.connect(address)
     finally:
         server.shutdown()
         server.server_close()
@@ -139,8 +138,7 @@ def call() -> Call:
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: Patch) -> Jobs:
-    for module in (client, cluster_jobs):
-        monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cluster_jobs, "POLL_SECONDS", 0.01)
     jobs = Jobs(tmp_path / "runs" / "a b")
     monkeypatch.setattr(cluster_jobs, "connect", lambda address: jobs)
     return jobs
@@ -274,7 +272,7 @@ def test_a_cluster_that_stays_away_leaves_the_job_alone_and_says_how_to_come_bac
         raise ConnectionError("reset by peer")
 
     jobs.on = break_down
-    monkeypatch.setattr(client, "NETWORK_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_jobs, "NETWORK_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"reset by peer.*goes on without us.*--follow job-1"):
         follow(jobs)
 

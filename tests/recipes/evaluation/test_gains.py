@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from recipes.evaluation.gains import gain_tables
+from recipes.report import gain_tables
 
 
 def write_rows(folder: Path, ndcg: list[float]) -> Path:

@@ -6,8 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from convrec.errors import UserError
-from recipes.experiments.amount import composed, described, is_finished, steps_of
-from recipes.experiments.matrix_runs import MatrixRun
+from recipes.experiments.matrix_runs import MatrixRun, composed, described, is_finished, steps_of
 from tests.conftest import mark_complete
 
 

@@ -24,10 +24,9 @@ from recipes import matrix as command
 from recipes.evaluate import parse_arguments
 from recipes.evaluation.options import arguments_of
 from recipes.experiments import cluster_runs
-from recipes.experiments.amount import composed
 from recipes.experiments.cluster_runs import MatrixJobs
 from recipes.experiments.matrix_file import Matrix
-from recipes.experiments.matrix_runs import MatrixRun, runs_of
+from recipes.experiments.matrix_runs import MatrixRun, composed, runs_of
 from recipes.preflight import cluster_findings
 from recipes.preflight import node as preflight_node
 from recipes.preflight.cluster_findings import WAITS_VARIABLE
