@@ -4,12 +4,13 @@ import asyncio
 import functools
 import json
 import re
-import time
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
 from recipes.serving.errors import Refused
+from recipes.serving.schema import CatalogItems, ChatRequest, RecommendationRequest
 from tests.recipes.serving.conftest import LIST_ID
 
 ASK = {"conversation": "a film, please", "k": 3}
@@ -111,25 +112,31 @@ def test_what_is_no_json_object_is_a_400(client, content):
     error_of(client.post("/v1/recommendations", content=content, headers={"Content-Type": "application/json"}), 400)
 
 
-MANY = [[]] * 400_000
+MANY = [[]] * 20_000
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body"),
+    ("path", "form", "body"),
     [
-        ("POST", "/v1/recommendations", {"conversation": MANY}),
-        ("POST", "/v1/recommendations", {"conversation": "x", "allow": MANY}),
-        ("POST", "/v1/recommendations", {"conversation": "x", "where": {"price": MANY}}),
-        ("POST", "/v1/recommendations", {"conversation": "x", "where": dict.fromkeys(map(str, range(200_000)))}),
-        ("POST", "/v1/chat/completions", {"messages": MANY}),
-        ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": MANY}]}),
-        ("PUT", "/v1/catalog/items", {"items": [{"item_id": "x", "title": "x", "tags": MANY}]}),
+        ("recommendations", RecommendationRequest, {"conversation": MANY}),
+        ("recommendations", RecommendationRequest, {"conversation": "x", "allow": MANY}),
+        ("recommendations", RecommendationRequest, {"conversation": "x", "where": {"price": MANY}}),
+        (
+            "recommendations",
+            RecommendationRequest,
+            {"conversation": "x", "where": dict.fromkeys(map(str, range(20_000)))},
+        ),
+        ("chat/completions", ChatRequest, {"messages": MANY}),
+        ("chat/completions", ChatRequest, {"messages": [{"role": "user", "content": MANY}]}),
+        ("catalog/items", CatalogItems, {"items": [{"item_id": "x", "title": "x", "tags": MANY}]}),
     ],
 )
-def test_a_body_of_mistakes_takes_no_longer_than_one(client, method, path, body):
-    content, begin = json.dumps(body), time.process_time()
-    error_of(client.request(method, path, content=content, headers={"Content-Type": "application/json"}), 400)
-    assert time.process_time() - begin < 1  # 2 to 5 s, when each was an error
+def test_a_body_of_mistakes_is_one_to_answer(client, path, form, body):
+    """Each would be an error of its own, a megabyte of them gigabytes and seconds."""
+    with pytest.raises(ValidationError) as found:
+        form.model_validate(body)
+    assert found.value.error_count() <= 10
+    error_of(client.request("PUT" if form is CatalogItems else "POST", f"/v1/{path}", json=body), 400)
 
 
 def test_a_form_of_a_strangers_page_is_refused(client):
