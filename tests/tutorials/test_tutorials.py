@@ -174,8 +174,10 @@ def test_from_clicks_to_a_better_model(project: Path) -> None:
         assert 0 < len(truth) <= len(shown) <= 20
         assert all(pair in shown for pair in truth)
     before, after = (read_json(project / "outputs" / "loop" / name / "metrics.json") for name in ("before", "after"))
-    assert all(one["results"]["paper"]["model"]["ndcg@20"]["n"] > 0 for one in (before, after))
-    assert after["paired"]["ndcg@20"]["n"] == before["results"]["paper"]["model"]["ndcg@20"]["n"]
+    first, second = (one["results"]["paper"]["model"] for one in (before, after))
+    gain = second["ndcg@20"]["mean"] - first["ndcg@20"]["mean"]
+    assert first["n"] == second["n"] == after["paired"]["n"] == 16
+    assert after["paired"]["ndcg@20"]["mean"] == pytest.approx(gain)
     assert printed.lower().count("ndcg@20") >= 3  # of each model, and the difference
 
 
