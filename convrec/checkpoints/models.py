@@ -41,9 +41,11 @@ def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> s
     if folder.is_dir():
         holds_model = any((folder / name).exists() for name in ("config.json", ADAPTER))
         if not holds_model and _step_folder(folder) is None:
+            inside = sorted(path.parent.name for path in folder.glob("checkpoint-*/config.json"))  # of TRL
             raise UserError(
                 f"{given_as}{text}: the folder has neither a config.json (a Hugging Face model) nor a complete "
                 f"checkpoint ({LATEST}); give a model folder, a run folder or a Hugging Face id"
+                + (f". There are models in it: {', '.join(inside)}" if inside else "")
             )
         return str(folder)
     _check_step(folder, given_as)
