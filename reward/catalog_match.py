@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from convrec.errors import UserError
@@ -40,8 +41,8 @@ def _build_parts(
     matcher = _build_matcher(catalog_path, settings)
     mentions_M = None
     if train_files and needs_training_mentions(dict(weights), matcher.catalog):
-        from reward.training_mentions import training_mentions  # here: pyarrow, which other rewards need not import
-
+        # here: pyarrow, which other rewards need not import; in a wheel this package has another name
+        training_mentions = import_module(f"{__package__}.training_mentions").training_mentions
         mentions_M = training_mentions(train_files, matcher)
     return RewardParts(dict(weights), matcher.catalog, catalog_path, mentions_M, matcher.index.items)
 

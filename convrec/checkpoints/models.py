@@ -26,6 +26,7 @@ from convrec.checkpoints.files import (
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
 from convrec.runs.folder import LATEST, MANIFEST, latest_step, start_model, step_of
+from convrec.shipped import python_path
 
 ADAPTER = "adapter_config.json"
 MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, which would be part of the model's own
@@ -196,8 +197,7 @@ def _add_adapter(adapter: Path, target: Path, base: str | None) -> None:
 
 def _run(command: list[str], target: Path, what: Path) -> None:
     """A child that writes a model into `target` from `what`, which errors name."""
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     done = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, env=environment, check=False
     )

@@ -11,10 +11,9 @@ from convrec.judges.criteria import Scores
 from convrec.judges.metrics import Summary, comparison_metrics, pairwise_summary, pointwise_summary
 from convrec.judges.prompt import query_text
 from convrec.judges.schema import label_of, scores_of
-from convrec.judges.verdict import TIE, comparison_verdict, score_verdict
+from convrec.judges.verdict import TIE, comparison_verdict, pointwise_reward, score_verdict
 from convrec.statistics import bootstrap
 from recipes.evaluation.results import metrics_of, rows_of
-from reward.judge_pointwise import pointwise_reward
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
 COMPARED = {
