@@ -112,7 +112,7 @@ def test_it_starts_in_an_empty_folder(installer, wheel, programs, tmp_path):
 
 def test_it_says_what_a_training_would_be(programs, empty, data):
     told = run(programs, empty, "convrec train rank-grpo --dry-run", **data, **SMALL, SAVE_PATH="run")
-    assert "2 steps" in told
+    assert "steps: 2 of 16 rows" in told
     shown = run(programs, empty, "convrec train rank-grpo --print-config", **data, **SMALL, SAVE_PATH="run")
     assert "pkg://convrec._reward.catalog_match" in shown
 
