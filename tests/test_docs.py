@@ -1,6 +1,7 @@
 """The manual: its commands parse, its reference pages are the code's, its links lead somewhere."""
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -242,6 +243,14 @@ def test_the_manual_says_what_is_known_now(path: Path) -> None:
     assert long == []
     diary = re.findall(r"(?i)slow days?|slow hour|tried and taken out|another day|\b20\d\d-\d\d-\d\d\b(?! --)", text)
     assert path.name in ("data.md", "own-catalog.md") or diary == []
+
+
+def test_the_notebook_is_stored_without_outputs_in_short_cells() -> None:
+    cells = json.loads((ROOT / "docs" / "tutorials" / "demo.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 5
+    assert all(len(cell["source"]) <= 10 for cell in code)
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
 def test_the_readme_is_short() -> None:

@@ -144,6 +144,27 @@ def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(tmp_path: Pat
     assert f"{one_each} ray start --address=10.0.0.1:6379" in calls
 
 
+def test_slurm_takes_the_packages_from_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apptainer = tmp_path / "image" / "apptainer"
+    apptainer.parent.mkdir()
+    apptainer.write_text(
+        '#!/bin/bash\necho "$@" >> inside\n[ "$1 $2 $3" = "exec --nv --bind" ] && shift 5\nexec "$@"\n'
+    )
+    apptainer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{apptainer.parent}{os.pathsep}{os.environ['PATH']}")
+    with slurm_job(tmp_path, "10.0.0.1\\n", IMAGE="convrec.sif") as job:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(20) == 7
+    calls = (tmp_path / "calls").read_text()
+    in_image = f"apptainer exec --nv --bind {tmp_path} convrec.sif ray start"
+    assert f"--nodelist=node1 {in_image} --head" in calls
+    assert f"{in_image} --address=10.0.0.1:6379" in calls
+    assert "run_rank_grpo.sh a=b" in (tmp_path / "inside").read_text()
+
+
 def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
     text = (ROOT / "docs" / "examples" / "kuberay.yaml").read_text()
     assert "kubectl replace --force -f docs/examples/kuberay.yaml" in text  # applying it again does nothing

@@ -22,6 +22,7 @@ BASE = {
     "convrec.kinds",
     "convrec.progress",
     "convrec.same_request",
+    "convrec.shipped",
     "convrec.statistics",
 }
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.progress": set(),
     "convrec.gpus": {"convrec.errors"},
     "convrec.same_request": set(),
+    "convrec.shipped": set(),
     "convrec.statistics": {"convrec.errors"},
     "convrec.data": BASE,
     "convrec.lists": BASE,
@@ -67,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes.batch": LIBRARY,
     "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
     "recipes.serving": LIBRARY | {"recipes.launch", "recipes.preflight"},
-    "recipes.judge": LIBRARY | {"reward", "recipes.launch", "recipes.preflight", "recipes.evaluation"},
+    "recipes.judge": LIBRARY | {"recipes.launch", "recipes.preflight", "recipes.evaluation"},
 }
 MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.commands"}
 

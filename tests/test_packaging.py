@@ -5,12 +5,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.wheel import build
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -145,3 +149,50 @@ def test_a_submitted_job_is_told_no_secret() -> None:
     runtime = yaml.safe_load((ROOT / "runtime_env.yaml").read_text())
     assert all(isinstance(value, str) for value in runtime["env_vars"].values())
     assert not any(re.search("KEY|TOKEN$|SECRET|PASSWORD", name) for name in runtime["env_vars"])
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build(tmp_path_factory.mktemp("build"))
+
+
+def test_a_wheel_takes_no_names_that_are_anybodys(released: tuple[Path, Path]) -> None:
+    """conf/ and reward/ are within convrec there; tests, benchmarks and the manual are not there at all."""
+    with zipfile.ZipFile(released[1]) as wheel:
+        names = [name for name in wheel.namelist() if not name.endswith("/")]
+        (claimed,) = (name for name in names if name.endswith("/top_level.txt"))
+        assert wheel.read(claimed).decode().split() == ["convrec", "data_prep", "recipes"]
+        configs = "".join(wheel.read(name).decode() for name in names if name.startswith("convrec/_conf/"))
+    assert {name.split("/")[0].partition("-")[2] or name.split("/")[0] for name in names} == {
+        "convrec", "data_prep", "recipes", f"{PROJECT['project']['version']}.dist-info",
+    }  # fmt: skip
+    assert "pkg://convrec._reward.catalog_match" in configs
+    assert "pkg://reward." not in configs
+    assert not re.search(r"!/(conf|reward)", configs)  # a job uploads nothing of another's by that name
+
+
+def test_a_wheel_has_every_file_that_the_checkout_has_beside_its_modules(released: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(released[1]) as wheel:
+        there = set(wheel.namelist())
+    wanted = set()
+    for folder in ("convrec", "data_prep", "recipes", "conf", "reward"):
+        for path in (ROOT / folder).rglob("*.*"):
+            name = path.relative_to(ROOT).as_posix()
+            if path.is_file() and "__pycache__" not in name and path.suffix != ".sh":
+                wanted.add(re.sub(r"^(conf|reward)/", r"convrec/_\1/", name))
+    assert wanted - there == set()
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    number = PROJECT["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == number
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text()
+    assert set(re.findall(r"convrec-([\d.]+)-py3", page)) == {number}
+    assert f"## [{number}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_a_source_distribution_is_what_a_wheel_is_built_from(released: tuple[Path, Path]) -> None:
+    with tarfile.open(released[0]) as archive:
+        names = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    assert {"convrec", "conf", "reward", "data_prep", "recipes", "runtime_env.yaml", "setup.py", "LICENSE"} <= names
+    assert not {"tests", "benchmarks", "docs", "notes", "scripts", "requirements"} & names

@@ -26,6 +26,7 @@ from convrec.checkpoints.files import (
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
 from convrec.runs.folder import LATEST, MANIFEST, latest_step, start_model, step_of
+from convrec.shipped import python_path
 
 ADAPTER = "adapter_config.json"
 MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, which would be part of the model's own
@@ -41,9 +42,11 @@ def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> s
     if folder.is_dir():
         holds_model = any((folder / name).exists() for name in ("config.json", ADAPTER))
         if not holds_model and _step_folder(folder) is None:
+            inside = sorted(path.parent.name for path in folder.glob("checkpoint-*/config.json"))  # of TRL
             raise UserError(
                 f"{given_as}{text}: the folder has neither a config.json (a Hugging Face model) nor a complete "
                 f"checkpoint ({LATEST}); give a model folder, a run folder or a Hugging Face id"
+                + (f". There are models in it: {', '.join(inside)}" if inside else "")
             )
         return str(folder)
     _check_step(folder, given_as)
@@ -193,8 +196,7 @@ def _add_adapter(adapter: Path, target: Path, base: str | None) -> None:
 
 def _run(command: list[str], target: Path, what: Path) -> None:
     """A child that writes a model into `target` from `what`, which errors name."""
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     done = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, env=environment, check=False
     )

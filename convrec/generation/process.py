@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from convrec.shipped import python_path
+
 # What a child sends: (kind, value). An error's is the exception, None for one that its log has.
 ANSWER, PROGRESS, ERROR = "answer", "progress", "error"
 LINES_SHOWN = 15
@@ -86,7 +88,4 @@ class Process:
 
 
 def _environment() -> dict[str, str]:
-    environment = {"VLLM_NO_USAGE_STATS": "1", **os.environ}
-    root = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-    return environment
+    return {"VLLM_NO_USAGE_STATS": "1", **os.environ, "PYTHONPATH": python_path()}

@@ -28,6 +28,16 @@ _OPENED = re.compile(r"<think(?:ing)?>\s*\Z", re.IGNORECASE | re.ASCII)
 Verdict = TypeVar("Verdict", int, str)
 
 
+def pointwise_reward(predicted: int | None, true: int, scores: Scores = SCORES, malformed: float = 0.0) -> float:
+    """predicted: None for no verdict, which earns `malformed`; else in [0, 1], and 1 only for the true score."""
+    if predicted is None:
+        return malformed
+    low, high = scores
+    if true <= low + 1:  # a bad response called mediocre is as wrong as one called excellent
+        return float(predicted == true)
+    return 1 - abs(predicted - true) / (high - low)
+
+
 def outside_thinking(text: str, in_thinking: bool = False) -> str:
     """What follows the last end of thinking, up to where thinking begins again and does not end.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from convrec.lists import user_rewards
+from convrec.shipped import REWARD
 
 NAME = "rank_grpo"
 DRIVERS_DIGEST = "CONVREC_DRIVERS_DIGEST"  # in the environment of a run's workers: the driver's `source_digest()`
@@ -39,7 +40,7 @@ def source_digest() -> str:
     Two nodes with the same one run the same maths.
     """
     packages = [("convrec", Path(__file__).parents[1])]
-    for module in filter(None, ["reward", os.environ.get(USER_MODULE)]):
+    for module in filter(None, [REWARD, os.environ.get(USER_MODULE)]):
         packages += [(package.name, package) for package in user_rewards.sources(module)]
     # by name, the first one: so is a package found that lies in two folders of the path (one without __init__.py)
     files: dict[str, bytes] = {}

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Rank-GRPO on nodes of a SLURM cluster: a Ray cluster for the time of the job, and the recipe submitted to it.
 #   TRAIN_FILE=... VAL_FILE=... CATALOG_FILE=... MODEL_PATH=... SAVE_PATH=... sbatch docs/examples/slurm.sh
-# RECIPE=run_sft.sh trains SFT, which needs no CATALOG_FILE. Submit it from the checkout, which lies, as data and models do, on storage that all nodes
-# see; the same command resumes.
+# RECIPE=run_sft.sh trains SFT, which needs no CATALOG_FILE. Submit it from the checkout, which lies, as data and models
+# do, on storage that all nodes see; the same command resumes. IMAGE=convrec.sif takes the packages from an image in place of .venv:
+#   make image && apptainer build convrec.sif docker-daemon:convrec:0.2.0-gpu
 #SBATCH --job-name=rank-grpo
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -18,11 +19,13 @@ set -euo pipefail
 [ "$RECIPE" = run_sft.sh ] || : "${CATALOG_FILE:?}"
 HERE=${SLURM_SUBMIT_DIR:?run it with sbatch}
 export PATH="$HERE/.venv/bin:$PATH" SAVE_PATH
+inside=() # what starts a program with the packages
+if [ -n "${IMAGE:-}" ]; then inside=(apptainer exec --nv --bind "$HERE" "$IMAGE"); fi
 
 # Who reaches the dashboard runs programs on the nodes: a token of this job's own, which goes with it
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HERE/.ray-token-$SLURM_JOB_ID"
 trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
-(umask 077 && python -c 'import secrets; print(secrets.token_hex(32))' > "$RAY_AUTH_TOKEN_PATH")
+(umask 077 && "${inside[@]}" python -c 'import secrets; print(secrets.token_hex(32))' > "$RAY_AUTH_TOKEN_PATH")
 
 # 15 minutes before the end (--signal): a checkpoint at the end of the step, then exit status 130
 trap 'mkdir -p "$SAVE_PATH" && touch "$SAVE_PATH/stop"' USR1
@@ -48,28 +51,28 @@ wait_for_nodes() { # $1: what is waited for
 }
 ulimit -n 65536 2> /dev/null || true
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
-  ray start --head --node-ip-address="$address" --port=6379 --dashboard-host="$address" --block &
+  "${inside[@]}" ray start --head --node-ip-address="$address" --port=6379 --dashboard-host="$address" --block &
 steps=($!)
-until ray health-check --address "$address:6379" > /dev/null 2>&1; do
+until "${inside[@]}" ray health-check --address "$address:6379" > /dev/null 2>&1; do
   wait_for_nodes "Ray's head does not answer"
 done
 others=$((SLURM_JOB_NUM_NODES - 1))
 if [ "$others" -gt 0 ]; then
   # --ntasks too: the job's own, SLURM_NTASKS, is one more than these nodes have
   srun --overlap --nodes="$others" --ntasks="$others" --ntasks-per-node=1 --exclude="$head" --kill-on-bad-exit=1 \
-    ray start --address="$address:6379" --block &
+    "${inside[@]}" ray start --address="$address:6379" --block &
   steps+=($!)
 fi
 
 nodes='import ray; ray.init(log_to_driver=False); print(sum(node["Alive"] for node in ray.nodes()))'
 # a limit: where the head has died meanwhile, ray.init waits for it for minutes
-until here=$(RAY_ADDRESS="$address:6379" timeout -s KILL 40 python -c "$nodes" 2> /dev/null) &&
+until here=$(RAY_ADDRESS="$address:6379" timeout -s KILL 40 "${inside[@]}" python -c "$nodes" 2> /dev/null) &&
   [ "$here" = "$SLURM_JOB_NUM_NODES" ]; do
   wait_for_nodes "${here:-no} of $SLURM_JOB_NUM_NODES nodes joined Ray"
 done
 
 export RAY_ADDRESS="http://$address:8265" N_NODES="$SLURM_JOB_NUM_NODES" N_GPUS_PER_NODE="$SLURM_GPUS_ON_NODE"
-bash "$HERE/$RECIPE" "$@" &
+"${inside[@]}" bash "$HERE/$RECIPE" "$@" &
 run=$! lost=
 while kill -0 "$run" 2> /dev/null; do
   # a node that is lost the run names in some 40 s; with the head its log is gone, and who follows it waits for minutes

@@ -19,10 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
 from convrec.lists import user_rewards
+from convrec.shipped import ROOT as HERE
+from convrec.shipped import RUNTIME_ENV
 from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
 
-HERE = Path(__file__).resolve().parents[2]
 PATHS = ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "SAVE_PATH")
 RUN_FOLDER = "trainer.default_local_dir"
 # What else of the caller's environment a job needs: how libraries, and SIGTERM, behave there. Never what looks like a
@@ -53,7 +54,7 @@ def runtime_environment(
 
     config: composed of the variables and these arguments. Raises UserError for what cannot be used on a cluster.
     """
-    runtime_env = yaml.safe_load((HERE / "runtime_env.yaml").read_text())
+    runtime_env = yaml.safe_load(RUNTIME_ENV.read_text())
     runtime_env["working_dir"] = str(HERE)
     runtime_env["env_vars"] |= job_environment(recipe, config, environment)
     if reward := check_for_cluster(recipe, config, arguments):

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.runs.supervisor import die_with
+from convrec.shipped import INSTALLED, ROOT
 from recipes.cluster.jobs import say
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.options import EvaluationOptions
@@ -24,7 +25,6 @@ from recipes.experiments.matrix_file import Preparation
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.recipe import RECIPES
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS = {"python": [sys.executable], "convrec": [sys.executable, "-m", "recipes"]}  # of a preparation, not those on PATH
 
 
@@ -66,9 +66,12 @@ def train(run: MatrixRun, out: Path) -> None:
     The script ends with this process; Ctrl-C ends it in its own way first.
     """
     script = RECIPES[run.recipe].script
+    ours = ["bash", str(ROOT / script)]
+    if INSTALLED:  # a wheel has no scripts
+        ours = [*OURS["convrec"], *RECIPES[run.recipe].command.split()]
     environment = run.environment(out) | {"PYTHON": sys.executable}
     with subprocess.Popen(
-        ["bash", str(ROOT / script), *run.overrides], env=environment, preexec_fn=partial(die_with, os.getpid())
+        [*ours, *run.overrides], env=environment, preexec_fn=partial(die_with, os.getpid())
     ) as process:
         try:
             status = process.wait()

@@ -27,13 +27,19 @@ from convrec.judges.criteria import FILE, Scores, read_criteria
 from convrec.judges.metrics import Summary, comparison_metrics, pairwise_summary, pointwise_summary
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
-from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
+from convrec.judges.verdict import (
+    TIE,
+    comparison_verdict,
+    opens_thinking,
+    outside_thinking,
+    pointwise_reward,
+    score_verdict,
+)
 from convrec.report.page import gain_text
 from convrec.statistics import bootstrap
 from recipes.evaluation.baselines import API, api_answers
 from recipes.evaluation.results import metrics_of, rows_of
 from recipes.evaluation.setup import refuse_to_replace
-from reward.judge_pointwise import pointwise_reward
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
 COMPARED = {

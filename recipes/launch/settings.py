@@ -14,6 +14,7 @@ from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.files import write_text
 from convrec.runs.folder import latest_step, read_config, setting
+from convrec.shipped import CONF
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
@@ -21,7 +22,6 @@ from recipes.preflight import host
 from recipes.preflight.batch import model_settings
 from recipes.preflight.cores import needed_slots, uses_ray
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
 
 

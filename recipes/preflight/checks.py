@@ -24,6 +24,7 @@ from convrec.lists.matching import FUZZY, MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.ranks import format_item
 from convrec.lists.reward_parts import RewardParts
+from convrec.shipped import REWARD
 from convrec.training import registration
 from recipes.planning.work import listed
 from recipes.preflight import constrained
@@ -167,7 +168,7 @@ def _check_repair(config: DictConfig) -> None:
         raise UserError(f"{key}: by PRESET=reference or its matching a line may have another's rank; take PRESET=paper")
     if config.algorithm.rollout_correction.bypass_mode:
         raise UserError(f"{key}: bypass_mode has no old log-probs for a title that no rollout sampled; leave it false")
-    if config.reward.custom_reward_function.path != "pkg://reward.catalog_match":
+    if config.reward.custom_reward_function.path != f"pkg://{REWARD}.catalog_match":
         raise UserError(f"{key}: another reward.custom_reward_function does not say what hits; give REWARD a function")
     if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.enable_rollout_routing_replay:
         raise UserError(f"{key}: only lists of single_turn_agent, without enable_rollout_routing_replay, are changed")

@@ -124,6 +124,27 @@ def test_ones_own_catalog(project: Path) -> None:
     assert rows.num_rows == 1
 
 
+def test_the_notebook(project: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    text = (PAGES / "demo.ipynb").read_text(encoding="utf-8")
+    assert "OWN_STEPS = 450, 48, 16" in text
+    notebook = nbformat.reads(text.replace("OWN_STEPS = 450, 48, 16", "OWN_STEPS = 20, 2, 2"), as_version=4)
+    hidden = {name: os.environ.pop(name) for name in ("RAY_ADDRESS", "PYTHONPATH", "E2E_DEMO") if name in os.environ}
+    try:
+        client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(project)}})
+        client.execute()
+    finally:
+        os.environ.update(hidden)
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 3
+    assert latest_step(project / "outputs" / "own") == 2
+    printed = "".join(output.get("text", "") for output in shown)
+    assert "wanted:" in printed
+    assert "rows paired" in printed
+
+
 @contextmanager
 def service(project: Path, script: str) -> Iterator[None]:
     """The block that serves, in a terminal of its own until Ctrl-C."""

@@ -1,0 +1,30 @@
+"""Where conf/ and reward/ are: beside this package in a checkout; in it, as _conf and _reward, where a wheel put it.
+
+A wheel's `conf` and `reward` would be anybody's names in site-packages (setup.py moves them).
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent  # the checkout, or site-packages
+INSTALLED = (PACKAGE / "_conf").is_dir()
+CONF = PACKAGE / "_conf" if INSTALLED else ROOT / "conf"
+REWARD = "convrec._reward" if INSTALLED else "reward"  # to import
+RUNTIME_ENV = (CONF if INSTALLED else ROOT) / "runtime_env.yaml"
+
+
+def python_path() -> str:
+    """PYTHONPATH for processes that import this project: site-packages they have by themselves."""
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join(paths if INSTALLED or str(ROOT) in paths else [str(ROOT), *paths])
+
+
+def commit() -> str:
+    """Of the checkout, short, with + where files differ from it; "" where there is none, or no git."""
+    if INSTALLED or not (ROOT / ".git").exists() or not shutil.which("git"):
+        return ""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()

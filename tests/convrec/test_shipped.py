@@ -1,0 +1,49 @@
+"""Where conf/ and reward/ are, in a checkout and where a wheel was installed. tests/e2e/test_wheel.py installs one."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from convrec import shipped
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_checkout_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not shipped.INSTALLED
+    assert (shipped.CONF, shipped.REWARD) == (ROOT / "conf", "reward")
+    assert shipped.RUNTIME_ENV.is_file()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", ""]))
+    path = shipped.python_path()
+    assert path == os.pathsep.join([str(ROOT), "/elsewhere"])
+    monkeypatch.setenv("PYTHONPATH", path)
+    assert shipped.python_path() == path
+
+
+def test_a_wheel_has_them_in_the_package_and_puts_nothing_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """site-packages before the standard library would be others' modules in place of its own."""
+    package = tmp_path / "convrec"
+    (package / "_conf").mkdir(parents=True)
+    shutil.copy(shipped.__file__, package)
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    there = runpy.run_path(str(package / "shipped.py"))
+    assert there["INSTALLED"]
+    assert (there["CONF"], there["REWARD"]) == (package / "_conf", "convrec._reward")
+    assert there["RUNTIME_ENV"] == package / "_conf" / "runtime_env.yaml"
+    assert there["python_path"]() == "/elsewhere"
+    assert there["commit"]() == ""
+
+
+def test_a_checkout_says_its_commit() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout of git")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert head.startswith(re.sub(r"\+$", "", shipped.commit()))
+    assert len(shipped.commit()) >= 7
