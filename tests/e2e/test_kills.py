@@ -25,6 +25,7 @@ KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
         ("guard", KILL, 130, 20, "stopped after step"),  # and then SIGTERM to the run, at once
         ("ray::WorkerDict", STOP, 75, 200, "(ray::WorkerDict) is stopped"),
         ("VLLM::EngineCore", KILL, 1, 40, " gone"),
+        ("fork_server", KILL, 1, 40, " gone"),
         ("raylet", KILL, 1, 40, " gone"),  # without a word where Ray's core ends the driver before it can say one
     ],
 )
@@ -37,11 +38,12 @@ def test_the_end_is_named_and_nothing_is_left(trained, tmp_path, victim, number,
     with alone(command, environment, tmp_path, grace=30) as run:
         run.wait_for(lambda: latest_step(run_folder) >= 2)
         begun = time.monotonic()
-        if victim == "guard":
-            next(p for p in descendants(run) if is_guard(p)).kill()
-            os.kill(run.pid, TERM)
+        if victim in ("guard", "fork_server"):
+            next(p for p in descendants(run) if is_running(victim, p)).kill()
         else:
             processes_named(run, victim)[0].send_signal(number)
+        if victim == "guard":
+            os.kill(run.pid, TERM)
         assert run.end(400) == status, run.said()[-3000:]
     took = time.monotonic() - begun
     print(f"{victim}: {took:.1f} s until nothing was left; {run.said()[-500:]}")
@@ -56,5 +58,6 @@ def words_of(process: psutil.Process) -> list[str]:
         return []
 
 
-def is_guard(process: psutil.Process) -> bool:
-    return any(word.endswith("guard_process.py") for word in words_of(process))
+def is_running(module: str, process: psutil.Process) -> bool:
+    endings = {"guard": "guard_process.py", "fork_server": "convrec.runs.fork_server"}
+    return any(word.endswith(endings[module]) for word in words_of(process))
