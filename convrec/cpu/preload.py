@@ -25,7 +25,10 @@ def start(folder: Path, environment: Mapping[str, str]) -> None:
     """Have Ray, once it is started by this process, fork its workers. environment: the variables of all of them."""
     import ray._private.parameter as parameter
 
-    fork_server.start(folder, MODULES, {**environment, **_read_by_import()})
+    # this code comes last: the environment may name another
+    paths = [environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")), str(Path(__file__).parents[2])]
+    read_first = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **_read_by_import()}
+    fork_server.start(folder, MODULES, {**environment, **read_first})
     # the script that a raylet has Python run for each worker, with the worker's script and arguments
     client = str(folder / fork_server.CLIENT)
     parameter.RayParams.__init__ = partialmethod(parameter.RayParams.__init__, setup_worker_path=client)

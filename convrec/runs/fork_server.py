@@ -47,7 +47,7 @@ def start(folder: Path, modules: Sequence[str], environment: Mapping[str, str]) 
         listening.bind(str(folder / fork_client.SOCKET))
         listening.listen(128)
         return subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(listening.fileno()), str(client), *modules],
+            [sys.executable, "-P", "-m", __spec__.name, str(listening.fileno()), str(client), *modules],
             stdin=subprocess.DEVNULL,
             pass_fds=[listening.fileno()],
             env={**os.environ, **environment},

@@ -20,6 +20,7 @@ from recipes.launch.environment import init_ray, process_environment, shut_down_
 from recipes.planning.estimate import Requirements
 from recipes.preflight import constrained, finding, findings
 
+RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
 
 
@@ -54,7 +55,7 @@ def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[st
     folder = Path(os.environ[guard.FOLDER_VARIABLE])
     environment |= {**guard.environment(folder), **more, registration.DRIVERS_DIGEST: registration.source_digest()}
     if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
-        preload.start(folder, environment)
+        preload.start(folder, environment | dict(OmegaConf.select(config, f"{RUNTIME_ENV}.env_vars") or {}))
     start_ray(config, environment)
     try:
         if os.environ.get("RAY_ADDRESS"):
