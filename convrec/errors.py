@@ -51,18 +51,20 @@ def need_packages(*names: str) -> None:
 
 
 def is_of_lost_process(error: BaseException) -> bool:
-    """Whether Ray or vLLM raised it because a process is gone; by name: both are seconds to import."""
+    """Whether Ray or vLLM raised it because a process is gone, and not because of an error in its start; by name: both
+    are seconds to import."""
     cause = getattr(error, "cause", None) or error
-    return bool({"RayActorError", "EngineDeadError"} & {base.__name__ for base in type(cause).__mro__})
+    is_gone = {"RayActorError", "EngineDeadError"} & {base.__name__ for base in type(cause).__mro__}
+    return bool(is_gone) and not getattr(cause, "actor_init_failed", False)
 
 
 def one_line(error: BaseException) -> str:
     """The innermost cause of an error: Ray wraps a worker's error in its own, with its traceback as the message."""
     cause = getattr(error, "cause", None) or error
-    names = {base.__name__ for base in type(cause).__mro__}  # by name: Ray and vLLM are seconds to import
+    names = {base.__name__ for base in type(cause).__mro__}
     if "EngineDeadError" in names:
         return "vLLM's engine is gone (killed, or out of memory)"
-    if "RayActorError" in names:
+    if is_of_lost_process(cause):
         named = re.search(r"class_name: \S*?(\w+)$", str(cause), re.MULTILINE)
         return f"a process of the run{f', {named[1]},' if named else ''} is gone (killed, or out of memory)"
     lines = str(cause).strip().splitlines()
@@ -70,4 +72,5 @@ def one_line(error: BaseException) -> str:
     line = lines and (lines[0] if "OutOfMemoryError" in names else lines[-1])
     if not line:
         return type(cause).__name__
-    return line if type(cause) in (RuntimeError, ProcessLost, NoProgress) else f"{type(cause).__name__}: {line}"
+    is_whole = "RayActorError" in names or type(cause) in (RuntimeError, ProcessLost, NoProgress)
+    return line if is_whole else f"{type(cause).__name__}: {line}"

@@ -117,11 +117,15 @@ def test_slurm_ends_at_once_where_ray_does_not_start_on_a_node(tmp_path: Path, a
 
 def test_slurm_ends_soon_where_a_node_is_lost_while_it_trains_sft(tmp_path: Path) -> None:
     """As with a head that has died: who follows the run's log would wait for five minutes."""
-    (tmp_path / "run_sft.sh").write_text("touch started\nexec sleep 600\n")
+    (tmp_path / "run_sft.sh").write_text("echo $$ > started\nexec sleep 600\n")
     sft = {"RECIPE": "run_sft.sh", "CATALOG_FILE": "", "LOST_SECONDS": "1"}
-    others = "while [ ! -e started ]; do sleep 0.05; done; exit 3"
+    others = "while [ ! -s started ]; do sleep 0.05; done; exit 3"
     with slurm_job(tmp_path, "10.0.0.1\n", others=others, **sft) as job:
         assert job.wait(60) == 1
+        recipe = Path("/proc", (tmp_path / "started").read_text().strip(), "cmdline")
+        for _ in range(100):
+            time.sleep(0.05 if recipe.exists() and recipe.read_bytes() else 0)
+        assert not (recipe.exists() and recipe.read_bytes())  # a zombie has no command line
     assert job.stderr
     assert "error: a step that starts Ray has ended: see the words of srun and ray above" in job.stderr.read()
 
@@ -138,10 +142,11 @@ def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(tmp_path: Pat
         assert job.wait(20) == 7  # the run's own
     assert not list(tmp_path.glob(".ray-token*"))
     calls = (tmp_path / "calls").read_text()
-    assert "--nodelist=node1 ray start --head --node-ip-address=10.0.0.1" in calls
+    ray = "env --unset=ROCR_VISIBLE_DEVICES ray"  # SLURM sets it beside CUDA_VISIBLE_DEVICES; verl refuses both
+    assert f"--nodelist=node1 {ray} start --head --node-ip-address=10.0.0.1" in calls
     assert all(line.endswith(" cpus 64") for line in calls.splitlines()[1:])
     one_each = "--nodes=1 --ntasks=1 --ntasks-per-node=1 --exclude=node1 --kill-on-bad-exit=1"
-    assert f"{one_each} ray start --address=10.0.0.1:6379" in calls
+    assert f"{one_each} {ray} start --address=10.0.0.1:6379" in calls
 
 
 def test_slurm_takes_the_packages_from_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

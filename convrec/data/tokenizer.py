@@ -36,8 +36,8 @@ def load_tokenizer(
 
     name = f"{given_as}{model}"
     try:
-        config = AutoConfig.from_pretrained(model)
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or model)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)  # else it asks on the terminal
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or model, trust_remote_code=False)
     except Exception as error:  # every library that reads a part of it has errors of its own
         what = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         raise UserError(
@@ -45,7 +45,7 @@ def load_tokenizer(
             "(a model's own code, its auto_map, is not run)"
         ) from None
     _check_ids(name, tokenizer, config.get_text_config())
-    _check_text(name, tokenizer, titles)
+    check_text(name, tokenizer, titles)
     tokenizer.chat_template = chat_template or tokenizer.chat_template
     _check_template(name, tokenizer)
     return tokenizer, int(getattr(config, "max_position_embeddings", 0) or 2**20)
@@ -69,8 +69,8 @@ def _check_ids(name: str, tokenizer: Any, config: Any) -> None:
         )
 
 
-def _check_text(name: str, tokenizer: Any, titles: Sequence[str]) -> None:
-    """What it encodes it decodes: a text, and most of the titles."""
+def check_text(name: str, tokenizer: Any, titles: Sequence[str]) -> None:
+    """What it encodes it decodes: a text, and most of the titles. Raises UserError."""
     tried = titles[:: max(1, len(titles) // TITLES)]
     read = {text: tokenizer.decode(encode(tokenizer, text)) for text in (*tried, ASKED)}
     lost = [text for text, back in read.items() if _letters(text) != _letters(back)]

@@ -20,6 +20,7 @@ import pyarrow as pa
 from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines, trie_of_lines
 from convrec.constrained.lines import encode_lines
 from convrec.data.chat import special_tokens
+from convrec.data.tokenizer import check_text
 from convrec.errors import UserError
 from convrec.lists.catalog import (
     NEWEST_YEAR,
@@ -67,6 +68,7 @@ class ServedCatalog:
         self._special = frozenset(tokenizer.convert_tokens_to_ids(special_tokens(tokenizer)))
         self._delimiter, self._tolerance, self._folder = lists.delimiter, lists.year_tolerance, folder
         base = load_catalog(file)
+        check_text(f"model {tokenizer.name_or_path}", tokenizer, base.titles)
         self.dated, self.problems = base.dated, list(base.problems)
         self._has_ids = base.item_ids is not None
         columns, self._mentions = read_columns(file, base), load_mentions(file)

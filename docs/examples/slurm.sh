@@ -35,10 +35,12 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1') # not `hea
 addresses=$(srun --nodes=1 --ntasks=1 --nodelist="$head" bash -c 'hostname --ip-address; hostname --all-ip-addresses')
 address=$(tr ' ' '\n' <<< "$addresses" | awk '/^[0-9.]+$/ && !/^127\./ && !found { print; found = 1 }')
 : "${address:?$head has no address but the loopback ($addresses)}"
+run= # the recipe's process
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}" # srun has not taken it from the job since SLURM 22.05
 deadline=$((SECONDS + ${NODES_SECONDS:-900}))
 give_up() {
   echo "error: $1: see the words of srun and ray above" >&2
+  [ -z "$run" ] || kill "$run" 2> /dev/null || true # SLURM may not know it as the job's
   exit 1
 }
 all_run() { # the steps that start Ray stay as long as the job
@@ -50,8 +52,10 @@ wait_for_nodes() { # $1: what is waited for
   sleep 2
 }
 ulimit -n 65536 2> /dev/null || true
+# where SLURM does not know whose GPUs they are, its steps have ROCR_VISIBLE_DEVICES too, which verl's workers refuse
+ray=("${inside[@]}" env --unset=ROCR_VISIBLE_DEVICES ray)
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
-  "${inside[@]}" ray start --head --node-ip-address="$address" --port=6379 --dashboard-host="$address" --block &
+  "${ray[@]}" start --head --node-ip-address="$address" --port=6379 --dashboard-host="$address" --block &
 steps=($!)
 until "${inside[@]}" ray health-check --address "$address:6379" > /dev/null 2>&1; do
   wait_for_nodes "Ray's head does not answer"
@@ -60,7 +64,7 @@ others=$((SLURM_JOB_NUM_NODES - 1))
 if [ "$others" -gt 0 ]; then
   # --ntasks too: the job's own, SLURM_NTASKS, is one more than these nodes have
   srun --overlap --nodes="$others" --ntasks="$others" --ntasks-per-node=1 --exclude="$head" --kill-on-bad-exit=1 \
-    "${inside[@]}" ray start --address="$address:6379" --block &
+    "${ray[@]}" start --address="$address:6379" --block &
   steps+=($!)
 fi
 

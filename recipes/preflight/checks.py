@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from tokenizers import Tokenizer
 
 from convrec import gpus, kinds
-from convrec.checkpoints.models import check_model_path
+from convrec.checkpoints import hub
+from convrec.checkpoints.files import check_hugging_face
 from convrec.data.tokenizer import load_tokenizer
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
@@ -286,9 +287,10 @@ def _check_devices(config: DictConfig, on_cluster: bool) -> int:
 
 
 def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int = 1) -> None:
-    """The model is there, has room for these lengths together and heads that divide over the GPUs of a replica; a model
-    still to be downloaded is not looked into."""
-    check_model_path(model_path)
+    """The model is whole, holds no code, has room for these lengths together and heads that divide over the GPUs of a
+    replica; one that is still to be downloaded is not looked into."""
+    if hub.is_folder(model_path):
+        check_hugging_face(Path(model_path))
     settings = model_settings(model_path)
     check_heads(settings.get("num_attention_heads", 0), tensor_parallel, model_path)
     limit = settings.get("max_position_embeddings")
@@ -298,7 +300,8 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
 
 
 def _check_tokenizer(model: DictConfig, titles: Sequence[str] = ()) -> None:
-    if Path(model.path).is_dir():
+    """Also of an id of the Hub; that one is not to be had, `findings` says, of the machine that trains."""
+    if hub.is_folder(model.path) or not hub.problem(model.path):
         given = {"tokenizer_path": model.get("tokenizer_path"), "chat_template": model.get("custom_chat_template")}
         load_tokenizer(model.path, "MODEL_PATH=", titles=titles, **given)
 

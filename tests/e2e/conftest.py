@@ -16,6 +16,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.checkpoints.models import resolve_model
 from convrec.data.schema import split_prompt
 from convrec.runs.folder import ENDED, latest_step, read_metrics
 from data_prep.own import convert_own
@@ -96,6 +97,16 @@ def flip_a_byte(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+
+
+def with_code_of_its_own(model: Path, folder: Path) -> Path:
+    """A copy that names code of its own, as Phi-3's folder does beside transformers' own class: verl would look
+    for that code when it saves, and fail."""
+    shutil.copytree(resolve_model(model), folder)
+    code = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": code}))
+    return folder
 
 
 @contextlib.contextmanager

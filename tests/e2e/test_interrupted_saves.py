@@ -1,4 +1,6 @@
-"""A kill -9 between verl's tracker and our manifest, in whole runs of each recipe: what it leaves is no checkpoint."""
+"""A kill -9 between verl's tracker and our manifest, in whole runs of each recipe: what it leaves is no checkpoint.
+
+The model's folder names code of its own (`auto_map`): it is saved, and the run resumes, all the same."""
 
 import os
 import sys
@@ -8,7 +10,7 @@ import pytest
 from convrec.runs.folder import latest_step, read_metrics, tracked_step
 
 from .alone import alone
-from .conftest import FAULTS, ROOT, flip_a_byte
+from .conftest import FAULTS, ROOT, flip_a_byte, with_code_of_its_own
 
 pytestmark = FAULTS
 BEFORE_THE_MANIFEST = "    names = sorted(sizes(folder))\n    with ThreadPool"
@@ -22,7 +24,8 @@ def test_a_step_without_its_manifest_is_trained_again(trained, copy_of_project, 
     environment = {**os.environ, **trained.files, "PYTHON": sys.executable, "SAVE_PATH": str(run), "SAVE_FREQ": "1"}
     environment |= {f"{name}_FILE": str(trained.out / "data" / f"{split}{file}.parquet")
                     for name, file in (("TRAIN", "train"), ("VAL", "validation"))}  # fmt: skip
-    environment |= {"MODEL_PATH": str(trained.out / ("model" if is_sft else "sft")), "TEST_FREQ": "-1"}
+    model = with_code_of_its_own(trained.out / ("model" if is_sft else "sft"), tmp_path / "model")
+    environment |= {"MODEL_PATH": str(model), "TEST_FREQ": "-1"}
     environment |= {"TRAIN_BATCH_SIZE": "4", "TOTAL_STEPS": "3", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256"}
     environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_KEEP": "all"}
     more = [] if is_sft else ["trainer.val_before_train=false"]
@@ -42,3 +45,5 @@ def test_a_step_without_its_manifest_is_trained_again(trained, copy_of_project, 
     assert "resuming after step 1" in said
     assert latest_step(run) == 3
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]
+    saved = next((run / "global_step_3").rglob("huggingface/config.json"))
+    assert "auto_map" not in saved.read_text()

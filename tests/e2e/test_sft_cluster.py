@@ -16,6 +16,8 @@ import pytest
 from convrec.checkpoints import saving
 from convrec.runs.folder import latest_step, read_metrics
 
+from .conftest import with_code_of_its_own
+
 STEPS = 16
 END_SECONDS = 120.0
 
@@ -28,7 +30,8 @@ def losses(run_folder) -> dict[int, float]:
 def sft(nodes):
     data = nodes.trained.out / "data"
     variables = {"TRAIN_FILE": str(data / "sft_train.parquet"), "VAL_FILE": str(data / "sft_validation.parquet")}
-    variables |= {"MODEL_PATH": str(nodes.trained.out / "model"), "TOTAL_STEPS": str(STEPS), "TRAIN_BATCH_SIZE": "8"}
+    model = with_code_of_its_own(nodes.trained.out / "model", nodes.folder / "model")
+    variables |= {"MODEL_PATH": str(model), "TOTAL_STEPS": str(STEPS), "TRAIN_BATCH_SIZE": "8"}
     variables |= {"MAX_LENGTH": "384", "LR": "1e-3", "SAVE_FREQ": "8", "TEST_FREQ": "8", "SAVE_KEEP": "1"}
     # 20 rows are two steps an epoch: it is stopped at an epoch's end, or within one
     overrides = ["data.train_max_samples=20", "data.val_max_samples=16"]

@@ -50,10 +50,10 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
         def close(self) -> None: ...
 
     monkeypatch.setattr(recipe, "Pool", Pool)
-    options: dict[str, Any] = {"model": "run", "catalog": catalog, "chats": chats, "out": tmp_path / "lists.parquet"}
-    recipe.recommend(**options, progress=False)
+    out = tmp_path / "lists.parquet"
+    assert recipe.main(["--model", "run", "--catalog", str(catalog), "--chats", str(chats), "--out", str(out)]) == 0
     assert f"{catalog}: " in capsys.readouterr().err  # Ran, which has no year
-    assert pq.read_table(options["out"])["row"].to_pylist() == [0, 1, 2]
+    assert pq.read_table(out)["row"].to_pylist() == [0, 1, 2]
     (given,) = asked
     assert given["model"] == str(run / "global_step_2" / "actor" / "huggingface")
     loaded = find_model(given["model"], Path(given["catalog"]), given["item"], given["num_items"])

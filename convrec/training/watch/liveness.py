@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from convrec.errors import NoProgress, ProcessLost, is_of_lost_process
+from convrec.errors import NoProgress, ProcessLost, is_of_lost_process, one_line
 from convrec.runs import guard, supervisor
 from convrec.runs.phases import Phases
 from convrec.training.watch.nodes import Nodes, hanging_processes
@@ -45,6 +45,7 @@ class Watch:
         self.actors = actors
         self.phases = phases
         self.nodes = Nodes()
+        self.why = ""  # the lost actor is gone
         self.asked: dict[str, Any] = {}
         self.unreachable_since: dict[str, float] = {}
         self.error: ProcessLost | None = None
@@ -65,6 +66,7 @@ class Watch:
                 is_dead = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
                 since = self.unreachable_since.setdefault(name, time.monotonic())
                 if is_dead or time.monotonic() - since > UNREACHABLE_SECONDS:
+                    self.why = "killed, or out of memory" if is_of_lost_process(error) else one_line(error)
                     return name
                 logger.warning("the %s is not reached (%s): asking again", name, type(error).__name__)
                 self.asked.pop(name, None)
@@ -75,7 +77,7 @@ class Watch:
         if lost_gcs := self.nodes.lost_gcs():
             return ProcessLost(lost_gcs)
         if lost := self.lost_actor():
-            return ProcessLost(self.nodes.lost_node() or _gone(lost))
+            return ProcessLost(self.nodes.lost_node() or _gone(lost, self.why))
         if self.phases is None or not (overdue := self.phases.overdue()):
             return None
         where = hanging_processes(self.silent())
@@ -139,8 +141,8 @@ def _lost_actor(watch: Watch) -> str:
     deadline = time.monotonic() + DEATH_SECONDS
     while not (name := watch.lost_actor()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return _gone(name) if name else ""
+    return _gone(name, watch.why) if name else ""
 
 
-def _gone(actor: str) -> str:
-    return f"the {actor} is gone (killed, or out of memory); the log may say why"
+def _gone(actor: str, why: str) -> str:
+    return f"the {actor} is gone ({why}); the log may say why"

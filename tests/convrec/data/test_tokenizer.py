@@ -74,7 +74,7 @@ def read_no_text(model: Path) -> None:
         (config(vocab_size=900), r"a tokenizer of \d+ ids for an embedding of 900 rows .*another model's"),
         (config(eos_token_id=[5]), r"token 5, with which .* \(config\.json, eos_token_id\), is no special token"),
         (config(model_type="zebra"), "has model type `zebra` but Transformers does not recognize this architecture"),
-        (config(model_type="zebra", auto_map={"AutoConfig": "code.Zebra"}), "its auto_map, is not run"),
+        (config(model_type="zebra", auto_map={"AutoConfig": "code.Zebra"}), r"custom code .*its auto_map, is not run"),
         (without("chat_template.jinja"), "has no chat template"),
         (template("{{ raise_exception('no') }}"), r"its chat template fails \(no\)"),
         (template("hello"), "its chat template leaves out what is asked"),
@@ -84,6 +84,7 @@ def read_no_text(model: Path) -> None:
 def test_damage_is_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], message: str
 ) -> None:
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail(question))
     monkeypatch.setattr(tokenizers, "TEMPLATE_SECONDS", 1.0)
     monkeypatch.setattr(tokenizers, "render_prompt", bounded(tokenizers.render_prompt))
     damage(model)

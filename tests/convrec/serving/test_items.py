@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,23 @@ def written(snapshot: Snapshot, tokenizer: Any) -> set[str]:
     lines = [tokenizer.decode(tokens) for tokens in np.split(trie.tokens, trie.ends_S[:-1])[: len(trie.row_W)]]
     assert lines == [f"{snapshot.items[number].line}\n" for number in trie.item_W]
     return {line.removesuffix("\n") for line in lines}
+
+
+def test_a_model_that_cannot_write_the_catalog_or_has_no_tokenizer_is_refused(
+    serve: Any, tmp_path: Path, unread_model: Path, line_tokenizer: Any
+) -> None:
+    model = shutil.copytree(unread_model, tmp_path / "model")
+    content = json.loads((model / "tokenizer.json").read_text())
+    # byte-level BPE has ä for 0xE4, with which these titles begin
+    vocabulary = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
+    (model / "tokenizer.json").write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocabulary}}))
+    catalog = write_catalog(tmp_path, [("a", "七人の侍", 1954), ("b", "七人", 1960), ("c", "Heat", 1995)])
+    assert len(serve(file=catalog)) == 3
+    with pytest.raises(UserError, match=r"/model: its tokenizer cannot write '七人の侍'"):
+        Recommender.load(model, catalog, with_engine=False)
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"/model: "):
+        Recommender.load(model, catalog, with_engine=False)
 
 
 def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Path) -> None:

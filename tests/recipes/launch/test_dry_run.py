@@ -64,8 +64,11 @@ def test_the_number_of_checkpoints_is_bounded_by_what_is_kept(keep, kept, variab
 
 def test_a_dry_run_refuses_what_a_run_refuses(variables, monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setenv("CATALOG_FILE", str(tmp_path / "none.parquet"))
+    monkeypatch.setenv("LEARNING_RATE", "1e-5")
     assert runner.run(RECIPES["rank_grpo"], ["--dry-run"]) == 2
-    assert "CATALOG_FILE" in capsys.readouterr().err
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: LEARNING_RATE is set, but no recipe reads it")
+    assert error.startswith("error: CATALOG_FILE")
 
 
 def test_the_whole_config_is_printed_as_yaml(variables, capsys) -> None:

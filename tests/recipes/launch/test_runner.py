@@ -162,6 +162,9 @@ def test_a_finished_run_is_left_alone_and_says_what_it_was_not_trained_with(run:
     assert status == 0
     assert "already has its 9 steps" in err
     assert "optim.lr was 5e-05 and is 0.5" in err
+    (tmp_path / "train.parquet").write_text("other rows")
+    _, err = run(pytest.fail)
+    assert f"{tmp_path}/train.parquet has changed since (data.train_files)" in err
     assert sorted((tmp_path / "run").rglob("*")) == before
 
 

@@ -1,6 +1,8 @@
 """Bad input is one clear message and exit status 2, before Ray, torch.distributed or a run folder exists."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,8 +15,11 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from huggingface_hub import constants
 
 from convrec import gpus
+from convrec.checkpoints import hub
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from recipes.launch import runner, settings
@@ -182,6 +187,46 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
 )
 def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str], said: str) -> None:
     assert said in refused(*overrides)
+
+
+@pytest.fixture
+def own(model: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(model, tmp_path / "own")
+
+
+@pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
+def test_a_model_without_its_tokenizer_or_with_code_in_its_weights(
+    refused: Refused, own: Path, model: Path, recipe: str
+) -> None:
+    (own / "tokenizer.json").unlink()
+    said = refused(recipe=recipe, MODEL_PATH=str(own))
+    assert said.startswith(f"MODEL_PATH={own}: a tokenizer of 3 ids for an embedding of ")
+    shutil.copy(model / "tokenizer.json", own)
+    torch.save({"w": Path("/")}, own / "pytorch_model.bin")  # pickled as a call of a function
+    assert refused(recipe=recipe, MODEL_PATH=str(own)).startswith(f"{own}/pytorch_model.bin: it holds pathlib.")
+
+
+def test_a_model_that_cannot_write_the_catalog(refused: Refused, own: Path, tmp_path: Path) -> None:
+    file = own / "tokenizer.json"
+    content = json.loads(file.read_text())
+    # byte-level BPE has ä for 0xE4, with which these titles begin
+    vocabulary = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
+    file.write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocabulary}}))
+    catalog = tmp_path / "catalog.parquet"
+    pq.write_table(pa.table({"title": ["七人の侍", "七人"], "year": pa.array([1954, 1960], pa.int32())}), catalog)
+    said = refused(MODEL_PATH=str(own), CATALOG_FILE=str(catalog))
+    assert said.startswith(f"MODEL_PATH={own}: its tokenizer cannot write '七人の侍'")
+
+
+@pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
+def test_a_model_of_the_hub_is_looked_into_where_it_can_be_had(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    monkeypatch.setattr(hub, "problem", lambda model: "")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    said = refused(recipe=recipe, MODEL_PATH="nobody/nothing")
+    assert said.startswith("MODEL_PATH=nobody/nothing: ")
+    assert "Give a folder or an id that can be loaded here" in said
 
 
 def test_a_rank_reward_of_the_users_own_is_tried_out(

@@ -1,9 +1,7 @@
 """CONSTRAINED=1: what it refuses before Ray starts, and what it gives the rollout."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,19 +22,16 @@ Compose = Callable[..., DictConfig]
 def compose(
     sample: Path,
     good: dict[str, str],
-    line_tokenizer: Any,
+    unread_model: Path,
     tmp_path: Path,
     set_variables: Callable[[Mapping[str, str]], None],
 ) -> Compose:
     """A run that would start, with these overrides and variables."""
     catalog = tmp_path / "catalog.parquet"
     catalog.write_bytes((sample / "catalog.parquet").read_bytes())
-    line_tokenizer.save_pretrained(tmp_path / "model")
-    settings_of_model = {"model_type": "qwen2", "max_position_embeddings": 4096, "vocab_size": 320}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(settings_of_model))
 
     def make(*overrides: str, **variables: str) -> DictConfig:
-        own = {"CONSTRAINED": "1", "MODEL_PATH": str(tmp_path / "model"), "CATALOG_FILE": str(catalog)}
+        own = {"CONSTRAINED": "1", "MODEL_PATH": str(unread_model), "CATALOG_FILE": str(catalog)}
         own |= {"NUM_ITEMS": "3", "MAX_RESPONSE_LENGTH": "1024"}
         set_variables(good | own | variables)
         return settings.compose("rank_grpo", list(overrides))

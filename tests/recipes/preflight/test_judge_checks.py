@@ -1,5 +1,6 @@
 """A judge's bad input is one clear message before Ray starts; good input passes."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,21 @@ def test_evaluation_refuses(
     assert evaluate.main([*arguments, "--model", str(model), "--out", "out"]) == 2
     assert said in capsys.readouterr().err
     assert not (run / "out").exists()
+
+
+def test_a_model_without_its_tokenizer_is_refused_in_training_and_in_evaluation(
+    run: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    own = shutil.copytree(model, run / "own")
+    (own / "tokenizer.json").unlink()
+    monkeypatch.setenv("MODEL_PATH", str(own))
+    with pytest.raises(UserError, match=r"MODEL_PATH=.*/own: a tokenizer of 3 ids"):
+        checks.check_judge(settings.compose("judge_pairwise", []), "pairwise")
+    monkeypatch.chdir(run)
+    arguments = ["--judge", "pairwise", "--data", "rows.parquet", "--model", str(own), "--out", "out"]
+    assert evaluate.main(arguments) == 2
+    assert "--model " in (said := capsys.readouterr().err)
+    assert "a tokenizer of 3 ids" in said
 
 
 def test_numbers_have_their_errors_and_the_baseline_beside_them() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError, RayTaskError
 
 from convrec.errors import NoProgress, ProcessLost
 from convrec.runs.phases import Phases
@@ -30,6 +30,7 @@ class Actors:
     def get(self, name: str) -> None:
         errors = {
             "dead": ActorDiedError(),
+            "not started": ActorDiedError(RayTaskError("f", "a traceback\nValueError: no GPU", ValueError())),
             "unreachable": ActorUnavailableError("connection reset", None),
             "lost object": RaySystemError("no"),
         }
@@ -56,6 +57,14 @@ def test_a_busy_process_is_no_dead_one_and_a_dead_one_is_named(actors: Actors) -
     assert watch.lost_actor() == ""
     actors.state["vLLM server 0.0"] = "dead"
     assert watch.lost_actor() == "vLLM server 0.0"
+    assert str(watch.problem()) == "the vLLM server 0.0 is gone (killed, or out of memory); the log may say why"
+
+
+def test_a_process_whose_start_failed_is_named_with_its_error(actors: Actors) -> None:
+    actors.state["vLLM server 0.0"] = "not started"
+    watch = liveness.Watch(actors.handles)
+    watch.lost_actor()  # asked
+    assert str(watch.problem()) == "the vLLM server 0.0 is gone (ValueError: no GPU); the log may say why"
 
 
 @pytest.mark.parametrize("trouble", ["unreachable", "lost object"])
