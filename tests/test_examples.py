@@ -164,7 +164,7 @@ def test_slurm_takes_the_packages_from_an_image(tmp_path: Path, monkeypatch: pyt
         job.send_signal(signal.SIGUSR1)
         assert job.wait(20) == 7
     calls = (tmp_path / "calls").read_text()
-    in_image = f"apptainer exec --nv --bind {tmp_path} convrec.sif ray start"
+    in_image = f"apptainer exec --nv --bind {tmp_path} convrec.sif env --unset=ROCR_VISIBLE_DEVICES ray start"
     assert f"--nodelist=node1 {in_image} --head" in calls
     assert f"{in_image} --address=10.0.0.1:6379" in calls
     assert "run_rank_grpo.sh a=b" in (tmp_path / "inside").read_text()

@@ -51,7 +51,7 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
 
     monkeypatch.setattr(recipe, "Pool", Pool)
     out = tmp_path / "lists.parquet"
-    assert recipe.main(["--model", "run", "--catalog", str(catalog), "--chats", str(chats), "--out", str(out)]) == 0
+    assert recipe.main(["--model", "run", "--catalog", str(catalog), "--in", str(chats), "--out", str(out)]) == 0
     assert f"{catalog}: " in capsys.readouterr().err  # Ran, which has no year
     assert pq.read_table(out)["row"].to_pylist() == [0, 1, 2]
     (given,) = asked
