@@ -149,7 +149,11 @@ def test_a_gcs_server_that_is_gone_is_named_and_one_that_is_restarted_is_not(mon
         assert watched.lost_gcs() == ""
     assert watched.lost_gcs() == ""  # for a moment
     now += nodes.GCS_SECONDS + 1
-    assert watched.lost_gcs() == f"Ray's gcs_server at 127.0.0.1:{watched.gcs[1]} is gone (killed, or out of memory)"
+    gone = f"Ray's gcs_server at 127.0.0.1:{watched.gcs[1]} is gone (killed, or out of memory)"
+    assert watched.lost_gcs() == gone
+    watch = liveness.Watch(dict)
+    watch.nodes = watched
+    assert str(watch.problem()) == gone
     with socket.create_server(watched.gcs):
         assert watched.lost_gcs() == ""
     assert watched.lost_gcs() == ""  # counted anew
