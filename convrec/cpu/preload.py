@@ -8,7 +8,6 @@ from pathlib import Path
 from convrec.runs import fork_server
 
 MODULES = (
-    "setproctitle",  # finds where the title lies as long as the environment is what it was
     "transfer_queue",
     "convrec.training.worker",
     "convrec.cpu.engine",

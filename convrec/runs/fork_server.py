@@ -164,6 +164,10 @@ def _place(numbers: dict[int, int]) -> None:
 
 def main(fd: int, client: str, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle("convrec.runs.fork_server")  # it finds where a title lies as long as the environment lies behind
     for module in modules:
         importlib.import_module(module)
     multiprocessing.set_executable(client)  # of all that is forked: what it spawns is forked, too
