@@ -27,7 +27,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from convrec.runs import fork_client
 
@@ -164,12 +164,11 @@ def _place(numbers: dict[int, int]) -> None:
 
 def main(fd: int, client: str, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
-    with contextlib.suppress(ImportError):
-        from setproctitle import setproctitle
-
-        setproctitle("convrec.runs.fork_server")  # it finds where a title lies as long as the environment lies behind
     for module in modules:
         importlib.import_module(module)
+    if "ray._raylet" in sys.modules:  # which has found where titles lie, and moved what others would find it by
+        title = sys.modules["ray._raylet"].setproctitle
+        sys.modules["setproctitle"] = cast(types.ModuleType, types.SimpleNamespace(setproctitle=title))
     multiprocessing.set_executable(client)  # of all that is forked: what it spawns is forked, too
     gc.collect()
     gc.freeze()  # a collection would write to pages that all share
