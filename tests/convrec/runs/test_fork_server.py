@@ -87,6 +87,17 @@ def test_a_worker_of_ray_is_a_fork_with_its_clients_arguments_environment_and_de
     assert (tmp_path / "imports").read_text() == "import\n"  # the server's
 
 
+def test_a_fork_has_a_title_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "default_worker.py").write_text("import setproctitle as t; t.setproctitle('VLLM::Test'); input()")
+    server = fork_server.start(tmp_path, ["ray"], {})
+    asking = start(tmp_path / fork_server.CLIENT, str(tmp_path / "default_worker.py"), stdin=subprocess.PIPE)
+    until(lambda: "VLLM::Test" in [process.name() for process in psutil.Process(server.pid).children()])
+    asking.communicate(b"\n")
+    assert asking.returncode == 0
+    server.kill()
+    server.wait()
+
+
 @pytest.mark.parametrize("variables", [{}, {"A": "x", "HERE": "${A}/${NO_SUCH}:$HOME"}])
 def test_a_worker_has_the_variables_that_ray_would_give_it(client, tmp_path, monkeypatch, variables):
     script = "import json, os; print(json.dumps(dict(os.environ)))"
