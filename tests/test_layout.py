@@ -24,7 +24,7 @@ BASE = {
     "convrec.same_request",
     "convrec.statistics",
 }
-LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
+LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm", "convrec.dialogue"}
 MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints", "convrec.constrained"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
 LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.serving", "convrec.report"}
@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.lists": BASE,
     "convrec.runs": BASE,
     "convrec.llm": BASE | {"convrec.data"},
+    "convrec.dialogue": LOW,
     "convrec.rank_grpo": LOW,
     "convrec.judges": LOW,
     "convrec.checkpoints": LOW,
