@@ -55,14 +55,6 @@ class MatchResult(NamedTuple):
     seen: list[bool]
     catalog_index: list[int]
 
-    def add(self, row: int, hit: int = 0, is_duplicate: bool = False, is_seen: bool = False) -> None:
-        """The next rank."""
-        self.relevance.append(hit)
-        self.in_catalog.append(row >= 0)
-        self.duplicate.append(is_duplicate)
-        self.seen.append(is_seen)
-        self.catalog_index.append(row)
-
 
 class Identity(NamedTuple):
     """What a title with a year stands for: its catalog row, of one item's rows the first (-1 for none), and the key by
@@ -70,6 +62,17 @@ class Identity(NamedTuple):
 
     index: int  # type: ignore[assignment]  # tuple.index is not needed here
     key: str
+
+
+class _Found(NamedTuple):
+    """What a rank stands for: the Identity of its item, and the item's year."""
+
+    row: int
+    key: str
+    year: int
+
+
+_NOT_AN_ITEM = _Found(-1, "\n", NO_YEAR)  # no title's key has a line break
 
 
 class Truth(NamedTuple):
@@ -109,6 +112,9 @@ class Matcher:
             self.identify_line = self.identify
         self.wanted = lru_cache(maxsize=CACHE_SIZE)(self._wanted)
         self._seen = lru_cache(maxsize=CACHE_SIZE)(self._find_seen)
+        self._find = lru_cache(maxsize=CACHE_SIZE)(self._find_item)
+        self.read_line = lru_cache(maxsize=CACHE_SIZE)(self._read_line)
+        self._find_line = lru_cache(maxsize=CACHE_SIZE)(lambda line: self._find_item(self._read_line(line)))
 
     def match(
         self,
@@ -123,31 +129,51 @@ class Matcher:
         """
         if self.mode == "reference":
             return self._match_reference(items, ground_truth, seen)
+        return self._match(list(map(self._find, items)), ground_truth, seen)
+
+    def match_lines(
+        self, lines: Iterable[str], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
+    ) -> MatchResult:
+        """`match` of the parsed lines; a line that was met before is one look-up."""
+        if self.mode == "reference":
+            return self._match_reference(list(map(self.read_line, lines)), ground_truth, seen)
+        return self._match(list(map(self._find_line, lines)), ground_truth, seen)
+
+    def _match(
+        self, found: list[_Found], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
+    ) -> MatchResult:
         truth = [(wanted.key, wanted.year) for wanted in self.truths(ground_truth) if wanted.year is not None]
         seen_items: set[int] = set()
         seen_keys: set[str] = set()
         for title in seen if seen is not None else ():
-            rows, key = self._seen(title)
-            seen_items.update(rows)
+            same, key = self._seen(title)
+            seen_items.update(same)
             seen_keys.add(key)
-        result = MatchResult([], [], [], [], [])
-        earlier: set[object] = set()  # rows of the catalog; outside of it titles with their years
-        for item in items:
-            if item is None:
-                result.add(-1)
-                continue
-            row, key = self.identify_line(*item)
-            identity = row if row >= 0 else (key, item.year)
-            is_repeat = identity in earlier
-            is_seen = row in seen_items if row >= 0 else key in seen_keys
-            if row < 0 and self.mode in FUZZY:
-                is_seen |= FOLDED + fold(key) in seen_keys
-            can_hit = row >= 0 and not is_seen and not is_repeat
-            # NO_YEAR: a line without one, which matching `lenient` reads, or a catalog without years
-            year = item.year or self.catalog.years[row]
-            result.add(row, self._take_nearest(truth, key, year) if can_hit else 0, is_repeat, is_seen)  # type: ignore[arg-type]
-            earlier.add(identity)
-        return result
+        # Python looks at single ranks only where sets, which look at all at once, say that there is something to see.
+        rows, keys = [row for row, _, _ in found], [key for _, key, _ in found]
+        duplicate, was_seen, relevance = [False] * len(found), [False] * len(found), [0] * len(found)
+        if len(set(keys)) < len(keys):
+            duplicate = _repeats(found)
+        fold_seen = any(key[:1] == FOLDED for key in seen_keys)
+        if fold_seen or not seen_items.isdisjoint(rows) or not seen_keys.isdisjoint(keys):
+            was_seen = [
+                row in seen_items
+                or (row < 0 and key != _NOT_AN_ITEM.key and (key in seen_keys or FOLDED + fold(key) in seen_keys))
+                for row, key, _ in found
+            ]
+        truth_keys = {key for key, _ in truth}
+        if not truth_keys.isdisjoint(keys):
+            for rank, (row, key, year) in enumerate(found):
+                if row >= 0 and key in truth_keys and not was_seen[rank] and not duplicate[rank]:
+                    relevance[rank] = self._take_nearest(truth, key, year)
+        return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows)
+
+    def _find_item(self, item: Item | None) -> _Found:
+        if item is None:
+            return _NOT_AN_ITEM
+        row, key = self.identify_line.__wrapped__(*item)
+        # NO_YEAR: a line without one, which matching `lenient` reads, or a catalog without years
+        return _Found(row, key, item.year or (self.catalog.years[row] if row >= 0 else None) or NO_YEAR)
 
     def truths(self, ground_truth: Iterable[tuple[str, object]]) -> list[Truth]:
         """The items that a row wants, each once, however often and however spelled it stands there. Matching
@@ -166,16 +192,10 @@ class Matcher:
         row, key = self.identify(title, NO_YEAR if year is None else year)
         return Truth(row, key, year or self.catalog.years[row] if row >= 0 else year)
 
-    def match_lines(
-        self, lines: Iterable[str], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
-    ) -> MatchResult:
-        """`match` of the parsed lines."""
-        return self.match([self.read_line(line) for line in lines], ground_truth, seen)
-
-    def read_line(self, line: str) -> Item | None:
+    def _read_line(self, line: str) -> Item | None:
         """The item that a line of a list writes; None for none. Matching `lenient` reads a title without its year, too,
         where the catalog has one item of that name."""
-        item = parse_item(line, self.catalog.dated)
+        item = parse_item.__wrapped__(line, self.catalog.dated)  # one cache for a line is enough
         if item is None and self.mode == "lenient":
             title = parse_item(line, dated=False)
             item = title if title and self.identify(*title).index >= 0 else None
@@ -286,22 +306,21 @@ class Matcher:
             if year is not None:
                 left.setdefault(" ".join(title.casefold().split()), []).append(year)
         years_apart = [0] + [sign * d for d in range(1, self.year_tolerance + 1) for sign in (1, -1)]
-        result = MatchResult([], [], [], [], [])
-        earlier: set[Item] = set()
-        for item in items:
-            if item is None:
-                result.add(-1)
-                continue
-            row, is_seen, hit = self.identify(*item).index, item.title in seen_titles, 0
-            if row >= 0 and not is_seen:
+        relevance, duplicate = [], []
+        earlier: set[Item | None] = set()
+        rows = [self.identify(*item).index if item else -1 for item in items]
+        was_seen = [item is not None and item.title in seen_titles for item in items]
+        for item, row, is_seen in zip(items, rows, was_seen, strict=True):
+            year = None
+            if item and row >= 0 and not is_seen:
                 years = left.get(" ".join(item.title.casefold().split()), [])
                 year = next((item.year + d for d in years_apart if item.year + d in years), None)
                 if year is not None:
                     years.remove(year)
-                    hit = 1
-            result.add(row, hit, item in earlier, is_seen)
+            relevance.append(int(year is not None))
+            duplicate.append(item is not None and item in earlier)
             earlier.add(item)
-        return result
+        return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows)
 
 
 @dataclass(frozen=True)
@@ -337,6 +356,17 @@ def _without_year(title: str) -> str | None:
     """The title in front of a year that was written where items have none; None for a title alone."""
     year = _YEAR_BEHIND.search(title)
     return title[: year.start()].rstrip() if year else None
+
+
+def _repeats(found: Sequence[_Found]) -> list[bool]:
+    """Whether an item stands at an earlier rank: the same row of the catalog, outside of it the same title and year."""
+    earlier: set[object] = set()
+    repeats = []
+    for one in found:
+        identity = one.row if one.row >= 0 else one
+        repeats.append(identity in earlier and one is not _NOT_AN_ITEM)
+        earlier.add(identity)
+    return repeats
 
 
 def _integer(value: object) -> int | None:

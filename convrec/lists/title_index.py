@@ -30,6 +30,7 @@ titles (catalogs of some 100,000), letters are added. What this loses are titles
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from string import ascii_lowercase, digits
 
 from rapidfuzz import fuzz, process
 from rapidfuzz.distance import OSA
@@ -122,7 +123,8 @@ class TitleIndex:
 
     def of_year(self, folded: str, year: int) -> int:
         """The item that alone has this folded title in this very year; -1 for none, SEVERAL."""
-        return self.only(row for row in self.by_folded.get(folded, ()) if self.catalog.years[row] == year)
+        rows = self.by_folded.get(folded)
+        return self.only(row for row in rows if self.catalog.years[row] == year) if rows else -1
 
     def by_letters(self, title: str, year: int) -> int:
         """The item of the same letters in this year, spaces aside (Blow-Up, Th eMatrix); -1 for none, SEVERAL.
@@ -132,19 +134,15 @@ class TitleIndex:
         found = self._by_letters.get((forms(title).letters, year), -1)
         if found == -1:
             words = forms(title).spelling.split()
-            undone = [self._undo_typo(word, index) for index, word in enumerate(words)]
-            if undone != words and len(words) > 1:
-                rows = self.by_spelling.get(" ".join(undone), ())
+            undone = [self._undo_typo(word, index) for index, word in enumerate(words)] if len(words) > 1 else words
+            if undone != words and (rows := self.by_spelling.get(" ".join(undone))):
                 found = self.only(row for row in rows if self.catalog.years[row] == year)
         return found
 
     def _undo_typo(self, word: str, index: int) -> str:
-        if index == 0 and word not in NOT_THE and OSA.distance(word, "the", score_cutoff=1) == 1:
+        if index == 0 and word in _THE and word not in NOT_THE:
             return "the"
-        if word.isdecimal() or self._is_word(word):
-            return word
-        number = process.extractOne(word, NUMBER_WORDS.keys(), scorer=OSA.distance, score_cutoff=1)
-        return NUMBER_WORDS[number[0]] if number else word
+        return NUMBER_WORDS[_NUMBERS[word]] if word in _NUMBERS and not self._is_word(word) else word
 
     def by_short_form(self, title: str, year: int) -> int:
         """The item of this year with whose title this one differs by parts left out or added; -1 for none, SEVERAL."""
@@ -207,10 +205,11 @@ class TitleIndex:
         (article, folded, _), years = forms(title), self.catalog.years
         if len(folded) < SHORTEST_MISSPELT - 1:  # a letter may be missing
             return -1
+        its_numbers = numbers(folded)
         best = (-self.fuzzy_cutoff, NEAR_YEARS + 1, -1)  # (-similarity, years apart, row): the least wins
         for near in (False, True):
             query = folded if near else folded + SAME_YEAR
-            guard = (*numbers(folded), article) if near and self.catalog.dated else numbers(folded)
+            guard = (*its_numbers, article) if near and self.catalog.dated else its_numbers
             for side in SIDES:
                 block = self._block(year, near, guard, side, folded)
                 if block is None:
@@ -272,6 +271,21 @@ class TitleIndex:
             if key not in self._blocks:
                 return None
         return None
+
+
+def _with_a_typo(words: Iterable[str]) -> dict[str, str]:
+    """What is written with one wrong letter, or two swapped -> the first of the words that is meant."""
+    meant: dict[str, str] = {}
+    for word in words:
+        for before, after in ((word[:cut], word[cut:]) for cut in range(len(word) + 1)):
+            typos = [before + after[1:], before + after[1:2] + after[:1] + after[2:]]
+            typos += [before + letter + rest for letter in ascii_lowercase + digits for rest in (after, after[1:])]
+            for typo in typos:
+                meant.setdefault(typo, word)
+    return meant
+
+
+_THE, _NUMBERS = _with_a_typo(["the"]).keys() - {"the"}, _with_a_typo(NUMBER_WORDS)
 
 
 def _end(side: str, folded: str, letters: int) -> str:

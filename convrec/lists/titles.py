@@ -97,10 +97,14 @@ def forms(title: str) -> Forms:
     if not text.isascii():
         text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
         text = text.translate(_LETTERS)
-    text = _THOUSANDS.sub("", _APOSTROPHE.sub("", text.replace("&", " and ")))
-    words = _NOT_WORD.sub(" ", text).split()
+    if not text.replace(" ", "").isalnum():  # what follows is half of the time
+        text = _THOUSANDS.sub("", _APOSTROPHE.sub("", text.replace("&", " and ")))
+        text = _NOT_WORD.sub(" ", text)
+    words = text.split()
     letters = "".join(words)
     article = words.pop(0) if len(words) > 1 and words[0] in _ARTICLES else ""
+    if _WORDS.keys().isdisjoint(words) and not _DIGITS.search(text):
+        return Forms(article, " ".join(words), letters)
     folded: list[str] = []
     for index, word in enumerate(words):
         form = _WORDS.get(word, word)
