@@ -22,7 +22,7 @@ def without_control_tokens(messages: Sequence[Message], tokenizer: Any = None) -
     A conversation is text: `<|im_end|><|im_start|>assistant` in it must neither end the turn nor begin an answer.
     tokenizer: None for a model behind an address, where the special tokens of common templates are meant.
     """
-    pattern = _COMMON if tokenizer is None else _special(tuple(special_tokens(tokenizer)))
+    pattern = _COMMON if tokenizer is None else _special(tokenizer)
     return [{**message, "content": pattern.sub(r"\1 ", message["content"])} for message in messages]
 
 
@@ -32,10 +32,10 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return sorted({*added, *tokenizer.all_special_tokens})
 
 
-@functools.lru_cache(maxsize=16)
-def _special(tokens: tuple[str, ...]) -> re.Pattern[str]:
+@functools.lru_cache(maxsize=4)  # asked anew, a tokenizer makes its table of tokens anew, for every request
+def _special(tokenizer: Any) -> re.Pattern[str]:
     """Matches the first character of a special token; one of a single character is none that a text could avoid."""
-    names = [re.escape(token) for token in tokens if len(token.strip()) > 1]
+    names = [re.escape(token) for token in special_tokens(tokenizer) if len(token.strip()) > 1]
     return re.compile(f"(?={'|'.join(names)})(.)", re.DOTALL) if names else re.compile(r"(?!)(.)")
 
 
