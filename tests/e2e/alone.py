@@ -62,7 +62,7 @@ class Alone:
         found = json.loads(self.report.read_text())
         took, cpu, lingered = time.monotonic() - self.begun, found.pop("cpu_seconds"), found.pop("lingered")
         print(f"status {status}; {took:.0f} s, {cpu:.0f} s of CPU; nothing was left {lingered:.1f} s after its end")
-        assert found == NOTHING, self.said()[-3000:]
+        assert found == NOTHING, f"{found}\n{self.said()[-3000:]}"
         return status
 
 

@@ -18,9 +18,12 @@ import pytest
 
 from convrec.checkpoints.models import resolve_model
 from convrec.data.schema import split_prompt
+from convrec.runs import guard
 from convrec.runs.folder import ENDED, latest_step, read_metrics
 from data_prep.own import convert_own
 
+# Where torch is imported here, it sets this to a folder in /tmp, which commands would take for what a user has set.
+os.environ[guard.COMPILED] = guard.compile_cache()
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("convrec", "reward", "data_prep", "recipes", "conf")
 SFT_STEPS, RL_STEPS = 40, 3
