@@ -133,6 +133,8 @@ def watched(watch: Watch) -> Iterator[None]:
         if lost:
             raise ProcessLost(lost) from error
         raise
+    except SystemError as error:  # so C code says that what was raised in the handler of a signal came through it
+        raise watch.error or error from error
     finally:
         watch.stop()
 

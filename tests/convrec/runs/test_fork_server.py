@@ -98,6 +98,20 @@ def test_a_fork_has_a_title_of_its_own(tmp_path, monkeypatch):
     server.wait()
 
 
+def test_forks_draw_ids_of_tasks_and_objects_and_random_numbers_of_their_own(tmp_path):
+    actor = "import numpy, ray, torch\n@ray.remote\nclass Actor:\n    pass\n"  # Ray draws an id for it
+    (tmp_path / "actors.py").write_text(actor)
+    drawn = "ray.ObjectRef.from_random().hex(), torch.initial_seed(), numpy.random.random()"
+    (tmp_path / "default_worker.py").write_text(f"import numpy, ray, torch; print({drawn})")
+    server = fork_server.start(tmp_path, ["actors"], {"PYTHONPATH": str(tmp_path)})
+    worker = [sys.executable, str(tmp_path / fork_server.CLIENT), str(tmp_path / "default_worker.py")]
+    first, second = (subprocess.check_output(worker).split() for _ in range(2))
+    assert len(first) == 3
+    assert not set(first) & set(second)
+    server.kill()
+    server.wait()
+
+
 @pytest.mark.parametrize("variables", [{}, {"A": "x", "HERE": "${A}/${NO_SUCH}:$HOME"}])
 def test_a_worker_has_the_variables_that_ray_would_give_it(client, tmp_path, monkeypatch, variables):
     script = "import json, os; print(json.dumps(dict(os.environ)))"
