@@ -39,7 +39,7 @@ def test_the_end_is_named_and_nothing_is_left(trained, tmp_path, victim, number,
         run.wait_for(lambda: latest_step(run_folder) >= 2)
         begun = time.monotonic()
         if victim in ("guard", "fork_server"):
-            next(p for p in descendants(run) if is_running(victim, p)).kill()
+            next(p for p in descendants(run.process) if is_running(victim, p)).kill()
         else:
             processes_named(run, victim)[0].send_signal(number)
         if victim == "guard":
