@@ -134,7 +134,9 @@ def watched(watch: Watch) -> Iterator[None]:
             raise ProcessLost(lost) from error
         raise
     except SystemError as error:  # so C code says that what was raised in the handler of a signal came through it
-        raise watch.error or error from error
+        if watch.error:
+            raise watch.error from error
+        raise
     finally:
         watch.stop()
 

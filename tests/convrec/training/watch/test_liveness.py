@@ -99,6 +99,19 @@ def test_the_main_thread_is_interrupted_while_it_waits(actors: Actors) -> None:
         watch.stop()
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_c_code_makes_of_a_loss_is_told_as_the_loss(actors: Actors, is_lost: bool) -> None:
+    watch = liveness.Watch(actors.handles)
+    expected = pytest.raises(ProcessLost, match="worker 0 is gone") if is_lost else pytest.raises(SystemError)
+    with expected, liveness.watched(watch):
+        actors.state["training worker 0"] = "dead" if is_lost else "alive"
+        try:
+            time.sleep(30 if is_lost else 0.1)
+        except ProcessLost as error:
+            raise SystemError("returned a result with an exception set") from error
+        raise SystemError("of another kind")
+
+
 def test_a_driver_that_does_not_get_away_is_ended(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[int] = []
     monkeypatch.setattr(liveness, "SECONDS_TO_STOP", 0.05)
