@@ -30,7 +30,6 @@ from convrec.runs import guard_process, stacks
 from convrec.runs.guard_process import FOLDER_VARIABLE, all_processes, shared_memory, stat_of
 
 END_SECONDS = 15.0  # that the driver waits for the guard
-KEEP_SECONDS = 2.0
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -92,10 +91,13 @@ def _enter(folder: Path, is_driver: bool, message: str, owns: bool = True) -> No
 
 
 def _keep_guard(folder: Path) -> None:
-    """A guard that was killed is started again; what it had learned shows in /proc and in the folder."""
+    """A guard that was killed is started again; what it had learned shows in /proc and in the folder. And whoever asks
+    for the stacks of this process gets them."""
+    answered = ""
     while folder.exists():
         start_guard(folder)
-        time.sleep(KEEP_SECONDS)
+        answered = stacks.write_if_asked(folder, answered)
+        time.sleep(stacks.LOOK_SECONDS)
 
 
 def start_guard(folder: Path) -> None:
