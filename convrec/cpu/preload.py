@@ -8,6 +8,7 @@ from pathlib import Path
 from convrec.runs import fork_server
 
 MODULES = (
+    "convrec.cpu.class_ids",
     "transfer_queue",
     "convrec.training.worker",
     "convrec.cpu.engine",

@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -164,26 +164,13 @@ def _place(numbers: dict[int, int]) -> None:
         os.closerange(low + 1, high)
 
 
-@contextlib.contextmanager
-def _ids_of_classes() -> Iterator[None]:
-    """Ray draws an id for each class that becomes an actor. Its generator is seeded by the first draw: were that here,
-    all that is forked would draw the same ids for its tasks and objects, and end at the first two that meet."""
-    from ray import ActorClassID, actor
-
-    drawn = types.SimpleNamespace(from_random=lambda: ActorClassID(os.urandom(ActorClassID.size())))
-    actor.ActorClassID = cast(Any, drawn)
-    yield
-    actor.ActorClassID = ActorClassID
-
-
 def main(fd: int, client: str, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
-    with _ids_of_classes():
-        for module in modules:
-            importlib.import_module(module)
-    # Ray has found where titles lie, and moved what others would find it by
-    title = types.SimpleNamespace(setproctitle=sys.modules["ray._raylet"].setproctitle)
-    sys.modules["setproctitle"] = cast(types.ModuleType, title)
+    for module in modules:
+        importlib.import_module(module)
+    if "ray._raylet" in sys.modules:  # which has found where titles lie, and moved what others would find it by
+        title = sys.modules["ray._raylet"].setproctitle
+        sys.modules["setproctitle"] = cast(types.ModuleType, types.SimpleNamespace(setproctitle=title))
     multiprocessing.set_executable(client)  # of all that is forked: what it spawns is forked, too
     gc.collect()
     gc.freeze()  # a collection would write to pages that all share

@@ -83,8 +83,10 @@ def within(function: str, step: int = 0) -> Moment:
     def moment(run: Alone, run_folder: Path) -> bool:
         if step and not (first_step_is_logged(run, run_folder) and max(trained_steps(run_folder), default=0) >= step):
             return False
-        # the fork, or the child in which an evaluation generates
-        return any(re.search(rf"[ .]{function} \(", stack_of(process)) for process in descendants(run)[:3])
+        # the fork, or the child in which an evaluation generates; what has started a guard and ended lies between
+        states = of_each(descendants(run), lambda process: (process, process.status()))
+        found = [process for process, state in states if state != psutil.STATUS_ZOMBIE]
+        return any(re.search(rf"[ .]{function} \(", stack_of(process)) for process in found[:3])
 
     return moment
 

@@ -15,6 +15,7 @@ import pytest
 from ray._private.runtime_env.context import RuntimeEnvContext
 from ray._private.utils import update_envs
 
+from convrec.cpu import preload
 from convrec.runs import fork_server
 
 WORKER = """
@@ -103,7 +104,7 @@ def test_forks_draw_ids_of_tasks_and_objects_and_random_numbers_of_their_own(tmp
     (tmp_path / "actors.py").write_text(actor)
     drawn = "ray.ObjectRef.from_random().hex(), torch.initial_seed(), numpy.random.random()"
     (tmp_path / "default_worker.py").write_text(f"import numpy, ray, torch; print({drawn})")
-    server = fork_server.start(tmp_path, ["actors"], {"PYTHONPATH": str(tmp_path)})
+    server = fork_server.start(tmp_path, [preload.MODULES[0], "actors"], {"PYTHONPATH": str(tmp_path)})
     worker = [sys.executable, str(tmp_path / fork_server.CLIENT), str(tmp_path / "default_worker.py")]
     first, second = (subprocess.check_output(worker).split() for _ in range(2))
     assert len(first) == 3
