@@ -23,7 +23,7 @@ KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
     [
         ("gcs_server", KILL, 1, 70, "Ray's gcs_server at 127.0.0.1:"),
         ("guard", KILL, 130, 20, "stopped after step"),  # and then SIGTERM to the run, at once
-        ("ray::WorkerDict", STOP, 75, 200, "(ray::WorkerDict) is stopped"),
+        ("ray::WorkerDict", STOP, 75, 200, "(ray::WorkerDict"),  # and its method, " is stopped"
         ("VLLM::EngineCore", KILL, 1, 40, " gone"),
         ("fork_server", KILL, 1, 40, " gone"),
         ("raylet", KILL, 1, 40, " gone"),  # without a word where Ray's core ends the driver before it can say one
