@@ -86,28 +86,30 @@ def _enter(folder: Path, is_driver: bool, message: str, owns: bool = True) -> No
     partial = folder / f".{pid}"
     partial.write_text(json.dumps(entry))
     partial.replace(folder / "members" / str(pid))
-    start_guard(folder)
-    threading.Thread(target=_keep_guard, args=[folder], daemon=True).start()
+    terminal = os.dup(2)  # stderr may soon be a log, and what a guard says is for the terminal
+    start_guard(folder, terminal)
+    threading.Thread(target=_keep_guard, args=[folder, terminal], daemon=True).start()
 
 
-def _keep_guard(folder: Path) -> None:
+def _keep_guard(folder: Path, terminal: int) -> None:
     """A guard that was killed is started again; what it had learned shows in /proc and in the folder. And whoever asks
     for the stacks of this process gets them."""
     answered = ""
     while folder.exists():
-        start_guard(folder)
+        start_guard(folder, terminal)
         answered = stacks.write_if_asked(folder, answered)
         time.sleep(stacks.LOOK_SECONDS)
 
 
-def start_guard(folder: Path) -> None:
-    """Where there is none, and something to guard."""
+def start_guard(folder: Path, terminal: int = 2) -> None:
+    """Where there is none, and something to guard. terminal: a file descriptor of what it tells."""
     if folder.exists() and not _has_guard(folder):
         # by path and isolated: it must not depend on a working directory that goes away
         subprocess.Popen(
             [sys.executable, "-I", guard_process.__file__, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=terminal,
             start_new_session=True,
             cwd="/",
         )

@@ -115,9 +115,13 @@ def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_term
     assert "it ended without a word" in run.driver.communicate()[1]
 
 
-@pytest.mark.parametrize("join", ["", JOIN])
-def test_a_guard_that_is_killed_is_started_again_by_whoever_is_there(start: Start, join: str) -> None:
-    run = start(join=join)
+STDERR_TO_A_LOG = "os.dup2(os.open(os.devnull, os.O_WRONLY), 2); time.sleep(600)"
+
+
+@pytest.mark.parametrize("options", [{}, {"join": JOIN}, {"then": STDERR_TO_A_LOG}])
+def test_a_guard_that_is_killed_is_started_again_by_whoever_is_there(start: Start, options: dict[str, str]) -> None:
+    """And still tells the terminal, where the driver's stderr is a log by now."""
+    run = start(**options)
     first = run.guard
     first.kill()
     with contextlib.suppress(ValueError):  # it is being written

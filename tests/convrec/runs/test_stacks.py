@@ -27,8 +27,8 @@ def counts():
         sum(range(100))
 if len(sys.argv) > 1:
     stacks.LOOK_SECONDS = 0.1
-    guard.start_guard = lambda folder: None
-    for target in (counts, counts, lambda: guard._keep_guard(Path(os.environ[guard.FOLDER_VARIABLE]))):
+    guard.start_guard = lambda folder, terminal: None
+    for target in (counts, counts, lambda: guard._keep_guard(Path(os.environ[guard.FOLDER_VARIABLE]), 2)):
         threading.Thread(target=target, daemon=True).start()
 waits_for_an_engine()
 """
