@@ -25,7 +25,7 @@ test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the de
 test-long: setup ## on a cluster of two nodes, with killed processes, judges, the wheel (E2E_DEMO=FOLDER: their demo)
 	@$(PY) -m pytest tests/e2e -m long
 
-test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 40 minutes, not in CI
+test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 26 minutes, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
 
 test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed without one; 40 minutes, not in CI
