@@ -3,8 +3,9 @@
 verl's engine can have a model's forward give log-probs in place of logits, which its fused kernels do. The same way is
 taken here, but inside of the head's own forward: FSDP2 wraps an untied head as a unit of its own and has its weights
 gathered only there (verl's kernels read them outside, which ends in `mixed torch.Tensor and DTensor`). What is computed
-is either the policy over the whole vocabulary, in chunks of tokens, or the policy under the constraint of a catalog
-(docs/explanation/method.md 9), for which the field CONSTRAINT of the batch is read. Places of prompts are 0.
+is either the policy over the whole vocabulary, from all logits at once or in chunks of tokens, or the policy under the
+constraint of a catalog (docs/explanation/method.md 9), for which the field CONSTRAINT of the batch is read. Places of
+prompts are 0.
 
 Shapes: T positions of hidden states, P of them that predict a token of a response, D their size, V words.
 """
@@ -19,11 +20,13 @@ from tensordict import TensorDict
 from verl.models.transformers.dense_common import CausalLMOutputForPPO
 from verl.utils import tensordict_utils
 from verl.utils.experimental.torch_functional import _fused_linear_for_ppo_bwd, _fused_linear_for_ppo_fwd
+from verl.utils.torch_functional import entropy_from_logits
 
 from convrec.constrained.catalog_trie import CatalogTrie
 from convrec.constrained.choices import ChoiceReader, Choices, joined
 from convrec.constrained.log_probs import ConstrainedHead
 from convrec.rollout.constraint import CONSTRAINT
+from convrec.training.registration import OTHER_LOGITS
 
 CHUNK = 512  # tokens whose logits are in memory at a time
 Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
@@ -58,6 +61,19 @@ def fuse(engine: Any) -> None:
     _compute_in_head(engine, response_tokens, compute)
 
 
+def leave_out_prompts(engine: Any) -> None:
+    """Have this engine's logits be made for trained tokens alone: the head is a large part of a small model's work. A
+    model whose logits are more than the product of hidden states and head stays as it is."""
+    model = _model_with_head(engine)
+    if model.lm_head.bias is not None or any(getattr(model.config, name, None) for name in OTHER_LOGITS):
+        return
+
+    def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:
+        return at_once(hidden_TD, weight_VD, asked.chosen, asked.temperature, asked.with_entropy)
+
+    _compute_in_head(engine, trained_tokens, compute)
+
+
 def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
     """The choices of a micro-batch, each at the position of the hidden state that it was made from.
 
@@ -75,6 +91,19 @@ def response_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
     positions = [torch.arange(start, start + len(response)) for _, start, response in rows]
     no_token = batch["responses"].values()[:0]  # of a micro-batch of nothing but padding
     return torch.cat([no_token.cpu(), *positions]), torch.cat([no_token, *(response for *_, response in rows)])
+
+
+def trained_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
+    """As `response_tokens`; of demonstrations, which have no responses, the tokens of their loss mask."""
+    if batch.get("responses", None) is not None:
+        return response_tokens(batch, padded_length)
+    offsets, tokens = batch["input_ids"].offsets(), batch["input_ids"].values()
+    place_P = batch["loss_mask"].values().nonzero().flatten()
+    position_P = place_P - 1  # a token is predicted one position before it
+    if padded_length is not None:
+        row_P = torch.searchsorted(offsets, place_P, right=True) - 1
+        position_P = position_P + row_P * padded_length - offsets[row_P]
+    return position_P, tokens[place_P]
 
 
 def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -113,10 +142,14 @@ def _compute_in_head(
         return compute(hidden.flatten(0, 1), self.weight, asked)
 
     engine.prepare_model_inputs = prepare_model_inputs
-    # the model with the head, below FSDP's and LoRA's wrappers
-    model = next(part for part in engine.module.modules() if "lm_head" in part._modules)
+    model = _model_with_head(engine)
     model.forward = MethodType(_forward, model)
     model.lm_head.forward = MethodType(head_forward, model.lm_head)
+
+
+def _model_with_head(engine: Any) -> Any:
+    """Below FSDP's and LoRA's wrappers."""
+    return next(part for part in engine.module.modules() if "lm_head" in part._modules)
 
 
 def _forward(
@@ -141,8 +174,24 @@ def in_chunks(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, chosen: Pair, te
     position_P, token_P = (values.to(hidden_TD.device) for values in chosen)
     hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
     values = cast(Pair, _InChunks.apply(hidden_PD, weight_VD, token_P, temperature))
+    return _placed(len(hidden_TD), position_P, values)
+
+
+def at_once(
+    hidden_TD: torch.Tensor, weight_VD: torch.Tensor, chosen: Pair, temperature: float, with_entropy: bool
+) -> Pair:
+    """As `in_chunks`, with all logits in memory and none computed twice; entropies are 0 where not asked for."""
+    position_P, token_P = (values.to(hidden_TD.device) for values in chosen)
+    hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
+    logits_PV = torch.nn.functional.linear(hidden_PD, weight_VD).float() / temperature
+    log_probs_P = -torch.nn.functional.cross_entropy(logits_PV, token_P, reduction="none")
+    entropy_P = entropy_from_logits(logits_PV) if with_entropy else torch.zeros_like(log_probs_P)
+    return _placed(len(hidden_TD), position_P, (log_probs_P, entropy_P))
+
+
+def _placed(length: int, position_P: torch.Tensor, values: Pair) -> Pair:
     log_probs_T, entropy_T = (
-        torch.zeros(len(hidden_TD), device=value.device).index_put((position_P,), value) for value in values
+        torch.zeros(length, device=value.device).index_put((position_P,), value) for value in values
     )
     return log_probs_T, entropy_T
 

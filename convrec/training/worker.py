@@ -21,7 +21,7 @@ from convrec.rollout.weight_socket import in_run_folder
 from convrec.training import registration
 from convrec.training.attention import varlen
 from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
-from convrec.training.log_prob_head import constrain, fuse
+from convrec.training.log_prob_head import constrain, fuse, leave_out_prompts
 
 
 class ConvRecWorker(ActorRolloutRefWorker):
@@ -46,6 +46,8 @@ class ConvRecWorker(ActorRolloutRefWorker):
                 constrain(engine, catalog)
             elif self.config.model.use_fused_kernels:
                 fuse(engine)
+            elif is_cpu_host():
+                leave_out_prompts(engine)
         if hasattr(self.rollout, "zmq_handle"):
             self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
 

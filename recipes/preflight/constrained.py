@@ -25,8 +25,6 @@ from recipes.planning.work import listed
 from recipes.preflight.batch import model_settings
 
 ON = "CONSTRAINED=1 (convrec.constrained)"
-# of a model's config.json: its logits are not the product of hidden states and head
-OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def check(config: DictConfig, catalog: Catalog) -> list[str]:
@@ -104,7 +102,7 @@ def _check_settings(config: DictConfig) -> None:
             "log-probs of the constrained policy"
         )
     settings = model_settings(model.path)
-    if other := [name for name in OTHER_LOGITS if settings.get(name) not in (None, 1.0)]:
+    if other := [name for name in registration.OTHER_LOGITS if settings.get(name) not in (None, 1.0)]:
         raise UserError(
             f"{ON}: {model.path} changes its logits behind the head ({', '.join(other)}): take another model"
         )

@@ -13,9 +13,9 @@ from verl.workers.utils.losses import sft_loss
 
 from convrec.runs.phases import Phases
 from convrec.training import registration
-from convrec.training.sft.trainer import SFTMixin
+from convrec.training.sft.trainer import SFTMixin, prepare_engine
 from convrec.training.watch import liveness
-from convrec.training.worker import prepare_checkpoints, prepare_process, set_learning_rate
+from convrec.training.worker import prepare_process, set_learning_rate
 
 PHASES = ("train_batch", "infer_batch", "save_checkpoint")  # of a step, where a worker may hang
 
@@ -32,7 +32,7 @@ class SFTWorker(TrainingWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def reset(self) -> None:
         super().reset()
-        prepare_checkpoints(self.engine)
+        prepare_engine(self.engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_learning_rate(self) -> None:

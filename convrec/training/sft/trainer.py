@@ -9,9 +9,18 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer import sft_trainer
 
 from convrec.checkpoints import saving
+from convrec.cpu.platform import is_cpu_host
 from convrec.runs import card
 from convrec.runs.folder import read_metrics
+from convrec.training.log_prob_head import leave_out_prompts
 from convrec.training.worker import prepare_checkpoints, set_learning_rate
+
+
+def prepare_engine(engine: Any) -> None:
+    """verl's, after it was built."""
+    prepare_checkpoints(engine)
+    if is_cpu_host():
+        leave_out_prompts(engine)
 
 
 class SFTMixin:
@@ -144,4 +153,4 @@ class ConvRecSFTTrainer(SFTMixin, sft_trainer.SFTTrainer):
 
     def _init_engine(self) -> None:
         super()._init_engine()
-        prepare_checkpoints(self.engine)
+        prepare_engine(self.engine)

@@ -1,16 +1,20 @@
-"""Log-probs in chunks in verl's FSDP engine, against those of whole logits: tied and untied, packed, padded, LoRA."""
+"""Log-probs of trained tokens alone in verl's FSDP engine, in chunks and at once, against those of whole logits: tied
+and untied, packed, padded, LoRA."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from verl.utils import tensordict_utils
+from verl.workers.utils.losses import sft_loss
 
 from convrec.training import log_prob_head
 from convrec.training.attention import varlen
-from convrec.training.log_prob_head import fuse
+from convrec.training.log_prob_head import fuse, leave_out_prompts
 from tests.convrec.training.conftest import build_training_worker
 from tests.convrec.training.engine_process import batch_of, train
 
@@ -63,23 +67,64 @@ def test_log_probs_entropies_loss_and_gradient_are_those_of_whole_logits(
     monkeypatch.setattr(log_prob_head, "CHUNK", 3)
     varlen.register()
     found = []
-    for is_fused in (False, True):
+    for change in (None, fuse, leave_out_prompts):
         torch.manual_seed(0)  # of the adapters
         worker = build_training_worker(folder, model=lora)
         if form is PACKED:
             worker.engine.module.config._attn_implementation = varlen.NAME
-        if is_fused:
-            fuse(worker.engine)
+        if change:
+            change(worker.engine)
         output = worker.infer_batch(batch_of(rows(), calculate_entropy=True, compute_loss=False, **form))
         metrics = train(worker, batch_of(rows(), **form))
         after = worker.infer_batch(batch_of(rows(), compute_loss=False, **form))
         found.append((*map(of_responses, (output["log_probs"], output["entropy"], after["log_probs"])), metrics))
-    (*plain, plain_metrics), (*fused, fused_metrics) = found
-    for one, other in zip(plain, fused, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+    (*plain, plain_metrics), *others = found
     assert (plain[0] - plain[2]).abs().max() > 1e-3  # the update changed something
-    assert fused_metrics["loss"] == pytest.approx(plain_metrics["loss"], abs=1e-5)
-    assert fused_metrics["grad_norm"] == pytest.approx(plain_metrics["grad_norm"], rel=1e-4)
+    for *values, metrics in others:
+        for one, other in zip(plain, values, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+        assert metrics["loss"] == pytest.approx(plain_metrics["loss"], abs=1e-5)
+        assert metrics["grad_norm"] == pytest.approx(plain_metrics["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("form", [PADDED, PACKED], ids=["padded", "packed"])
+def test_of_demonstrations_the_loss_and_the_gradient_are_those_of_whole_logits(
+    training_worker: Any, folder: Path, form: dict[str, Any]
+) -> None:
+    varlen.register()
+    of_both = rows()
+    names = ("input_ids", "position_ids")
+    demonstrations = {name: of_both[name] for name in names} | {
+        "loss_mask": [[0] * len(a) + [1] * len(b) for a, b in zip(PROMPTS, RESPONSES, strict=True)]
+    }
+    found = []
+    for change in (None, leave_out_prompts):
+        worker = build_training_worker(folder)
+        worker.set_loss_fn(partial(sft_loss, config=None))
+        if form is PACKED:
+            worker.engine.module.config._attn_implementation = varlen.NAME
+        if change:
+            change(worker.engine)
+        found.append(
+            [tensordict_utils.get(worker.train_batch(batch_of(demonstrations, **form)), "metrics") for _ in range(2)]
+        )
+    for plain, other in zip(*found, strict=True):
+        assert other["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
+    assert found[0][0]["loss"] > found[0][1]["loss"]  # the update changed something
+
+
+def test_a_model_that_changes_its_logits_behind_the_head_keeps_its_own_forward(
+    training_worker: Any, folder: Path
+) -> None:
+    engine = build_training_worker(folder).engine
+    model, before = engine.module, engine.module.forward
+    model.config.final_logit_softcapping = 30.0
+    leave_out_prompts(engine)
+    assert model.forward == before
+    model.config.final_logit_softcapping = None
+    leave_out_prompts(engine)
+    assert model.forward != before
 
 
 def test_the_heads_gradient_is_summed_in_float32() -> None:
