@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from convrec.errors import UserError
 from convrec.files import read_json
+from convrec.training import registration
 from recipes.preflight.cores import rollout_devices
 
 
@@ -63,6 +64,12 @@ def check_heads(heads: int, tensor_parallel: int, model: str) -> None:
             f"TENSOR_PARALLEL={tensor_parallel} does not divide the {heads} attention heads of {model}: set it to "
             "a number that does, like 1"
         )
+
+
+def check_logits(model: str, asked: str, instead: str) -> None:
+    """Raise UserError where logits are more than the product of hidden states and head, which is what `asked` takes."""
+    if other := [name for name in registration.OTHER_LOGITS if model_settings(model).get(name) not in (None, 1.0)]:
+        raise UserError(f"{asked}: {model} changes its logits behind the head ({', '.join(other)}): {instead}")
 
 
 def model_settings(model: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from convrec.shipped import REWARD
 from convrec.training import registration
 from recipes.planning.work import listed
 from recipes.preflight import constrained
-from recipes.preflight.batch import check_batch, check_heads, check_micro_batch, model_settings
+from recipes.preflight.batch import check_batch, check_heads, check_logits, check_micro_batch, model_settings
 from recipes.preflight.cores import rollout_devices
 
 
@@ -214,11 +214,14 @@ def _check_rl(config: DictConfig) -> None:
     }
     actor, key = config.actor_rollout_ref.actor, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
     devices = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
-    if devices > 1 and config.actor_rollout_ref.model.use_fused_kernels:
-        raise UserError(
-            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={devices} cuts responses, which fused log-probs "
-            "read whole: add actor_rollout_ref.model.use_fused_kernels=false"
-        )
+    if config.actor_rollout_ref.model.use_fused_kernels:
+        instead = "add actor_rollout_ref.model.use_fused_kernels=false"
+        check_logits(config.actor_rollout_ref.model.path, "fused log-probs", instead)
+        if devices > 1:
+            raise UserError(
+                f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={devices} cuts responses, which fused "
+                f"log-probs read whole: {instead}"
+            )
     if actor.use_dynamic_bsz:
         check_micro_batch(lengths, key, actor.ppo_max_token_len_per_gpu * devices)
     _check_model(config.actor_rollout_ref.model.path, lengths, rollout.tensor_model_parallel_size)

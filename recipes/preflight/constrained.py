@@ -22,7 +22,7 @@ from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.training import registration
 from recipes.planning.work import listed
-from recipes.preflight.batch import model_settings
+from recipes.preflight.batch import check_logits
 
 ON = "CONSTRAINED=1 (convrec.constrained)"
 
@@ -101,11 +101,7 @@ def _check_settings(config: DictConfig) -> None:
             f"{ON}: actor_rollout_ref.rollout: take calculate_log_probs=true and logprobs_mode=processed_logprobs, the "
             "log-probs of the constrained policy"
         )
-    settings = model_settings(model.path)
-    if other := [name for name in registration.OTHER_LOGITS if settings.get(name) not in (None, 1.0)]:
-        raise UserError(
-            f"{ON}: {model.path} changes its logits behind the head ({', '.join(other)}): take another model"
-        )
+    check_logits(model.path, ON, "take another model")
 
 
 def _check_room(config: DictConfig, matcher: Matcher, trie: CatalogTrie) -> None:

@@ -206,6 +206,22 @@ def test_a_model_without_its_tokenizer_or_with_code_in_its_weights(
     assert refused(recipe=recipe, MODEL_PATH=str(own)).startswith(f"{own}/pytorch_model.bin: it holds pathlib.")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [
+        (["actor_rollout_ref.model.use_fused_kernels=true"], "fused log-probs: "),
+        (["convrec.constrained=true"], "CONSTRAINED=1 (convrec.constrained): "),
+    ],
+)
+def test_a_model_that_changes_its_logits_behind_the_head(
+    refused: Refused, own: Path, overrides: list[str], asked: str
+) -> None:
+    file = own / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"final_logit_softcapping": 30.0}))
+    said = refused(*overrides, MODEL_PATH=str(own))
+    assert said.startswith(f"{asked}{own} changes its logits behind the head (final_logit_softcapping): ")
+
+
 def test_a_model_that_cannot_write_the_catalog(refused: Refused, own: Path, tmp_path: Path) -> None:
     file = own / "tokenizer.json"
     content = json.loads(file.read_text())
