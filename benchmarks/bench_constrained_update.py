@@ -10,7 +10,8 @@ makes, one after the other, log-probs and their gradients with respect to all we
 constrained  this program's: logits of allowed tokens alone, none at a forced token
 masked       the same log-probs from whole logits with a mask, as one would write it
 free         the log-probs of the free policy, from whole logits, as verl does
-fused        these in chunks, at positions of responses alone: this program's
+at once      these at positions of responses alone: this program's, on a CPU
+fused        the same in chunks: this program's, on a GPU
 verl's fused these by verl's fused torch kernel
 
 masked, free and verl's fused make logits for prompts too, as verl does. `head` is without the model below the head.
@@ -40,7 +41,7 @@ from convrec.constrained.log_probs import ConstrainedHead
 from convrec.constrained.walk import Walk
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
-from convrec.training.log_prob_head import in_chunks
+from convrec.training.log_prob_head import at_once, in_chunks
 
 NUM_ITEMS, EXCLUDED = 20, 10
 
@@ -110,6 +111,7 @@ def main() -> None:
         "constrained": lambda hidden: head.log_probs(hidden, weight, choices)[0],
         "masked": masked,
         "free": lambda hidden: -torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="none"),
+        "at once": lambda hidden: at_once(hidden, weight, chosen, 1.0, with_entropy=False)[0],
         "fused": lambda hidden: in_chunks(hidden, weight, chosen, 1.0)[0],
         "verl's fused": fused_by_verl,
     }
