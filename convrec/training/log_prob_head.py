@@ -65,7 +65,8 @@ def leave_out_prompts(engine: Any) -> None:
     """Have this engine's logits be made for trained tokens alone: the head is a large part of a small model's work. A
     model whose logits are more than the product of hidden states and head stays as it is."""
     model = _model_with_head(engine)
-    if model.lm_head.bias is not None or any(getattr(model.config, name, None) for name in OTHER_LOGITS):
+    is_plain = isinstance(model.lm_head, torch.nn.Linear) and model.lm_head.bias is None and hasattr(model, "model")
+    if not is_plain or any(getattr(model.config, name, None) for name in OTHER_LOGITS):
         return
 
     def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:

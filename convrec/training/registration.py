@@ -15,7 +15,7 @@ from convrec.shipped import REWARD
 
 NAME = "rank_grpo"
 # of a model's config.json: its logits are not the product of hidden states and head
-OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 DRIVERS_DIGEST = "CONVREC_DRIVERS_DIGEST"  # in the environment of a run's workers: the driver's `source_digest()`
 USER_MODULE = "CONVREC_USER_MODULE"  # in the environment of the driver and its workers: where the user's reward is
 

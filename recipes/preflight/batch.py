@@ -66,10 +66,17 @@ def check_heads(heads: int, tensor_parallel: int, model: str) -> None:
         )
 
 
-def check_logits(model: str, asked: str, instead: str) -> None:
-    """Raise UserError where logits are more than the product of hidden states and head, which is what `asked` takes."""
-    if other := [name for name in registration.OTHER_LOGITS if model_settings(model).get(name) not in (None, 1.0)]:
-        raise UserError(f"{asked}: {model} changes its logits behind the head ({', '.join(other)}): {instead}")
+def check_logits(model: DictConfig, asked: str, instead: str) -> None:
+    """Raise UserError where logits are more than the product of hidden states and head, which is what `asked` takes.
+
+    model: the section of a run's config.
+    """
+    settings = model_settings(model.path)
+    other = [name for name in registration.OTHER_LOGITS if settings.get(name) not in (None, 1.0)]
+    if model.lora_rank and "lm_head" in str(model.target_modules):
+        other.append("LoRA on lm_head")
+    if other:
+        raise UserError(f"{asked}: {model.path} changes its logits behind the head ({', '.join(other)}): {instead}")
 
 
 def model_settings(model: str) -> dict[str, Any]:

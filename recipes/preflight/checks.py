@@ -216,7 +216,7 @@ def _check_rl(config: DictConfig) -> None:
     devices = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
     if config.actor_rollout_ref.model.use_fused_kernels:
         instead = "add actor_rollout_ref.model.use_fused_kernels=false"
-        check_logits(config.actor_rollout_ref.model.path, "fused log-probs", instead)
+        check_logits(config.actor_rollout_ref.model, "fused log-probs", instead)
         if devices > 1:
             raise UserError(
                 f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={devices} cuts responses, which fused "

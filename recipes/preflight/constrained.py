@@ -85,10 +85,6 @@ def _check_settings(config: DictConfig) -> None:
         key = f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size"
         if (OmegaConf.select(config, key) or 1) > 1:
             raise UserError(f"{ON}: {key}: it cuts responses over processes, which need whole ones: take 1")
-    if "lm_head" in str(model.target_modules) and model.lora_rank:
-        raise UserError(
-            f"{ON}: LoRA on lm_head (actor_rollout_ref.model.target_modules) is not in its rows: leave it out"
-        )
     if rollout.name != "vllm":
         raise UserError(f"{ON}: actor_rollout_ref.rollout.name={rollout.name}: lists are held to the catalog by vLLM")
     if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.full_determinism:
@@ -101,7 +97,7 @@ def _check_settings(config: DictConfig) -> None:
             f"{ON}: actor_rollout_ref.rollout: take calculate_log_probs=true and logprobs_mode=processed_logprobs, the "
             "log-probs of the constrained policy"
         )
-    check_logits(model.path, ON, "take another model")
+    check_logits(model, ON, "take another model, or other target_modules")
 
 
 def _check_room(config: DictConfig, matcher: Matcher, trie: CatalogTrie) -> None:

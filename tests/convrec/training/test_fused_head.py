@@ -127,6 +127,15 @@ def test_a_model_that_changes_its_logits_behind_the_head_keeps_its_own_forward(
     assert model.forward != before
 
 
+@pytest.mark.parametrize("folder", [True], ids=["tied"], indirect=True)  # FSDP takes no adapter in a unit of its own
+def test_a_head_with_an_adapter_keeps_its_own_forward(training_worker: Any, folder: Path) -> None:
+    engine = build_training_worker(folder, model=LORA | {"target_modules": ["q_proj", "lm_head"]}).engine
+    model = log_prob_head._model_with_head(engine)
+    before = model.forward
+    leave_out_prompts(engine)
+    assert model.forward == before
+
+
 def test_the_heads_gradient_is_summed_in_float32() -> None:
     """Of 64 chunks in bf16: closer to float64's than sums in bf16 are, and as close as one product."""
     generator = torch.Generator().manual_seed(2)

@@ -169,6 +169,14 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
             ],
             "cuts responses, which fused log-probs read whole",
         ),
+        (
+            [
+                "+scale=lora",
+                "actor_rollout_ref.model.target_modules=[lm_head]",
+                "actor_rollout_ref.model.use_fused_kernels=true",
+            ],
+            "(LoRA on lm_head): add actor_rollout_ref.model.use_fused_kernels=false",
+        ),
         ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=rank"], "would weight by nothing"),
         ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"], "leave it ppo_clip"),
         ([f"{FILTER}.enable=true", f"{FILTER}.metric=hits"], "metric=hits: rollouts can differ in their ranks"),
