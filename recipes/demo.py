@@ -29,6 +29,7 @@ from pathlib import Path
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
+from convrec.generation.generate import engines_kept
 from convrec.report.page import gain_text, table_row, text_table
 from convrec.runs.folder import latest_step
 from convrec.shipped import INSTALLED
@@ -133,9 +134,10 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
             train(rl, out)
     with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
         split = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
-        sft_metrics, rl_metrics = (
-            evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split))) for run in (sft, rl)
-        )
+        with engines_kept():
+            sft_metrics, rl_metrics = (
+                evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split))) for run in (sft, rl)
+            )
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)
