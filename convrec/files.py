@@ -13,7 +13,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,15 +61,9 @@ def folder_written_whole(path: Path, unless: Callable[[], bool] = lambda: False)
             _tidy(left, path)
 
 
-@contextmanager
-def scratch_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` for what is needed until the block ends."""
-    partial = _partial(path)
-    partial.mkdir()
-    try:
-        yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def scratch_folder(path: Path) -> AbstractContextManager[Path]:
+    """An empty folder beside `path` for what is needed until the block ends; it never becomes `path`."""
+    return folder_written_whole(path, unless=lambda: True)
 
 
 def _partial(path: Path) -> Path:

@@ -36,7 +36,7 @@ from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.kinds import Fraction, NonNegativeInteger, NonNegativeNumber, PositiveInteger, fits, wanted
 from convrec.lists.settings import ListSettings
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import MODEL_JUDGES, FailedQuestions, add_models, asker_of, failed_again, model_of
+from data_prep.stages.asking import MODEL_JUDGES, add_models, asker_of, failed_again, model_of, write_failed
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
@@ -78,11 +78,12 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
     if name == "metadata":
         asker, asked = asker_of(given, "teacher", "metadata") if given.metadata == "llm" else (None, {})
         return partial(metadata.run, asker=asker), {"metadata": given.metadata} | asked
+    if name == "demonstrations":
+        return demonstrations.run, {"num_items": num_items}
+    as_before = (read_record(Path(given.out), "remap") or {}).get("settings", {})  # of remap
     if name == "remap":
-        record = None if given.remap or given.redo else read_record(Path(given.out), "remap")
-        chosen = (
-            record["settings"]["remap"] if record else given.remap or remap.choose(Path(given.out), given.embedding)
-        )
+        chosen = given.remap or ("" if given.redo else as_before.get("remap"))
+        chosen = chosen or remap.choose(Path(given.out), given.embedding)
         if chosen == "full":
             check_embedding(given.embedding)
         _check_candidates(given, num_items)
@@ -91,21 +92,17 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
         return run, settings
     if name == "reflect":
         asker, asked = asker_of(given, "judge", given.judge) if given.judge in MODEL_JUDGES else (None, {})
-        record = read_record(Path(given.out), "remap")
-        candidates = record["settings"]["candidates"] if record else given.candidates
+        candidates = as_before.get("candidates", given.candidates)
         judged = min(given.judged or candidates, candidates)
         settings = {"judge": given.judge, "gamma": given.gamma, "judged": judged} | asked
         if given.criteria and given.judge == "pointwise":
             settings["criteria"] = criteria_text(read_criteria(given.criteria, given.judge), given.judge)
         return partial(reflect.run, asker=asker), settings
-    if name == "adjust":
-        record = read_record(Path(given.out), "remap")
-        softmax = "catalog" if record and record["settings"]["remap"] == "full" else "candidates"  # what has scores
-        penalty = adjust.PENALTY[softmax] if given.penalty is None else given.penalty
-        settings = {"softmax": softmax, "penalty": penalty, "max_epochs": given.max_epochs}
-        return partial(adjust.run, workers=workers), settings
-    assert name == "demonstrations"
-    return demonstrations.run, {"num_items": num_items}
+    assert name == "adjust"
+    softmax = "catalog" if as_before.get("remap") == "full" else "candidates"  # what has scores
+    penalty = adjust.PENALTY[softmax] if given.penalty is None else given.penalty
+    settings = {"softmax": softmax, "penalty": penalty, "max_epochs": given.max_epochs}
+    return partial(adjust.run, workers=workers), settings
 
 
 def _sources(given: argparse.Namespace) -> dict[str, str]:
@@ -150,7 +147,7 @@ def _run(name: str, given: argparse.Namespace) -> None:
     shown = {key: value for key, value in summary.items() if key not in ("sources", "warnings")}
     print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(shown, ensure_ascii=False)}")
     if is_new and "failed" not in summary:  # no model was asked: what failed in an earlier run is no news
-        FailedQuestions(folder, name).write()
+        write_failed(folder, name, [])
     for warning in summary.get("warnings", ()):
         print(f"    warning: {warning}", file=sys.stderr)
 

@@ -60,10 +60,8 @@ def convert(
     shares = _shares(validation_share, test_share)
     judged_by = read_criteria(criteria, mode) if criteria else DEFAULTS[mode]
     low, high = judged_by.scores
-    chosen, rejected = (
-        (high if chosen_score is None else chosen_score),
-        (low if rejected_score is None else rejected_score),
-    )
+    chosen = high if chosen_score is None else chosen_score
+    rejected = low if rejected_score is None else rejected_score
     if not (low <= chosen <= high and low <= rejected <= high):
         raise UserError(f"--chosen-score {chosen}, --rejected-score {rejected}: the criteria's scores are {low}-{high}")
     records = load(paths, mode, judged_by.scores, form)
@@ -127,11 +125,9 @@ def _told(left_out: Sequence[LeftOut]) -> str:
 
 
 def _warnings(rows: Sequence[JudgeRow], shares: dict[str, float]) -> list[str]:
-    group = large_group(rows)
-    if group is None or shares["test"] == 1:
+    if shares["test"] == 1 or (group := large_group(rows)) is None:
         return []
-    beginning, count = group
-    return [f"{count} of {len(rows)} rows have a query that begins alike and are in one split: {beginning[:60]!r}"]
+    return [f"{group[1]} of {len(rows)} rows have a query that begins alike and are in one split: {group[0][:60]!r}"]
 
 
 def _count(values: Iterable[Any]) -> dict[str, int]:

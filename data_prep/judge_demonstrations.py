@@ -18,7 +18,7 @@ from convrec.files import write_table
 from convrec.judges.prompt import MODES, query_text, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import preference_verdict, score_verdict
-from data_prep.tables import check_out
+from data_prep.tables import check_out, message
 
 
 def demonstrations(
@@ -27,26 +27,16 @@ def demonstrations(
     """Rows of schema.DEMONSTRATION_SCHEMA. answers: row number -> a model's answer; only right ones are taken."""
     demonstrated = []
     for number, row in enumerate(rows):
-        text = (
-            verdict_text(mode, label_of(row, mode), row.get("reason") or "")
-            if answers is None
-            else right_answer(row, mode, answers.get(number, ""))
-        )
-        if text is not None:
-            demonstrated.append(
-                {
-                    "prompt": prompt_of(row, mode),
-                    "completion": [{"role": "assistant", "content": text}],
-                    "sample_id": f"{row['source'] or 'judge'}-{number}",
-                }
-            )
+        label = label_of(row, mode)
+        if answers is None:
+            text = verdict_text(mode, label, row.get("reason") or "")
+        else:
+            text = answers.get(number, "")
+            if label != (score_verdict(text, scores_of(row)) if mode == "pointwise" else preference_verdict(text)):
+                continue
+        entry = {"prompt": prompt_of(row, mode), "completion": message("assistant", text)}
+        demonstrated.append(entry | {"sample_id": f"{row['source'] or 'judge'}-{number}"})
     return demonstrated
-
-
-def right_answer(row: Mapping[str, Any], mode: str, answer: str) -> str | None:
-    """The answer where its verdict is the row's label; None where it is not."""
-    verdict = score_verdict(answer, scores_of(row)) if mode == "pointwise" else preference_verdict(answer)
-    return answer if verdict == label_of(row, mode) else None
 
 
 def read_answers(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:

@@ -197,7 +197,7 @@ def _write_tables(
             }
             wanted = {split: row.truth, f"sft_{split}": row.demonstration if split != "test" else []}
             for name in (name for name, content in wanted.items() if content):
-                writers[name].add(record)
+                writers[name](record)
                 numbers[name].add(prompt, row.truth)
             counts["read"] += 1
             counts["rows_whose_text_is_in_another_split"] += first_split.setdefault(hash64(prompt), split) != split

@@ -85,7 +85,7 @@ def _convert_split(
     repaired = 0
     reasons: Counter[str] = Counter()  # of rows that are set aside
     with (
-        table_writer(folder / f"{target.name}.parquet", target.schema) as table,
+        table_writer(folder / f"{target.name}.parquet", target.schema) as add,
         (folder / f"{target.name}.changes.jsonl").open("w", encoding="utf-8") as changes,
     ):
         batches = read_split(split, columns, target.name if progress else None)
@@ -100,7 +100,7 @@ def _convert_split(
             prompt, truth = cleaned["prompt"][0]["content"], cleaned[TRUTH]
             cleaned["sample_id"] = ids(prompt, truth, cleaned["seen_titles"])
             numbers.add(prompt, truth)
-            table.add(cleaned)
+            add(cleaned)
             repaired += bool(notes)
     rows_read = numbers.rows + reasons.total()
     if rows_read and not numbers.rows:

@@ -57,14 +57,10 @@ class ReleasedSplit(NamedTuple):
 
 def find_split(source: Path, *candidates: str) -> ReleasedSplit | None:
     """The first of the folders that is there; None when none is. Raises UserError when its shards are not."""
-    for candidate in candidates:
-        folder = source / candidate
-        if folder.is_dir():
-            return _read_state(candidate, folder)
-    return None
-
-
-def _read_state(name: str, folder: Path) -> ReleasedSplit:
+    name = next((candidate for candidate in candidates if (source / candidate).is_dir()), None)
+    if name is None:
+        return None
+    folder = source / name
     state_file = folder / "state.json"
     if not state_file.is_file():
         raise UserError(f"{folder}: no state.json, so this is no folder of datasets' save_to_disk; {AGAIN}")

@@ -13,7 +13,9 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
 import argparse
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +30,8 @@ from data_prep.sample_data.conversations import write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 from data_prep.tables import check_out, message
 
-SPLITS = ("train", "validation", "test")
+COUNTS = {"train": 4000, "validation": 300, "test": 500}
+SPLITS = tuple(COUNTS)
 GROUND_TRUTH_TEMPERATURE = 0.6
 GROUND_TRUTH_SIZES = (0.35, 0.25, 0.2, 0.1, 0.1)  # of 1, 2, ... films
 TEACHER_TASTE = 0.5  # what is left of a taste's affinity in the teacher's mind
@@ -104,12 +107,11 @@ def write_sample(
     out: str | os.PathLike,
     *,
     seed: int = 3407,
-    counts: dict[str, int] | None = None,
+    counts: Mapping[str, int] = MappingProxyType(COUNTS),
     num_items: int = ListSettings.num_items,
     overwrite: bool = False,
 ) -> Path:
     """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there."""
-    counts = counts or {"train": 4000, "validation": 300, "test": 500}
     out = Path(out)
     table = load_films()
     tables = {*SPLITS, "sft_train", "sft_validation", "catalog"}
@@ -151,19 +153,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec data sample", description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="data/sample", help="folder to write (%(default)s)")
     parser.add_argument("--seed", type=int, default=3407, help="of the conversations and the tastes (%(default)s)")
-    for split, count in zip(SPLITS, (4000, 300, 500), strict=True):
+    for split, count in COUNTS.items():
         parser.add_argument(f"--{split}", type=int, default=count, metavar="ROWS", help="rows (%(default)s)")
     parser.add_argument(
         "--num-items", type=int, default=ListSettings.num_items, help="items a list asks for (%(default)s)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = parser.parse_args(arguments)
-    out = write_sample(
-        given.out,
-        seed=given.seed,
-        counts={split: getattr(given, split) for split in SPLITS},
-        num_items=given.num_items,
-        overwrite=given.overwrite,
-    )
+    counts = {split: getattr(given, split) for split in SPLITS}
+    out = write_sample(given.out, seed=given.seed, counts=counts, num_items=given.num_items, overwrite=given.overwrite)
     print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
     return 0

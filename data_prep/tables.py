@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,31 +94,24 @@ def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
         yield writer
 
 
-class TableWriter:
-    """Rows written as they come; memory holds one row group of them."""
-
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self.writer = writer
-        self.pending: list[Mapping[str, Any]] = []
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self.pending.append(row)
-        if len(self.pending) == GROUP_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self.pending:
-            self.writer.write_batch(pa.RecordBatch.from_pylist(self.pending, self.writer.schema))
-        self.pending = []
-
-
 @contextmanager
-def table_writer(path: Path, schema: pa.Schema) -> Iterator[TableWriter]:
-    """The file appears when the block ends well."""
+def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yields what takes a row; memory holds one row group of them. The file appears when the block ends well."""
+    pending: list[Mapping[str, Any]] = []
     with parquet_writer(path, schema) as writer:
-        table = TableWriter(writer)
-        yield table
-        table.flush()
+
+        def write_pending() -> None:
+            writer.write_batch(pa.RecordBatch.from_pylist(pending, schema))
+            pending.clear()
+
+        def add(row: Mapping[str, Any]) -> None:
+            pending.append(row)
+            if len(pending) == GROUP_ROWS:
+                write_pending()
+
+        yield add
+        if pending:
+            write_pending()
 
 
 def message(role: str, content: str) -> list[dict[str, str]]:

@@ -3,10 +3,10 @@
 {"actor/model_world_size_1_rank_0.pt": {"bytes": 1024, "xxh3_128": "..."}, ...}
 """
 
+import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -16,7 +16,6 @@ from convrec.runs.card import CARD
 from convrec.runs.folder import MANIFEST
 
 CHECKSUM = "xxh3_128"  # against faults of disks and copies, not against somebody who changes the manifest as well
-BLOCK_BYTES = 2**22
 THREADS = 4
 MERGED, UNFINISHED = "merged", ".merged."  # what convrec.checkpoints.models adds to a checkpoint later
 
@@ -27,15 +26,17 @@ def write(folder: Path) -> None:
     After a loss of power a checkpoint with a manifest is therefore whole. Checksums are computed while the disk writes:
     what was just written is still in memory.
     """
-    names = sorted(sizes(folder))
+    bytes_of = sizes(folder)
+    names = sorted(bytes_of)
     with ThreadPoolExecutor(THREADS) as waiting, ThreadPoolExecutor(THREADS) as computing:
         synced = [waiting.submit(_sync, folder / name) for name in names]
-        entries = list(computing.map(lambda name: _entry(folder / name), names))
+        checksums = list(computing.map(lambda name: _checksum(folder / name), names))
         for file in synced:
             file.result()  # raises what the disk has to say
     for below in {part for name in names for part in (folder / name).parents if part.is_relative_to(folder)}:
         _sync(below)
-    write_json(folder / MANIFEST, dict(zip(names, entries, strict=True)))
+    entries = zip(names, checksums, strict=True)
+    write_json(folder / MANIFEST, {name: {"bytes": bytes_of[name], CHECKSUM: checksum} for name, checksum in entries})
     for path in (folder / MANIFEST, folder, folder.parent):
         _sync(path)
 
@@ -66,19 +67,12 @@ def sizes(folder: Path) -> dict[str, int]:
     }
 
 
-def _entry(file: Path) -> dict[str, Any]:
-    return {"bytes": file.stat().st_size, CHECKSUM: _checksum(file)}
-
-
 def _checksum(file: Path) -> str:
-    digest = xxhash.xxh3_128()
     try:
         with file.open("rb") as content:
-            while block := content.read(BLOCK_BYTES):
-                digest.update(block)
+            return hashlib.file_digest(content, xxhash.xxh3_128).hexdigest()
     except OSError:  # the disk cannot read it
         return ""
-    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -15,8 +15,8 @@ This module is the entry point `verl.plugins`: every process that imports verl i
 
 import os
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,68 +71,30 @@ def _device_module() -> types.ModuleType:
 class PlatformCPU(PlatformBase):
     """One logical accelerator slot a process; Ray counts the slots as "GPU", as verl's resource pools expect."""
 
-    device_name = "cpu"
-    vendor_name = "cpu"
+    device_name = vendor_name = "cpu"
     device_module = _device_module()
-
-    def is_available(self) -> bool:
-        return True
+    is_available = _constant(True)
+    current_device = _constant("cpu")  # verl passes it to Tensor.to(), where 0 would mean the first GPU
+    device_count = _constant(1)
+    get_device_capability = _constant((None, None))
+    communication_backend_name = _constant("gloo")
+    visible_devices_envvar = _constant("CUDA_VISIBLE_DEVICES")
+    ray_resource_name = _constant("GPU")
+    ray_noset_envvars = _constant(["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"])
+    is_ipc_supported = _constant(False)  # weights then travel through shared memory
+    nvtx_range = staticmethod(nullcontext)
+    # what a CPU does not need
+    set_device = synchronize = set_allocator_settings = empty_cache = _constant(None)
+    profiler_start = profiler_stop = cudart = _constant(None)
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
         """False on a GPU host's processes without a GPU too: Ray hides the GPUs of actors that asked for none."""
         return not torch.cuda.is_available() and not any(Path(file).exists() for file in ACCELERATOR_FILES)
 
-    def current_device(self) -> str:  # verl passes it to Tensor.to(), where 0 would mean the first GPU
-        return "cpu"
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
-
-    def ray_resource_name(self) -> str:
-        return "GPU"
-
-    def ray_noset_envvars(self) -> list[str]:
-        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
-
-    def is_ipc_supported(self) -> bool:
-        return False  # weights then travel through shared memory
-
-    def rollout_env_vars(self) -> dict[str, str]:
-        return {}
-
-    def cudart(self) -> None:
-        return None
+    manual_seed_all = manual_seed
 
 
 def is_cpu_host() -> bool:

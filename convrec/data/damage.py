@@ -135,9 +135,16 @@ class Damage:
         """Raises UserError when more rows of `paths` are damaged than may be left out; `sound`: how many are not."""
         if self.share is None or not all(finding.lost for finding in self.findings):
             self._raise_if_any()
-        else:
-            counts = self.counts(paths)
-            check_share(", ".join(map(str, paths)), counts, sum(counts.values()) + sound, self.share)
+            return
+        counts = self.counts(paths)
+        damaged = sum(counts.values())
+        if damaged > self.share * (damaged + sound):
+            where = ", ".join(map(str, paths))
+            first = (
+                f"{where}: {damaged:,} of {damaged + sound:,} rows are damaged, more than the share of {self.share:g} "
+                "that may be left out; fix them, or give a higher --skip-damaged:"
+            )
+            raise UserError("\n".join([first, *counted(counts)]))
 
     def _raise_if_any(self) -> None:
         rows: dict[tuple[str | Path, str], list[int]] = {}
@@ -191,17 +198,6 @@ def _share(text: str) -> float:
     if not 0 <= share < 1:
         raise argparse.ArgumentTypeError(f"{text}: give a share from 0 to below 1, 0.05 say")
     return share
-
-
-def check_share(where: str, counts: Mapping[str, int], rows: int, share: float) -> None:
-    """Raises UserError when more than `share` of the rows is damaged; counts: reason -> rows."""
-    damaged = sum(counts.values())
-    if damaged > share * rows:
-        first = (
-            f"{where}: {damaged:,} of {rows:,} rows are damaged, more than the share of {share:g} that may be left "
-            "out; fix them, or give a higher --skip-damaged:"
-        )
-        raise UserError("\n".join([first, *counted(counts)]))
 
 
 def counted(counts: Mapping[str, int]) -> list[str]:

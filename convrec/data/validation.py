@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +65,11 @@ def inspect_table(
     rows = _check_columns(path, schema)
     num_pairs = without_year = 0
     bad_years: list[str] = []
-    add = partial(_add, damage, path)
+
+    def add(rows: pa.Array, problem: str, fix: str) -> None:
+        for row in rows.to_pylist():
+            damage.add(path, row, f"{problem}; {fix}")
+
     for batch, numbers in parquet_batches(path, damage, schema.names):
         _check_message(add, numbers, batch["prompt"], "prompt", "user")
         if "completion" in schema.names:
@@ -94,9 +97,8 @@ def inspect_table(
         without_year += len(years) - (pc.sum(has_year).as_py() or 0)
         if dated is False:
             problem = "a ground truth with a year, but the catalog has no years"
-            add(
-                numbers.filter(_rows_with(truth, has_year)), problem, 'write [title, ""], or give the catalog its years'
-            )
+            fix = 'write [title, ""], or give the catalog its years'
+            add(numbers.filter(_rows_with(truth, has_year)), problem, fix)
         is_year = pc.fill_null(pc.match_substring_regex(years, _YEAR_PATTERN), False)
         parents = pc.list_parent_indices(truth)
         for index in pc.indices_nonzero(pc.invert(is_year)).to_pylist() if dated else ():
@@ -107,12 +109,9 @@ def inspect_table(
             f"{path}: no ground truth has a year, but the catalog has years: nothing would ever match; write "
             '[title, "YYYY"], or take the catalog of these data (its years null in every row)'
         )
-    return TableReport(rows, _summary(path, "a ground-truth year that is no year", bad_years))
-
-
-def _add(damage: Damage, path: Path, rows: pa.Array, problem: str, fix: str) -> None:
-    for row in rows.to_pylist():
-        damage.add(path, row, f"{problem}; {fix}")
+    more = f" and {len(bad_years) - _SHOWN} more" if len(bad_years) > _SHOWN else ""
+    warning = f"{path}: a ground-truth year that is no year: {'; '.join(bad_years[:_SHOWN])}{more}"
+    return TableReport(rows, [warning] if bad_years else [])
 
 
 def _check_message(add: _Add, numbers: pa.Array, messages: pa.ListArray, column: str, role: str) -> None:
@@ -165,10 +164,3 @@ def _rows_with(lists: pa.ListArray, broken_values: pa.Array) -> pa.Array:
     """Boolean per row of `lists`: whether one of its flattened values is broken."""
     broken_rows = set(pc.list_parent_indices(lists).filter(broken_values).to_pylist())
     return pa.array([row in broken_rows for row in range(len(lists))], pa.bool_())
-
-
-def _summary(path: Path, problem: str, cases: list[str]) -> list[str]:
-    if not cases:
-        return []
-    more = f" and {len(cases) - _SHOWN} more" if len(cases) > _SHOWN else ""
-    return [f"{path}: {problem}: {'; '.join(cases[:_SHOWN])}{more}"]

@@ -8,7 +8,7 @@ part and go on as another: the message cut at its fences has the texts in every 
 import re
 from collections.abc import Sequence
 
-from convrec.data.chat import Message
+from convrec.data.chat import Message, without_control_tokens
 from convrec.judges.criteria import DEFAULTS, Criteria, Scores
 
 MODES = ("pointwise", "pairwise")
@@ -24,7 +24,6 @@ TEMPLATE_SETTINGS = {"enable_thinking": True}
 MAX_RESPONSE_TOKENS = 2048
 
 _BACKTICKS = re.compile("`+")
-_TEMPLATE_TOKEN = re.compile(r"<([|｜])([^\s<>|｜]{1,40})([|｜])>")
 
 
 def form_of_answer(mode: str, scores: Scores) -> str:
@@ -48,14 +47,6 @@ def query_text(messages: Sequence[Message]) -> str:
     return "\n".join(f"{message['role'].upper()}: {message['content'].strip()}" for message in messages)
 
 
-def shown_text(text: str) -> str:
-    """A text as a prompt shows it: without blanks around it, and with the tokens of chat templates spaced apart.
-
-    A tokenizer reads `<|im_end|>` in a text as the end of the message.
-    """
-    return _TEMPLATE_TOKEN.sub(r"<\1 \2 \3>", text.strip())
-
-
 def judge_prompt(
     mode: str, messages: Sequence[Message], responses: Sequence[str], criteria: Criteria | None = None
 ) -> list[Message]:
@@ -64,7 +55,7 @@ def judge_prompt(
     criteria: the defaults where none are given.
     """
     criteria = criteria or DEFAULTS[mode]
-    texts = [shown_text(text) for text in (query_text(messages), *responses)]
+    texts = [text.strip() for text in (query_text(messages), *responses)]
     principles = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria.principles, 1))
     longest = max(map(len, _BACKTICKS.findall("\n".join([criteria.task, principles, *texts]))), default=0)
     fence = "`" * max(3, longest + 1)
@@ -72,7 +63,7 @@ def judge_prompt(
     shown = [f"{title}:\n{fence}\n{text}\n{fence}" for title, text in zip(titles, texts, strict=True)]
     start = f"{criteria.task}\n\nPrinciples:\n{principles}\n\n{FENCED}"
     content = "\n\n".join([start, *shown, form_of_answer(mode, criteria.scores)])
-    return [{"role": "user", "content": content}]
+    return without_control_tokens([{"role": "user", "content": content}])
 
 
 def verdict_text(mode: str, verdict: object, thinking: str = "") -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,16 +69,6 @@ class AnswerCache:
     def path(self, request: dict[str, Any]) -> Path:
         key = digest(request)
         return self.folder / key[:2] / f"{key}.json"
-
-    def look_up(
-        self, requests: Sequence[dict[str, Any]]
-    ) -> tuple[list[Path], dict[Path, Answer], dict[Path, dict[str, Any]]]:
-        """(the paths of the requests, which equal ones have in common; the answers that are kept; the requests without
-        one)."""
-        paths = [self.path(request) for request in requests]
-        missing = dict(zip(paths, requests, strict=True))
-        answers = {path: kept for path, request in missing.items() if (kept := self.get(request))}
-        return paths, answers, {path: request for path, request in missing.items() if path not in answers}
 
     def get(self, request: dict[str, Any]) -> Answer | None:
         try:

@@ -5,9 +5,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,22 +55,6 @@ RETRY_COUNT = "x-stainless-retry-count"  # the library's header
 def back_off(retry: int) -> float:
     """Seconds that all requests are held before the retry-th retry (from 0): 0.5, 1, 2, ... 30. Eight are 91."""
     return min(0.5 * 2.0**retry, 30.0)
-
-
-def wanted_pause(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait, by retry-after-ms or by Retry-After in seconds or as a date; None without."""
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            seconds = float(headers.get(name, "")) * unit
-        except ValueError:
-            continue
-        return seconds if math.isfinite(seconds) and seconds > 0 else None
-    date = parsedate_tz(headers.get("retry-after", ""))
-    try:
-        seconds = mktime_tz(date) - time.time() if date else 0.0
-    except (ValueError, OverflowError):  # a 13th month
-        return None
-    return seconds if seconds > 0 else None
 
 
 class _GivenUp(UserError):
@@ -139,11 +122,11 @@ class LLM:
         self._unanswered = 0
         self._questions += len(prompts)
         requests = [request_of(self.endpoint.model, prompt, sampling) for prompt in prompts]
-        paths, answers, missing = self.cache.look_up(requests)
-        prompt_of = dict(zip(paths, prompts, strict=True))
-        for path in self.failures.keys() & missing.keys():
-            _, answers[path] = self.failures[path]
-            del missing[path]
+        paths = [self.cache.path(request) for request in requests]  # equal requests have one
+        prompt_of, wanted = dict(zip(paths, prompts, strict=True)), dict(zip(paths, requests, strict=True))
+        answers: dict[Path, Answer] = {path: failed for path, (_, failed) in self.failures.items() if path in wanted}
+        answers |= {path: kept for path, request in wanted.items() if (kept := self.cache.get(request))}
+        missing = {path: request for path, request in wanted.items() if path not in answers}
         self.usage.cached += len(paths) - len(missing)
         queue = iter(missing.items())
 
@@ -153,13 +136,16 @@ class LLM:
                 bar.set_postfix_str(str(self.usage), refresh=False)
                 bar.update()
 
-        client = AsyncOpenAI(
+        client: AsyncOpenAI = AsyncOpenAI(
             base_url=self.endpoint.base_url,
             api_key=self.endpoint.api_key or "none",  # the library wants one; local servers do not look
             max_retries=self.max_retries,
             timeout=self.timeout,
             http_client=DefaultAsyncHttpxClient(
-                event_hooks={"request": [self._before_request], "response": [self._after_reply]}
+                event_hooks={
+                    "request": [self._before_request],
+                    "response": [lambda reply: self._after_reply(reply, client._parse_retry_after_header)],
+                }
             ),
         )
         async with client:
@@ -242,12 +228,13 @@ class LLM:
         while (wait := self._not_before - time.monotonic()) > 0:
             await asyncio.sleep(wait)
 
-    async def _after_reply(self, reply: Any) -> None:
+    async def _after_reply(self, reply: Any, wanted_pause: Callable[[Any], float | None]) -> None:
         """A 429, or a 503 that says how long to wait, is meant for all requests: they are held as long as the server
         asks, and for the back-off at least: of many that go on at once after the few milliseconds that a server asks
         for, most are too many again. A reply that is no completion is as good as a 502, which is retried."""
         await reply.aread()
         status, wanted = reply.status_code, wanted_pause(reply.headers) or 0.0
+        wanted = wanted if 0 < wanted < math.inf else 0.0
         self.usage.rate_limited += status == 429
         if reply.is_success:
             reply.status_code = status if read_reply(reply.content) else 502

@@ -69,7 +69,7 @@ def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
             continue
         charts.append(
             Chart(
-                drawn[0].panel_title(panel),
+                panel.title.format(k=drawn[0].k, split=drawn[0].split),
                 panel.y_label,
                 {labels[run.name]: run.series.get(panel.metric, {}) for run in runs},
                 {labels[run.name]: run.series.get(panel.metric + ERROR, {}) for run in runs},

@@ -108,9 +108,6 @@ class RunCurves:
         """The last step that anything was logged at, 0 before the first."""
         return max((step for line in self.series.values() for step in line), default=0)
 
-    def panel_title(self, panel: Panel) -> str:
-        return panel.title.format(k=self.k, split=self.split)
-
 
 def labels_of(runs: Sequence[RunCurves]) -> dict[str, str]:
     """name -> what legends and tables call the run: its method, with its name where several runs have that method."""

@@ -7,7 +7,6 @@ Here a reward gets bounded retries and a time limit, and then the run ends with 
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import ray
@@ -19,7 +18,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from convrec.errors import one_line
 from convrec.rollout.groups import GroupedRollouts
-from convrec.rollout.responses import rollout_seed
 
 logger = logging.getLogger(__name__)
 
@@ -27,20 +25,7 @@ REWARD_ATTEMPTS = 3
 
 
 class ConvRecAgentLoopWorker(GroupedRollouts):
-    """With seeds of its own for each response where asked, and rewards that are bounded in time and retries."""
-
-    @cached_property
-    def seed(self) -> int | None:
-        """None: vLLM draws as it likes."""
-        return self.config.data.seed if self.config.convrec.deterministic else None
-
-    def sampling_params_of(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
-    ) -> dict[str, Any]:
-        if self.seed is None:
-            return dict(sampling_params)
-        seed = rollout_seed(self.seed, trajectory["step"], trajectory["sample_index"], session)
-        return {**sampling_params, "seed": seed}
+    """With rewards that are bounded in time and retries."""
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **kwargs: Any

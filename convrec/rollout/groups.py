@@ -36,7 +36,7 @@ from convrec.lists.settings import ListSettings
 from convrec.rollout.constraint import ListConstraint, load_trie
 from convrec.rollout.queue import keep_to_this_run
 from convrec.rollout.repair import RepairedGroups, Siblings
-from convrec.rollout.responses import Prompt, SampledResponse
+from convrec.rollout.responses import Prompt, SampledResponse, rollout_seed
 from convrec.rollout.reward_manager import GroupRewardManager
 
 logger = logging.getLogger(__name__)
@@ -211,8 +211,12 @@ class GroupedRollouts(RepairedGroups):
     def sampling_params_of(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], session: int
     ) -> dict[str, Any]:
-        """Of one response; vLLM's server changes the dict it gets."""
-        return dict(sampling_params)
+        """Of one response, with a seed of its own where asked, else vLLM draws as it likes. A copy: vLLM's server
+        changes the dict it gets."""
+        if not self.config.convrec.deterministic:
+            return dict(sampling_params)
+        seed = rollout_seed(self.config.data.seed, trajectory["step"], trajectory["sample_index"], session)
+        return {**sampling_params, "seed": seed}
 
     def _output(
         self, agent: SingleTurnAgentLoop, prompt_ids: list[int], answer: TokenOutput, seconds: float

@@ -3,6 +3,7 @@
 Without verl, whose imports take long: it starts while they go on.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -24,14 +25,6 @@ class _RayOfThisRun:
         return ray.get_actor(name)
 
 
-class _ControllerOfThisRun:
-    """The class of TransferQueue's controller, started in the run's namespace."""
-
-    @staticmethod
-    def options(name: str, namespace: str) -> Any:
-        return controller.TransferQueueController.options(name=name)
-
-
 def keep_to_this_run() -> None:
     """Have this process look for the queue of its own run alone. Every process of a run calls it before it uses it.
 
@@ -39,7 +32,8 @@ def keep_to_this_run() -> None:
     silently attach to the first one's and take its rollouts.
     """
     interface.ray = _RayOfThisRun()
-    interface.TransferQueueController = _ControllerOfThisRun
+    options = controller.TransferQueueController.options
+    interface.TransferQueueController = SimpleNamespace(options=lambda name, namespace: options(name=name))
 
 
 def start(settings: DictConfig) -> None:

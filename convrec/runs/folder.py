@@ -49,9 +49,12 @@ def hold(run_folder: Path) -> Iterator[list[str]]:
         run_folder.mkdir(parents=True, exist_ok=True)
         file, warnings = locked(run_folder / RUNNING)
     except BlockingIOError:
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = (run_folder / RUNNING).read_text().strip()
         raise UserError(
-            f"{run_folder}: {_holder(run_folder)} trains into this folder: wait for its end, stop it, or choose "
-            "another SAVE_PATH"
+            f"{run_folder}: {holder or 'another process'} trains into this folder: wait for its end, stop it, or "
+            "choose another SAVE_PATH"
         ) from None
     except OSError as error:
         raise UserError(f"SAVE_PATH={run_folder}: {error.strerror}: choose a folder that can be written") from error
@@ -98,12 +101,6 @@ def remove_stale_lock(run_folder: Path) -> None:
             file, _ = locked(path)
             with file:
                 path.unlink(missing_ok=True)
-
-
-def _holder(run_folder: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (run_folder / RUNNING).read_text().strip() or "another process"
-    return "another process"
 
 
 def step_of(folder: Path) -> int | None:

@@ -179,12 +179,11 @@ class Supervisor:
     def save(self) -> bool:
         """Ask for a checkpoint at the end of the step. False where there is none to save, or nobody who would."""
         notes = self.notes()
-        if "stop" not in notes or not _has_content(Path(notes["metrics"])):
-            return False
         with contextlib.suppress(OSError):
-            Path(notes["stop"]).touch()
-            self.deadline = time.monotonic() + SAVE_SECONDS
-            return True
+            if "stop" in notes and Path(notes["metrics"]).stat().st_size:
+                Path(notes["stop"]).touch()
+                self.deadline = time.monotonic() + SAVE_SECONDS
+                return True
         return False
 
     def go_harder(self) -> None:
@@ -265,13 +264,6 @@ def saves_on_term(environment: Mapping[str, str]) -> bool:
     if value not in ("", "0", "1"):
         raise ValueError(f"{SAVE_VARIABLE}={value}: expected 0 or 1")
     return value == "1" if value else any(name in environment for name in SCHEDULERS)
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
 
 
 def stop_line(run_folder: Path | None) -> str:

@@ -98,10 +98,8 @@ class ServedCatalog:
             if number in items:
                 title, year = base.titles[row], base.years[row]
                 assert year is not None
-                line, aliases = (
-                    format_item(title, year) if row in rows else None,
-                    base.aliases[row] if base.aliases else (),
-                )
+                line = format_item(title, year) if row in rows else None
+                aliases = base.aliases[row] if base.aliases else ()
                 add_names(named, number, (title, base.clean_title(row), *aliases), line)
         self._snapshot = self._make_snapshot(items, named, lines)
         self._journal = Journal(state, file, self._has_ids, self.dated) if state else None

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.constrained.walk import Walk
@@ -61,10 +60,10 @@ class Recommender:
     """Safe to use from several threads and event loops. Make one with `load`."""
 
     _show: Sequence[str] = ()
+    _max_prompt_length = _context = 0  # tokens of a prompt; of a prompt and its list
 
-    def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine", limits: "_Limits"):
-        self.model, self.catalog, self.engine = model, catalog, engine
-        self._tokenizer, self._limits = tokenizer, limits
+    def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine"):
+        self.model, self.catalog, self.engine, self._tokenizer = model, catalog, engine, tokenizer
 
     @classmethod
     def load(
@@ -116,8 +115,8 @@ class Recommender:
             )
             check_columns(show, served.columns, "show")
             trie = served.snapshot.trie
-            limits = _Limits(max_prompt_length, min(context, max_prompt_length + trie.longest_list(served.max_items)))
-            served.max_tokens = limits.context - least  # of what is put from now on
+            context = min(context, max_prompt_length + trie.longest_list(served.max_items))
+            served.max_tokens = context - least  # of what is put from now on
             engine: Any = None
             if with_engine:
                 from convrec.serving.engine import Engine  # imports vLLM
@@ -125,13 +124,13 @@ class Recommender:
                 engine = Engine(
                     found.path,
                     str(trie.path),
-                    max_model_len=limits.context,
+                    max_model_len=context,
                     tensor_parallel=tensor_parallel,
                     **engine_settings,
                 )
                 opened.callback(engine.close)
-            recommender = cls(found, served, tokenizer, engine, limits)
-            recommender._show = show
+            recommender = cls(found, served, tokenizer, engine)
+            recommender._show, recommender._max_prompt_length, recommender._context = show, max_prompt_length, context
             recommender._end = weakref.finalize(recommender, opened.pop_all().close)
             return recommender
 
@@ -228,9 +227,7 @@ class Recommender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # ---- parts
@@ -252,7 +249,7 @@ class Recommender:
         liked_items = self._find("liked", liked, snapshot)
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
-        limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(length, 1)))
+        limit = min(self._max_prompt_length, self._context - trie.longest_list(max(length, 1)))
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
         return _Prepared(ids, cut, snapshot, trie, excluded, length, reason, liked_items if why else None)
@@ -318,14 +315,6 @@ class Recommender:
         why = None if prepared.liked is None else sentence(number, prepared.liked, prepared.snapshot)
         columns = {name: item.columns[name] for name in self._show}
         return RecommendedItem(item.item_id, item.title, item.clean_title, item.year, columns, rank, score, why)
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """context: tokens of a prompt and its list."""
-
-    max_prompt_length: int
-    context: int
 
 
 def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.checkpoints.saving import best_step
@@ -67,15 +69,9 @@ def _version(path: str) -> str:
 
 def _noted_by_conversion(catalog: Path) -> dict[str, str]:
     """What convrec.data.own has noted in the catalog's file: "item", "num_items"; {} where it did not."""
-    if catalog.suffix != ".parquet" or not catalog.is_file():
-        return {}
-    import pyarrow.parquet as pq
-
     try:
         metadata = pq.read_schema(catalog).metadata or {}
     except (OSError, ValueError):
-        return {}  # load_catalog says what is wrong
-    prefix = b"convrec."
-    return {
-        key.removeprefix(prefix).decode(): value.decode() for key, value in metadata.items() if key.startswith(prefix)
-    }
+        return {}  # a pickle; or load_catalog says what is wrong
+    keys = {name: f"convrec.{name}".encode() for name in ("item", "num_items")}
+    return {name: metadata[key].decode() for name, key in keys.items() if key in metadata}

@@ -1,5 +1,6 @@
 """verl's GRPO for judges: `scalar_grpo` with both orders of a pair in one batch, and a card beside the weights."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ class JudgeTrainer(ScalarGRPOTrainer):
 
 def pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0) -> StatefulDataLoader:
     """verl's loader with pairs in random order for rows: 2k and 2k + 1 of the data set come one after the other."""
-    pairs = RowPairs(rows)
+    pairs = [(index, index + 1) for index in range(0, len(rows) - 1, 2)]
     generator = torch.Generator()
     generator.manual_seed(seed)
     return StatefulDataLoader(
@@ -89,23 +90,10 @@ def pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0)
         batch_size=batch_size // 2,
         num_workers=num_workers,
         drop_last=True,
-        collate_fn=collate_pairs,
+        collate_fn=partial(collate_pairs, rows),
         sampler=RandomSampler(pairs, generator=generator),
     )
 
 
-def collate_pairs(pairs: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    return collate_fn([row for pair in pairs for row in pair])
-
-
-class RowPairs(Dataset):
-    """Rows 2k and 2k + 1 of a data set as one item."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows) // 2
-
-    def __getitem__(self, item: int) -> list[Any]:
-        return [self.rows[2 * item], self.rows[2 * item + 1]]
+def collate_pairs(rows: Dataset, pairs: list[tuple[int, int]]) -> dict[str, Any]:
+    return collate_fn([rows[index] for pair in pairs for index in pair])

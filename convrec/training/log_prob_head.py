@@ -11,6 +11,7 @@ Shapes: T positions of hidden states, P of them that predict a token of a respon
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
 from types import MethodType
 from typing import Any, cast
@@ -41,24 +42,12 @@ class _Request:
 
 def constrain(engine: Any, catalog: CatalogTrie) -> None:
     """Have this engine's log-probs and entropies be those of the policy under the constraint."""
-    reader, head = ChoiceReader(catalog), ConstrainedHead(catalog)
-
-    def choose(micro_batch: TensorDict, padded_length: int | None) -> Choices:
-        return choices_of(reader, micro_batch, padded_length)
-
-    def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:
-        return head.log_probs(hidden_TD, weight_VD, asked.chosen, asked.temperature, asked.with_entropy)
-
-    _compute_in_head(engine, choose, compute)
+    _compute_in_head(engine, partial(choices_of, ChoiceReader(catalog)), ConstrainedHead(catalog).log_probs)
 
 
 def fuse(engine: Any) -> None:
     """Have this engine's log-probs be made in chunks, in place of verl's fused kernels."""
-
-    def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:
-        return in_chunks(hidden_TD, weight_VD, asked.chosen, asked.temperature)
-
-    _compute_in_head(engine, response_tokens, compute)
+    _compute_in_head(engine, response_tokens, in_chunks)
 
 
 def leave_out_prompts(engine: Any) -> None:
@@ -68,11 +57,7 @@ def leave_out_prompts(engine: Any) -> None:
     is_plain = isinstance(model.lm_head, torch.nn.Linear) and model.lm_head.bias is None and hasattr(model, "model")
     if not is_plain or any(getattr(model.config, name, None) for name in OTHER_LOGITS):
         return
-
-    def compute(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, asked: _Request) -> Pair:
-        return at_once(hidden_TD, weight_VD, asked.chosen, asked.temperature, asked.with_entropy)
-
-    _compute_in_head(engine, trained_tokens, compute)
+    _compute_in_head(engine, trained_tokens, at_once)
 
 
 def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
@@ -120,14 +105,13 @@ def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[i
 
 
 def _compute_in_head(
-    engine: Any,
-    choose: Callable[[TensorDict, int | None], Any],
-    compute: Callable[[torch.Tensor, torch.Tensor, _Request], Pair],
+    engine: Any, choose: Callable[[TensorDict, int | None], Any], compute: Callable[..., Pair]
 ) -> None:
     """Replace the forwards of the engine's model and head.
 
     choose: a micro-batch and the length of its padded rows -> what of it is to be computed. compute: (T, D) hidden
-    states, (V, D) weights of the head, the request -> (T,) log-probs and entropies.
+    states, (V, D) weights of the head, what was chosen, temperature, whether entropies are wanted -> (T,) log-probs and
+    entropies.
     """
     prepare = engine.prepare_model_inputs
 
@@ -140,7 +124,7 @@ def _compute_in_head(
         return inputs, output_arguments
 
     def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, asked: _Request) -> Pair:
-        return compute(hidden.flatten(0, 1), self.weight, asked)
+        return compute(hidden.flatten(0, 1), self.weight, asked.chosen, asked.temperature, asked.with_entropy)
 
     engine.prepare_model_inputs = prepare_model_inputs
     model = _model_with_head(engine)
@@ -170,8 +154,11 @@ def _forward(
     return CausalLMOutputForPPO(log_probs=log_probs.view(shape), entropy=entropy.view(shape))
 
 
-def in_chunks(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, chosen: Pair, temperature: float) -> Pair:
-    """(T,) float32 log-probs and entropies; 0 but at the positions in chosen: (P,) positions and the tokens there."""
+def in_chunks(
+    hidden_TD: torch.Tensor, weight_VD: torch.Tensor, chosen: Pair, temperature: float, with_entropy: bool = True
+) -> Pair:
+    """(T,) float32 log-probs and entropies; 0 but at the positions in chosen: (P,) positions and the tokens there.
+    Entropies come with the log-probs, wanted or not."""
     position_P, token_P = (values.to(hidden_TD.device) for values in chosen)
     hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
     values = cast(Pair, _InChunks.apply(hidden_PD, weight_VD, token_P, temperature))

@@ -1,7 +1,6 @@
 """The verl worker of a run: actor, rollout and reference, with the rank-level loss at hand."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from convrec.rollout.constraint import load_trie
 from convrec.rollout.queue import keep_to_this_run
 from convrec.rollout.weight_socket import in_run_folder
 from convrec.training import registration
-from convrec.training.attention import varlen
-from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
+from convrec.training.attention import varlen, without_flash
 from convrec.training.log_prob_head import constrain, fuse, leave_out_prompts
 
 
@@ -64,8 +62,7 @@ def prepare_process() -> None:
     """What verl is told in every process that trains, before its model is built."""
     use_plain_load()
     varlen.register()
-    use_whole_batch_log_probs()
-    use_length_groups()
+    without_flash.install()
     if is_cpu_host():
         register_engine()
         init_process_group()
@@ -109,26 +106,19 @@ def set_learning_rate(engine: Any, schedule: Sequence[tuple[int, float]] = (), u
     """
     optimizer, updates = engine.optimizer, engine.lr_scheduler.last_epoch
     lr, factor = engine.optimizer_config.lr, engine.lr_scheduler.lr_lambdas
-    if schedule:
-        lr, factor = 1.0, _pieces(schedule, updates_per_step)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = lr
-    engine.lr_scheduler = LambdaLR(optimizer, factor, updates - 1)
-    engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
-    engine.lr_scheduler_step = partial(_advance, engine)
-
-
-def _pieces(schedule: Sequence[tuple[int, float]], updates_per_step: int) -> Callable[[int], float]:
-    """The learning rate after so many updates."""
 
     def lr_after(updates: int) -> float:
         return [lr for step, lr in schedule if step <= updates // updates_per_step + 1][-1]
 
-    return lr_after
+    def advance() -> float:
+        (before, *_) = engine.lr_scheduler.get_last_lr()
+        engine.lr_scheduler.step()
+        return before
 
-
-def _advance(engine: Any) -> float:
-    """In place of the engine's `lr_scheduler_step`; returns the rate before it."""
-    (lr, *_) = engine.lr_scheduler.get_last_lr()
-    engine.lr_scheduler.step()
-    return lr
+    if schedule:
+        lr, factor = 1.0, lr_after
+    for group in optimizer.param_groups:
+        group["initial_lr"] = lr
+    engine.lr_scheduler = LambdaLR(optimizer, factor, updates - 1)
+    engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
+    engine.lr_scheduler_step = advance

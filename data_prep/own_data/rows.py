@@ -96,20 +96,15 @@ def _unknown_key(key: str) -> BadRecord:
     return BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
 
 
-def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[Item]:
-    items = reader.items(cell)
-    check_demonstration(items, num_items, reader.matcher)
-    return items
-
-
 def _read_split(split: Any) -> str:
     if split not in SPLITS:
         raise BadRecord("is %r; write train, validation or test", split)
     return split
 
 
-def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher) -> None:
+def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[Item]:
     """Raises BadRow where the list is too long, names an item twice, or has a line that is read as another item."""
+    items, matcher = reader.items(cell), reader.matcher
     problems: list[BadRecord] = []
     if len(items) > num_items:
         told = "holds %s items, the prompt asks for %s; shorten it, or give --num-items"
@@ -128,6 +123,7 @@ def check_demonstration(items: Sequence[Item], num_items: int, matcher: Matcher)
             problems.append(BadRecord(told, format_item(*item), name))
     if problems:
         raise BadRow(problems)
+    return items
 
 
 def read_again(item: Item, matcher: Matcher) -> Item | None:

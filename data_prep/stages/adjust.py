@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import joblib
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,76 +38,60 @@ PENALTY = {"catalog": 10.0, "candidates": 1.0}  # measured: notes/remap_adjust.m
 FEW_CONVERSATIONS = 300  # that fit w and b: below, a warning
 
 
-class Counts(NamedTuple):
-    """Of the training split's ground truths."""
-
-    conversations: frozenset[int]  # checksums of the groups with one that is fitted
-    ground_truths: int
-    candidates: int  # of them
-    truth_M: np.ndarray  # how often each item is one that is fitted
-
-    def __add__(self, other: "Counts") -> "Counts":  # type: ignore[override]
-        return Counts(
-            self.conversations | other.conversations,
-            self.ground_truths + other.ground_truths,
-            self.candidates + other.candidates,
-            self.truth_M + other.truth_M,
-        )
-
-    @property
-    def fitted(self) -> int:
-        return int(self.truth_M.sum())
-
-
 def run(folder: Path, settings: dict[str, Any], workers: int = 1) -> Summary:
     """settings: softmax, penalty, max_epochs (most passes over the conversations; 0: w = 1 and b = 0)."""
     ranges, softmax = ranges_of(count_rows(folder / ROWS)), settings["softmax"]
     matcher, writable_M = remap.writable_catalog(folder)
     with scratch_folder(folder / "adjust") as scratch, processes(workers) as map_ranges:
-        counts = Counts(frozenset(), 0, 0, np.zeros(len(writable_M), int))
+        conversations, truths, candidates, truth_M = set[int](), 0, 0, np.zeros(len(writable_M), int)
         prepared = map_ranges(partial(prepare_range, folder, scratch, softmax), ranges)
         for some in Progress(prepared, total=len(ranges), desc="read", unit="range"):
-            counts += some
-        if not counts.fitted:
+            conversations |= some[0]
+            truths, candidates, truth_M = truths + some[1], candidates + some[2], truth_M + some[3]
+        if not (num_fitted := int(truth_M.sum())):
             where = "among its candidates; raise --candidates" if softmax == "candidates" else "in the catalog"
             raise UserError(f"{folder}: no training conversation has a ground truth {where}")
         fitted = _fit(folder, scratch, settings, writable_M, ranges, map_ranges)
         top = _rewrite(folder, scratch, softmax, _weights(fitted.w_M, fitted.b_M, writable_M), ranges, map_ranges)
-    write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, counts.truth_M, *top))
-    return {
-        "conversations": len(counts.conversations),
-        "ground_truths": counts.ground_truths,
-        "ground_truths_fitted": counts.fitted,
-        "ground_truths_not_candidates": counts.ground_truths - counts.candidates,
+    write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, truth_M, *top))
+    summary = {
+        "conversations": len(conversations),
+        "ground_truths": truths,
+        "ground_truths_fitted": num_fitted,
+        "ground_truths_not_candidates": truths - candidates,
         "epochs": len(fitted.history),
-        "log_likelihood": [round(fitted.history[at] / counts.fitted, 4) for at in (0, -1) if fitted.history],
-        "warnings": _warnings(counts, settings, fitted),
+        "log_likelihood": [round(fitted.history[at] / num_fitted, 4) for at in (0, -1) if fitted.history],
     }
+    return summary | {"warnings": _warnings(summary, settings, fitted)}
 
 
-def _warnings(counts: Counts, settings: dict[str, Any], fitted: Fit) -> list[str]:
+def _warnings(summary: Summary, settings: dict[str, Any], fitted: Fit) -> list[str]:
     warnings = []
     if fitted.stopped:
         warnings.append(
             f"w and b are not at the maximum: the fit stopped after {len(fitted.history)} passes ({fitted.stopped}); "
             "give more --max-epochs, or a higher --penalty"
         )
-    if settings["max_epochs"] and len(counts.conversations) < FEW_CONVERSATIONS:
+    if settings["max_epochs"] and summary["conversations"] < FEW_CONVERSATIONS:
         warnings.append(
-            f"w and b of every item are fitted to {len(counts.conversations)} conversations: fewer than "
+            f"w and b of every item are fitted to {summary['conversations']} conversations: fewer than "
             f"{FEW_CONVERSATIONS} say little; give more (--share), or --max-epochs 0 to leave the scores as they are"
         )
-    if (left := counts.ground_truths - counts.fitted) > counts.ground_truths / 10:
+    if (left := summary["ground_truths"] - summary["ground_truths_fitted"]) > summary["ground_truths"] / 10:
         why = "no candidates" if settings["softmax"] == "candidates" else "not in the catalog, or seen"
-        warnings.append(f"{left:,} of {counts.ground_truths:,} ground truths are {why}: w and b do not know of them")
+        told = f"{left:,} of {summary['ground_truths']:,} ground truths are {why}: w and b do not know of them"
+        warnings.append(told)
     return warnings
 
 
 # ---- what the fit reads, written once: a part for each range
 
 
-def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: int) -> Counts:
-    """Leave the range's Part in `scratch`."""
+def prepare_range(
+    folder: Path, scratch: Path, softmax: str, start: int, stop: int
+) -> tuple[set[int], int, int, np.ndarray]:
+    """Leave the range's Part in `scratch`. Returns, of the training split's ground truths: checksums of the groups with
+    one that is fitted, how many there are, how many are candidates, how often each item is one that is fitted."""
     rows = read_range(folder / ROWS, start, stop, ["split", "group", "seen_titles", TRUTH]).to_pylist()
     kept = read_range(folder / remap.FILE, start, stop, ["candidates", "scores", "query"])
     rated = read_range(folder / reflect.FILE, start, stop, ["scores"])
@@ -141,8 +126,8 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
     seen_BM, truth_BM = (
         _matrix([len(some) for some in lists], np.concatenate([[], *lists]), None, shape) for lists in (seen, truth)
     )
-    Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM).save(scratch / str(start))
-    return Counts(frozenset(groups), total, hits, np.bincount(truth_BM.indices, minlength=shape[1]))
+    joblib.dump(Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM), scratch / str(start))
+    return groups, total, hits, np.bincount(truth_BM.indices, minlength=shape[1])
 
 
 def _lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -198,7 +183,7 @@ def _weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> Weight
 
 
 def sum_range(folder: Path, scratch: Path, softmax: str, weights: Weights, powers: int, start: int, stop: int) -> Sums:
-    return sums(Part.load(scratch / str(start)), _vectors(folder, softmax), *weights, powers)
+    return sums(joblib.load(scratch / str(start)), _vectors(folder, softmax), *weights, powers)
 
 
 # ---- the lists
@@ -234,16 +219,12 @@ def rewrite_range(
     rated = read_range(folder / reflect.FILE, start, stop, ["scores"])["scores"].to_pylist()
     kept: list[np.ndarray] = [np.empty(0, np.int32)] * len(candidates)
     scores: list[np.ndarray] = [np.empty(0, np.float32)] * len(candidates)
-    part = Part.load(scratch / str(start))
+    part = joblib.load(scratch / str(start))
     for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), *weights):
         for b, final_M in zip(rows, final_BM, strict=True):
             kept[b] = remap.top_candidates(final_M, len(candidates[b]))
             scores[b] = final_M[kept[b]].astype(np.float32)
-    columns = [names, kept, scores]
-    schema = remap.CANDIDATES_SCHEMA
-    table = pa.table(
-        [pa.array(c, f.type) if isinstance(c, list) else c for c, f in zip(columns, schema, strict=True)], schema
-    )
+    table = pa.table([names, kept, scores], remap.CANDIDATES_SCHEMA)
     before = [
         np.array(c, int)[np.argsort(-np.array(s), kind="stable")[:num_items]]
         for c, s in zip(candidates, rated, strict=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from convrec.files import write_text
+from convrec.files import write_jsonl
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.judges.verdict import outside_thinking
 from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint
@@ -19,24 +19,15 @@ BLOCK = 2048  # conversations whose questions and answers are held at once
 FAILED = "failed.jsonl"
 
 
-class FailedQuestions:
-    """FOLDER/failed.jsonl: {"stage", "row", "prompt", "status", "error"} of each question that got no answer when its
-    stage was last run. status: of HTTP, 0 without one; error: the server's words."""
-
-    def __init__(self, folder: Path, stage: str) -> None:
-        self.path, self.stage = folder / FAILED, stage
-        self.entries: list[dict[str, Any]] = []
-
-    def rows(self) -> set[str | None]:
-        return {entry["row"] for entry in self.entries}
-
-    def write(self) -> None:
-        """Put this stage's entries in place of those of its last run."""
-        entries = [entry for entry in read_failed(self.path.parent) if entry["stage"] != self.stage] + self.entries
-        if not entries:
-            self.path.unlink(missing_ok=True)
-            return
-        write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
+def write_failed(folder: Path, stage: str, entries: Sequence[dict[str, Any]]) -> None:
+    """Put a stage's entries in place of those of its last run into FOLDER/failed.jsonl: {"stage", "row", "prompt",
+    "status", "error"} of each question that got no answer. status: of HTTP, 0 without one; error: the server's words.
+    """
+    entries = [*(entry for entry in read_failed(folder) if entry["stage"] != stage), *entries]
+    if entries:
+        write_jsonl(folder / FAILED, entries)
+    else:
+        (folder / FAILED).unlink(missing_ok=True)
 
 
 def read_failed(folder: Path) -> list[dict[str, Any]]:
@@ -46,11 +37,14 @@ def read_failed(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Asker:
-    """One model, the sampling parameters of its answers, how many answers were malformed, and what got none."""
+    """One model, the sampling parameters of its answers, how many answers were malformed, and what got none, which is
+    written down for this stage of this folder."""
 
     llm: LLM
     sampling: dict[str, Any]
-    failed: FailedQuestions
+    folder: Path
+    stage: str
+    failed: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[str, int] = field(
         default_factory=lambda: {"answers": 0, "refused": 0, "malformed": 0, "malformed_again": 0}
     )
@@ -102,15 +96,15 @@ class Asker:
             for i, prompt in enumerate(prompts) if failed else ():
                 if answer := failed.get(json.dumps(prompt)):
                     what = {"prompt": prompt, "status": answer.status, "error": answer.error}
-                    self.failed.entries.append({"stage": self.failed.stage, "row": names and names[i]} | what)
-            self.failed.write()
+                    self.failed.append({"stage": self.stage, "row": names and names[i]} | what)
+            write_failed(self.folder, self.stage, self.failed)
         return [
             replace(answer, text=outside_thinking(answer.text, thinks and answer.finish_reason == "length"))
             for answer in answers
         ]
 
     def summary(self) -> dict[str, Any]:
-        return self.counts | {"failed": len(self.failed.entries), "usage": str(self.llm.usage)}
+        return self.counts | {"failed": len(self.failed), "usage": str(self.llm.usage)}
 
 
 def failed_again(folder: Path) -> str:
@@ -134,8 +128,8 @@ def asker_of(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, di
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]} | given.sampling
     sampling = {key: value for key, value in sampling.items() if value is not None}
     model = model_of(given, role)
-    failed = FailedQuestions(Path(given.out), kind if kind in ("teacher", "metadata") else "reflect")
-    return Asker(model, sampling, failed), {"model": model.endpoint.model, "sampling": sampling}
+    asker = Asker(model, sampling, Path(given.out), kind if kind in ("teacher", "metadata") else "reflect")
+    return asker, {"model": model.endpoint.model, "sampling": sampling}
 
 
 def model_of(given: argparse.Namespace, role: str) -> LLM:

@@ -15,7 +15,7 @@ from vectors, a block at a time; what is summed of them is float64, or its round
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -36,22 +36,8 @@ class Part(NamedTuple):
     seen_BM: sparse.csr_matrix  # set for what the user has seen, which may not be in the list
     truth_BM: sparse.csr_matrix  # set for ground truths that are fitted
 
-    def save(self, folder: Path) -> None:
-        folder.mkdir()
-        np.savez(folder / "vectors.npz", query=self.query_BD, spaces=self.spaces_B)
-        for name in MATRICES:
-            sparse.save_npz(folder / f"{name}.npz", getattr(self, name), compressed=False)
-
-    @classmethod
-    def load(cls, folder: Path) -> "Part":
-        with np.load(folder / "vectors.npz") as arrays:
-            return cls(arrays["query"], arrays["spaces"], *(sparse.load_npz(folder / f"{n}.npz") for n in MATRICES))
-
     def rows(self, index: np.ndarray) -> "Part":
         return Part(*(value[index] for value in self))
-
-
-MATRICES = ("added_BM", "seen_BM", "truth_BM")
 
 
 def final_blocks(
@@ -84,11 +70,7 @@ class Sums(NamedTuple):
     model_PM: np.ndarray  # sum over x of n_x pi_xm s_xm^p
 
     def __add__(self, other: "Sums") -> "Sums":  # type: ignore[override]
-        return Sums(
-            self.log_likelihood + other.log_likelihood,
-            self.truth_PM + other.truth_PM,
-            self.model_PM + other.model_PM,
-        )
+        return Sums(*map(add, self, other))
 
 
 def sums(part: Part, vectors_SMD: np.ndarray, w_M: np.ndarray, b_M: np.ndarray, powers: int = 2) -> Sums:

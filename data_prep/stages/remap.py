@@ -39,7 +39,8 @@ from data_prep.stages.spaces import conversations_of, items_of, make_spaces, spa
 from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
-FILE, VECTORS = "remap.parquet", "item_vectors.npy"
+FILE = "remap.parquet"
+VECTORS = "item_vectors.npy"  # (S, M, D) float32, the catalog's items in each space; (0, M, 0) without remap
 CANDIDATES_SCHEMA = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -158,7 +159,9 @@ def run(
                     f"lists of the teacher name fewer than {num_items} of its items and would be left out. Give "
                     f"{BETTER}; or choose: --remap full or none"
                 )
-        dimensions = write_item_vectors(folder / VECTORS, scratch, num_spaces, num_catalog)
+        dimensions = items_of(scratch, 0).shape[1] if num_spaces else 0
+        item_vectors = (items_of(scratch, space)[:num_catalog] for space in range(num_spaces))
+        write_array(folder / VECTORS, (num_spaces, num_catalog, dimensions), item_vectors)
     summary: Summary = {"candidates_a_row": round(kept / max(total, 1), 1), "dimensions": dimensions}
     return summary | {"too_few_candidates": short, "warnings": _warnings(folder, settings)}
 
@@ -200,8 +203,7 @@ def remap_range(
     else:
         for b in range(len(rows)):
             keep(b, matched_scores(named_BM[b]))
-    columns = [[row["sample_id"] for row in rows], candidates, scores, list(query_BD)]
-    return pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
+    return pa.table([[row["sample_id"] for row in rows], candidates, scores, list(query_BD)], SCHEMA)
 
 
 def writable_catalog(folder: Path) -> tuple[Matcher, np.ndarray]:
@@ -213,14 +215,6 @@ def writable_catalog(folder: Path) -> tuple[Matcher, np.ndarray]:
 def _writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
     matcher = catalog_matcher(folder)
     return matcher, writable_rows(matcher)
-
-
-def write_item_vectors(path: Path, scratch: Path, num_spaces: int, num_catalog: int) -> int:
-    """(S, M, D) float32, the catalog's items in each space, for adjust; (0, M, 0) without remap. Returns D."""
-    dimensions = items_of(scratch, 0).shape[1] if num_spaces else 0
-    item_vectors = (items_of(scratch, space)[:num_catalog] for space in range(num_spaces))
-    write_array(path, (num_spaces, num_catalog, dimensions), item_vectors)
-    return dimensions
 
 
 def _warnings(folder: Path, settings: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ that is fitted is fitted 1 + FOLDS times: space 0 has read all training conversa
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,9 @@ def make_spaces(folder: Path, scratch: Path, settings: dict[str, Any], map_range
 def fit_space(folder: Path, scratch: Path, settings: dict[str, Any], space: int, _: int) -> None:
     """The embedder of one space, and the items' vectors: the catalog's first, then those the teacher named besides."""
     metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
-    spaces, texts = read_json(scratch / TEXTS)
     catalog = catalog_matcher(folder).catalog
     names = [format_item(t, year) for t, year in zip(catalog.titles, catalog.years, strict=True) if year is not None]
-    read = [text for text, unread in zip(texts, spaces, strict=True) if unread != space]  # space 0: all of them
+    read = [text for unread, text in read_json(scratch / TEXTS) if unread != space]  # space 0: all of them
     embedder = make_embedder(TFIDF_SVD, metadata + read, names, settings["dimensions"], settings["seed"])
     joblib.dump(embedder, scratch / f"embedder{space}")
     np.save(scratch / f"items{space}.npy", embedder.encode(metadata))
@@ -132,17 +132,9 @@ def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]
             file.write(np.ascontiguousarray(block, np.float32).data)
 
 
-def training_texts(folder: Path) -> tuple[list[int], list[str]]:
+def training_texts(folder: Path) -> list[tuple[int, str]]:
     """(space, conversation) of the training split, evenly thinned to FIT_TEXTS."""
-    spaces: list[int] = []
-    texts: list[str] = []
     step = max(1, -(-count_rows(folder / ROWS) // FIT_TEXTS))
-    index = 0
-    for block in read_blocks(folder / ROWS, 4096, ["prompt", "split", "group"]):
-        for row in block:
-            if row["split"] == "train":
-                if index % step == 0:
-                    spaces.append(space_of(row, 1 + FOLDS))
-                    texts.append(conversation_text(row))
-                index += 1
-    return spaces, texts
+    blocks = read_blocks(folder / ROWS, 4096, ["prompt", "split", "group"])
+    train = (row for block in blocks for row in block if row["split"] == "train")
+    return [(space_of(row, 1 + FOLDS), conversation_text(row)) for row in islice(train, 0, None, step)]

@@ -105,7 +105,7 @@ def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterat
             names=names,
         )
         best = [max(texts, key=count) for texts in answers]
-        failed = asker.failed.rows()
+        failed = {entry["row"] for entry in asker.failed}
         yield [(name, None if name in failed and not text else text) for name, text in zip(names, best, strict=True)]
 
 

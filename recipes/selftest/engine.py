@@ -9,8 +9,7 @@ from uuid import uuid4
 import torch
 
 from convrec.rank_grpo.policy_loss import RankLossSettings
-from convrec.training.attention import varlen
-from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
+from convrec.training.attention import varlen, without_flash
 from convrec.training.log_prob_head import fuse
 from recipes.preflight.host import has_flash_attention
 from recipes.selftest.checks import Machine
@@ -32,8 +31,7 @@ def join_group(machine: Machine, rank: int = 0, size: int = 1, meeting: Path | N
     meeting = meeting or machine.folder / f"group-{uuid4().hex}"
     backend = "cpu:gloo,cuda:nccl" if machine.gpus else "gloo"
     torch.distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=size)
-    use_length_groups()
-    use_whole_batch_log_probs()
+    without_flash.install()
     varlen.register()
 
 

@@ -66,20 +66,14 @@ def log_probs_of_labels(logits: torch.Tensor, labels: torch.Tensor, inplace_back
     return -loss.view(labels.shape)
 
 
-def use_whole_batch_log_probs() -> None:
-    """Where flash-attn is missing, verl takes log-probs in a Python loop over tokens; take them in one call.
+def install() -> None:
+    """Have verl's FSDP engine make its micro-batches by our rule. Calling it again does nothing.
 
-    The loop was about 70 % of an update of the demo's model. One call needs a second tensor the size of the logits.
+    Where flash-attn is missing, verl takes log-probs in a Python loop over tokens, which was about 70 % of an update of
+    the demo's model; take them in one call, which needs a second tensor the size of the logits.
     """
-    if find_spec("flash_attn") is not None:
-        return
-    from verl.workers.engine.fsdp import transformer_impl
-
-    transformer_impl.logprobs_from_logits = log_probs_of_labels
-
-
-def use_length_groups() -> None:
-    """Have verl's FSDP engine make its micro-batches by our rule. Calling it again does nothing."""
     from verl.workers.engine.fsdp import transformer_impl
 
     transformer_impl.prepare_micro_batches = prepare_micro_batches
+    if find_spec("flash_attn") is None:
+        transformer_impl.logprobs_from_logits = log_probs_of_labels

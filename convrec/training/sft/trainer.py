@@ -30,22 +30,10 @@ class SFTMixin:
     """
 
     has_nodes = False  # shards may be written elsewhere, and be seen later
-    config: Any
-    ckpt_handler: Any
-    resume_global_step: int
-    steps_per_epoch: int
-    total_training_steps: int
-    train_dataset: Any
-    train_sampler: Any
-    val_dataset: Any
-    val_sampler: Any
-    global_batch_size: int
-    collate_fn: Callable[..., Any]
-    _set_learning_rate: Callable[[], None]  # convrec.training.worker's, where the engine is
 
     def __init__(self, config: Any) -> None:
         self.run_folder = Path(config.trainer.default_local_dir)
-        super().__init__(config)  # type: ignore[call-arg]
+        super().__init__(config)
         self.saved_step = self.resume_global_step
         # TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint
         epochs = -(-self.total_training_steps // self.steps_per_epoch)
@@ -59,7 +47,7 @@ class SFTMixin:
     # ---- data ----
 
     def _build_dataloader(self) -> None:
-        super()._build_dataloader()  # type: ignore[misc]
+        super()._build_dataloader()
         self.train_sampler.seed = self.config.data.seed  # verl leaves it at 0, whatever SEED is
         # verl's Ray trainer has eight loading processes, whatever data.num_workers is
         self.train_dataloader: Any = self._loader(self.train_dataset, self.train_sampler, self.global_batch_size)
@@ -84,7 +72,7 @@ class SFTMixin:
     # ---- checkpoints ----
 
     def _build_ckpt_handler(self) -> None:
-        super()._build_ckpt_handler()  # type: ignore[misc]
+        super()._build_ckpt_handler()
         handler = self.ckpt_handler
         keep, handler.max_ckpt_to_keep = handler.max_ckpt_to_keep, None  # verl removes the last one before the next
         write = handler.save_checkpoint
@@ -110,7 +98,7 @@ class SFTMixin:
 
     def fit(self) -> None:
         self.train_dataloader = BetweenSteps(self.train_dataloader, self.resume_global_step, self._stop_if_asked)
-        super().fit()  # type: ignore[misc]
+        super().fit()
 
     def _stop_if_asked(self, step: int) -> None:
         # as in RL, a start trains a step at least

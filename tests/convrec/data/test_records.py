@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.damage import BadRecord, BadRow, Collected, Damage, check_share, counted
+from convrec.data.damage import BadRecord, BadRow, Collected, Damage, counted
 from convrec.data.records import read_records
 from convrec.errors import UserError
 
@@ -191,4 +191,3 @@ def test_a_long_value_is_quoted_in_part_and_many_reasons_are_cut() -> None:
     assert len(str(BadRecord("is %r", "dev" * 10**5))) < 400
     lines = counted({f"reason {n}": n + 1 for n in range(25)})
     assert (lines[0], lines[-1]) == ("      25: reason 24", "          and 5 more reasons")
-    check_share("in", {"a": 1}, 20, 0.05)

@@ -12,6 +12,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from convrec.rollout import agent_loop as rollout
+from convrec.rollout.responses import rollout_seed
 
 
 def test_a_reward_that_fails_once_is_asked_again() -> None:
@@ -57,11 +58,11 @@ def test_a_reward_that_hangs_in_a_thread_times_out() -> None:
 
 
 def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
-    seeds = {rollout.rollout_seed(1, step, row, n) for step in range(5) for row in range(10) for n in range(8)}
+    seeds = {rollout_seed(1, step, row, n) for step in range(5) for row in range(10) for n in range(8)}
     assert len(seeds) == 400
     assert all(0 <= seed < 2**31 for seed in seeds)
-    assert rollout.rollout_seed(3407, 1, 2, 3) == rollout.rollout_seed(3407, 1, 2, 3)
-    assert rollout.rollout_seed(3407, 1, 2, 3) != rollout.rollout_seed(3408, 1, 2, 3)
+    assert rollout_seed(3407, 1, 2, 3) == rollout_seed(3407, 1, 2, 3)
+    assert rollout_seed(3407, 1, 2, 3) != rollout_seed(3408, 1, 2, 3)
 
 
 class Queue:

@@ -129,7 +129,7 @@ def test_without_ids_the_numbers_of_rows_are_but_a_title_of_digits_is_none(serve
     assert (found(catalog, "2"), found(catalog, "9"), found(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
     assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # an int is a row and nothing else
     assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids of answers are texts
-    recommender: Any = Recommender(*[None, catalog, None, None, None])  # type: ignore[list-item]  # no engine is needed
+    recommender: Any = Recommender(*[None, catalog, None, None])  # type: ignore[list-item]  # no engine is needed
     assert recommender._find("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
     assert recommender._find("seen", [2, Title("5")], catalog.snapshot) == {2}
 
@@ -314,7 +314,7 @@ def test_of_many_long_titles_those_without_room_are_found_after_few_looks(serve:
 
 def test_a_name_that_is_there_many_times_is_found_once(serve: Any) -> None:
     catalog = serve()
-    recommender: Any = Recommender(*[None, catalog, None, None, None])
+    recommender: Any = Recommender(*[None, catalog, None, None])
     names = ["Heat", "Heat", Title("Heat"), 300, "300"] * 50
     with mock.patch.object(ServedCatalog, "find", autospec=True, side_effect=ServedCatalog.find) as find:
         assert len(recommender._find("seen", names, catalog.snapshot)) == 3

@@ -40,11 +40,10 @@ def build_training_worker(
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 
     from convrec.cpu.engine import register_engine
-    from convrec.training.attention.without_flash import use_length_groups, use_whole_batch_log_probs
+    from convrec.training.attention import without_flash
 
     register_engine()
-    use_length_groups()
-    use_whole_batch_log_probs()
+    without_flash.install()
     worker = TrainingWorker(
         TrainingWorkerConfig(
             model_type="language_model",

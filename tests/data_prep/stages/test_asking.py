@@ -5,11 +5,11 @@ import json
 import pytest
 
 from convrec.llm import LLM, Endpoint
-from data_prep.stages.asking import Asker, FailedQuestions
+from data_prep.stages.asking import Asker
 
 
 def asker(server, folder):
-    return Asker(LLM(Endpoint(server.url, "tiny"), folder), {}, FailedQuestions(folder, "test"))
+    return Asker(LLM(Endpoint(server.url, "tiny"), folder), {}, folder, "test")
 
 
 def prompts(names):

@@ -155,13 +155,3 @@ def test_the_penalty_pulls_to_the_maximum_of_the_whole_objective():
     # d/db0: 80 - 100 p - 2 * 5 * b0 = 0 with b1 = -b0: p = 1 / (1 + exp(-2 b0))
     b0 = maximum(flips(100, 0.8), 3, penalty=5.0).b_M[0]
     assert 80 - 100 / (1 + math.exp(-2 * b0)) - 10 * b0 == pytest.approx(0, abs=0.1)
-
-
-def test_a_part_is_read_as_it_was_written(tmp_path):
-    part, *_ = random_part(np.random.default_rng(4))
-    part.save(tmp_path / "0.npz")
-    for written, read in zip(part, Part.load(tmp_path / "0.npz"), strict=True):
-        if sparse.issparse(written):
-            written, read = written.toarray(), read.toarray()
-        np.testing.assert_array_equal(read, written)
-        assert read.dtype == written.dtype

@@ -21,7 +21,7 @@ def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_toke
     catalog = ServedCatalog(file, line_tokenizer, ListSettings(), tmp_path / "tries", state, max_items=2, max_tokens=99)
     server = ModelServer.__new__(ModelServer)
     server.model = SimpleNamespace(version="films-1")
-    server.recommender = Recommender(server.model, catalog, line_tokenizer, None, None)
+    server.recommender = Recommender(server.model, catalog, line_tokenizer, None)
     assert asyncio.run(server.describe()) == {"version": "films-1", "catalog_items": 2, "max_items": 2}
     ran = {"item_id": "b", "title": "Ran", "clean_title": "Ran", "year": 1985}
     assert asyncio.run(server.list_items("a", 9)) == [ran]

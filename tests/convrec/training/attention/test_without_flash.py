@@ -8,7 +8,7 @@ from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import restore_dynamic_batch
 
 from convrec.training.attention import without_flash as micro_batches
-from convrec.training.attention.without_flash import SHORTEST, group_by_length, log_probs_of_labels, use_length_groups
+from convrec.training.attention.without_flash import SHORTEST, group_by_length, log_probs_of_labels
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -72,7 +72,7 @@ def test_verls_engine_calls_it() -> None:
 
     before = transformer_impl.prepare_micro_batches
     try:
-        use_length_groups()
+        micro_batches.install()
         assert transformer_impl.prepare_micro_batches is micro_batches.prepare_micro_batches
     finally:
         transformer_impl.prepare_micro_batches = before
