@@ -14,9 +14,9 @@ from dataclasses import asdict
 from typing import Literal
 
 from convrec.errors import UserError
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose, compose_files
+from recipes.launch.variables import misspelt_variables
 from recipes.preflight import node
 from recipes.preflight.checks import require_files
 from recipes.preflight.finding import Finding

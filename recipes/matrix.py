@@ -18,9 +18,8 @@ from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, composed, described, runs_of
 from recipes.experiments.tables import metrics_file, write_comparisons, write_tables
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RECIPES
-from recipes.launch.variables import VARIABLES
+from recipes.launch.variables import VARIABLES, misspelt_variables
 from recipes.plot import plot
 
 

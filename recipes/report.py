@@ -49,16 +49,14 @@ def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     samples = [sample for sample, row in rows.items() if sample in in_all and row["num_truth"]]
     conversations = [rows[sample]["prompt_id"] for sample in samples]
     before = [rows[sample] for sample in samples]
-    differences: dict[str, dict[str, Any]] = {
-        name: paired(before, [model_rows[sample] for sample in samples], ks, conversations, seed)
-        for name, model_rows in others
-    }
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
-    return [
-        GainTable(f"{name} minus {reference}", {title_of(metric): gains_of_name[metric] for metric in metrics}, caption)
-        for name, gains_of_name in differences.items()
-    ]
+    tables = []
+    for name, model_rows in others:
+        gains = paired(before, [model_rows[sample] for sample in samples], ks, conversations, seed)
+        of_metrics = {title_of(metric): gains[metric] for metric in metrics}
+        tables.append(GainTable(f"{name} minus {reference}", of_metrics, caption))
+    return tables
 
 
 def report(

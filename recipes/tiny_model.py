@@ -221,26 +221,21 @@ def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
 @says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec tiny-model", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        default=["data/sample"],
-        help="sample folder or parquet files; a catalog's titles become tokens",
-    )
-    parser.add_argument("--out", required=True, help="model folder to write; must not exist")
-    parser.add_argument("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
-    parser.add_argument("--vocab-size", type=int, default=4096, help="tokens of the tokenizer (%(default)s)")
-    parser.add_argument("--fill-vocab", action="store_true", help="as many words as that, where texts are too few")
-    parser.add_argument("--tie-word-embeddings", action="store_true", help="as Qwen2.5-0.5B")
-    parser.add_argument(
-        "--model-type", choices=MODEL_TYPES, default=MODEL_TYPES[0], help="in config.json (%(default)s)"
-    )
-    parser.add_argument("--hidden-size", type=int, default=128, help="numbers of a hidden state (%(default)s)")
-    parser.add_argument("--num-layers", type=int, default=3, help="transformer layers (%(default)s)")
-    parser.add_argument("--num-heads", type=int, default=4, help="attention heads of a layer (%(default)s)")
-    parser.add_argument("--num-kv-heads", type=int, default=2, help="heads of keys and values (%(default)s)")
-    parser.add_argument("--intermediate-size", type=int, default=384, help="width of the feed-forward (%(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the weights (%(default)s)")
+    add = parser.add_argument
+    data_help = "sample folder or parquet files; a catalog's titles become tokens"
+    add("--data", nargs="+", default=["data/sample"], help=data_help)
+    add("--out", required=True, help="model folder to write; must not exist")
+    add("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
+    add("--vocab-size", type=int, default=4096, help="tokens of the tokenizer (%(default)s)")
+    add("--fill-vocab", action="store_true", help="as many words as that, where texts are too few")
+    add("--tie-word-embeddings", action="store_true", help="as Qwen2.5-0.5B")
+    add("--model-type", choices=MODEL_TYPES, default=MODEL_TYPES[0], help="in config.json (%(default)s)")
+    add("--hidden-size", type=int, default=128, help="numbers of a hidden state (%(default)s)")
+    add("--num-layers", type=int, default=3, help="transformer layers (%(default)s)")
+    add("--num-heads", type=int, default=4, help="attention heads of a layer (%(default)s)")
+    add("--num-kv-heads", type=int, default=2, help="heads of keys and values (%(default)s)")
+    add("--intermediate-size", type=int, default=384, help="width of the feed-forward (%(default)s)")
+    add("--seed", type=int, default=3407, help="of the weights (%(default)s)")
     given = vars(parser.parse_args(arguments))
     data, out = given.pop("data"), given.pop("out")
     parts = judge_prompt.phrases() if given.pop("judge") else []

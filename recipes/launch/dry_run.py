@@ -11,10 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.errors import UserError
 from convrec.kinds import shown, wanted
 from convrec.runs.folder import setting
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.schema import GROUP, Setting
-from recipes.launch.variables import VARIABLES
+from recipes.launch.variables import VARIABLES, misspelt_variables
 
 FLAGS = {"--help", "-h", "--print-config", "--dry-run"}
 

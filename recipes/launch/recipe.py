@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch import schema
-from recipes.launch.algorithms import ALGORITHMS
 from recipes.planning.estimate import Requirements
 
 # in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
@@ -38,7 +37,7 @@ class Recipe:
     is_sft: bool = False
 
     def title_of(self, config: DictConfig) -> str:
-        return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))
+        return self.title.format(algorithm=schema.ALGORITHMS.get(config.run.algorithm, ""))
 
 
 # Imports of seconds stand inside: a wrong variable is refused before.

@@ -17,9 +17,9 @@ from convrec.runs.starts import note_start
 from recipes.launch import dry_run, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, leave, process_environment, set_thread_policy
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, save_config
+from recipes.launch.variables import misspelt_variables
 
 
 def run(recipe: Recipe, arguments: list[str]) -> int:

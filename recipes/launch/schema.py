@@ -32,10 +32,12 @@ from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import COMBINATIONS, PART_NAMES, is_part
 from convrec.lists.user_rewards import FORM, is_user_reward
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
-from recipes.launch.algorithms import ALGORITHMS
 
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 GROUP = "algorithm_preset"  # no key of the config: a group of conf/
+# The method and its baselines: name -> what a run with it calls itself. conf/algorithm_preset/NAME.yaml has estimator,
+# policy loss and clipping of each, and trainer.v1.trainer_mode where it needs another trainer than the recipe's
+ALGORITHMS = {"rank_grpo": "Rank-GRPO", "grpo": "GRPO", "gspo": "GSPO"}
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TRACKERS = ("console", "file", "swanlab", "wandb", "tensorboard", "mlflow", "clearml", "trackio")
 VERL_TRACKERS = (*TRACKERS, "vemlp_wandb", "rl_insight")  # the last two are of little use here
