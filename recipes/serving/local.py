@@ -40,11 +40,9 @@ def serve_here(
 ) -> None:
     """Serve until KeyboardInterrupt; `ready` is called once every model answers, with the largest k of each.
 
-    Args:
-        host: address that HTTP is bound to.
-        replicas: of every model.
-        logs: folder for what the models' processes say, and what goes wrong in this one: LOG.
-    Raises UserError where the port is taken, and where a model's process cannot start, with its last words.
+    host: address that HTTP is bound to. replicas: of every model. logs: folder for what the models' processes say, and
+    what goes wrong in this one: LOG. Raises UserError where the port is taken, and where a model's process cannot
+    start, with its last words.
     """
     set_thread_policy()
     keep_to_loopback()

@@ -70,7 +70,6 @@ def machine(**changes: Any) -> dict[str, Any]:
         "memory_available": 64 * GIB,
         "device_memory": 80 * GIB,
         "build_problem": "",
-        "open_files": 65536,
     }
     return good | changes
 
@@ -152,7 +151,6 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
         ({"unreachable": "10.0.0.1:7 timed out"}, "failure", "cannot connect to the driver: 10.0.0.1:7 timed out"),
         ({"build_problem": "no C compiler is found"}, "failure", "no C compiler is found"),
         ({"shm_free": 64 * 2**20}, "failure", "/dev/shm has 0.06 GiB free"),
-        ({"open_files": 1024}, "warning", "at most 1024 open files"),
         ({"address": "8.8.4.4"}, "warning", "8.8.4.4 is a public address"),
     ],
 )
