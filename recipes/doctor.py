@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from convrec.errors import UserError
+from recipes.cluster import jobs
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose, compose_files
 from recipes.launch.variables import misspelt_variables
@@ -74,8 +75,6 @@ def main(arguments: list[str]) -> int:
         return 0
     recipe = RECIPES[arguments.pop(0)] if arguments and arguments[0] in RECIPES else RANK_GRPO
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
-        from recipes.cluster import jobs
-
         try:
             return jobs.diagnose_there(recipe, arguments, as_json)
         except UserError as error:

@@ -18,10 +18,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+
 from convrec.data.schema import INSTRUCTION_TEMPLATE
 from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole
 from convrec.judges import prompt as judge_prompt
+from convrec.lists.ranks import NO_YEAR, format_item
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -115,7 +119,6 @@ def train_tokenizer(
 
     A title that its own added token would not decode to (`Amélie`: see `is_exact`) is left to the BPE.
     """
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
     years = sorted({year for text in texts for year in YEAR.findall(text)})
@@ -168,8 +171,6 @@ def is_exact(title: str) -> bool:
     The byte-level decoder reads a token of which every character stands for a byte as bytes, added or not: `é` alone
     is the byte E9. A space, which stands for none, makes it keep the text.
     """
-    from tokenizers import pre_tokenizers
-
     return bool(title) and (title.isascii() or not set(pre_tokenizers.ByteLevel.alphabet()).issuperset(title))
 
 
@@ -178,10 +179,6 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
 
     A folder stands for the parquet files in it. Raises UserError when nothing is found.
     """
-    import pyarrow.parquet as pq
-
-    from convrec.lists.ranks import NO_YEAR, format_item
-
     texts: list[str] = []
     for file in _parquet_files(paths):
         table = pq.read_table(file)
@@ -201,8 +198,6 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
 
 def read_titles(paths: Iterable[str | os.PathLike]) -> list[str]:
     """The titles of the catalogs (parquet with title and year) among these files and folders, in their order."""
-    import pyarrow.parquet as pq
-
     catalogs = [file for file in _parquet_files(paths) if {"title", "year"} <= set(pq.read_schema(file).names)]
     return [title for file in catalogs for title in pq.read_table(file, columns=["title"])["title"].to_pylist()]
 

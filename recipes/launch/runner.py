@@ -58,10 +58,7 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
-    from recipes.preflight import (
-        finding,
-        findings,  # late: a wrong variable is refused before these imports
-    )
+    from recipes.preflight import finding, findings  # late: a wrong variable is refused before these imports
 
     title = recipe.title_of(config)
     run_folder = Path(config.trainer.default_local_dir)
