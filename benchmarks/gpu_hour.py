@@ -32,10 +32,10 @@ from convrec.runs.folder import LATEST, latest_step
 from convrec.runs.supervisor import die_with
 from convrec.same_request import as_kept
 from recipes.demo import RANK_GRPO
+from recipes.gpu_check import line
 from recipes.launch.variables import VARIABLES
 from recipes.planning.step_time import GPUS
 from recipes.report import report
-from recipes.selftest.report import line
 from recipes.selftest.runner import Outcome
 from recipes.selftest.step import figures_of
 

@@ -14,9 +14,10 @@ from dataclasses import asdict
 from typing import Literal
 
 from convrec.errors import UserError
-from recipes.launch.misspelt import misspelt_variables
+from recipes.cluster import jobs
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose, compose_files
+from recipes.launch.variables import misspelt_variables
 from recipes.preflight import node
 from recipes.preflight.checks import require_files
 from recipes.preflight.finding import Finding
@@ -74,14 +75,10 @@ def main(arguments: list[str]) -> int:
         return 0
     recipe = RECIPES[arguments.pop(0)] if arguments and arguments[0] in RECIPES else RANK_GRPO
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
-        from recipes.cluster import jobs
-
         try:
             return jobs.diagnose_there(recipe, arguments, as_json)
         except UserError as error:
             return report(
                 [Finding("ray", "failure", os.environ["RAY_ADDRESS"], str(error), "see the message")], as_json
             )
-        except KeyboardInterrupt:
-            return 130
     return report(diagnose(recipe, arguments), as_json)

@@ -7,20 +7,16 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from convrec.errors import UserError, says_user_errors
 from convrec.runs.folder import METRICS
-from recipes.cluster.job_environment import check_for_cluster, withheld
+from recipes.cluster.job_environment import withheld
 from recipes.cluster.jobs import connect, say
 from recipes.experiments import local_runs
 from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, composed, described, runs_of
 from recipes.experiments.tables import metrics_file, write_comparisons, write_tables
-from recipes.launch.misspelt import misspelt_variables
-from recipes.launch.recipe import RECIPES
-from recipes.launch.variables import VARIABLES
+from recipes.launch.variables import VARIABLES, misspelt_variables
 from recipes.plot import plot
 
 
@@ -47,14 +43,6 @@ def shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) ->
     ]
 
 
-def check_runs_for_cluster(runs: Sequence[MatrixRun], configs: Mapping[str, DictConfig]) -> None:
-    for run in runs:
-        try:
-            check_for_cluster(RECIPES[run.recipe], configs[run.name], run.overrides)
-        except UserError as error:
-            raise UserError(f"{run.name}: {error}") from None
-
-
 def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_run: bool) -> int:
     """Exit status: 0, or 1 where runs failed. Raises UserError."""
     out, all_runs, evaluation = Path(matrix.out), runs_of(matrix), matrix.evaluate
@@ -67,9 +55,8 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
     for warning in warnings + (withheld(os.environ) if on_cluster else []):
         say(f"warning: {warning}")
-    configs = composed(runs, out)
+    configs = composed(runs, out, on_cluster)
     if on_cluster:
-        check_runs_for_cluster(runs, configs)
         check_slots(address, evaluation)
     if not dry_run:
         local_runs.prepare(matrix.prepare or ())

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError, says_user_errors
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
+from recipes.launch.variables import misspelt_variables
 from recipes.planning.estimate import run_of
 from recipes.planning.models import KNOWN, model_size
 from recipes.planning.plan import make_plan, plan_lines

@@ -18,8 +18,7 @@ from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from convrec.statistics import FLIPS
 from recipes.evaluation.examples import examples
-from recipes.evaluation.results import metrics_of, rows_of
-from recipes.evaluation.scoring import OF_MODEL, comparable
+from recipes.evaluation.scoring import OF_MODEL, comparable, metrics_of, rows_of
 from recipes.evaluation.slices import title_of
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs, refuse_unlike
@@ -49,16 +48,14 @@ def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     samples = [sample for sample, row in rows.items() if sample in in_all and row["num_truth"]]
     conversations = [rows[sample]["prompt_id"] for sample in samples]
     before = [rows[sample] for sample in samples]
-    differences: dict[str, dict[str, Any]] = {
-        name: paired(before, [model_rows[sample] for sample in samples], ks, conversations, seed)
-        for name, model_rows in others
-    }
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
-    return [
-        GainTable(f"{name} minus {reference}", {title_of(metric): gains_of_name[metric] for metric in metrics}, caption)
-        for name, gains_of_name in differences.items()
-    ]
+    tables = []
+    for name, model_rows in others:
+        gains = paired(before, [model_rows[sample] for sample in samples], ks, conversations, seed)
+        of_metrics = {title_of(metric): gains[metric] for metric in metrics}
+        tables.append(GainTable(f"{name} minus {reference}", of_metrics, caption))
+    return tables
 
 
 def report(

@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     summary, _, rest = (__doc__ or "").partition("\n")
     formatter = argparse.RawDescriptionHelpFormatter
     found = argparse.ArgumentParser(prog="convrec serve", description=summary, epilog=rest, formatter_class=formatter)
-    add, limits = found.add_argument, Limits()
+    add = found.add_argument
     add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
     add("--catalog", action="append", metavar="FILE", help="its items: .parquet of data_prep, or .pkl")
     add("--judge", action="append", metavar="[NAME=]MODEL", help="a judge, or any model for chat completions alone")
@@ -109,13 +109,9 @@ def parser() -> argparse.ArgumentParser:
     add("--tensor-parallel", type=int, default=1, help="GPUs of an engine")
     add("--state", type=Path, default=STATE, help="folder that keeps changes of the catalogs, in a folder a model")
     add("--feedback", action="store_true", help="keep conversations, lists and POST /v1/feedback in --state")
-    add("--max-concurrent", type=int, default=limits.max_concurrent, help="requests at once; more get 429")
-    add("--max-body-bytes", type=int, default=limits.max_body_bytes, help="of a request; more gets 413")
-    add("--max-turns", type=int, default=limits.max_turns, help="of a conversation; more gets 400")
-    add("--max-items", type=int, default=limits.max_items, help="of a list (k); more gets 400")
-    add("--timeout-seconds", type=float, default=limits.timeout_seconds, help="for an answer; then it gets 504")
-    wait = "for a list, or a stream's first item; then popular items are the answer (else never)"
-    add("--fallback-after-seconds", type=float, help=wait)
+    for name, limit in Limits.model_fields.items():
+        kind = float if name.endswith("seconds") else int
+        add(f"--{name.replace('_', '-')}", type=kind, default=limit.default, help=limit.description)
     return found
 
 

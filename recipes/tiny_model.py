@@ -18,10 +18,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+
 from convrec.data.schema import INSTRUCTION_TEMPLATE
 from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole
 from convrec.judges import prompt as judge_prompt
+from convrec.lists.ranks import NO_YEAR, format_item
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -115,7 +119,6 @@ def train_tokenizer(
 
     A title that its own added token would not decode to (`Amélie`: see `is_exact`) is left to the BPE.
     """
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
     years = sorted({year for text in texts for year in YEAR.findall(text)})
@@ -168,8 +171,6 @@ def is_exact(title: str) -> bool:
     The byte-level decoder reads a token of which every character stands for a byte as bytes, added or not: `é` alone
     is the byte E9. A space, which stands for none, makes it keep the text.
     """
-    from tokenizers import pre_tokenizers
-
     return bool(title) and (title.isascii() or not set(pre_tokenizers.ByteLevel.alphabet()).issuperset(title))
 
 
@@ -178,10 +179,6 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
 
     A folder stands for the parquet files in it. Raises UserError when nothing is found.
     """
-    import pyarrow.parquet as pq
-
-    from convrec.lists.ranks import NO_YEAR, format_item
-
     texts: list[str] = []
     for file in _parquet_files(paths):
         table = pq.read_table(file)
@@ -201,8 +198,6 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
 
 def read_titles(paths: Iterable[str | os.PathLike]) -> list[str]:
     """The titles of the catalogs (parquet with title and year) among these files and folders, in their order."""
-    import pyarrow.parquet as pq
-
     catalogs = [file for file in _parquet_files(paths) if {"title", "year"} <= set(pq.read_schema(file).names)]
     return [title for file in catalogs for title in pq.read_table(file, columns=["title"])["title"].to_pylist()]
 
@@ -221,26 +216,21 @@ def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
 @says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec tiny-model", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        default=["data/sample"],
-        help="sample folder or parquet files; a catalog's titles become tokens",
-    )
-    parser.add_argument("--out", required=True, help="model folder to write; must not exist")
-    parser.add_argument("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
-    parser.add_argument("--vocab-size", type=int, default=4096, help="tokens of the tokenizer (%(default)s)")
-    parser.add_argument("--fill-vocab", action="store_true", help="as many words as that, where texts are too few")
-    parser.add_argument("--tie-word-embeddings", action="store_true", help="as Qwen2.5-0.5B")
-    parser.add_argument(
-        "--model-type", choices=MODEL_TYPES, default=MODEL_TYPES[0], help="in config.json (%(default)s)"
-    )
-    parser.add_argument("--hidden-size", type=int, default=128, help="numbers of a hidden state (%(default)s)")
-    parser.add_argument("--num-layers", type=int, default=3, help="transformer layers (%(default)s)")
-    parser.add_argument("--num-heads", type=int, default=4, help="attention heads of a layer (%(default)s)")
-    parser.add_argument("--num-kv-heads", type=int, default=2, help="heads of keys and values (%(default)s)")
-    parser.add_argument("--intermediate-size", type=int, default=384, help="width of the feed-forward (%(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the weights (%(default)s)")
+    add = parser.add_argument
+    data_help = "sample folder or parquet files; a catalog's titles become tokens"
+    add("--data", nargs="+", default=["data/sample"], help=data_help)
+    add("--out", required=True, help="model folder to write; must not exist")
+    add("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
+    add("--vocab-size", type=int, default=4096, help="tokens of the tokenizer (%(default)s)")
+    add("--fill-vocab", action="store_true", help="as many words as that, where texts are too few")
+    add("--tie-word-embeddings", action="store_true", help="as Qwen2.5-0.5B")
+    add("--model-type", choices=MODEL_TYPES, default=MODEL_TYPES[0], help="in config.json (%(default)s)")
+    add("--hidden-size", type=int, default=128, help="numbers of a hidden state (%(default)s)")
+    add("--num-layers", type=int, default=3, help="transformer layers (%(default)s)")
+    add("--num-heads", type=int, default=4, help="attention heads of a layer (%(default)s)")
+    add("--num-kv-heads", type=int, default=2, help="heads of keys and values (%(default)s)")
+    add("--intermediate-size", type=int, default=384, help="width of the feed-forward (%(default)s)")
+    add("--seed", type=int, default=3407, help="of the weights (%(default)s)")
     given = vars(parser.parse_args(arguments))
     data, out = given.pop("data"), given.pop("out")
     parts = judge_prompt.phrases() if given.pop("judge") else []

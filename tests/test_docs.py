@@ -16,10 +16,9 @@ import pytest
 from convrec.errors import UserError
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from recipes import cli
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose_files
-from recipes.launch.variables import VARIABLES, overrides_from_environment
+from recipes.launch.variables import VARIABLES, misspelt_variables, overrides_from_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = [path for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.parts]

@@ -15,9 +15,9 @@ from tqdm import tqdm
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
 from convrec.errors import UserError, one_line
 from recipes.cluster.job_environment import HERE, runtime_environment, withheld
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose_files
+from recipes.launch.variables import misspelt_variables
 
 POLL_SECONDS = 1.0
 AGENT_SECONDS = 120.0

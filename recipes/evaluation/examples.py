@@ -12,7 +12,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.report.page import Example, mark_list
-from recipes.evaluation.results import metrics_of, rows_of
+from recipes.evaluation.scoring import metrics_of, rows_of
 
 Row = dict[str, Any]
 

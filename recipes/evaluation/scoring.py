@@ -1,12 +1,15 @@
-"""Responses scored against a split: rows, their summary, files of them, and the comparison of two evaluations."""
+"""Responses scored against a split: rows, their summary, the comparison of two evaluations, and their files."""
 
 import itertools
+import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from convrec.data.schema import truth_of
 from convrec.errors import UserError
@@ -17,7 +20,6 @@ from convrec.lists.metrics import evaluate_row, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.same_request import differences
 from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Context, Figures, add_measures, figures_of
-from recipes.evaluation.results import metrics_of, rows_of
 from recipes.evaluation.split import Split
 
 Row = dict[str, Any]
@@ -179,3 +181,27 @@ def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: 
             record |= {f"{protocol}/{name}": value for name, value in values if "@" in name}
         table.append(record)
     write_table(path, pa.Table.from_pylist(table))
+
+
+def metrics_of(folder: Path, given_as: str = "") -> dict[str, Any]:
+    """metrics.json, null figures as the NaN that they stood for. Raises UserError when there is none, or a damaged one.
+    given_as: the option that names the folder."""
+    file = folder / "metrics.json"
+    if not file.exists():
+        raise UserError(f"{given_as}{folder}: no metrics.json; give the --out folder of convrec evaluate")
+    try:
+        return json.loads(file.read_text(encoding="utf-8"), object_hook=_with_nan)
+    except ValueError:
+        raise UserError(f"{given_as}{file}: cut off; evaluate that model again") from None
+
+
+def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: math.nan if one is None and key in ("mean", "se", "p") else one for key, one in value.items()}
+
+
+def rows_of(folder: Path, given_as: str = "", key: str = "sample_id") -> dict[Any, dict[str, Any]]:
+    """What a row has at `key` -> row of rows.parquet. Raises UserError when it is gone."""
+    path = folder / "rows.parquet"
+    if not path.exists():
+        raise UserError(f"{given_as}{path}: gone since it was evaluated, or of baselines alone; evaluate again")
+    return {row[key]: row for row in pq.read_table(path).to_pylist()}

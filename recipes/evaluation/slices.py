@@ -1,10 +1,9 @@
 """Recall and NDCG of parts of a split: by turns, by number and popularity of the wanted titles, by a column."""
 
 import math
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -48,21 +47,16 @@ def _column(name: str, split: Split) -> list[str | None]:
 
 def _parts(values: Sequence[float | None]) -> list[str | None]:
     """Each value's own part where there are few, else that of PARTS parts of about the same number of rows."""
-    known = sorted(value for value in values if _is_known(value))
-    if not known:
+    values_R = np.array(values, float)  # None is NaN
+    known = np.sort(values_R[~np.isnan(values_R)])
+    if not len(known):
         return [None] * len(values)
-    distinct = sorted(set(known))
-    if len(distinct) <= PARTS:
-        bounds = distinct
-    else:
-        bounds = sorted({known[len(known) * (part + 1) // PARTS - 1] for part in range(PARTS)})
-    firsts = [distinct[0], *(distinct[bisect_right(distinct, bound)] for bound in bounds[:-1])]
-    labels = _range_labels(firsts, bounds)
-    return [labels[bisect_left(bounds, value)] if _is_known(value) else None for value in values]
-
-
-def _is_known(value: float | None) -> TypeGuard[float]:
-    return value is not None and not math.isnan(value)
+    bounds = distinct = np.unique(known)
+    if len(distinct) > PARTS:
+        bounds = np.unique([known[len(known) * (part + 1) // PARTS - 1] for part in range(PARTS)])
+    firsts = [distinct[0], *distinct[np.searchsorted(distinct, bounds[:-1], "right")]]
+    labels = [*_range_labels(firsts, bounds.tolist()), None]  # the last is NaN's, which sorts behind all
+    return [labels[part] for part in np.searchsorted(bounds, values_R)]
 
 
 def _range_labels(firsts: Sequence[float], lasts: Sequence[float]) -> list[str]:

@@ -52,13 +52,8 @@ def check_slots(address: str, evaluate: Mapping[str, Any]) -> None:
 
 
 class MatrixJobs:
-    """The jobs of one matrix on one cluster.
-
-    Args:
-        client: of `recipes.cluster.jobs.connect`.
-        configs: run -> its settings.
-        evaluate: the section of the matrix file.
-    """
+    """The jobs of one matrix on one cluster. client: of `recipes.cluster.jobs.connect`. configs: run -> its settings.
+    evaluate: the section of the matrix file."""
 
     def __init__(self, client: Any, configs: Mapping[str, DictConfig], out: Path, evaluate: Mapping[str, Any]) -> None:
         self.client, self.configs = client, configs

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from pyarrow import ArrowInvalid
 
 from convrec.errors import UserError
 from convrec.runs.folder import latest_step
+from recipes.cluster.job_environment import check_for_cluster
 from recipes.experiments.matrix_file import Matrix, RunSection, checked
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import compose_files
@@ -161,10 +161,10 @@ def _text(value: Any) -> str:
 ONE_DEVICE = ["trainer.n_gpus_per_node=1"]  # where nothing says another number
 
 
-def composed(runs: Sequence[MatrixRun], out: Path) -> dict[str, DictConfig]:
+def composed(runs: Sequence[MatrixRun], out: Path, on_cluster: bool = False) -> dict[str, DictConfig]:
     """The settings of each run by its name; runs that differ in their seed share one, which takes up to a second.
 
-    Raises UserError that names the run for settings that cannot be used.
+    Raises UserError that names the run for settings that cannot be used, on a cluster there.
     """
     by_variant: dict[str, DictConfig] = {}
     for run in runs:
@@ -172,6 +172,8 @@ def composed(runs: Sequence[MatrixRun], out: Path) -> dict[str, DictConfig]:
             continue
         try:
             config = compose_files(RECIPES[run.recipe], run.overrides, ONE_DEVICE, run.environment(out))
+            if on_cluster:
+                check_for_cluster(RECIPES[run.recipe], config, run.overrides)
         except UserError as error:
             raise UserError(f"{run.name}: {error}") from None
         by_variant[run.variant] = config
@@ -180,13 +182,11 @@ def composed(runs: Sequence[MatrixRun], out: Path) -> dict[str, DictConfig]:
 
 def steps_of(config: DictConfig) -> int | None:
     """Of the whole run; None where it is said in epochs and the data or the batch are not known yet."""
-    if config.trainer.total_training_steps:
-        return int(config.trainer.total_training_steps)
-    if config.data.train_batch_size is None:
+    if config.data.train_batch_size is None and not config.trainer.total_training_steps:
         return None  # SFT's default depends on the devices
     try:
-        return planned_work.steps_of(config, planned_work.rows_of(config))
-    except (OSError, ArrowInvalid):
+        return planned_work.steps_of(config)
+    except OSError:
         return None
 
 

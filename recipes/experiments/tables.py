@@ -15,8 +15,7 @@ from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.same_request import differences
 from recipes.evaluation.beyond_accuracy import MEASURES, figures_of
-from recipes.evaluation.results import metrics_of
-from recipes.evaluation.scoring import SCORED_WITH, model_line
+from recipes.evaluation.scoring import SCORED_WITH, metrics_of, model_line
 from recipes.evaluation.slices import slice_lines
 from recipes.experiments.matrix_runs import MatrixRun
 

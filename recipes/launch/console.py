@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -15,6 +15,8 @@ from tqdm import tqdm
 
 from convrec.progress import Progress
 from convrec.runs.folder import NewMetrics, latest_step
+
+FOLLOW_SECONDS = 1.0
 
 
 class Console:
@@ -56,25 +58,6 @@ def output_to(log_file: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def repeating(function: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call `function` every so many seconds in a thread, and once more at the end."""
-    stop = threading.Event()
-
-    def repeat() -> None:
-        while not stop.wait(seconds):
-            function()
-        function()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(timeout=5)
-
-
-@contextlib.contextmanager
 def progress(
     console: Console,
     run_folder: Path,
@@ -97,6 +80,7 @@ def progress(
         note=lambda: "" if latest else "starting",
     )
     latest: dict[str, float | None] = {}
+    has_ended = threading.Event()
     metrics = NewMetrics(run_folder)
     metrics.read()  # of earlier starts
 
@@ -111,11 +95,19 @@ def progress(
             bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in numbers.items()), refresh=False)
             bar.update(rows[-1]["step"] - bar.n)
 
+    def follow_on() -> None:
+        while not has_ended.wait(FOLLOW_SECONDS):
+            follow()
+        follow()
+
+    thread = threading.Thread(target=follow_on, daemon=True)
+    thread.start()
     try:
-        with repeating(follow, seconds=1.0):
-            yield
+        yield
     except KeyboardInterrupt:
         bar.leave = False  # the line that says so is all there is to see
         raise
     finally:
+        has_ended.set()
+        thread.join(timeout=5)
         bar.close()

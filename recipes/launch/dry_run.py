@@ -11,10 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.errors import UserError
 from convrec.kinds import shown, wanted
 from convrec.runs.folder import setting
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.schema import GROUP, Setting
-from recipes.launch.variables import VARIABLES
+from recipes.launch.settings import compose, compose_files
+from recipes.launch.variables import VARIABLES, misspelt_variables
 
 FLAGS = {"--help", "-h", "--print-config", "--dry-run"}
 
@@ -30,8 +30,6 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
     if flags & {"--help", "-h"}:
         print(help_text(recipe))
         return 0
-    from recipes.launch.settings import compose
-
     for text in misspelt_variables(os.environ):
         print(f"warning: {text}", file=sys.stderr)
     try:
@@ -48,8 +46,6 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
 
 def defaults_of(recipe: Recipe) -> dict[str, str]:
     """Variable -> what it is where nobody sets it, in words; of those that the recipe reads."""
-    from recipes.launch.settings import compose_files
-
     config: Any = OmegaConf.to_container(compose_files(recipe, [], environment={}), resolve=False)
     return {
         entry.name: _in_words(recipe, entry, setting(config, "run.algorithm" if key == GROUP else key))

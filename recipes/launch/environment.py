@@ -5,8 +5,6 @@ import sys
 import threading
 from typing import Any
 
-from recipes.preflight.host import usable_cores
-
 RAY_STARTS = 3
 SHUTDOWN_SECONDS = 30.0
 SHUTDOWN_THREAD = "ray.shutdown"
@@ -54,7 +52,7 @@ def process_environment(has_accelerator: bool) -> dict[str, str]:
             "VERL_PLATFORM": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
-            "OMP_NUM_THREADS": str(usable_cores()),
+            "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             # vLLM compiles a count over log-probs: 7 s at every start (PyTorch keeps the header in the run's TMPDIR)
             "TORCH_COMPILE_DISABLE": "1",

@@ -18,7 +18,6 @@ from convrec.training import registration
 from convrec.training.trackers import tracking
 from recipes.launch.environment import init_ray, process_environment, shut_down_ray
 from recipes.planning.estimate import Requirements
-from recipes.preflight import constrained, finding, findings
 
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
@@ -59,6 +58,8 @@ def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[st
     start_ray(config, environment)
     try:
         if os.environ.get("RAY_ADDRESS"):
+            from recipes.preflight import finding, findings
+
             for warning in finding.stop_on_failure(findings.examine(requirements, config, on_cluster=True)):
                 print(f"warning: {warning}", file=sys.stderr)
         yield
@@ -77,6 +78,8 @@ def train(requirements: Requirements, config: DictConfig) -> None:
     users = user_module_environment(str(config.convrec.get("reward")))
     os.environ.update(users)  # the driver's digest covers the module too
     if config.convrec.get("constrained"):
+        from recipes.preflight import constrained
+
         constrained.use_trie(config)
     with started_ray(requirements, config, users):
         with ThreadPoolExecutor(1) as beside:

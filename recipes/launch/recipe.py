@@ -11,8 +11,7 @@ from typing import Literal
 from omegaconf import DictConfig
 
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
-from recipes.launch import schema
-from recipes.launch.algorithms import ALGORITHMS
+from recipes.launch import ray_training, schema, sft_training
 from recipes.planning.estimate import Requirements
 
 # in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
@@ -38,7 +37,7 @@ class Recipe:
     is_sft: bool = False
 
     def title_of(self, config: DictConfig) -> str:
-        return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))
+        return self.title.format(algorithm=schema.ALGORITHMS.get(config.run.algorithm, ""))
 
 
 # Imports of seconds stand inside: a wrong variable is refused before.
@@ -60,18 +59,6 @@ def _check_judge(config: DictConfig) -> list[str]:
     return checks.check_judge(config, "pairwise" if "orders" in config.convrec else "pointwise")
 
 
-def _train_sft(requirements: Requirements, config: DictConfig) -> None:
-    from recipes.launch import sft_training
-
-    sft_training.train(requirements, config)
-
-
-def _train_rl(requirements: Requirements, config: DictConfig) -> None:
-    from recipes.launch import ray_training
-
-    ray_training.train(requirements, config)
-
-
 SFT = Recipe(
     name="sft",
     title="SFT",
@@ -80,7 +67,7 @@ SFT = Recipe(
     settings=schema.SFT,
     answers="lists",
     check=_check_sft,
-    train=_train_sft,
+    train=sft_training.train,
     shown={"train/loss": "loss", "val/loss": "val loss"},
     requirements=Requirements(SFT_MODEL, DATA_FILES),
     host_group="sft_host",
@@ -94,7 +81,7 @@ RANK_GRPO = Recipe(
     settings=schema.LISTS,
     answers="lists",
     check=_check_rank_grpo,
-    train=_train_rl,
+    train=ray_training.train,
     shown={
         "val/ndcg": "val NDCG",
         "rank_grpo/return@1": "return@1",

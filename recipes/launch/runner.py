@@ -17,9 +17,9 @@ from convrec.runs.starts import note_start
 from recipes.launch import dry_run, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, leave, process_environment, set_thread_policy
-from recipes.launch.misspelt import misspelt_variables
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, save_config
+from recipes.launch.variables import misspelt_variables
 
 
 def run(recipe: Recipe, arguments: list[str]) -> int:
@@ -58,10 +58,7 @@ def _run(
     console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
 ) -> int:
     """The run, its folder held. Raises UserError for what cannot train."""
-    from recipes.preflight import (
-        finding,
-        findings,  # late: a wrong variable is refused before these imports
-    )
+    from recipes.preflight import finding, findings  # late: a wrong variable is refused before these imports
 
     title = recipe.title_of(config)
     run_folder = Path(config.trainer.default_local_dir)
@@ -126,11 +123,11 @@ def _run(
         with contextlib.suppress(OSError), open(log_file, "a") as log:  # the disk may be full
             traceback.print_exc(file=log)
         console.say(
-            f"failed after {_seconds_since(start)}: {_said_of(error, run_folder)}\n"
+            f"failed after {time.monotonic() - start:.0f} s: {_said_of(error, run_folder)}\n"
             f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
         )
         return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
-    console.say(f"{title} finished in {_seconds_since(start)}: {run_folder}")
+    console.say(f"{title} finished in {time.monotonic() - start:.0f} s: {run_folder}")
     return 0
 
 
@@ -159,7 +156,3 @@ def _refuse_to_remove_unasked(run_folder: Path, keep: int | None, arguments: lis
             f"{run_folder} holds {len(steps)} checkpoints, and the next one would remove all but the newest {keep} and "
             f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them"
         )
-
-
-def _seconds_since(start: float) -> str:
-    return f"{time.monotonic() - start:.0f} s"

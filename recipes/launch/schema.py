@@ -32,10 +32,12 @@ from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import COMBINATIONS, PART_NAMES, is_part
 from convrec.lists.user_rewards import FORM, is_user_reward
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
-from recipes.launch.algorithms import ALGORITHMS
 
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 GROUP = "algorithm_preset"  # no key of the config: a group of conf/
+# The method and its baselines: name -> what a run with it calls itself. conf/algorithm_preset/NAME.yaml has estimator,
+# policy loss and clipping of each, and trainer.v1.trainer_mode where it needs another trainer than the recipe's
+ALGORITHMS = {"rank_grpo": "Rank-GRPO", "grpo": "GRPO", "gspo": "GSPO"}
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TRACKERS = ("console", "file", "swanlab", "wandb", "tensorboard", "mlflow", "clearml", "trackio")
 VERL_TRACKERS = (*TRACKERS, "vemlp_wandb", "rl_insight")  # the last two are of little use here
@@ -46,10 +48,6 @@ HYDRA_NAME = re.compile(r"[\w./\\+$%*@?|()\[\]{}:=, \t-]+", re.ASCII)  # what it
 def _rises_from_step_0(schedule: list[list[float]]) -> bool:
     steps = [step for step, _ in schedule]
     return steps[:1] == [0] and steps == sorted(set(steps)) and all(step % 1 == 0 < rate for step, rate in schedule)
-
-
-def _are_trackers(names: str | list[str]) -> bool:
-    return {names} <= {*VERL_TRACKERS} if isinstance(names, str) else {*names} <= {*VERL_TRACKERS}
 
 
 # numpy takes up to 2^32 - 1, and a replica adds its number
@@ -63,7 +61,9 @@ _RESUME += "with MODEL_PATH=RUN/global_step_N from a step"
 Resume = Annotated[Literal["auto"], Field(description=_RESUME)]
 Files = Annotated[Path | list[Path], Field(description="a path or several")]
 Trackers = Annotated[
-    str | list[str], only(_are_trackers), Field(description=f"one or several of {', '.join(VERL_TRACKERS)}")
+    str | list[str],
+    only(lambda names: {*([names] if isinstance(names, str) else names)} <= {*VERL_TRACKERS}),
+    Field(description=f"one or several of {', '.join(VERL_TRACKERS)}"),
 ]
 Schedule = Annotated[
     list[Annotated[list[float], Field(min_length=2, max_length=2)]],

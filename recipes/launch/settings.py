@@ -18,7 +18,6 @@ from convrec.shipped import CONF
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
-from recipes.preflight import host
 from recipes.preflight.batch import model_settings
 from recipes.preflight.cores import needed_slots, uses_ray
 
@@ -35,12 +34,7 @@ def compose(name: str, arguments: list[str]) -> DictConfig:
     name: a key of RECIPES. Raises UserError for a variable or an override that cannot be used.
     """
     recipe = RECIPES[name]
-    variables = overrides_from_environment(recipe, os.environ)  # a wrong one at once: what follows imports torch
-    accelerators = gpus.usable_gpus()
-    host_overrides = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
-    if accelerators:
-        host_overrides.append(f"trainer.n_gpus_per_node={accelerators}")
-    config = _composed(recipe, host_overrides, [*variables, *arguments])
+    config = compose_files(recipe, arguments, None)
     with open_dict(config):
         _complete(config, recipe)
     return config
@@ -49,20 +43,21 @@ def compose(name: str, arguments: list[str]) -> DictConfig:
 def compose_files(
     recipe: Recipe,
     arguments: Sequence[str],
-    host_overrides: Sequence[str] = (),
+    host_overrides: Sequence[str] | None = (),
     environment: Mapping[str, str] | None = None,
 ) -> DictConfig:
     """The recipe's file with the host's overrides, the variables and these arguments, all of their kinds.
 
-    environment: what has the variables; None: this process's.
+    host_overrides: None: those of this machine. environment: what has the variables; None: this process's.
 
     Raises UserError for a variable, an override or a setting that cannot be used.
     """
+    # a wrong one at once: what follows imports torch
     variables = overrides_from_environment(recipe, os.environ if environment is None else environment)
-    return _composed(recipe, host_overrides, [*variables, *arguments])
-
-
-def _composed(recipe: Recipe, host_overrides: Sequence[str], overrides: Sequence[str]) -> DictConfig:
+    if host_overrides is None:
+        accelerators = gpus.usable_gpus()
+        host_overrides = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
+        host_overrides += [f"trainer.n_gpus_per_node={accelerators}"] if accelerators else []
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -71,7 +66,7 @@ def _composed(recipe: Recipe, host_overrides: Sequence[str], overrides: Sequence
     known = [f"hydra.searchpath=['file://{VERL_CONF}']", *host_overrides]
     with initialize_config_dir(str(CONF), version_base=None):
         try:
-            config = hydra_compose(recipe.name, [*known, *overrides], return_hydra_config=True)
+            config = hydra_compose(recipe.name, [*known, *variables, *arguments], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: of `data=null`
             from recipes.launch.hydra_errors import explain
 
@@ -113,7 +108,8 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     model_key = recipe.requirements.model_key
     model = OmegaConf.select(config, model_key)
     OmegaConf.update(config, model_key, resolve_model(model))
-    if config.trainer.device != "cpu" and not host.has_flash_attention():
+    # flash-attn is built against the installed torch, so it cannot be among our dependencies
+    if config.trainer.device != "cpu" and not find_spec("flash_attn"):
         model_config = OmegaConf.select(config, model_key.removesuffix(".path"))
         attention = "varlen" if model_config.use_remove_padding else "sdpa"  # convrec.training.attention.varlen
         model_config.override_config.setdefault("attn_implementation", attention)
@@ -131,7 +127,7 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     if uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
         # logical slots: verl would wait for ever for those that a small host lacks
         ray_init = config.ray_kwargs.ray_init
-        ray_init.num_cpus = max(ray_init.num_cpus or host.usable_cores(), needed_slots(config).cpus)
+        ray_init.num_cpus = max(ray_init.num_cpus or len(os.sched_getaffinity(0)), needed_slots(config).cpus)
     ours = config.convrec
     if "matching" in ours and ours.matching is None:
         ours.matching = "reference" if ours.preset == "reference" else "fuzzy"

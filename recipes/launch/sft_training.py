@@ -7,6 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from convrec.checkpoints.plain_load import use_plain_load
+from convrec.training.trackers import tracking
+from recipes.launch.ray_training import started_ray
 from recipes.planning.estimate import Requirements
 from recipes.preflight.cores import uses_ray
 
@@ -16,19 +19,12 @@ ONE_PROCESS |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def train(requirements: Requirements, config: DictConfig) -> None:
-    if uses_ray(config):
-        _train_on_ray(requirements, config)
-    else:
+    if not uses_ray(config):
         _train_here(config)
-
-
-def _train_on_ray(requirements: Requirements, config: DictConfig) -> None:
-    from recipes.launch.ray_training import started_ray
-
+        return
     with started_ray(requirements, config, {}):
         from verl.trainer import sft_trainer_ray
 
-        from convrec.checkpoints.plain_load import use_plain_load
         from convrec.training.sft.on_ray import ConvRecRaySFTTrainer
 
         use_plain_load()  # the place in the data is read here
@@ -41,7 +37,6 @@ def _train_here(config: DictConfig) -> None:
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
     from convrec.training.sft.trainer import ConvRecSFTTrainer
-    from convrec.training.trackers import tracking
     from convrec.training.worker import prepare_process
 
     prepare_process()
@@ -56,8 +51,5 @@ def _train_here(config: DictConfig) -> None:
 
 def _fit(trainer: Any, module: ModuleType, config: DictConfig) -> None:
     """module: verl's, with the trainer's `fit`."""
-    from convrec.training.trackers import tracking
-
-    run_folder = Path(config.trainer.default_local_dir)
-    tracking.install(module, run_folder, config.trainer.experiment_name)
+    tracking.install(module, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     trainer.fit()

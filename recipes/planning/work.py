@@ -7,10 +7,12 @@ from omegaconf import DictConfig
 from convrec.errors import UserError
 
 
-def steps_of(config: DictConfig, rows: int) -> int:
-    """Of the whole run. verl drops the rows of an epoch that do not fill a batch."""
+def steps_of(config: DictConfig, rows: int | None = None) -> int:
+    """Of the whole run. verl drops the rows of an epoch that do not fill a batch. rows: None: those of the files, which
+    may raise as `rows_of` does."""
     if config.trainer.total_training_steps:
         return int(config.trainer.total_training_steps)
+    rows = rows_of(config) if rows is None else rows
     return int(config.trainer.total_epochs * (rows // config.data.train_batch_size))
 
 
@@ -26,10 +28,9 @@ def checkpoints_of(config: DictConfig, steps: int) -> tuple[int, int]:
 def kept_checkpoints(config: DictConfig) -> int:
     """How many will lie on disk at once; 1 where the files that say how many steps there are cannot be read."""
     try:
-        steps = steps_of(config, 0 if config.trainer.total_training_steps else rows_of(config))
+        return checkpoints_of(config, steps_of(config))[1]
     except (OSError, UserError):
         return 1
-    return checkpoints_of(config, steps)[1]
 
 
 def listed(files: Any) -> list[str]:

@@ -54,13 +54,8 @@ def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> li
             what = f"/dev/shm has {report['shm_free'] / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
             fix = "mount it larger (docker: --shm-size=8g), or end what fills it"
             findings.append(Finding("shared memory", "failure", where, what, fix))
-        if report["open_files"] < node.OPEN_FILES:
-            what = f"at most {report['open_files']} open files"
-            findings.append(
-                Finding("limits", "warning", where, what, f"ulimit -n {node.OPEN_FILES}, before Ray is started")
-            )
     return findings or [
-        Finding("nodes", "ok", ", ".join(r["where"] for r in nodes), "files, versions, ports and limits are fine")
+        Finding("nodes", "ok", ", ".join(r["where"] for r in nodes), "files, versions and ports are fine")
     ]
 
 
@@ -68,7 +63,7 @@ def slot_findings(config: DictConfig, nodes: Sequence[Mapping[str, Any]]) -> lis
     """Are there nodes with the GPU and CPU slots that the run asks for, and beside them those of a rollout of its own?
     verl and TransferQueue would wait for them without a limit.
 
-    Args: nodes as `node.slots_of_cluster` gives them.
+    nodes: as `node.slots_of_cluster` gives them.
     """
     needed = needed_slots(config)
     keys = ("N_NODES={} with N_GPUS_PER_NODE={}", "{} with actor_rollout_ref.rollout.n_gpus_per_node={}")

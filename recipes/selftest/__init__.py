@@ -1,1 +1,1 @@
-"""What `recipes.gpu_check` tries on a machine: phases, each in a process with a time limit, and their report."""
+"""What `recipes.gpu_check` tries on a machine: phases, in processes of their own with a time limit each."""

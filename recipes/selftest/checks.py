@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.tiny_model import make_tiny_model
+
 HALF_B = {  # Qwen2.5-0.5B's config.json
     "vocab_size": 151_936,
     "hidden_size": 896,
@@ -46,8 +48,6 @@ class Machine:
     def model(self, sizes: dict[str, int] = TINY, texts: list[str] | None = None, tied: bool | None = None) -> Path:
         """The folder of a random model, made by the first phase that asks for it. tied: the head is the embedding;
         where nothing is said, of all but Llama."""
-        from recipes.tiny_model import make_tiny_model
-
         tied = self.model_type != "llama" if tied is None else tied
         of = f"{self.model_type}-{sizes['hidden_size']}-{sizes['vocab_size']}"
         folder = self.folder / f"{of}{'' if tied else '-untied'}"

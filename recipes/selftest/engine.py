@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,7 +12,6 @@ import torch
 from convrec.rank_grpo.policy_loss import RankLossSettings
 from convrec.training.attention import varlen, without_flash
 from convrec.training.log_prob_head import fuse
-from recipes.preflight.host import has_flash_attention
 from recipes.selftest.checks import Machine
 
 ROWS, RANKS, TOKENS_OF_A_RANK = 12, 4, 3
@@ -36,7 +36,7 @@ def join_group(machine: Machine, rank: int = 0, size: int = 1, meeting: Path | N
 
 
 def packed_attention_name() -> str:
-    return "flash_attention_2" if has_flash_attention() else varlen.NAME
+    return "flash_attention_2" if find_spec("flash_attn") else varlen.NAME
 
 
 def build_engine(

@@ -1,12 +1,8 @@
 """The phases of `recipes.gpu_check`: what each tries, where, and how long it may take."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from recipes.selftest import kernels, rollout, software, step, training
-from recipes.selftest.checks import Machine
 from recipes.selftest.runner import Phase
 
 ROLLOUT = (
@@ -17,10 +13,6 @@ ROLLOUT = (
 CONSTRAINED = Phase("constrained", "constrained lists, and their log-probs", rollout.constrained, 150, "constrained")
 
 
-def with_models(model_type: str, function: Callable[[Machine], dict[str, Any]], machine: Machine) -> dict[str, Any]:
-    return function(replace(machine, model_type=model_type))
-
-
 def phases_of(model_type: str) -> list[Phase]:
     """Those of the rollout, with models of this type."""
     return [
@@ -28,8 +20,8 @@ def phases_of(model_type: str) -> list[Phase]:
             phase,
             name=f"{model_type}_{phase.name}",
             what=f"{model_type.capitalize()}: {phase.what}",
-            function=partial(with_models, model_type, phase.function),
             process=f"{model_type} {phase.process}",
+            model_type=model_type,
         )
         for phase in (*ROLLOUT, CONSTRAINED)
     ]

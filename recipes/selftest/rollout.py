@@ -22,6 +22,7 @@ import torch
 from convrec.constrained.catalog_trie import CatalogTrie, build_catalog_trie, save_catalog_trie
 from convrec.constrained.choices import ChoiceReader
 from convrec.constrained.log_probs import ConstrainedHead
+from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
 from convrec.data.tokenizer import load_tokenizer
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
@@ -50,8 +51,6 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False,
     settings: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": get_vllm_max_lora_rank(LORA_RANK)}
     settings = settings if lora else {}
     if trie_file:
-        from convrec.constrained.vllm_lists import PROCESSOR, TRIE
-
         settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: str(trie_file)}}
     eager = not machine.gpus or lora or tensor_parallel > 1
     if machine.gpus:
@@ -95,8 +94,6 @@ def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> 
     prompts = [torch.randint(3, 500, (5 + 9 * row,), generator=generator).tolist() for row in range(PROMPTS)]
     length: dict[str, Any] = {"max_tokens": NEW_TOKENS, "ignore_eos": True}
     if is_constrained:
-        from convrec.constrained.vllm_lists import EXCLUDE, ITEMS
-
         length = {"max_tokens": MODEL_LENGTH // 2, "extra_args": {ITEMS: CONSTRAINT[0], EXCLUDE: CONSTRAINT[1:]}}
     settings = SamplingParams(temperature=1.0, n=RESPONSES, logprobs=0, seed=1, **length)
     request = LoRARequest(VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH) if adapter else None

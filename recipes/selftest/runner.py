@@ -27,7 +27,7 @@ class Phase:
     """function: returns figures, or raises. seconds: it has failed when it takes longer.
 
     process: phases of the same name run in one process, until one fails: it imports and loads once. gpus: it is skipped
-    where there are fewer; on_cpu: not where there are none.
+    where there are fewer; on_cpu: not where there are none. model_type: of the machine's models.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Phase:
     process: str
     gpus: int = 0
     on_cpu: bool = False
+    model_type: str = "qwen2"
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _child(phases: Sequence[Phase], machine: Machine, log: Path, writer: Connect
     for phase in phases:
         start = time.perf_counter()
         try:
-            figures = phase.function(machine)
+            figures = phase.function(replace(machine, model_type=phase.model_type))
             outcome = Outcome(phase.name, "pass", seconds=time.perf_counter() - start, figures=figures)
         except Exception as error:
             traceback.print_exc()

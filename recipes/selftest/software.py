@@ -1,5 +1,6 @@
 """Phase `versions`: the packages fit together, and which they and the GPUs are."""
 
+import os
 import platform
 from importlib import metadata
 from typing import Any
@@ -8,7 +9,6 @@ import psutil
 
 from convrec.runs.starts import installed_version
 from recipes.preflight.findings import version_findings
-from recipes.preflight.host import usable_cores
 from recipes.preflight.node import PINNED
 from recipes.selftest.checks import CheckFailed, Machine
 
@@ -25,7 +25,7 @@ def versions(machine: Machine) -> dict[str, Any]:
         "convrec": metadata.version("convrec"),
         "cuda": torch.version.cuda,
         "kernel": platform.release(),
-        "cores": usable_cores(),
+        "cores": len(os.sched_getaffinity(0)),
         "memory, GiB": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [str(torch.cuda.get_device_properties(number)) for number in range(machine.gpus)],
     }

@@ -11,6 +11,7 @@ from convrec.runs import guard
 from convrec.runs.folder import ENDED, read_metrics
 from data_prep.sample import write_sample
 from recipes.selftest.checks import HALF_B, TINY, CheckFailed, Machine, require, require_at_most
+from recipes.tiny_model import read_texts
 
 STEPS = 5
 MEASURED = ("timing_s/", "actor/perf/max_memory", "actor/rollout_diff", "actor/grad_norm")
@@ -24,8 +25,6 @@ SMALL = (
 
 def step(machine: Machine) -> dict[str, Any]:
     """Medians of the steps after the first. Random weights end no list: every response is as long as it may be."""
-    from recipes.tiny_model import read_texts
-
     data = write_sample(machine.folder / "data", counts={"train": 400, "validation": 16, "test": 16})
     size, shape, batch = PAPER if machine.gpus else SMALL
     model = machine.model(shape, read_texts([data / "train.parquet"]))

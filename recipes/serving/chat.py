@@ -29,12 +29,8 @@ class ChatCompletions:
     """What the model's tokenizer reads as a special token stays text in a message."""
 
     def __init__(self, engine: Any, name: str, path: str) -> None:
-        """
-        Args:
-            engine: vLLM's AsyncLLM. The methods must run in its event loop.
-            name: under which the model is asked.
-            path: the model's folder.
-        """
+        """engine: vLLM's AsyncLLM. The methods must run in its event loop. name: under which the model is asked. path:
+        the model's folder."""
         models = OpenAIServingModels(engine, [BaseModelPath(name=name, model_path=path)])
         common: dict[str, Any] = {
             "request_logger": None,

@@ -21,13 +21,8 @@ class Refused(Exception):
     """A request that gets no answer. All of it is in `args`, so that it survives the way between processes."""
 
     def __init__(self, status: int, message: str, param: str | None = None, retry_after: int | None = None) -> None:
-        """
-        Args:
-            status: of HTTP.
-            message: what is wrong and what to do.
-            param: the field of the body, or the parameter, that it is about.
-            retry_after: seconds after which the same request may be answered.
-        """
+        """status: of HTTP. message: what is wrong and what to do. param: the field of the body, or the parameter, that
+        it is about. retry_after: seconds after which the same request may be answered."""
         super().__init__(status, message, param, retry_after)
         self.status, self.message, self.param, self.retry_after = status, message, param, retry_after
 

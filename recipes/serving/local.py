@@ -17,7 +17,6 @@ from convrec.errors import UserError
 from convrec.generation.placement import room_here
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import keep_to_loopback, set_thread_policy
-from recipes.preflight.host import usable_cores
 from recipes.serving import http
 from recipes.serving.connections import BoundedProtocol
 from recipes.serving.model import load_fallback
@@ -41,11 +40,9 @@ def serve_here(
 ) -> None:
     """Serve until KeyboardInterrupt; `ready` is called once every model answers, with the largest k of each.
 
-    Args:
-        host: address that HTTP is bound to.
-        replicas: of every model.
-        logs: folder for what the models' processes say, and what goes wrong in this one: LOG.
-    Raises UserError where the port is taken, and where a model's process cannot start, with its last words.
+    host: address that HTTP is bound to. replicas: of every model. logs: folder for what the models' processes say, and
+    what goes wrong in this one: LOG. Raises UserError where the port is taken, and where a model's process cannot
+    start, with its last words.
     """
     set_thread_policy()
     keep_to_loopback()
@@ -81,7 +78,7 @@ def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path)
     """A process for each replica of each model, which loads it. folder: of this service alone."""
     planned = [(model, index) for model in settings.models for index in range(replicas)]
     # a core is left for HTTP and the scheduler of the engine
-    environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))}
+    environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
     try:
         room = room_here(len(planned), settings.models[0].tensor_parallel, folder, environment)
     except UserError as error:

@@ -223,12 +223,17 @@ class ModelList(Strict):
 class Limits(Strict):
     """What a request may be. More is refused with a 4xx that names the limit."""
 
-    max_body_bytes: int = Field(default=4 << 20, ge=1)  # 10,000 items
-    max_turns: int = Field(default=100, ge=1)
-    max_items: int = Field(default=100, ge=1)
-    max_concurrent: int = Field(default=256, ge=1)
-    timeout_seconds: float = Field(default=60.0, gt=0)
-    fallback_after_seconds: float | None = Field(default=None, gt=0)  # none: no fallback
+    max_concurrent: int = Field(default=256, ge=1, description="requests at once; more get 429")
+    # room for 10,000 items
+    max_body_bytes: int = Field(default=4 << 20, ge=1, description="of a request; more gets 413")
+    max_turns: int = Field(default=100, ge=1, description="of a conversation; more gets 400")
+    max_items: int = Field(default=100, ge=1, description="of a list (k); more gets 400")
+    timeout_seconds: float = Field(default=60.0, gt=0, description="for an answer; then it gets 504")
+    fallback_after_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="for a list, or a stream's first item; then popular items are the answer (else never)",
+    )
 
 
 class ModelSettings(Strict):

@@ -10,7 +10,7 @@ import numpy as np
 
 from convrec.lists.metrics import paired
 from convrec.report.curves import Series
-from recipes.evaluation.results import rows_of
+from recipes.evaluation.scoring import rows_of
 
 K = 20
 NDCG, RECALL = f"ndcg@{K}", f"recall@{K}"

@@ -15,7 +15,7 @@ from benchmarks.studies.ranks.comparisons import (
     recall_by_band,
 )
 from benchmarks.studies.ranks.runs import BEYOND, Study, beyond_accuracy, mean_curve
-from recipes.evaluation.results import rows_of
+from recipes.evaluation.scoring import rows_of
 
 # the first minus the second
 CONTRASTS = (

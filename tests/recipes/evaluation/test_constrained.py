@@ -15,8 +15,7 @@ from convrec.lists.settings import ListSettings
 from recipes.evaluate import format_metrics
 from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.results import metrics_of
-from recipes.evaluation.scoring import model_line
+from recipes.evaluation.scoring import metrics_of, model_line
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.split import Split, read_split
 from recipes.report import _of_lists

@@ -194,12 +194,10 @@ def test_a_folder_that_is_not_shared_is_said(matrix: Started, tmp_path: Path, mo
     assert failed.startswith(f"sft failed: train: it ended well, and {matrix.out} here has nothing of it")
 
 
-def test_what_cannot_run_there_is_refused_before_anything_is_submitted(
-    runs: list[MatrixRun], configs: dict[str, DictConfig]
-) -> None:
+def test_what_cannot_run_there_is_refused_before_anything_is_submitted(runs: list[MatrixRun], tmp_path: Path) -> None:
     run = replace(runs[0], overrides=["data.train_files=[here/a.parquet]"])
     with pytest.raises(UserError, match=r"sft: .* a relative path means nothing"):
-        command.check_runs_for_cluster([run], configs)
+        composed([run], tmp_path, on_cluster=True)
 
 
 def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(

@@ -18,8 +18,8 @@ from convrec.runs.folder import read_config, recipe_of, start_model
 from recipes import doctor
 from recipes.cluster.job_environment import job_environment
 from recipes.launch import runner, settings
-from recipes.launch.algorithms import ALGORITHMS
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
+from recipes.launch.schema import ALGORITHMS
 from recipes.preflight import findings
 
 ROOT = Path(__file__).resolve().parents[3]

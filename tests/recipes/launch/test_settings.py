@@ -12,10 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec import gpus
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
-from recipes.launch.algorithms import ALGORITHMS
+from recipes.launch import settings
 from recipes.launch.recipe import RECIPES
+from recipes.launch.schema import ALGORITHMS
 from recipes.launch.settings import compose, save_config
-from recipes.preflight import host
 
 ROOT = Path(__file__).resolve().parents[3]
 JUDGES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "verdicts"]
@@ -212,7 +212,7 @@ def test_full_scale_sft_is_the_papers(defaults: dict[str, DictConfig]) -> None:
 def test_fast_settings_of_a_gpu_node(
     recipe: str, flash_attention: bool, node: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "has_flash_attention", lambda: flash_attention)
+    monkeypatch.setattr(settings, "find_spec", lambda _: flash_attention)
     config = compose(recipe, [])
     assert {name: OmegaConf.select(config, name) for name in FAST[recipe]} == FAST[recipe]
     model_config = config.model if "model" in config else config.actor_rollout_ref.model

@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
+from recipes.gpu_check import check
 from recipes.selftest.checks import Machine
 from recipes.selftest.phases import PHASES
-from recipes.selftest.report import check
 from recipes.selftest.runner import Phase
 
 

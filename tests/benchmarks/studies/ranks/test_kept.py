@@ -13,7 +13,7 @@ from benchmarks.studies.ranks.runs import BEYOND, beyond_accuracy
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.runs.folder import read_metrics
-from recipes.evaluation.results import rows_of
+from recipes.evaluation.scoring import rows_of
 
 
 def evaluated(out: Path, name: str, values: list[float], run: str = "grpo-s1") -> None:
