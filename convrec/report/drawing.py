@@ -69,7 +69,7 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
 def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """A chart for each of `names`: of every row (`run`) a bar with its standard error (`<name> se`). As write_png."""
     with matplotlib.style.context(STYLE):
-        figure = Figure(figsize=(WIDTH * len(names), 1 + 0.25 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(3 * len(names), 1 + 0.3 * len(rows)), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(names), sharey=True), names, strict=True):
             values, errors = ([row.get(key, math.nan) for row in rows[::-1]] for key in (name, f"{name} se"))
             axis.barh([row["run"] for row in rows[::-1]], values, xerr=errors, color=LINES[0])
