@@ -6,15 +6,17 @@ ARG EXTRA=gpu
 ARG UV_VERSION=0.13.8
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# a compiler for Triton's and Inductor's kernels, wget for KubeRay's probes and the health check; Debian keeps no old ones
+# a compiler for Triton's and Inductor's kernels, libnuma for vLLM on a CPU, wget for KubeRay's probes and the health
+# check; Debian keeps no old ones
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ wget \
+    && apt-get install --yes --no-install-recommends g++ libnuma1 wget \
     && rm -rf /var/lib/apt/lists/*
 
-# packages before code: a change of code sends no packages again
+# packages before code: a change of code sends no packages again; with byte code, which user 1000 could not keep
 WORKDIR /opt/convrec
-ENV VIRTUAL_ENV=/opt/convrec/.venv PATH=/opt/convrec/.venv/bin:$PATH UV_NO_CACHE=1 UV_LINK_MODE=copy
+ENV VIRTUAL_ENV=/opt/convrec/.venv PATH=/opt/convrec/.venv/bin:$PATH \
+    UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1
 COPY requirements ./requirements
 COPY scripts/uv.sh scripts/install_torch.sh ./scripts/
 RUN python3 -m venv .venv \
@@ -32,6 +34,7 @@ COPY data_prep ./data_prep
 COPY recipes ./recipes
 COPY convrec ./convrec
 RUN uv pip install --no-deps --editable . \
+    && python -m compileall -q convrec data_prep recipes reward \
     && useradd --create-home --uid 1000 convrec
 
 LABEL org.opencontainers.image.title="convrec" \

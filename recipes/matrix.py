@@ -15,7 +15,7 @@ from recipes.experiments import local_runs
 from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, composed, described, runs_of
-from recipes.experiments.tables import metrics_file, write_comparisons, write_tables
+from recipes.experiments.tables import metrics_file, write_tables
 from recipes.launch.variables import VARIABLES, misspelt_variables
 from recipes.plot import plot
 
@@ -68,12 +68,11 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
         say("nothing was started (--dry-run)")
         return 0
 
-    evaluated: list[MatrixRun] = []
+    in_table: list[str] = []
 
     def after_each(run: MatrixRun) -> None:
         say(described(runs, configs, out))
-        evaluated.append(run)
-        write_tables(out, all_runs, run.name)
+        in_table[:] = write_tables(out, all_runs, run.name)
 
     steps: Callable[[MatrixRun], Generator[None]]
     if on_cluster:
@@ -81,8 +80,10 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     else:
         steps = partial(local_runs.train_and_evaluate, out=out, settings=evaluation)
     failures = train_and_evaluate(runs, steps, parallel or 1, after_each)
-    if evaluated:
-        finish(out, all_runs, evaluated[-1].name)
+    if folders := [out / name for name in in_table if any((out / name / METRICS).glob("[0-9]*.jsonl"))]:
+        plot(folders, out / "plots")  # a run's folder may be gone, its evaluation kept; of a given model there is none
+    if in_table:
+        print(f"{(out / 'table.md').read_text(encoding='utf-8')}written to {out}")
     for line in failures:
         print(line, file=sys.stderr)
     return 1 if failures else 0
@@ -127,19 +128,10 @@ def train_and_evaluate(
     return list(failures.values())
 
 
-def finish(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
-    """Write the tables and plots of all runs evaluated as this one, and print the table."""
-    folders = [out / name for name in write_comparisons(out, runs, like)]
-    # a run's folder may be gone, its evaluation kept
-    plot([folder for folder in folders if any((folder / METRICS).glob("[0-9]*.jsonl"))], out / "plots")
-    print((out / "table.md").read_text(encoding="utf-8"), end="")
-    print(f"written to {out}")
-
-
 @says_user_errors
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="convrec matrix", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("matrix", type=Path, help="YAML file, like benchmarks/studies/redial_matrix.yaml")
+    parser.add_argument("matrix", type=Path, help="YAML file, like docs/examples/matrix.yaml")
     parser.add_argument("--only", nargs="+", default=[], help="only these runs (their starts must be there)")
     parallel_help = "runs at once on a cluster (1): as many as it has slots for"
     parser.add_argument("--parallel", type=int, metavar="N", help=parallel_help)

@@ -5,7 +5,7 @@ In colours on white: where a page is dark, page.css inverts its pictures.
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,18 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
         if legend_rows:
             handles = [Line2D([], [], label=name, **_style(index, False)) for index, name in enumerate(names)]
             figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+        with written_whole(path) as partial:
+            figure.savefig(partial, dpi=130, format="png")
+
+
+def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """A chart for each of `names`: of every row (`run`) a bar with its standard error (`<name> se`). As write_png."""
+    with matplotlib.style.context(STYLE):
+        figure = Figure(figsize=(3 * len(names), 1 + 0.3 * len(rows)), layout="constrained")
+        for axis, name in zip(figure.subplots(1, len(names), sharey=True), names, strict=True):
+            values, errors = ([row.get(key, math.nan) for row in rows[::-1]] for key in (name, f"{name} se"))
+            axis.barh([row["run"] for row in rows[::-1]], values, xerr=errors, color=LINES[0])
+            axis.set_title(name)
         with written_whole(path) as partial:
             figure.savefig(partial, dpi=130, format="png")
 

@@ -140,25 +140,23 @@ def paired_differences(
     return {"n": len(contexts), **figures, **beyond}
 
 
-def model_line(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What an evaluation found of its model, as columns of a table: means, standard errors, the paired gain over
-    another evaluation where it has one, counts, and where it has constrained lists, their gain over the free ones."""
+def model_line(metrics: Mapping[str, Any], model: str = "model") -> dict[str, float]:
+    """What an evaluation found, as columns of a table: means, standard errors, the paired gain over another evaluation
+    where it has one, of constrained lists their own and their gain over the free ones, the paired gain over each
+    baseline, counts. model: a baseline, to have its means and counts."""
     settings = metrics["settings"]
-    result = metrics["results"][settings["protocols"][0]]["model"]
+    results = metrics["results"][settings["protocols"][0]]
     names = [*(f"{metric}@{k}" for metric in ("ndcg", "recall") for k in settings["ks"]), *MEASURES]
-
-    def columns(figures: Mapping[str, Any], name: str, words: Mapping[str, str]) -> dict[str, float]:
-        return {f"{name}{word}": figures[name][key] for key, word in words.items() if key in figures.get(name, ())}
-
+    kinds = {"": results[model]}
+    if model == "model":
+        kinds |= {" gain": metrics.get("paired", {}), " constrained": results.get("constrained", {})}
+        kinds |= {" constrained gain": metrics.get("constrained", {}).get("paired", {})}
+        kinds |= {f" minus {name}": figures for name, figures in metrics.get("minus", {}).items()}
     line: dict[str, float] = {}
-    for name in names:
-        line |= columns(result, name, {"mean": "", "se": " se"})
-        line |= columns(metrics.get("paired", {}), name, {"mean": " gain", "se": " gain se", "p": " gain p"})
-    line |= {column: result[name] for name, column in COUNTS.items()}
-    constrained_names = {"mean": " constrained gain", "se": " constrained gain se", "p": " constrained gain p"}
-    for name in names:
-        line |= columns(metrics.get("constrained", {}).get("paired", {}), name, constrained_names)
-    return line
+    for (kind, figures), name in itertools.product(kinds.items(), names):
+        words = {"mean": "", "se": " se", "p": " p"} if name in figures else {}
+        line |= {f"{name}{kind}{word}": figures[name][key] for key, word in words.items() if key in figures[name]}
+    return line | {column: results[model][name] for name, column in COUNTS.items()}
 
 
 def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:

@@ -86,7 +86,8 @@ def train(run: MatrixRun, out: Path) -> None:
 def train_and_evaluate(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> Generator[None]:
     """settings: of `evaluate`. Yields between the two. Raises UserError when one fails."""
     say(f"== {run.name}")
-    train(run, out)
+    if not run.model:
+        train(run, out)
     yield
     evaluate(EvaluationOptions(**evaluation_of(run, out, settings)))
 
@@ -95,4 +96,4 @@ def evaluation_of(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dic
     """Of EvaluationOptions: the run against its start."""
     folder = out / "evaluation"
     against = str(folder / run.start) if run.start else None
-    return {"model": str(out / run.name), "out": str(folder / run.name), "against": against, **settings}
+    return {"model": run.model or str(out / run.name), "out": str(folder / run.name), "against": against, **settings}

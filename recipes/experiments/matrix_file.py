@@ -1,4 +1,4 @@
-"""What a matrix file may say. benchmarks/studies/redial_matrix.yaml is an annotated one."""
+"""What a matrix file may say. docs/examples/matrix.yaml is an annotated one."""
 
 import os
 import re
@@ -39,6 +39,7 @@ class Preparation(Section):
 class RunSection(Section):
     recipe: str = Field("rank_grpo", pattern=f"^({'|'.join(LIST_RECIPES)})$", description=" or ".join(LIST_RECIPES))
     start: Text | None = Field(None, description="the name of a run that comes before it")
+    model: Text | None = Field(None, description="a model that is evaluated as it is")
     seeds: list[NonNegativeInt] | None = Field(None, description=SEEDS)
     variables: dict[str, Any] | None = Field(None, description=VARIABLES)
     overrides: list[Text] | None = Field(None, description="a list in [], each of it text")

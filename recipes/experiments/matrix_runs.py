@@ -28,9 +28,9 @@ _UNSAFE = re.compile(r"[^\w.+-]+")  # in the name of a folder
 
 @dataclass(frozen=True)
 class MatrixRun:
-    """One training.
+    """One training, or a given model.
 
-    start: the run it starts from, None for MODEL_PATH of its variables. point: its values of the lists in the file.
+    start: the run it starts from, None for MODEL_PATH. point: its values of the file's lists. model: evaluated instead.
     """
 
     name: str
@@ -41,6 +41,7 @@ class MatrixRun:
     overrides: Sequence[str] = ()
     group: str = ""  # its name in the file
     point: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
 
     @property
     def seed(self) -> str:
@@ -75,7 +76,7 @@ def runs_of(matrix: Matrix) -> list[MatrixRun]:
 
 
 def _add_runs(runs: list[MatrixRun], group: str, section: RunSection, matrix: Matrix) -> None:
-    recipe, before = RECIPES[section.recipe], list(runs)
+    recipe, before = RECIPES[section.recipe], [run for run in runs if not run.model]
     seeds = matrix.seeds if section.seeds is None else section.seeds
     for values, point in combinations(recipe, matrix.variables or {}, section.variables or {}):
         variant = "-".join([group, *(f"{name}={_UNSAFE.sub('_', text).strip('_')}" for name, text in point.items())])
@@ -91,7 +92,7 @@ def _add_runs(runs: list[MatrixRun], group: str, section: RunSection, matrix: Ma
                 )
             start = _start(section.start, variables, before) if section.start else None
             overrides = section.overrides or ()
-            runs.append(MatrixRun(name, variant, recipe.name, start, variables, overrides, group, point))
+            runs.append(MatrixRun(name, variant, recipe.name, start, variables, overrides, group, point, section.model))
 
 
 def _start(start: str, variables: Mapping[str, str], before: Sequence[MatrixRun]) -> str:
@@ -191,13 +192,13 @@ def steps_of(config: DictConfig) -> int | None:
 
 
 def is_finished(run: MatrixRun, config: DictConfig, out: Path) -> bool:
-    steps = steps_of(config)
+    steps = 0 if run.model else steps_of(config)
     return steps is not None and latest_step(out / run.name) >= steps
 
 
 def described(runs: Sequence[MatrixRun], configs: Mapping[str, DictConfig], out: Path) -> str:
     """The line that is printed before the matrix, and after each run."""
-    steps = {run.name: steps_of(configs[run.name]) for run in runs}
+    steps = {run.name: 0 if run.model else steps_of(configs[run.name]) for run in runs}
     known = {name: count for name, count in steps.items() if count is not None}
     done = {name: min(latest_step(out / name), count) for name, count in known.items()}
     finished = sum(done[name] == count for name, count in known.items())

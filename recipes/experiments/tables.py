@@ -4,6 +4,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,83 +14,88 @@ import pyarrow.parquet as pq
 from convrec.files import read_json, write_text
 from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
+from convrec.runs.folder import METRICS
+from convrec.runs.starts import read_starts
 from convrec.same_request import differences
 from recipes.evaluation.beyond_accuracy import MEASURES, figures_of
-from recipes.evaluation.scoring import SCORED_WITH, metrics_of, model_line
+from recipes.evaluation.scoring import OF_MODEL, SCORED_WITH, metrics_of, model_line
 from recipes.evaluation.slices import slice_lines
 from recipes.experiments.matrix_runs import MatrixRun
 
 # of an evaluation's settings; sha256 is of what the files held
 COMPARABLE = ("data", "catalog", "sha256", *SCORED_WITH, "max_tokens", "max_prompt_tokens")
-CONSTRAINED = "{} constrained gain"  # a column of table.csv
+HOURS = "training hours"  # a column of table.csv
 Values = Mapping[str, Any]
 Column = tuple[str, Callable[[Sequence[Values], str], str], str]  # title, cell of a variant's rows, of what
 
 
-def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> None:
-    """Write OUT/table.csv and OUT/table.md of all runs evaluated as this one."""
-    settings = read_json(metrics_file(out, like))["settings"]
-    table, _ = evaluated(runs, out, settings)
-    write_csv(out / "table.csv", table)
-    write_text(out / "table.md", markdown(table, max(settings["ks"])) + "\n")
+def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
+    """Write OUT/table.csv, .md and .png of the baselines and of all runs evaluated as this one, of these slices.csv and
+    pairs.csv too, where there is something to be in them. Returns the names of the runs."""
+    from convrec.report.drawing import write_bars  # matplotlib
 
-
-def write_comparisons(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
-    """Write OUT/slices.csv and OUT/pairs.csv of the same runs, where there is something to be in them. Returns the
-    names of the runs."""
-    settings = read_json(metrics_file(out, like))["settings"]
-    table, left_out = evaluated(runs, out, settings)
+    metrics = metrics_of(metrics_file(out, like).parent)
+    settings, k = metrics["settings"], max(metrics["settings"]["ks"])
+    of_runs = evaluated(runs, out, settings)
+    baselines = [name for name in metrics["results"][settings["protocols"][0]] if name not in OF_MODEL]
+    table = [{"run": name, "variant": name, "seed": ""} | model_line(metrics, name) for name in baselines] + of_runs
+    write_text(out / "table.md", markdown(table, k) + "\n")
+    names = [f"{metric}@{k}{held}" for held in ("", " constrained") for metric in ("recall", "ndcg")]
+    write_bars(out / "table.png", table, [name for name in names if any(name in row for row in table)])
     slices = [
         {"run": row["run"], "variant": row["variant"], "seed": row["seed"]} | line
-        for row in table
+        for row in of_runs
         for line in slice_lines(read_json(metrics_file(out, row["run"])).get("slices", {}))
     ]
-    if slices:
-        write_csv(out / "slices.csv", slices)
-    for name, unlike in left_out.items():
-        print(f"warning: {name}: evaluated with other settings, not in the table ({unlike})", file=sys.stderr)
-    if compared := pairs(table, out, max(settings["ks"]), settings["catalog_items"]):
-        write_csv(out / "pairs.csv", compared)
-    return [row["run"] for row in table]
+    compared = pairs(of_runs, out, k, settings["catalog_items"])
+    for name, lines in {"table": table, "slices": slices, "pairs": compared}.items():
+        if lines:
+            write_csv(out / f"{name}.csv", lines)
+    return [row["run"] for row in of_runs]
 
 
 def metrics_file(out: Path, name: str) -> Path:
     return out / "evaluation" / name / "metrics.json"
 
 
-def evaluated(runs: Sequence[MatrixRun], out: Path, like: Values) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """table.csv's lines, one for each run with an evaluation in OUT; and of the runs evaluated unlike `like`, settings
-    of an evaluation, the first one that differs."""
-    table, left_out = [], {}
+def evaluated(runs: Sequence[MatrixRun], out: Path, like: Values) -> list[dict[str, Any]]:
+    """table.csv's lines, one for each run with an evaluation in OUT; of a run evaluated unlike `like`, settings of an
+    evaluation, a warning says what differs."""
+    table = []
     for run in runs:
         if not metrics_file(out, run.name).exists():
             continue
         metrics = metrics_of(metrics_file(out, run.name).parent)
         own, other = ({key: settings.get(key) for key in COMPARABLE} for settings in (metrics["settings"], like))
         if unlike := differences(own, other):
-            left_out[run.name] = unlike[0]
+            warning = f"warning: {run.name}: evaluated with other settings, not in the table ({unlike[0]})"
+            print(warning, file=sys.stderr)
         else:
-            table.append(row_of(run, metrics))
-    return table, left_out
+            line: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.seed}
+            table.append(line | model_line(metrics) | hours_of(out / run.name))
+    return table
 
 
-def row_of(run: MatrixRun, metrics: Values) -> dict[str, Any]:
-    """A run's line of table.csv: means, standard errors over conversations, and the paired gain over its start."""
-    return {"run": run.name, "variant": run.variant, "seed": run.seed} | model_line(metrics)
+def hours_of(run: Path) -> dict[str, float]:
+    """What its training took: each start, from its beginning to what it has logged last. {} where nothing is there."""
+    begun = [datetime.fromisoformat(start["time"]).timestamp() for start in read_starts(run)]
+    logged = [file.stat().st_mtime for file in (run / METRICS).glob("[0-9]*.jsonl")] if begun else []
+    seconds = sum(end - max(time for time in begun if time < end) for end in logged)
+    return {HOURS: seconds / 3600} if logged else {}
 
 
 def markdown(table: Sequence[Values], k: int) -> str:
-    """Variants in order: mean over seeds, standard deviation between seeds, mean gain over the start; of Recall and
-    NDCG, then of what was measured beyond accuracy. Last, where there are constrained lists, what they gain over the
-    free ones. What is not known (NaN) is an empty cell."""
+    """Variants in order: mean over seeds, standard deviation between seeds or of one the standard error, mean gain over
+    the start; of Recall and NDCG, then of what was measured beyond accuracy. Last, where there are constrained lists,
+    theirs and what they gain over the free ones. What is not known (NaN) is an empty cell."""
     accuracy = [f"recall@{k}", f"ndcg@{k}"]
     beyond = [name for name in MEASURES if all(name in row for row in table)]
+    held = [name for name in (f"{name} constrained" for name in accuracy) if any(name in row for row in table)]
     tables: list[list[Column]] = [
-        [column for name in names for column in ((name, _mean_cell, name), ("gain", _gain_cell, f"{name} gain"))]
-        for names in (accuracy, beyond)
+        [column for name in names for column in ((name, _mean_cell, name), (gain, _gain_cell, f"{name} gain"))]
+        for names, gain in ((accuracy, "gain"), (beyond, "gain"), (held, "minus free"))
     ]
-    if any(CONSTRAINED.format(name) in row for row in table for name in accuracy):
-        tables.append([(f"{name} constrained minus free", _gain_cell, CONSTRAINED.format(name)) for name in accuracy])
+    tables[0] += [(HOURS, _mean_cell, HOURS)] if any(HOURS in row for row in table) else []
     return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
 
 
@@ -98,17 +104,18 @@ def _markdown_table(table: Sequence[Values], columns: Sequence[Column]) -> str:
     lines.append("|---" * (2 + len(columns)) + "|")
     for variant in dict.fromkeys(row["variant"] for row in table):
         rows = [row for row in table if row["variant"] == variant]
-        cells = [variant, str(len(rows)), *(cell(rows, name) for _, cell, name in columns)]
+        cells = [variant, str(len(rows)) if rows[0]["seed"] else "", *(cell(rows, name) for _, cell, name in columns)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def _mean_cell(rows: Sequence[Values], name: str) -> str:
-    """Mean over the seeds and the standard deviation between them."""
-    values = [row[name] for row in rows]
-    if math.isnan(mean := np.mean(values)):
+    """Mean over the seeds that have it and the standard deviation between them; of one its standard error."""
+    values = [row[name] for row in rows if name in row]
+    if not values or math.isnan(mean := np.mean(values)):
         return ""
-    return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "")
+    errors = [f" ±{row[f'{name} se']:.4f}" for row in rows if row.get(f"{name} se", math.nan) >= 0]
+    return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "".join(errors))
 
 
 def _gain_cell(rows: Sequence[Values], name: str) -> str:
@@ -144,12 +151,10 @@ def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[di
         before, after = ([[rows[key] for key in shared] for rows in sides[variant]] for variant in (first, second))
         contexts = [prompt for _, prompt in shared]
         found = paired(_means(before, names), _means(after, names), [k], contexts)
-        pair: dict[str, Any] = {"variant": second, "minus": first, "seeds": len(seeds[second])}
-        for name in names:
-            pair |= {f"{name} {what}": found[name][what] for what in ("mean", "se", "p")}
-        for name, difference in figures_of(after, contexts, num_items, minus=before).items():
-            pair |= {f"{name} {what}": difference[what] for what in ("mean", "se")}
-        compared.append(pair)
+        found |= figures_of(after, contexts, num_items, minus=before)
+        words = [(name, what) for name in found for what in ("mean", "se", "p") if what in found[name]]
+        pair = {"variant": second, "minus": first, "seeds": len(seeds[second])}
+        compared.append(pair | {f"{name} {what}": found[name][what] for name, what in words})
     return compared
 
 

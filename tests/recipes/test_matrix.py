@@ -1,5 +1,6 @@
 """The command: parts of a matrix, the tables of all of it, what it says beforehand. The rest is in experiments/."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,39 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
     assert start("--only", "a", text=text) == 0
     assert "warning: b: evaluated with other settings, not in the table (limit was 5 and" in capsys.readouterr().err
     assert drawn() == ["sft", "a"]
+
+
+def test_a_given_model_is_evaluated_beside_the_runs_and_not_trained(
+    start: Callable[..., int],
+    nothing_is_trained: None,
+    sample: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: dict[str, tuple[str | None, str | None]] = {}
+
+    def evaluate(options: EvaluationOptions) -> None:
+        out = Path(options.out)
+        asked[out.name] = (options.model, options.against)
+        out.mkdir(parents=True)
+        (out / "metrics.json").write_text(json.dumps(metrics_of(0.1, None)))
+        row = {"sample_id": "x", "prompt_id": "x", "recommended": [1], "recall@5": 0.5, "ndcg@5": 0.5}
+        pq.write_table(pa.Table.from_pylist([row]), out / "rows.parquet")
+
+    monkeypatch.setattr(local_runs, "evaluate", evaluate)
+    text = f"runs: {{ours: {{model: my/sft}}, other: {{model: org/name}}}}\nevaluate: {{data: {sample}/test.parquet, "
+    text += f"catalog: {sample}/catalog.parquet, ks: [5]}}"
+    assert start(text=text) == 0
+    assert asked == {"ours": ("my/sft", None), "other": ("org/name", None)}
+    captured = capsys.readouterr()
+    assert "2 of 2 runs finished; 0 of 0 steps" in captured.err
+    assert "| other | 1 | 0.1000 |" in captured.out
+    (pair,) = csv.DictReader((tmp_path / "out" / "pairs.csv").read_text().splitlines())
+    assert (pair["variant"], pair["minus"], float(pair["ndcg@5 mean"])) == ("other", "ours", 0)
+    # nothing of the recipe is known of it: a training names it as its MODEL_PATH
+    assert start(text=text.replace("other: {model: org/name}", "other: {start: ours}")) == 2
+    assert "runs.other: start=ours: no run of that name comes before it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

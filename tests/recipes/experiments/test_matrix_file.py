@@ -27,6 +27,25 @@ def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest
     assert "--source /data/redial" in read.prepare[0].run
 
 
+def test_the_example_has_every_method_with_the_same_rollouts_from_one_start() -> None:
+    read = read_matrix(ROOT / "docs" / "examples" / "matrix.yaml")
+    start, *others = runs_of(read)
+    assert (start.name, start.recipe) == ("sft", "sft")
+    assert {run.start for run in others} == {"sft"}
+    varied = ("ALGORITHM", "REWARD", "CONSTRAINED")
+    assert [tuple(run.variables.get(name, "") for name in varied) for run in others] == [
+        ("grpo", "", ""),
+        ("gspo", "", ""),
+        ("", "log_decay", ""),
+        ("", "exp_inf", ""),
+        ("", "log_decay", "1"),
+        ("", "exp_inf", "1"),
+    ]
+    kept = [{name: value for name, value in run.variables.items() if name not in varied} for run in others]
+    assert all(variables == kept[0] for variables in kept)
+    assert read.evaluate["baselines"] == ["popularity", "retrieval"]
+
+
 def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GRPO", "GSPO", "EXP_INF", "LOG_DECAY"):
         monkeypatch.setenv(f"LR_{name}", "1e-4")
@@ -42,6 +61,7 @@ def test_every_shipped_matrix_comes_to_runs(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, "1e-4")
     monkeypatch.setenv("STEPS", "120")
     files = [path for path in (ROOT / "benchmarks" / "studies").rglob("*.yaml") if "runs:" in path.read_text()]
+    files.append(ROOT / "docs" / "examples" / "matrix.yaml")
     assert len(files) >= 5
     for file in files:
         assert runs_of(read_matrix(file)), file

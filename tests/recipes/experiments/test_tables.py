@@ -1,7 +1,10 @@
 """The tables' numbers, and two variants compared conversation by conversation."""
 
+import csv
 import json
 import math
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recipes.evaluation.scoring import model_line
 from recipes.experiments.matrix_runs import MatrixRun
-from recipes.experiments.tables import evaluated, markdown, pairs, row_of
+from recipes.experiments.tables import evaluated, hours_of, markdown, pairs, write_tables
 from tests.recipes.experiments.found import NAMES, metrics_of
 
 
 def run_of(name: str, variant: str) -> MatrixRun:
     return MatrixRun(name, variant, "rank_grpo", None, {"SEED": "1"})
+
+
+def row_of(run: MatrixRun, metrics: dict[str, Any]) -> dict[str, Any]:
+    return {"run": run.name, "variant": run.variant, "seed": run.seed} | model_line(metrics)
 
 
 def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
@@ -26,7 +34,7 @@ def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
     ]
     # a: mean (0.2 + 0.3) / 2, sd sqrt(2 * 0.05^2 / 1) = 0.0707, gain (0.1 + 0.2) / 2
     assert markdown(table, 5).splitlines()[2:] == [
-        "| sft | 1 | 0.1000 |  | 0.1000 |  |",
+        "| sft | 1 | 0.1000 ±0.0100 |  | 0.1000 ±0.0100 |  |",  # of one seed: over conversations
         "| a | 2 | 0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) | "
         "0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) |",
     ]
@@ -44,35 +52,80 @@ def test_what_is_not_known_is_an_empty_cell() -> None:
     assert text.splitlines()[-3:] == ["| variant | seeds | novelty | gain |", "|---|---|---|---|", "| a | 2 |  |  |"]
 
 
-def test_what_constrained_lists_gain_is_a_table_of_its_own() -> None:
+def test_constrained_lists_are_a_table_of_their_own() -> None:
     table = [row_of(run_of("sft", "sft"), metrics_of(0.1))]  # evaluated without them
     for gain in (0.1, 0.2):
         metrics = metrics_of(0.5)
+        metrics["results"]["paper"]["constrained"] = {name: {"mean": 0.5 + gain, "se": 0.02} for name in NAMES}
         metrics["constrained"] = {"paired": {name: {"mean": gain, "se": 0.03, "p": 0.5} for name in NAMES}}
         table.append(row_of(run_of(f"a-{gain}", "a"), metrics))
     assert markdown(table[:1], 5).count("variant") == 1
     assert markdown(table, 5).split("\n\n")[-1].splitlines() == [
-        "| variant | seeds | recall@5 constrained minus free | ndcg@5 constrained minus free |",
-        "|---|---|---|---|",
-        "| sft | 1 |  |  |",
-        # (0.1 + 0.2) / 2
-        "| a | 2 | +0.1500 (se of each 0.0300/0.0300) | +0.1500 (se of each 0.0300/0.0300) |",
+        "| variant | seeds | recall@5 constrained | minus free | ndcg@5 constrained | minus free |",
+        "|---|---|---|---|---|---|",
+        "| sft | 1 |  |  |  |  |",
+        # (0.6 + 0.7) / 2, (0.1 + 0.2) / 2
+        "| a | 2 | 0.6500 (sd 0.0707) | +0.1500 (se of each 0.0300/0.0300) | "
+        "0.6500 (sd 0.0707) | +0.1500 (se of each 0.0300/0.0300) |",
     ]
+
+
+def test_baselines_stand_first_with_what_the_runs_gain_over_them_what_they_cost_and_a_picture(tmp_path: Path) -> None:
+    metrics = metrics_of(0.5, data="d", catalog="c", catalog_items=4)
+    of_popularity = metrics_of(0.2, se=0.03)["results"]["paper"]["model"]
+    metrics["results"]["paper"] |= {"constrained": metrics["results"]["paper"]["model"], "popularity": of_popularity}
+    metrics["minus"] = {"popularity": {name: {"mean": 0.3, "se": 0.04, "p": 0.5} for name in NAMES}}
+    folder, run = tmp_path / "evaluation" / "a", tmp_path / "a"
+    for one in (folder, run / "metrics"):
+        one.mkdir(parents=True)
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    row = {"sample_id": "x", "prompt_id": "x", "recommended": [1]} | dict.fromkeys(NAMES, 0.5)
+    pq.write_table(pa.Table.from_pylist([row]), folder / "rows.parquet")
+    # two starts, of 1,800 and 5,400 seconds until they logged last; one between them logged nothing
+    times = ("08:00:00", "09:00:00", "10:00:00")
+    (run / "starts.jsonl").write_text("".join(f'{{"time": "2026-01-02T{time}+00:00"}}\n' for time in times))
+    for number, seconds in ((1, 1800), (2, 2 * 3600 + 5400)):
+        (run / "metrics" / f"{number:04d}.jsonl").touch()
+        end = datetime(2026, 1, 2, 8, tzinfo=UTC).timestamp() + seconds
+        os.utime(run / "metrics" / f"{number:04d}.jsonl", (end, end))
+
+    assert write_tables(tmp_path, [run_of("a", "a")], "a") == ["a"]
+    with (tmp_path / "table.csv").open() as file:
+        popularity, of_run = csv.DictReader(file)
+    assert (popularity["run"], popularity["ndcg@5"], popularity["ndcg@5 se"]) == ("popularity", "0.2", "0.03")
+    assert popularity["training hours"] == popularity["ndcg@5 minus popularity"] == ""
+    assert (of_run["ndcg@5 minus popularity"], of_run["ndcg@5 minus popularity se"]) == ("0.3", "0.04")
+    assert float(of_run["training hours"]) == 2.0
+    assert (tmp_path / "table.md").read_text().splitlines()[:4] == [
+        "| variant | seeds | recall@5 | gain | ndcg@5 | gain | training hours |",
+        "|---|---|---|---|---|---|---|",
+        "| popularity |  | 0.2000 ±0.0300 |  | 0.2000 ±0.0300 |  |  |",
+        "| a | 1 | 0.5000 ±0.0100 |  | 0.5000 ±0.0100 |  | 2.0000 |",
+    ]
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "pairs.csv").exists()  # one variant
+
+
+def test_what_was_not_trained_here_has_no_hours(tmp_path: Path) -> None:
+    assert hours_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("sha256", {"data": "2"}), ("year_tolerance", 0), ("fuzzy_cutoff", 80), ("delimiter", "|"), ("sha256", None)],
 )
-def test_an_evaluation_of_other_contents_or_scored_otherwise_is_left_out(tmp_path: Path, name: str, value: Any) -> None:
+def test_an_evaluation_of_other_contents_or_scored_otherwise_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: Any
+) -> None:
     like = {"sha256": {"data": "1"}, "year_tolerance": 2, "fuzzy_cutoff": 90, "delimiter": "\n"}
     for run, settings in (("a", like), ("b", like | {name: value})):
         (tmp_path / "evaluation" / run).mkdir(parents=True)
         (tmp_path / "evaluation" / run / "metrics.json").write_text(json.dumps(metrics_of(0.1, **settings)))
     metrics = metrics_of(0.1, **like)
-    table, left_out = evaluated([run_of("a", "a"), run_of("b", "b")], tmp_path, metrics["settings"])
-    assert ([row["run"] for row in table], [*left_out]) == (["a"], ["b"])
-    assert left_out["b"].startswith(f"{name} was ")
+    table = evaluated([run_of("a", "a"), run_of("b", "b")], tmp_path, metrics["settings"])
+    assert [row["run"] for row in table] == ["a"]
+    warning = f"warning: b: evaluated with other settings, not in the table ({name} was "
+    assert capsys.readouterr().err.startswith(warning)
 
 
 def test_variants_are_compared_conversation_by_conversation_over_their_seeds(tmp_path: Path) -> None:
