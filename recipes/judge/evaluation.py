@@ -4,12 +4,14 @@ Models, options and files: docs/how-to/judges.md.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from convrec.checkpoints import hub
@@ -22,21 +24,28 @@ from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.generation.placement import Placement, add_placement
 from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
-from convrec.judges.metrics import Summary, pairwise_summary, pointwise_summary
+from convrec.judges.metrics import Summary, comparison_metrics, pairwise_summary, pointwise_summary
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import (
+    TIE,
     comparison_verdict,
     opens_thinking,
     outside_thinking,
     pointwise_reward,
     score_verdict,
 )
-from convrec.report.page import number_text
+from convrec.report.page import gain_text
+from convrec.statistics import bootstrap
 from recipes.evaluation.baselines import API, api_answers
+from recipes.evaluation.scoring import metrics_of, rows_of
 from recipes.evaluation.setup import refuse_to_replace
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
+COMPARED = {
+    "pairwise": ("accuracy", "accuracy_swapped", "right_both_ways", "agreement"),
+    "pointwise": ("exact_match", "reward"),
+}
 
 
 def rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> list[dict[str, Any]]:
@@ -72,11 +81,50 @@ def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, se
     return pointwise_summary(labels, verdicts, rewards, queries, sources, scores, best, seed)
 
 
+def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int, dict[str, Any]]:
+    """Row number -> line of an earlier evaluation. Raises UserError where there is none of that mode and of data with
+    these contents (its `sha256`)."""
+    settings = metrics_of(folder, "--against ")["settings"]
+    if settings.get("judge") != mode:
+        raise UserError(f"--against {folder}: not the evaluation of a {mode} judge; evaluate both alike")
+    if settings["sha256"] != contents:
+        raise UserError(f"--against {folder}: its data had other contents ({settings['data']}); evaluate both alike")
+    return rows_of(folder, "--against ", key="row")
+
+
+def compare(
+    other: Mapping[int, Mapping[str, Any]], table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, seed: int
+) -> dict[str, Any]:
+    """This evaluation minus the other on the rows both have, ties aside: {metric: {"mean", "se"}, "n"}."""
+    both = [
+        (row, other[row["row"]])
+        for row in table
+        if other.get(row["row"], {}).get("query") == row["query"] and row["label"] != TIE
+    ]
+    if not both:
+        raise UserError("--against: no row of that evaluation is in this data; compare evaluations of the same data")
+    names = COMPARED[mode]
+    new, old = (
+        np.array([[_metrics(pair[which], mode, scores)[name] for name in names] for pair in both]) for which in (0, 1)
+    )
+    means, errors = bootstrap(new - old, [row["query"] for row, _ in both], seed)
+    differences = {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)}
+    return {"n": len(both)} | differences
+
+
+def _metrics(row: Mapping[str, Any], mode: str, scores: Scores) -> dict[str, float]:
+    label, verdict = row["label"], row["verdict"]
+    if mode == "pairwise":
+        return comparison_metrics(label, verdict, row["verdict_swapped"])
+    return {"exact_match": float(verdict == label), "reward": pointwise_reward(verdict, label, scores)}
+
+
 def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     """Evaluate, write OUT's three files and return what metrics.json holds.
 
-    {"settings", "results": judge_metrics' summary, "generation", "warnings"}. Rows whose prompt has more than
-    max_prompt_length tokens are left out and counted. Raises UserError for bad input, before vLLM starts.
+    {"settings", "results": judge_metrics' summary, "generation", "paired" (this minus `against`), "warnings"}. Rows
+    whose prompt has more than max_prompt_length tokens are left out and counted. Raises UserError for bad input, before
+    vLLM starts.
     """
     mode, model, data, out, seed = options.mode, options.model, options.data, Path(options.out), options.seed
     if options.limit is not None and options.limit < 1:
@@ -88,6 +136,8 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
         hub.require(model_path, "--model ")
     rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[: options.limit]
     scores = scores_of(rows[0][1])
+    contents = {"data": file_hash(data)}
+    other = read_other(Path(options.against), mode, contents) if options.against else None
     warnings = _warnings(Path(model_path), rows[0][1], mode)
     kept, in_thinking = (rows, False) if is_api else _short_enough(model_path, rows, options)
     if not kept:
@@ -117,7 +167,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     table = rows_table(kept, mode, texts)
     metrics: dict[str, Any] = {
         "settings": {"judge": mode, "model": model, "model_path": model_path, "data": data, "limit": options.limit}
-        | {"sha256": {"data": file_hash(data)}}
+        | {"sha256": contents}
         | settings,
         "results": summary_of(table, mode, scores, seed),
         "generation": {
@@ -129,6 +179,8 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
         },
         "warnings": warnings,
     }
+    if other is not None:
+        metrics["paired"] = compare(other, table, mode, scores, seed) | {"against": options.against}
     write_table(out / "rows.parquet", pa.Table.from_pylist(table))
     write_json(out / "metrics.json", metrics)
     return metrics
@@ -181,6 +233,9 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
         if len(parts := results.get(kind, {})) > 1:
             lines.append(f"{kind.replace('_', ' ')}:")
             lines += [f"  {name:<17} n {part['n']:<6} {_line(part)}" for name, part in parts.items()]
+    if pair := metrics.get("paired"):
+        lines.append(f"minus {pair['against']}, {pair['n']} rows paired:")
+        lines += [f"  {n:<17} {gain_text(pair[n])}" for n in COMPARED[settings["judge"]]]
     lines.append(
         f"{generation['generated']} of {generation['prompts']} prompts generated in {generation['seconds']:.0f} s, the "
         f"rest reused; {generation['too_long_left_out']} rows too long, {generation['unfinished_responses']} responses "
@@ -194,7 +249,11 @@ def _line(part: Mapping[str, Any]) -> str:
 
 
 def _with_error(value: Mapping[str, float]) -> str:
-    return f"{number_text(value['mean'])} ±{number_text(value['se'])}"
+    return f"{_number(value['mean'])} ±{_number(value['se'])}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "-"
 
 
 @says_user_errors
@@ -209,6 +268,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens (%(default)s)")
     parser.add_argument("--max-response-length", type=int, default=MAX_RESPONSE_TOKENS, help="tokens (%(default)s)")
     add_placement(parser)
+    parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
     parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
     options = parser.parse_args(arguments)
     if not options.overwrite:

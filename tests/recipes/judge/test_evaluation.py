@@ -108,6 +108,23 @@ def test_a_pointwise_judge_of_other_criteria(asked: Callable[..., dict]) -> None
     assert results["baseline"]["best_of_n"] == 1 / 4
 
 
+def test_two_evaluations_are_compared_on_rows_with_a_better_response(
+    asked: Callable[..., dict], tmp_path: Path, capsys: Any
+) -> None:
+    asked(lambda body, count: "<better>A</better>", "pairwise", ROWS)
+    (tmp_path / "out").rename(tmp_path / "before")
+    metrics = asked(prefers_good, "pairwise", ROWS, "--against", str(tmp_path / "before"))
+    paired = metrics["paired"]
+    assert paired["n"] == 4
+    assert paired["right_both_ways"]["mean"] == 2 / 4
+    assert paired["accuracy"]["mean"] == 3 / 4 - 3 / 4
+    turned = [pair("one", "bad", "good", "B", "math"), *ROWS[1:]]  # another draw of the same rows: nothing is paired
+    pq.write_table(pa.Table.from_pylist(turned, judge_schema("pairwise")), tmp_path / "other.parquet")
+    command = ["--judge", "pairwise", "--model", "api:some-judge", "--data", str(tmp_path / "other.parquet")]
+    assert evaluate.main([*command, "--out", str(tmp_path / "new"), "--against", str(tmp_path / "before")]) == 2
+    assert "its data had other contents" in capsys.readouterr().err
+
+
 def test_a_judge_of_another_kind_is_told_of_and_evaluated(tmp_path: Path) -> None:
     trained_by = Criteria("Count letters.", ("Nothing else.",), (1, 3))
     (tmp_path / FILE).write_text(criteria_text(trained_by, "pointwise"))
