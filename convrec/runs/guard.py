@@ -6,7 +6,7 @@ a session of its own, and one folder, /tmp/convrec-<id>, where the run's process
 
     members/<pid>   a process that called `join`: the driver, and every Ray worker of the run
     guard.pid       the guard's
-    stacks/<pid>    where a member writes its stack when it is asked to (convrec.runs.stacks)
+    stacks/<pid>    where a member writes its stacks when it is asked to (convrec.runs.stacks)
     ...             TMPDIR of the run, and Ray's own folder where Ray was started by the driver
 
 What the guard does: convrec.runs.guard_process. This is what the run's processes call. Linux only. Imports the standard
@@ -30,7 +30,6 @@ from convrec.runs import guard_process, stacks
 from convrec.runs.guard_process import FOLDER_VARIABLE, all_processes, shared_memory, stat_of
 
 END_SECONDS = 15.0  # that the driver waits for the guard
-KEEP_SECONDS = 2.0  # whether there is one
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -93,19 +92,18 @@ def _enter(folder: Path, is_driver: bool, message: str, owns: bool = True) -> No
 
 
 def _keep_guard(folder: Path, terminal: int) -> None:
-    """A guard that was killed is started again; what it had learned shows in /proc and in the folder."""
+    """A guard that was killed is started again; what it had learned shows in /proc and in the folder. And whoever asks
+    for the stacks of this process gets them."""
+    answered = ""
     while folder.exists():
         start_guard(folder, terminal)
-        time.sleep(KEEP_SECONDS)
+        answered = stacks.write_if_asked(folder, answered)
+        time.sleep(stacks.LOOK_SECONDS)
 
 
 def start_guard(folder: Path, terminal: int = 2) -> None:
     """Where there is none, and something to guard. terminal: a file descriptor of what it tells."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        pid, start = (int(word) for word in (folder / "guard.pid").read_text().split())
-        if (found := stat_of(pid)) and found[1] == start:
-            return
-    if folder.exists():
+    if folder.exists() and not _has_guard(folder):
         # by path and isolated: it must not depend on a working directory that goes away
         subprocess.Popen(
             [sys.executable, "-I", guard_process.__file__, str(folder)],
@@ -192,3 +190,12 @@ def explain(message: str) -> None:
     partial = member.parent.parent / f".{member.name}"
     partial.write_text(json.dumps(json.loads(member.read_text()) | {"message": message}))
     partial.replace(member)
+
+
+def _has_guard(folder: Path) -> bool:
+    try:
+        pid, start = (int(word) for word in (folder / "guard.pid").read_text().split())
+    except (FileNotFoundError, ValueError):
+        return False
+    found = stat_of(pid)
+    return found is not None and found[1] == start

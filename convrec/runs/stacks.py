@@ -1,7 +1,8 @@
-"""What every process of a run does on this node: its state and the stack of its main thread, as text.
+"""What every process of a run does on this node: its state and the stacks of its threads, as text.
 
 Each process writes its own (faulthandler), which one that is stopped or hangs in the kernel cannot: that it is so is
-said of it instead. Of the main thread alone: writing the stacks of threads that run can end a process. Imports the
+said of it instead. A thread of it does so when it sees that it is asked: with Python's lock, since writing the stacks
+of threads that run can end a process. Where that lock is held, a signal has the main thread's written. Imports the
 standard library alone.
 """
 
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from convrec.runs import guard_process
 
-SIGNAL_SECONDS = 0.5  # until they have written
+LOOK_SECONDS = 2.0  # whether it is asked
+SIGNAL_SECONDS = 0.5  # for those that have not written by then
 STACKS = "stacks"
+ASKED = "asked"
 STACKS_SIGNAL = signal.SIGRTMIN + 3  # nothing else of a run uses it
 STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for a disk or a network file system"}
 
@@ -24,6 +27,18 @@ def write_on_signal(folder: Path) -> None:
     """Have this process write the stack of its main thread to STACKS/<pid> in the folder when it gets STACKS_SIGNAL."""
     (folder / STACKS).mkdir(exist_ok=True)
     faulthandler.register(STACKS_SIGNAL, file=(folder / STACKS / str(os.getpid())).open("a"), all_threads=False)
+
+
+def write_if_asked(folder: Path, answered: str) -> str:
+    """Write the stacks of all threads of this process, if `of_this_node` has asked since. Returns what to give next."""
+    try:
+        asked = (folder / STACKS / ASKED).read_text()
+        if asked != answered:
+            with (folder / STACKS / str(os.getpid())).open("a") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+    except OSError:  # nobody has asked, or the run ends
+        return answered
+    return asked
 
 
 def state_of(pid: int) -> str:
@@ -36,9 +51,14 @@ def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
     """(the stacks of all processes in Python that belong to the run with this temporary folder, and of others, Ray's
     raylet, that are stopped; those that cannot run and why)."""
     pids = sorted(guard_process.processes_of(Path(folder)))
-    for pid in pids:
-        if (file := Path(folder) / STACKS / str(pid)).exists():  # of others the signal would be the end
-            os.truncate(file, 0)
+    files = {pid: file for pid in pids if (file := Path(folder) / STACKS / str(pid)).exists()}
+    for file in files.values():
+        os.truncate(file, 0)
+    if files:
+        (Path(folder) / STACKS / ASKED).write_text(str(time.monotonic_ns()))
+        time.sleep(LOOK_SECONDS + SIGNAL_SECONDS)
+    for pid, file in files.items():  # of others the signal would be the end
+        if not file.stat().st_size:
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, STACKS_SIGNAL)
     time.sleep(SIGNAL_SECONDS)

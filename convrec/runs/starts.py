@@ -3,15 +3,15 @@
 import contextlib
 import json
 import platform
+import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from convrec.shipped import commit
-
 STARTS = "starts.jsonl"
 PACKAGES = ("convrec", "verl", "ray", "torch", "vllm", "transformers")
+GIT_SECONDS = 10
 
 
 def note_start(run_folder: Path) -> None:
@@ -19,7 +19,7 @@ def note_start(run_folder: Path) -> None:
     versions = {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
     entry = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit() or None,
+        "commit": source_commit(Path(__file__)),
         "versions": {name: version for name, version in versions.items() if version},
     }
     with (run_folder / STARTS).open("a+", encoding="utf-8") as file:
@@ -35,6 +35,21 @@ def read_starts(run_folder: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError):
             starts.append(json.loads(line))
     return starts
+
+
+def source_commit(file: Path) -> str | None:
+    """The commit a source file is of, with "-dirty" where tracked files differ from it.
+
+    None where git does not track the file: an installed package (perhaps inside a repository of something else), or
+    what a submitted job has uploaded.
+    """
+    git = ["git", "-C", str(file.parent)]
+    try:
+        for command in (["ls-files", "--error-unmatch", file.name], ["describe", "--always", "--dirty", "--exclude=*"]):
+            done = subprocess.run([*git, *command], capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def installed_version(package: str) -> str | None:

@@ -14,7 +14,7 @@ from convrec.runs import guard, stacks
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMBER = """
-import os, sys, time
+import os, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from convrec.runs import guard, stacks
@@ -22,20 +22,29 @@ stacks.write_on_signal(Path(os.environ[guard.FOLDER_VARIABLE]))
 def waits_for_an_engine():
     print("ready", flush=True)
     time.sleep(100)
+def counts():
+    while True:
+        sum(range(100))
+if len(sys.argv) > 1:
+    stacks.LOOK_SECONDS = 0.1
+    guard.start_guard = lambda folder, terminal: None
+    for target in (counts, counts, lambda: guard._keep_guard(Path(os.environ[guard.FOLDER_VARIABLE]), 2)):
+        threading.Thread(target=target, daemon=True).start()
 waits_for_an_engine()
 """
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(stacks, "LOOK_SECONDS", 0.2)
     (tmp_path / "members").mkdir()
     return tmp_path
 
 
 @pytest.fixture
-def process(folder: Path) -> Iterator[subprocess.Popen]:
+def process(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen]:
     environment = os.environ | {guard.FOLDER_VARIABLE: str(folder)}
-    command = [sys.executable, "-c", MEMBER.format(root=str(ROOT))]
+    command = [sys.executable, "-c", MEMBER.format(root=str(ROOT)), *getattr(request, "param", [])]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
@@ -44,15 +53,23 @@ def process(folder: Path) -> Iterator[subprocess.Popen]:
     process.wait()
 
 
-def test_the_function_in_which_a_process_waits_is_named_whenever_it_is_asked(
-    process: subprocess.Popen, folder: Path
-) -> None:
-    for _ in range(2):
-        text, blamed = stacks.of_this_node(str(folder), "node-a")
-        assert text.startswith(f"--- process {process.pid} on node-a, ")
-        assert text.count("in waits_for_an_engine") == 1
-        assert blamed == []
+def test_the_function_in_which_a_process_waits_is_named(process: subprocess.Popen, folder: Path) -> None:
+    text, blamed = stacks.of_this_node(str(folder), "node-a")
+    assert text.startswith(f"--- process {process.pid} on node-a, ")
+    assert "waits_for_an_engine" in text
+    assert blamed == []
     assert process.poll() is None  # the signal has not ended it
+
+
+@pytest.mark.parametrize("process", [["looks"]], indirect=True)
+def test_a_process_that_looks_writes_the_stacks_of_all_its_threads_whenever_it_is_asked(
+    process: subprocess.Popen, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "LOOK_SECONDS", 2.0)  # threads that compute leave little of Python's lock
+    for _ in range(2):
+        text, _ = stacks.of_this_node(str(folder), "node-a")
+        assert (text.count("in waits_for_an_engine"), text.count("in counts")) == (1, 2)
+    assert process.poll() is None
 
 
 def test_a_stopped_process_says_so(process: subprocess.Popen, folder: Path) -> None:

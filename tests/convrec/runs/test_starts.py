@@ -1,10 +1,10 @@
 """What a run notes at each start."""
 
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from convrec.runs.starts import STARTS, note_start, read_starts
-from convrec.shipped import commit
+from convrec.runs.starts import STARTS, note_start, read_starts, source_commit
 
 
 def test_every_start_is_a_line_with_time_and_versions(tmp_path: Path) -> None:
@@ -16,7 +16,6 @@ def test_every_start_is_a_line_with_time_and_versions(tmp_path: Path) -> None:
     assert 0 <= seconds < 60
     assert first["time"] <= second["time"]
     assert first["versions"]["verl"] == "0.9.1"
-    assert first["commit"] == (commit() or None)
 
 
 def test_a_line_that_a_full_disk_cut_off_hides_no_other(tmp_path: Path) -> None:
@@ -26,3 +25,24 @@ def test_a_line_that_a_full_disk_cut_off_hides_no_other(tmp_path: Path) -> None:
     note_start(tmp_path)
     assert len(read_starts(tmp_path)) == 2
     assert len((tmp_path / STARTS).read_text().splitlines()) == 3
+
+
+def git(folder: Path, *command: str) -> str:
+    options = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(["git", "-C", str(folder), *options, *command], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_is_that_of_the_repository_that_tracks_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("a = 1\n")
+    assert source_commit(file) is None
+    git(tmp_path, "init")
+    assert source_commit(file) is None  # as in site-packages within somebody's repository
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    commit = source_commit(file)
+    assert commit
+    assert git(tmp_path, "rev-parse", "HEAD").startswith(commit)
+    file.write_text("a = 2\n")
+    assert source_commit(file) == f"{commit}-dirty"
