@@ -95,6 +95,7 @@ def run_bare(config: DictConfig) -> None:
 
             super().run(config)
 
+    os.environ.setdefault("VERL_PLATFORM", "cpu")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB: vLLM's own is half of the memory, beside a trainer
     run_ppo(config, Task)
 
