@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CONVERSATION_MARKER, TURN, Pair, split_prompt
+from convrec.data.schema import CONVERSATION_MARKER, TURN, Pair, conversation_of, split_prompt
 from convrec.errors import UserError
 from convrec.files import written_whole
 from convrec.lists.catalog import Catalog
@@ -186,11 +185,6 @@ def describe(name: str, numbers: Mapping[str, Any]) -> str:
     if numbers["prompts_of_another_form"]:
         parts.append(f"{numbers['prompts_of_another_form']:,} prompts of another form")
     return "; ".join(parts)
-
-
-def conversation_of(sample_id: str) -> str:
-    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`."""
-    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
 
 
 def group_of(row: Mapping[str, Any]) -> str:

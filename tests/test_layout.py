@@ -26,7 +26,13 @@ BASE = {
     "convrec.statistics",
 }
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
-MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints", "convrec.constrained"}
+MIDDLE = LOW | {
+    "convrec.rank_grpo",
+    "convrec.judges",
+    "convrec.checkpoints",
+    "convrec.constrained",
+    "convrec.retrieval",
+}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
 LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.serving", "convrec.report"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -46,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.judges": LOW,
     "convrec.checkpoints": LOW,
     "convrec.constrained": LOW,
+    "convrec.retrieval": LOW,
     "convrec.generation": MIDDLE,
     "convrec.serving": MIDDLE | {"convrec.generation"},
     "convrec.report": MIDDLE,

@@ -86,6 +86,12 @@ def conversation_text(row: Mapping[str, Any]) -> str:
     return split_prompt(row["prompt"][0]["content"])[1]
 
 
+def conversation_of(sample_id: str) -> str:
+    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`; an id that
+    names no conversation is itself."""
+    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
+
+
 def truth_of(row: Mapping[str, Any]) -> list[Pair]:
     """The row's ground truths; none where the column is null."""
     return [(title, year) for title, year in row[TRUTH] or ()]

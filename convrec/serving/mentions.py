@@ -19,7 +19,6 @@ from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
-from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.lists.settings import ListSettings
 
 COLUMN = "mentions"  # of a catalog, of any source, where there is no file
@@ -64,7 +63,7 @@ def write_mentions(train: Sequence[Path], catalog_file: Path) -> None:
                 named = {matcher.index.items[seen] for seen in matcher.seen_rows(row["seen_titles"])}
                 for item in {matcher.wanted(*pair).index for pair in truth_of(row)} - {-1}:
                     times.update((item, other) for other in (None, *(named - {item})))
-    lines = [format_item(title, year or NO_YEAR) for title, year in zip(catalog.titles, catalog.years, strict=True)]
+    lines = catalog.lines
     rows = [
         {"item": lines[item], "named": None if named is None else lines[named], "times": count}
         for (item, named), count in times.most_common()

@@ -1,0 +1,46 @@
+"""What retrieval reads: conversations (words, titles named and wanted, whose they are) and the catalog's own words."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.schema import conversation_of, conversation_text, is_like, truth_of
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+
+
+class Conversation(NamedTuple):
+    """named, wanted: catalog rows, of an item's rows the first. name: whose rows of training are left out; None: none
+    are."""
+
+    text: str
+    named: Sequence[int] = ()
+    name: str | None = None
+    wanted: Sequence[int] = ()
+
+    @property
+    def key(self) -> int:
+        """64 bits of the hash of its name, the same in every process."""
+        name = (self.name or "").encode("utf-8", "surrogatepass")
+        return int.from_bytes(blake2b(name, digest_size=8).digest(), signed=True)
+
+
+def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher) -> Conversation:
+    """A row of schema.RL_SCHEMA. matcher, reader: find the titles wanted, and those named."""
+    named = {reader.index.items[seen] for seen in reader.seen_rows(row["seen_titles"])}
+    wanted = {matcher.wanted(*pair).index for pair in truth_of(row)} - {-1}
+    return Conversation(conversation_text(row), sorted(named), conversation_of(row["sample_id"]), sorted(wanted))
+
+
+def item_texts(file: str | Path, catalog: Catalog) -> list[str]:
+    """The words of each row: its title, and the columns of texts and of lists of texts, but the id."""
+    fields = pq.read_schema(file) if Path(file).suffix == ".parquet" else ()
+    kinds = (pa.string(), pa.list_(pa.string()))
+    names = {one.name for one in fields if any(is_like(one.type, kind) for kind in kinds)} - {"title", "item_id"}
+    columns = [pq.read_table(file, columns=[name])[name].to_pylist() for name in sorted(names)]
+    columns = [[" ".join(filter(None, [v] if isinstance(v, str) else v or ())) for v in column] for column in columns]
+    return [" ".join(words) for words in zip(catalog.titles, *columns, strict=True)]

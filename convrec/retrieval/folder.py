@@ -1,0 +1,88 @@
+"""A fitted retrieval as a folder: JSON, lines, and arrays that are mapped into memory. Nothing is pickled.
+
+retrieval.json  what it was fitted on, and what was chosen on validation, of parts and with a model
+NAME.txt        a line each: the words of the conversations, the catalog's items
+NAME.npy        arrays; of a sparse matrix NAME.data, NAME.indices, NAME.indptr and NAME.shape
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from convrec.errors import UserError
+from convrec.files import read_json, write_json, write_text
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.titles import normalise
+from convrec.retrieval.conversations import item_texts
+from convrec.retrieval.fusion import Fusion
+from convrec.retrieval.parts import vectorizer
+from convrec.retrieval.retriever import Choice, Retriever
+
+NOTES, FORMAT = "retrieval.json", 1
+ARRAYS = ("idf", "conversation_R", "inputs_K", "outputs_W", "inverse_KK", "weights_KW")
+MATRICES = {"rows_RV": sparse.csc_matrix, "wanted_RM": sparse.csr_matrix, "named_RK": sparse.csr_matrix}
+OF_MATRIX = ("data", "indices", "indptr", "shape")
+MAPPED_BYTES = 1 << 20  # a smaller file is read
+
+
+def save(folder: Path, fitted: Mapping[str, Any], catalog: Catalog, notes: Mapping[str, Any]) -> None:
+    """fitted: of `retriever.fit`. notes: JSON, with the fields of a Choice as `choice`."""
+    words = fitted["vectorizer"]
+    write_text(folder / "words.txt", "\n".join(words.get_feature_names_out()))
+    write_text(folder / "items.txt", "\n".join(catalog.lines))
+    arrays = {name: words.idf_ if name == "idf" else fitted[name] for name in ARRAYS}
+    arrays |= {f"{name}.{part}": getattr(fitted[name], part) for name in MATRICES for part in OF_MATRIX}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    write_json(folder / NOTES, {"format": FORMAT, "rows": len(fitted["conversation_R"]), **notes})
+
+
+def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
+    """retrieval.json. Raises UserError where there is none of this version, and none of a `fusion` that is needed."""
+    notes = read_json(folder / NOTES) if (folder / NOTES).is_file() else {}
+    if notes.get("format") != FORMAT:
+        raise UserError(
+            f"--retrieval {folder}: no {NOTES} of this version; `convrec retrieval fit` makes such a folder"
+        )
+    if fuses and "fusion" not in notes:
+        how = "`convrec evaluate` the model on validation, then `convrec retrieval weigh` its --out"
+        raise UserError(f"--retrieval {folder}: no weight beside a model's list was chosen: {how}")
+    return notes
+
+
+def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) -> tuple[Retriever, list[str]]:
+    """The retriever over a catalog, this file's and matcher's, and a warning where it is not as it was.
+
+    Raises UserError for a damaged folder, for one of another data set, and as `load_notes` does.
+    """
+    notes, catalog = load_notes(folder, fuses), matcher.catalog
+    try:
+        words, before = (
+            (folder / f"{name}.txt").read_text(encoding="utf-8").split("\n") for name in ("words", "items")
+        )
+        modes = {path: "r" if path.stat().st_size > MAPPED_BYTES else None for path in folder.glob("*.npy")}
+        arrays = {path.stem: np.load(path, mode, allow_pickle=False) for path, mode in modes.items()}
+        fitted = {name: arrays[name] for name in ARRAYS} | {"vectorizer": vectorizer(1, words, arrays["idf"])}
+        for name, kind in MATRICES.items():
+            *of_matrix, shape = (arrays[f"{name}.{part}"] for part in OF_MATRIX)
+            fitted[name] = kind(tuple(of_matrix), tuple(shape))
+        chosen = Choice(**notes["choice"]), Fusion(**notes["fusion"]) if "fusion" in notes else None
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--retrieval {folder}: damaged ({error}); fit it again") from None
+    row_of: dict[str, int] = {}
+    for line, row in zip(catalog.lines, matcher.index.items, strict=True):
+        row_of.setdefault(normalise(line), row)
+    now_M = np.array([row_of.get(normalise(line), -1) for line in before])
+    there = np.flatnonzero(now_M >= 0)
+    gone, new = len(before) - len(there), len({*row_of.values()} - {*now_M.tolist()})
+    if not len(there):
+        raise UserError(f"--retrieval {folder}: the catalog {file} has none of its items; give the one that it is of")
+    moved = sparse.csr_matrix((np.ones(len(there), np.float32), (there, now_M[there])), (len(before), len(catalog)))
+    fitted |= {"wanted_RM": fitted["wanted_RM"] @ moved, "inputs_K": now_M[fitted["inputs_K"]]}
+    fitted["outputs_W"] = now_M[fitted["outputs_W"]]
+    told = f"{folder}: {new} items of {file} are new since it was fitted (it knows their words alone), {gone} are gone"
+    return Retriever(fitted, item_texts(file, catalog), *chosen), [told] if new or gone else []

@@ -1,0 +1,123 @@
+"""What retrieval knows, in three parts; each has a score for every item of the catalog, M of them, 0 for unknown ones.
+
+neighbours  what similar conversations wanted: the sum of cosines (TF-IDF of words) over the nearest of R training rows
+ridge       what goes with the titles named: B of min |Y - X B|^2 + PENALTY |B|^2 where rows name X and want Y. It is
+            EASE (Steck, WWW 2019) from titles named to titles wanted
+text        items whose own words the conversation has: cosine of TF-IDF. What nobody wanted yet has no other score
+
+`left_out` are training rows that have no part in a score, exactly: those of the conversation that is asked about.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from convrec.errors import UserError
+
+PENALTY = 50.0  # ReDial, NDCG@20: 5 .075, 20 .078, 50 .079, 200 .080, 500 .078
+RIDGE_ITEMS = 10_000  # most often named, and wanted: a matrix of 400 MB; of others the ridge knows nothing
+POSTINGS = 1_000_000  # of a conversation's words, the rarest first; with millions of rows commoner words do not count
+DIGITS = 6  # of the ridge's scores; further ones are the noise of float32
+
+
+def vectorizer(rare: int, words: Sequence[str] | None = None, idf: np.ndarray | None = None) -> Any:
+    """TF-IDF of the words that are in `rare` texts at least; ready where words and idf are given."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
+
+    ignored = [*ENGLISH_STOP_WORDS, "user", "system"]  # the speakers of every conversation
+    made = TfidfVectorizer(min_df=rare, sublinear_tf=True, stop_words=ignored, dtype=np.float32, vocabulary=words)
+    if idf is not None:
+        made.idf_ = idf
+    return made
+
+
+def fit_words(texts: Iterable[str], rare: int) -> tuple[Any, sparse.csc_matrix]:
+    """(the fitted vectorizer, (R, V) the words of each text). Raises UserError where no word is left."""
+    made = vectorizer(rare)
+    try:
+        return made, made.fit_transform(texts).tocsc()
+    except ValueError as error:  # scikit-learn's, of an empty vocabulary
+        raise UserError(f"retrieval: training conversations have no words in common ({error}); give more") from None
+
+
+class Neighbours:
+    def __init__(self, fitted: Mapping[str, Any], count: int) -> None:
+        """count: how many there are, and all that are as near as the last of them."""
+        self.vectorizer, self.rows_RV, self.wanted_RM = (
+            fitted[name] for name in ("vectorizer", "rows_RV", "wanted_RM")
+        )
+        self.count = count
+
+    def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
+        said, starts_V = self.vectorizer.transform([text]), self.rows_RV.indptr
+        rows_of = starts_V[said.indices + 1] - starts_V[said.indices]
+        rarest = np.argsort(rows_of, kind="stable")
+        kept = rarest[: max(1, int(np.searchsorted(np.cumsum(rows_of[rarest]), POSTINGS, side="right")))]
+        cosine_R = self.rows_RV[:, said.indices[kept]] @ said.data[kept]
+        cosine_R[left_out] = 0
+        nearest = self.nearest(cosine_R)
+        return cosine_R[nearest] @ self.wanted_RM[nearest]
+
+    def nearest(self, cosine_R: np.ndarray) -> np.ndarray:
+        bound = max(self._least(cosine_R[: len(cosine_R) // 16]), 1e-9)  # that of a part is no more than that of all
+        near = np.flatnonzero(cosine_R >= bound)
+        return near[cosine_R[near] >= self._least(cosine_R[near])]
+
+    def _least(self, values: np.ndarray) -> float:
+        return np.partition(values, -self.count)[-self.count] if len(values) > self.count else 0.0
+
+
+class Ridge:
+    def __init__(self, fitted: Mapping[str, Any]) -> None:
+        """inputs, outputs: items that rows name and want; -1: the catalog has it no more. inverse: (X'X + PENALTY
+        I)^-1. weights: B."""
+        self.named_RK, self.wanted_RM = fitted["named_RK"], fitted["wanted_RM"]
+        self.inverse_KK, self.weights_KW = fitted["inverse_KK"], fitted["weights_KW"]
+        self.outputs_W, self.there = fitted["outputs_W"], fitted["outputs_W"] >= 0
+        self.input_of = {int(item): k for k, item in enumerate(fitted["inputs_K"]) if item >= 0}
+
+    def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
+        """x B. Without the rows X', Y' it is x B - h (I - H)^-1 (Y' - X' B), where P is the inverse, h = x P X'^T and
+        H = X' P X'^T: leave-out of linear regression."""
+        scores_M = np.zeros(self.wanted_RM.shape[1])
+        if not (known := [self.input_of[item] for item in named if item in self.input_of]):
+            return scores_M
+        of_outputs_W = self.weights_KW[known].sum(axis=0, dtype=np.float64)
+        if len(left_out):
+            own_GK = self.named_RK[left_out]
+            own_inverse_GK = own_GK @ self.inverse_KK
+            hat_GG = own_inverse_GK @ own_GK.T
+            share_G = np.linalg.solve(np.eye(len(left_out)) - hat_GG, own_inverse_GK[:, known].sum(axis=1))
+            share_K = share_G @ own_GK
+            of_outputs_W += share_K[share_K != 0] @ self.weights_KW[share_K != 0]
+            scores_M -= share_G @ self.wanted_RM[left_out]
+        scores_M[self.outputs_W[self.there]] += of_outputs_W[self.there]
+        return np.round(scores_M, DIGITS)
+
+
+def fit_ridge(named_RM: sparse.csr_matrix, wanted_RM: sparse.csr_matrix) -> dict[str, Any]:
+    """What a Ridge is made of, but for wanted_RM."""
+    inputs_K, outputs_W = _most(named_RM), _most(wanted_RM)
+    named_RK = named_RM[:, inputs_K].astype(np.float64)
+    inverse_KK = np.linalg.inv((named_RK.T @ named_RK).toarray() + PENALTY * np.eye(len(inputs_K)))
+    together_WK = wanted_RM[:, outputs_W].T @ named_RK
+    weights_KW = (together_WK @ inverse_KK).T.astype(np.float32)
+    found = {"inputs_K": inputs_K, "outputs_W": outputs_W, "named_RK": named_RK.astype(np.float32)}
+    return found | {"weights_KW": np.ascontiguousarray(weights_KW), "inverse_KK": inverse_KK.astype(np.float32)}
+
+
+def _most(items_RM: sparse.csr_matrix) -> np.ndarray:
+    times_M = np.asarray(items_RM.sum(axis=0)).ravel()
+    order = np.argsort(-times_M, kind="stable")[:RIDGE_ITEMS]
+    return np.sort(order[times_M[order] > 0])
+
+
+class ItemTexts:
+    def __init__(self, texts_M: Sequence[str]) -> None:
+        self.vectorizer = vectorizer(1).fit([*texts_M, "convrec"])  # a word at least: `Up` and `It` are stop words
+        self.texts_VM = self.vectorizer.transform(texts_M).T.tocsr()
+
+    def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
+        return (self.vectorizer.transform([text]) @ self.texts_VM).toarray().ravel()
