@@ -16,17 +16,21 @@ from convrec.generation.placement import Placement
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.metrics import KS
 from convrec.lists.settings import KINDS, ListSettings
+from convrec.retrieval.folder import NOTES
+from convrec.retrieval.retriever import Retriever
 from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences
 from recipes.evaluation.baselines import API, BASELINES
 from recipes.evaluation.beyond_accuracy import Context, context_of
 from recipes.evaluation.constrained import make_constraint
 from recipes.evaluation.options import EvaluationOptions
+from recipes.evaluation.retrieval import loaded
 from recipes.evaluation.scoring import Row, read_earlier
 from recipes.evaluation.slices import SLICES, slice_labels
 from recipes.evaluation.split import NO_ROWS, Rows, Split, read_rows, read_split
 
-RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained")  # options, in metrics.json
+# options, in metrics.json
+RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Setup:
     settings: dict[str, Any]
     before: list[Row | None] | None = None
     constraint: Constraint | None = None
+    retriever: Retriever | None = None
     warnings: Sequence[str] = ()
 
     def for_model(self, model: str | None, out: str, against: str | None = None) -> "Setup":
@@ -108,6 +113,8 @@ def set_up(options: EvaluationOptions) -> Setup:
     }
     train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False) if options.train else NO_ROWS
     context = context_of(split, train.rows)
+    folder = options.retrieval
+    retriever = loaded(split, folder, fuses=options.model is not None) if folder else None
     sampling: dict[str, Any] = {
         "max_tokens": options.max_response_length,
         "max_prompt_tokens": options.max_prompt_length,
@@ -122,7 +129,8 @@ def set_up(options: EvaluationOptions) -> Setup:
     files = ("data", "catalog", "train")
     settings = {
         **{name: getattr(options, name) for name in RECORDED},
-        "sha256": {name: file_hash(path) for name in files if (path := getattr(options, name))},
+        "sha256": {name: file_hash(path) for name in files if (path := getattr(options, name))}
+        | ({"retrieval": file_hash(Path(folder) / NOTES)} if folder else {}),
         **asdict(lists),
         "ks": list(ks),
         "protocols": list(options.protocols),
@@ -131,7 +139,9 @@ def set_up(options: EvaluationOptions) -> Setup:
         **sampling,
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
-    setup = Setup(options, placement, lists, split, matchers, train, context, labels, sampling, settings)
+    setup = Setup(
+        options, placement, lists, split, matchers, train, context, labels, sampling, settings, retriever=retriever
+    )
     return setup.for_model(options.model, options.out, options.against)
 
 
@@ -147,9 +157,9 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
     if options.model is None:
         if needs_model := [name for name in ("against", "constrained") if getattr(options, name)]:
             raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")
-        if not options.baselines:
+        if not options.baselines and not options.retrieval:
             raise UserError(f"no --model and no --baselines: give one of them ({', '.join(BASELINES)})")
-        if not options.train:
+        if not options.train and not options.retrieval:
             names = " and ".join(options.baselines)
             raise UserError(f"no --model, and no --train for the baseline {names}: give one of them")
     return options if options.train else replace(options, baselines=())

@@ -9,9 +9,10 @@ from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, split_lines
-from recipes.evaluation.baselines import API, BASELINES, api_answers
+from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, api_answers
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
+from recipes.evaluation.retrieval import fuse_rows, retrieve, written_rows
 from recipes.evaluation.scoring import (
     OF_MODEL,
     Scored,
@@ -23,7 +24,9 @@ from recipes.evaluation.scoring import (
 )
 from recipes.evaluation.setup import Setup, set_up
 from recipes.evaluation.slices import slice_results
+from recipes.evaluation.split import as_items
 
+FUSED = "fused"  # the lists of the model, constrained where there are such, with those of the retrieval
 Answers = dict[str, dict[str, Answer]]  # of each of OF_MODEL that there is, by prompt_id
 
 
@@ -92,7 +95,16 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
             [split.matcher.read_line(line) for line in split_lines(text, setup.lists.delimiter)] for text in texts
         ]
     for name in setup.options.baselines:
-        lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
+        if name != RETRIEVAL or not setup.retriever:
+            lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
+    if setup.retriever:
+        found = {RETRIEVAL: retrieve(split, setup.retriever)}
+        if written := lists.get("constrained", lists.get("model")):
+            assert setup.retriever.fusion
+            rows = written_rows(split, written)
+            found[FUSED] = fuse_rows(split, setup.retriever.fusion, rows, found[RETRIEVAL])
+        for name, of in found.items():
+            lists[name] = [as_items(split.catalog, items[: setup.lists.num_items]) for items in of]
     return lists
 
 
