@@ -30,6 +30,7 @@ from convrec.serving.conversation import Conversation, conversation_text
 from convrec.serving.items import ServedCatalog
 from convrec.serving.lists import Filters, ItemNames, Recommendations, RecommendedItem
 from convrec.serving.mentions import COLUMN
+from convrec.serving.retrieval import ServedRetrieval
 from convrec.serving.served_model import ServedModel, find_model
 from convrec.serving.snapshot import Snapshot
 from convrec.serving.tries import TrieFile
@@ -55,12 +56,15 @@ class _Prepared:
     num_items: int
     reason: str | None
     liked: set[int] | None  # None: no sentences are wanted
+    retrieved: list[int]  # all that may be listed, as the retrieval ranks it; [] without one
+    asked_for: int  # items: those that the model writes beside a retrieval can be more
 
 
 class Recommender:
     """Safe to use from several threads and event loops. Make one with `load`."""
 
     _show: Sequence[str] = ()
+    _retrieval: ServedRetrieval | None = None
 
     def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine", limits: "_Limits"):
         self.model, self.catalog, self.engine = model, catalog, engine
@@ -78,6 +82,7 @@ class Recommender:
         max_items: int = 100,
         max_prompt_length: int = 2048,
         show: Sequence[str] = (),
+        retrieval: str | Path | None = None,
         with_engine: bool = True,
         tensor_parallel: int = 1,
         **engine_settings: Any,
@@ -89,8 +94,9 @@ class Recommender:
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
         where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
         the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens; a
-        longer conversation loses its beginning. show: columns of the catalog that items have in answers. with_engine:
-        without one, there is `popular` alone. engine_settings: further arguments of vLLM's engine (dtype,
+        longer conversation loses its beginning. show: columns of the catalog that items have in answers. retrieval: a
+        folder of `convrec retrieval`, whose lists are fused with the model's. with_engine: without one, there are
+        `popular` and `retrieve` alone. engine_settings: further arguments of vLLM's engine (dtype,
         gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
@@ -115,6 +121,7 @@ class Recommender:
                 max_tokens=context - least,
             )
             check_columns(show, served.columns, "show")
+            beside = ServedRetrieval(Path(retrieval), Path(catalog), found.lists, with_engine) if retrieval else None
             trie = served.snapshot.trie
             limits = _Limits(max_prompt_length, min(context, max_prompt_length + trie.longest_list(served.max_items)))
             served.max_tokens = limits.context - least  # of what is put from now on
@@ -131,7 +138,7 @@ class Recommender:
                 )
                 opened.callback(engine.close)
             recommender = cls(found, served, tokenizer, engine, limits)
-            recommender._show = show
+            recommender._show, recommender._retrieval = show, beside
             recommender._end = weakref.finalize(recommender, opened.pop_all().close)
             return recommender
 
@@ -201,8 +208,17 @@ class Recommender:
             raise UserError(f"fallback: nothing says what is popular; give --train, or the catalog a column {COLUMN}")
         prepared = self._prepare(conversation, k, **filters)
         left = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
-        best = islice((number for number in prepared.snapshot.popular if number in left), prepared.num_items)
+        best = islice((number for number in prepared.snapshot.popular if number in left), prepared.asked_for)
         items = tuple(self._item(prepared, number, rank, None) for rank, number in enumerate(best, 1))
+        return Recommendations(items, prepared.reason, self.model_version, prepared.prompt_truncated, fallback=True)
+
+    def retrieve(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
+        """`popular` by the retrieval that was loaded: what similar conversations wanted comes first."""
+        if self._retrieval is None:
+            raise UserError("retrieval: none was loaded; give --retrieval a folder of `convrec retrieval fit`")
+        prepared = self._prepare(conversation, k, **filters)
+        best = enumerate(prepared.retrieved[: prepared.asked_for], 1)
+        items = tuple(self._item(prepared, number, rank, None) for rank, number in best)
         return Recommendations(items, prepared.reason, self.model_version, prepared.prompt_truncated, fallback=True)
 
     # ---- the catalog
@@ -250,12 +266,19 @@ class Recommender:
         snapshot = self.catalog.snapshot
         trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude, where)
         liked_items = self._find("liked", liked, snapshot)
+        written, retrieved = length, list[int]()
+        if self._retrieval:  # the model's list as it was weighed, whatever k is
+            left = set(trie.trie.item_W.tolist()) - set(excluded)
+            written = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(left))
+            named = self._find("seen", seen, snapshot) | liked_items
+            retrieved = self._retrieval.rank(text, named, left, snapshot)
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
-        limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(length, 1)))
+        limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(written, 1)))
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
-        return _Prepared(ids, cut, snapshot, trie, excluded, length, reason, liked_items if why else None)
+        why_liked = liked_items if why else None
+        return _Prepared(ids, cut, snapshot, trie, excluded, written, reason, why_liked, retrieved, length)
 
     def _choose(
         self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames, where: Any
@@ -296,7 +319,20 @@ class Recommender:
         return Recommendations(tuple(items), prepared.reason, self.model_version, prepared.prompt_truncated)
 
     async def _items(self, prepared: _Prepared, streamed: bool = True) -> AsyncIterator[RecommendedItem]:
-        """On the engine's loop."""
+        """On the engine's loop. With a retrieval all come once the model's list is whole."""
+        if self._retrieval is None or not self._retrieval.fusion:
+            rank = 0
+            async for number, score in self._written(prepared, streamed):
+                rank += 1
+                yield self._item(prepared, number, rank, score)
+            return
+        scores = {number: score async for number, score in self._written(prepared, streamed=False)}
+        fused = self._retrieval.fusion.of([*scores], prepared.retrieved)[: prepared.asked_for]
+        for rank, number in enumerate(fused, 1):
+            yield self._item(prepared, number, rank, scores.get(number))
+
+    async def _written(self, prepared: _Prepared, streamed: bool) -> AsyncIterator[tuple[int, float]]:
+        """The items that the model writes, by their numbers, with their scores."""
         if prepared.num_items == 0:
             return
         walk = Walk(prepared.trie.trie, prepared.num_items, prepared.excluded)
@@ -311,7 +347,7 @@ class Recommender:
                 if len(walk.items) > written:
                     score = total / choices if choices else 0.0
                     total, choices = 0.0, 0
-                    yield self._item(prepared, walk.items[-1], written + 1, score)
+                    yield walk.items[-1], score
 
     def _item(self, prepared: _Prepared, number: int, rank: int, score: float | None) -> RecommendedItem:
         item = prepared.snapshot.items[number]
