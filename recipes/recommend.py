@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
     add("--item", help="what the prompt calls an item (as in training, else movie)")
     add("--num-items", type=int, help="items that the prompt asks for (as in training, else 20)")
     add("--max-prompt-length", type=int, default=2048, help="tokens; longer ones lose their beginning (%(default)s)")
-    add("--retrieval", metavar="FOLDER", help="of `convrec retrieval`: its lists are fused with the model's")
+    add("--retrieval", type=Path, metavar="FOLDER", help="of `convrec retrieval`: its lists are fused with the model's")
     add_options(parser)
     add("--why", action="store_true", help="give items a sentence, where one is so")
     add_placement(parser)
