@@ -1,13 +1,14 @@
-"""A fitted retrieval as a folder: JSON, lines, and arrays that are mapped into memory. Nothing is pickled.
+"""A fitted retrieval as a folder: JSON, lines, and arrays, large ones mapped into memory. Nothing is pickled.
 
 retrieval.json  what it was fitted on, and what was chosen on validation, of parts and with a model
 NAME.txt        a line each: the words of the conversations, the catalog's items
-NAME.npy        arrays; of a sparse matrix NAME.data, NAME.indices, NAME.indptr and NAME.shape
+NAME.npy, .npz  arrays, and sparse matrices as scipy writes them
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from scipy import sparse
@@ -24,8 +25,7 @@ from convrec.retrieval.retriever import Choice, Retriever
 
 NOTES, FORMAT = "retrieval.json", 1
 ARRAYS = ("idf", "conversation_R", "inputs_K", "outputs_W", "inverse_KK", "weights_KW")
-MATRICES = {"rows_RV": sparse.csc_matrix, "wanted_RM": sparse.csr_matrix, "named_RK": sparse.csr_matrix}
-OF_MATRIX = ("data", "indices", "indptr", "shape")
+MATRICES = ("rows_RV", "wanted_RM", "named_RK")
 MAPPED_BYTES = 1 << 20  # a smaller file is read
 
 
@@ -33,11 +33,11 @@ def save(folder: Path, fitted: Mapping[str, Any], catalog: Catalog, notes: Mappi
     """fitted: of `retriever.fit`. notes: JSON, with the fields of a Choice as `choice`."""
     words = fitted["vectorizer"]
     write_text(folder / "words.txt", "\n".join(words.get_feature_names_out()))
-    write_text(folder / "items.txt", "\n".join(catalog.lines))
-    arrays = {name: words.idf_ if name == "idf" else fitted[name] for name in ARRAYS}
-    arrays |= {f"{name}.{part}": getattr(fitted[name], part) for name in MATRICES for part in OF_MATRIX}
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+    write_text(folder / "items.txt", "\n".join(" ".join(line.split()) for line in catalog.lines))
+    for name in ARRAYS:
+        np.save(folder / f"{name}.npy", words.idf_ if name == "idf" else fitted[name], allow_pickle=False)
+    for name in MATRICES:
+        sparse.save_npz(folder / f"{name}.npz", fitted[name], compressed=False)
     write_json(folder / NOTES, {"format": FORMAT, "rows": len(fitted["conversation_R"]), **notes})
 
 
@@ -45,9 +45,7 @@ def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
     """retrieval.json. Raises UserError where there is none of this version, and none of a `fusion` that is needed."""
     notes = read_json(folder / NOTES) if (folder / NOTES).is_file() else {}
     if notes.get("format") != FORMAT:
-        raise UserError(
-            f"--retrieval {folder}: no {NOTES} of this version; `convrec retrieval fit` makes such a folder"
-        )
+        raise UserError(f"--retrieval {folder}: no {NOTES} of this version; `convrec retrieval fit` makes one")
     if fuses and "fusion" not in notes:
         how = "`convrec evaluate` the model on validation, then `convrec retrieval weigh` its --out"
         raise UserError(f"--retrieval {folder}: no weight beside a model's list was chosen: {how}")
@@ -64,14 +62,12 @@ def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) 
         words, before = (
             (folder / f"{name}.txt").read_text(encoding="utf-8").split("\n") for name in ("words", "items")
         )
-        modes = {path: "r" if path.stat().st_size > MAPPED_BYTES else None for path in folder.glob("*.npy")}
-        arrays = {path.stem: np.load(path, mode, allow_pickle=False) for path, mode in modes.items()}
-        fitted = {name: arrays[name] for name in ARRAYS} | {"vectorizer": vectorizer(1, words, arrays["idf"])}
-        for name, kind in MATRICES.items():
-            *of_matrix, shape = (arrays[f"{name}.{part}"] for part in OF_MATRIX)
-            fitted[name] = kind(tuple(of_matrix), tuple(shape))
+        fitted = {name: sparse.load_npz(folder / f"{name}.npz") for name in MATRICES}
+        for path in (folder / f"{name}.npy" for name in ARRAYS):
+            fitted[path.stem] = np.load(path, "r" if path.stat().st_size > MAPPED_BYTES else None, allow_pickle=False)
+        fitted["vectorizer"] = vectorizer(1, words, fitted["idf"])
         chosen = Choice(**notes["choice"]), Fusion(**notes["fusion"]) if "fusion" in notes else None
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--retrieval {folder}: damaged ({error}); fit it again") from None
     row_of: dict[str, int] = {}
     for line, row in zip(catalog.lines, matcher.index.items, strict=True):

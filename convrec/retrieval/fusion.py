@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-DEPTH = 100  # of the retrieval's list
+DEPTH = 100  # of a list that is fused, a model's excepted
 
 
 def fuse(lists: Sequence[Sequence[int]], weights: Sequence[float], constant: float) -> list[int]:

@@ -8,13 +8,11 @@ text        items whose own words the conversation has: cosine of TF-IDF. What n
 `left_out` are training rows that have no part in a score, exactly: those of the conversation that is asked about.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import sparse
-
-from convrec.errors import UserError
 
 PENALTY = 50.0  # ReDial, NDCG@20: 5 .075, 20 .078, 50 .079, 200 .080, 500 .078
 RIDGE_ITEMS = 10_000  # most often named, and wanted: a matrix of 400 MB; of others the ridge knows nothing
@@ -33,22 +31,11 @@ def vectorizer(rare: int, words: Sequence[str] | None = None, idf: np.ndarray | 
     return made
 
 
-def fit_words(texts: Iterable[str], rare: int) -> tuple[Any, sparse.csc_matrix]:
-    """(the fitted vectorizer, (R, V) the words of each text). Raises UserError where no word is left."""
-    made = vectorizer(rare)
-    try:
-        return made, made.fit_transform(texts).tocsc()
-    except ValueError as error:  # scikit-learn's, of an empty vocabulary
-        raise UserError(f"retrieval: training conversations have no words in common ({error}); give more") from None
-
-
 class Neighbours:
     def __init__(self, fitted: Mapping[str, Any], count: int) -> None:
         """count: how many there are, and all that are as near as the last of them."""
-        self.vectorizer, self.rows_RV, self.wanted_RM = (
-            fitted[name] for name in ("vectorizer", "rows_RV", "wanted_RM")
-        )
-        self.count = count
+        self.vectorizer, self.rows_RV = fitted["vectorizer"], fitted["rows_RV"]
+        self.wanted_RM, self.count = fitted["wanted_RM"], count
 
     def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
         said, starts_V = self.vectorizer.transform([text]), self.rows_RV.indptr

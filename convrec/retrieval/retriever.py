@@ -9,10 +9,9 @@ from scipy import sparse
 
 from convrec.errors import UserError
 from convrec.retrieval.conversations import Conversation
-from convrec.retrieval.fusion import Fusion, fuse
-from convrec.retrieval.parts import ItemTexts, Neighbours, Ridge, fit_ridge, fit_words
+from convrec.retrieval.fusion import DEPTH, Fusion, fuse
+from convrec.retrieval.parts import ItemTexts, Neighbours, Ridge, fit_ridge, vectorizer
 
-DEPTH = 100  # of a part's list
 FEW_ROWS = 100  # of training, up to which a word of one row alone counts
 PARTS = ("neighbours", "ridge", "text")
 POPULARITY = "popularity"  # what rows want most often; it stands behind what the parts list
@@ -84,13 +83,15 @@ def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:
             keys.append(row.key)
             yield row.text
 
-    vectorizer, rows_RV = fit_words(texts(), 2 if count > FEW_ROWS else 1)
+    words = vectorizer(2 if count > FEW_ROWS else 1)
+    try:
+        rows_RV = words.fit_transform(texts()).tocsc()
+    except ValueError as error:  # scikit-learn's, of an empty vocabulary
+        raise UserError(f"retrieval: training conversations have no words in common ({error}); give more") from None
     named_RM, wanted_RM = table_of(named, items), table_of(wanted, items)
     if not wanted_RM.nnz:
-        raise UserError(
-            f"retrieval: no training row of {count} wants an item of the catalog; is it another data set's?"
-        )
-    fitted = {"vectorizer": vectorizer, "rows_RV": rows_RV, "wanted_RM": wanted_RM, **fit_ridge(named_RM, wanted_RM)}
+        raise UserError(f"retrieval: no training row of {count} wants an item of the catalog; is it of other data?")
+    fitted = {"vectorizer": words, "rows_RV": rows_RV, "wanted_RM": wanted_RM, **fit_ridge(named_RM, wanted_RM)}
     return fitted | {"conversation_R": np.array(keys, np.int64)}
 
 

@@ -66,7 +66,7 @@ def test_what_was_saved_lists_the_same(
 
 def test_no_file_of_it_is_pickled(saved: tuple[Path, Path, Matcher]) -> None:
     folder, _, _ = saved
-    assert {path.suffix for path in folder.iterdir()} == {".json", ".npy", ".txt"}
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".npy", ".npz", ".txt"}
     for path in folder.glob("*.npy"):
         assert np.load(path, allow_pickle=False).dtype != object
 
@@ -96,20 +96,20 @@ def test_the_catalog_of_other_data_and_damage_are_one_line_each(saved: tuple[Pat
         load(folder, file, catalog(file, [("Emma", 1996)]))
     with pytest.raises(UserError, match=r"no weight beside a model's list was chosen: `convrec evaluate`"):
         load(folder, file, matcher, fuses=True)
-    path = folder / "wanted_RM.indices.npy"
-    content = path.read_bytes()
-    for bad in (content[:-3], b"", pickle.dumps([1, 2])):
-        path.write_bytes(bad)
-        with pytest.raises(UserError, match=rf"--retrieval {folder}: damaged .*; fit it again"):
+    for path in (folder / "wanted_RM.npz", folder / "conversation_R.npy"):
+        content = path.read_bytes()
+        for bad in (content[:-3], b"", pickle.dumps([1, 2])):
+            path.write_bytes(bad)
+            with pytest.raises(UserError, match=rf"--retrieval {folder}: damaged .*; fit it again"):
+                load(folder, file, matcher)
+        path.unlink()
+        with pytest.raises(UserError, match=r"damaged .*; fit it again"):
             load(folder, file, matcher)
-    path.unlink()
-    with pytest.raises(UserError, match=r"damaged .*; fit it again"):
-        load(folder, file, matcher)
-    path.write_bytes(content)
+        path.write_bytes(content)
     notes = json.loads((folder / "retrieval.json").read_text())
     for bad_notes in (notes | {"format": 0}, {}):
         (folder / "retrieval.json").write_text(json.dumps(bad_notes))
-        with pytest.raises(UserError, match=r"no retrieval.json of this version; `convrec retrieval fit` makes"):
+        with pytest.raises(UserError, match=r"no retrieval.json of this version; `convrec retrieval fit` makes one"):
             load_notes(folder)
     for nowhere in (folder / "none", file):
         with pytest.raises(UserError, match=r"no retrieval.json of this version"):
