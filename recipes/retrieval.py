@@ -82,7 +82,7 @@ def choose(split: Split, retriever: Retriever) -> tuple[Choice, dict[str, float]
     lists: dict[int, list[dict[str, list[int]]]] = {}
     for retriever.neighbours.count in NEIGHBOURS:
         names = PARTS if not lists else ("neighbours",)
-        before = next(iter(lists.values()), [{}] * len(asked))  # the other parts' lists are the same
+        before: list[dict[str, list[int]]] = next(iter(lists.values()), [{}] * len(asked))  # other parts have the same
         of = [known | retriever.lists(*row, names) for known, row in zip(before, asked, strict=True)]
         lists[retriever.neighbours.count] = [one | {POPULARITY: one[POPULARITY][: 2 * K]} for one in of]
 
@@ -90,7 +90,10 @@ def choose(split: Split, retriever: Retriever) -> tuple[Choice, dict[str, float]
         return mean_ndcg([choice.fused(of) for of in lists[choice.neighbours]], answers, K)
 
     weights = [(1.0, *others) for others in product(RIDGE, TEXT)] + [(0.0, 1.0, weight) for weight in TEXT]
-    choices = [Choice(*one, dict(zip(PARTS, of, strict=True))) for *one, of in product(NEIGHBOURS, CONSTANTS, weights)]
+    choices = [
+        Choice(count, constant, dict(zip(PARTS, of, strict=True)))
+        for count, constant, of in product(NEIGHBOURS, CONSTANTS, weights)
+    ]
     scores = dict(zip(map(str, choices), map(score, choices), strict=True))
 
     def best(fitting: Iterable[Choice]) -> Choice:
