@@ -19,7 +19,7 @@ POPULARITY = "popularity"  # what rows want most often; it stands behind what th
 
 @dataclass(frozen=True)
 class Choice:
-    """neighbours: how many conversations. weights, constant: of the fusion of the parts' lists; ReDial's best."""
+    """neighbours: how many conversations. weights, constant: of the fusion of the parts' lists."""
 
     neighbours: int = 200
     constant: float = 10.0

@@ -17,7 +17,7 @@ from recipes.evaluation.split import Split
 
 
 def fitted(split: Split, train_rows: Sequence[dict[str, Any]]) -> Retriever:
-    """On these rows, with the settings that were best on ReDial."""
+    """On these rows, with the weights of a Choice of its own: nothing is chosen on the rows that are scored."""
     conversations = (read_row(row, split.matcher, split.reader) for row in train_rows)
     arrays = fit(conversations, len(train_rows), len(split.catalog))
     return Retriever(arrays, item_texts(split.catalog_file, split.catalog), Choice())
