@@ -130,10 +130,8 @@ def write_sample(
     with folder_written_whole(out) as partial:
         for split in SPLITS:
             rows = make_rows(table, split, counts[split], seed, num_items, requests)
-            rl, sft = (
-                schema if requests == PLAIN else schema.append(pa.field(KIND, pa.string()))
-                for schema in (RL_SCHEMA, SFT_SCHEMA)
-            )
+            kind = [] if requests == PLAIN else [pa.field(KIND, pa.string())]
+            rl, sft = (pa.schema([*schema, *kind]) for schema in (RL_SCHEMA, SFT_SCHEMA))
             pq.write_table(pa.Table.from_pylist(rows, rl), partial / f"{split}.parquet")
             if split != "test":
                 pq.write_table(pa.Table.from_pylist(rows, sft), partial / f"sft_{split}.parquet")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CONVERSATION_MARKER, TURN, Pair, conversation_of, split_prompt
+from convrec.data.schema import CONVERSATION_MARKER, TURN, Pair, split_prompt
 from convrec.errors import UserError
 from convrec.files import written_whole
 from convrec.lists.catalog import Catalog
@@ -185,14 +185,6 @@ def describe(name: str, numbers: Mapping[str, Any]) -> str:
     if numbers["prompts_of_another_form"]:
         parts.append(f"{numbers['prompts_of_another_form']:,} prompts of another form")
     return "; ".join(parts)
-
-
-def group_of(row: Mapping[str, Any]) -> str:
-    """What must not be torn apart: the row's conversation where its id names one, else the rows of its prompt."""
-    name = conversation_of(row["sample_id"])
-    if name != row["sample_id"]:
-        return name
-    return hashlib.sha256(row["prompt"][0]["content"].encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def catalog_pairs(catalog: Catalog) -> list[Pair]:

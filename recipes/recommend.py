@@ -50,7 +50,7 @@ def recommend(given: argparse.Namespace) -> dict[str, Any]:
     settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": given.max_prompt_length}
     settings |= {"show": [*given.show], "why": given.why}
     if given.retrieval:
-        load_notes(given.retrieval, fuses=True)
+        load_notes(given.retrieval, fuses=not found.candidates)
         settings |= {"retrieval": str(given.retrieval.absolute()), "weighed": file_hash(given.retrieval / NOTES)}
     what = {"model": found.version, "catalog": file_hash(catalog), "chats": file_hash(source), "k": given.k, **settings}
     parts = Parts(out, what, GPU_BATCH if visible_gpus() else CPU_BATCH)

@@ -47,7 +47,7 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
     if len(folders) not in (1, len(given)):
         raise UserError(f"--retrieval: {len(folders)} for {len(given)} --model; give one for all, or one for each")
     for folder in filter(None, folders):
-        load_notes(Path(folder), fuses=True)
+        load_notes(Path(folder))
     catalogs, folders = (one * len(given) if len(one) == 1 else one for one in (catalogs, folders))
     judges = ((judge, None, None) for judge in options.judge or [])
     models = [_model(*one, options) for one in (*zip(given, catalogs, folders, strict=True), *judges)]

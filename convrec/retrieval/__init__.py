@@ -1,2 +1,1 @@
-"""Lists without a language model: what similar conversations wanted, what goes with the titles named, whose text fits;
-and the one way in which lists are fused."""
+"""Lists without a language model: what similar conversations wanted, what goes with titles named, whose text fits."""

@@ -8,19 +8,20 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import conversation_of, conversation_text, is_like, truth_of
+from convrec.data.schema import conversation_text, group_of, is_like, truth_of
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 
 
 class Conversation(NamedTuple):
     """named, wanted: catalog rows, of an item's rows the first. name: whose rows of training are left out; None: none
-    are."""
+    are. seen: all catalog rows of the items named, which no list has."""
 
     text: str
     named: Sequence[int] = ()
     name: str | None = None
     wanted: Sequence[int] = ()
+    seen: Sequence[int] = ()
 
     @property
     def key(self) -> int:
@@ -29,11 +30,12 @@ class Conversation(NamedTuple):
         return int.from_bytes(blake2b(name, digest_size=8).digest(), signed=True)
 
 
-def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher) -> Conversation:
-    """A row of schema.RL_SCHEMA. matcher, reader: find the titles wanted, and those named."""
-    named = {reader.index.items[seen] for seen in reader.seen_rows(row["seen_titles"])}
+def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = None) -> Conversation:
+    """A row of schema.RL_SCHEMA. matcher, reader: find the titles wanted, and those named (None: the same)."""
+    seen = (reader or matcher).seen_rows(row["seen_titles"])
+    named = {(reader or matcher).index.items[one] for one in seen}
     wanted = {matcher.wanted(*pair).index for pair in truth_of(row)} - {-1}
-    return Conversation(conversation_text(row), sorted(named), conversation_of(row["sample_id"]), sorted(wanted))
+    return Conversation(conversation_text(row), sorted(named), group_of(row), sorted(wanted), seen)
 
 
 def item_texts(file: str | Path, catalog: Catalog) -> list[str]:

@@ -1,4 +1,4 @@
-"""A fitted retrieval as a folder: JSON, lines, and arrays, large ones mapped into memory. Nothing is pickled.
+"""A fitted retrieval as a folder: JSON, lines, and arrays that are mapped into memory. Nothing is pickled.
 
 retrieval.json  what it was fitted on, and what was chosen on validation, of parts and with a model
 NAME.txt        a line each: the words of the conversations, the catalog's items
@@ -19,21 +19,19 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.titles import normalise
 from convrec.retrieval.conversations import item_texts
-from convrec.retrieval.fusion import Fusion
 from convrec.retrieval.parts import vectorizer
-from convrec.retrieval.retriever import Choice, Retriever
+from convrec.retrieval.retriever import Choice, Fusion, Retriever
 
 NOTES, FORMAT = "retrieval.json", 1
-ARRAYS = ("idf", "conversation_R", "inputs_K", "outputs_W", "inverse_KK", "weights_KW")
+ARRAYS = ("idf", "conversation_R", "items_K", "inverse_KK", "weights_KK")
 MATRICES = ("rows_RV", "wanted_RM", "named_RK")
-MAPPED_BYTES = 1 << 20  # a smaller file is read
 
 
 def save(folder: Path, fitted: Mapping[str, Any], catalog: Catalog, notes: Mapping[str, Any]) -> None:
     """fitted: of `retriever.fit`. notes: JSON, with the fields of a Choice as `choice`."""
     words = fitted["vectorizer"]
     write_text(folder / "words.txt", "\n".join(words.get_feature_names_out()))
-    write_text(folder / "items.txt", "\n".join(" ".join(line.split()) for line in catalog.lines))
+    write_text(folder / "items.txt", "\n".join(map(normalise, catalog.lines)))
     for name in ARRAYS:
         np.save(folder / f"{name}.npy", words.idf_ if name == "idf" else fitted[name], allow_pickle=False)
     for name in MATRICES:
@@ -47,8 +45,8 @@ def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
     if notes.get("format") != FORMAT:
         raise UserError(f"--retrieval {folder}: no {NOTES} of this version; `convrec retrieval fit` makes one")
     if fuses and "fusion" not in notes:
-        how = "`convrec evaluate` the model on validation, then `convrec retrieval weigh` its --out"
-        raise UserError(f"--retrieval {folder}: no weight beside a model's list was chosen: {how}")
+        how = "no weight beside a model's list was chosen: `convrec evaluate --weigh` it on validation rows"
+        raise UserError(f"--retrieval {folder}: {how}")
     return notes
 
 
@@ -59,26 +57,23 @@ def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) 
     """
     notes, catalog = load_notes(folder, fuses), matcher.catalog
     try:
-        words, before = (
-            (folder / f"{name}.txt").read_text(encoding="utf-8").split("\n") for name in ("words", "items")
-        )
+        words, before = ((folder / name).read_text("utf-8").split("\n") for name in ("words.txt", "items.txt"))
         fitted = {name: sparse.load_npz(folder / f"{name}.npz") for name in MATRICES}
-        for path in (folder / f"{name}.npy" for name in ARRAYS):
-            fitted[path.stem] = np.load(path, "r" if path.stat().st_size > MAPPED_BYTES else None, allow_pickle=False)
-        fitted["vectorizer"] = vectorizer(1, words, fitted["idf"])
+        fitted |= {name: np.load(folder / f"{name}.npy", "r", allow_pickle=False) for name in ARRAYS}
+        fitted["vectorizer"] = vectorizer(1, words)
+        fitted["vectorizer"].idf_ = fitted["idf"]
         chosen = Choice(**notes["choice"]), Fusion(**notes["fusion"]) if "fusion" in notes else None
     except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--retrieval {folder}: damaged ({error}); fit it again") from None
     row_of: dict[str, int] = {}
-    for line, row in zip(catalog.lines, matcher.index.items, strict=True):
-        row_of.setdefault(normalise(line), row)
-    now_M = np.array([row_of.get(normalise(line), -1) for line in before])
+    for line, row in zip(map(normalise, catalog.lines), matcher.index.items, strict=True):
+        row_of.setdefault(line, row)
+    now_M = np.array([row_of.get(line, -1) for line in before])
     there = np.flatnonzero(now_M >= 0)
     gone, new = len(before) - len(there), len({*row_of.values()} - {*now_M.tolist()})
     if not len(there):
         raise UserError(f"--retrieval {folder}: the catalog {file} has none of its items; give the one that it is of")
     moved = sparse.csr_matrix((np.ones(len(there), np.float32), (there, now_M[there])), (len(before), len(catalog)))
-    fitted |= {"wanted_RM": fitted["wanted_RM"] @ moved, "inputs_K": now_M[fitted["inputs_K"]]}
-    fitted["outputs_W"] = now_M[fitted["outputs_W"]]
+    fitted |= {"wanted_RM": fitted["wanted_RM"] @ moved, "items_K": now_M[fitted["items_K"]]}
     told = f"{folder}: {new} items of {file} are new since it was fitted (it knows their words alone), {gone} are gone"
     return Retriever(fitted, item_texts(file, catalog), *chosen), [told] if new or gone else []

@@ -15,20 +15,17 @@ import numpy as np
 from scipy import sparse
 
 PENALTY = 50.0  # ReDial, NDCG@20: 5 .075, 20 .078, 50 .079, 200 .080, 500 .078
-RIDGE_ITEMS = 10_000  # most often named, and wanted: a matrix of 400 MB; of others the ridge knows nothing
+RIDGE_ITEMS = 10_000  # most often named or wanted: a matrix of 400 MB; of others the ridge knows nothing
 POSTINGS = 1_000_000  # of a conversation's words, the rarest first; with millions of rows commoner words do not count
 DIGITS = 6  # of the ridge's scores; further ones are the noise of float32
 
 
-def vectorizer(rare: int, words: Sequence[str] | None = None, idf: np.ndarray | None = None) -> Any:
-    """TF-IDF of the words that are in `rare` texts at least; ready where words and idf are given."""
+def vectorizer(rare: int, words: Sequence[str] | None = None) -> Any:
+    """TF-IDF of the words that are in `rare` texts at least; ready where words are given, and idf_ is set."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
 
     ignored = [*ENGLISH_STOP_WORDS, "user", "system"]  # the speakers of every conversation
-    made = TfidfVectorizer(min_df=rare, sublinear_tf=True, stop_words=ignored, dtype=np.float32, vocabulary=words)
-    if idf is not None:
-        made.idf_ = idf
-    return made
+    return TfidfVectorizer(min_df=rare, sublinear_tf=True, stop_words=ignored, dtype=np.float32, vocabulary=words)
 
 
 class Neighbours:
@@ -58,47 +55,40 @@ class Neighbours:
 
 class Ridge:
     def __init__(self, fitted: Mapping[str, Any]) -> None:
-        """inputs, outputs: items that rows name and want; -1: the catalog has it no more. inverse: (X'X + PENALTY
-        I)^-1. weights: B."""
-        self.named_RK, self.wanted_RM = fitted["named_RK"], fitted["wanted_RM"]
-        self.inverse_KK, self.weights_KW = fitted["inverse_KK"], fitted["weights_KW"]
-        self.outputs_W, self.there = fitted["outputs_W"], fitted["outputs_W"] >= 0
-        self.input_of = {int(item): k for k, item in enumerate(fitted["inputs_K"]) if item >= 0}
+        """items_K: catalog rows; -1: the catalog has it no more. inverse: (X'X + PENALTY I)^-1. weights: B."""
+        self.named_RK, self.wanted_RM, self.items_K = fitted["named_RK"], fitted["wanted_RM"], fitted["items_K"]
+        self.inverse_KK, self.weights_KK = fitted["inverse_KK"], fitted["weights_KK"]
+        self.place_of = {int(item): k for k, item in enumerate(self.items_K) if item >= 0}
 
     def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
         """x B. Without the rows X', Y' it is x B - h (I - H)^-1 (Y' - X' B), where P is the inverse, h = x P X'^T and
         H = X' P X'^T: leave-out of linear regression."""
         scores_M = np.zeros(self.wanted_RM.shape[1])
-        if not (known := [self.input_of[item] for item in named if item in self.input_of]):
+        if not (known := [self.place_of[item] for item in named if item in self.place_of]):
             return scores_M
-        of_outputs_W = self.weights_KW[known].sum(axis=0, dtype=np.float64)
+        of_items_K = self.weights_KK[known].sum(axis=0, dtype=np.float64)
         if len(left_out):
             own_GK = self.named_RK[left_out]
             own_inverse_GK = own_GK @ self.inverse_KK
             hat_GG = own_inverse_GK @ own_GK.T
             share_G = np.linalg.solve(np.eye(len(left_out)) - hat_GG, own_inverse_GK[:, known].sum(axis=1))
             share_K = share_G @ own_GK
-            of_outputs_W += share_K[share_K != 0] @ self.weights_KW[share_K != 0]
+            of_items_K += share_K[share_K != 0] @ self.weights_KK[share_K != 0]
             scores_M -= share_G @ self.wanted_RM[left_out]
-        scores_M[self.outputs_W[self.there]] += of_outputs_W[self.there]
+        scores_M[self.items_K[self.items_K >= 0]] += of_items_K[self.items_K >= 0]
         return np.round(scores_M, DIGITS)
 
 
 def fit_ridge(named_RM: sparse.csr_matrix, wanted_RM: sparse.csr_matrix) -> dict[str, Any]:
     """What a Ridge is made of, but for wanted_RM."""
-    inputs_K, outputs_W = _most(named_RM), _most(wanted_RM)
-    named_RK = named_RM[:, inputs_K].astype(np.float64)
-    inverse_KK = np.linalg.inv((named_RK.T @ named_RK).toarray() + PENALTY * np.eye(len(inputs_K)))
-    together_WK = wanted_RM[:, outputs_W].T @ named_RK
-    weights_KW = (together_WK @ inverse_KK).T.astype(np.float32)
-    found = {"inputs_K": inputs_K, "outputs_W": outputs_W, "named_RK": named_RK.astype(np.float32)}
-    return found | {"weights_KW": np.ascontiguousarray(weights_KW), "inverse_KK": inverse_KK.astype(np.float32)}
-
-
-def _most(items_RM: sparse.csr_matrix) -> np.ndarray:
-    times_M = np.asarray(items_RM.sum(axis=0)).ravel()
-    order = np.argsort(-times_M, kind="stable")[:RIDGE_ITEMS]
-    return np.sort(order[times_M[order] > 0])
+    times_M = np.asarray((named_RM + wanted_RM).sum(axis=0)).ravel()
+    most = np.argsort(-times_M, kind="stable")[:RIDGE_ITEMS]
+    items_K = np.sort(most[times_M[most] > 0])
+    named_RK = named_RM[:, items_K].astype(np.float64)
+    inverse_KK = np.linalg.inv((named_RK.T @ named_RK).toarray() + PENALTY * np.eye(len(items_K)))
+    weights_KK = np.ascontiguousarray((wanted_RM[:, items_K].T @ named_RK @ inverse_KK).T, np.float32)
+    arrays = {"weights_KK": weights_KK, "inverse_KK": inverse_KK.astype(np.float32)}
+    return {"items_K": items_K, "named_RK": named_RK.astype(np.float32), **arrays}
 
 
 class ItemTexts:

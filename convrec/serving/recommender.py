@@ -21,10 +21,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.constrained.walk import Walk
-from convrec.data.schema import prompt_text
+from convrec.data.schema import prompt_text, with_candidates
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.generation.prompts import encode_prompts
+from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.serving.columns import check_columns, find_items
 from convrec.serving.conversation import Conversation, conversation_text
 from convrec.serving.items import ServedCatalog
@@ -95,9 +96,9 @@ class Recommender:
         where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
         the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens; a
         longer conversation loses its beginning. show: columns of the catalog that items have in answers. retrieval: a
-        folder of `convrec retrieval`, whose lists are fused with the model's. with_engine: without one, there are
-        `popular` and `retrieve` alone. engine_settings: further arguments of vLLM's engine (dtype,
-        gpu_memory_utilization, ...).
+        folder of `convrec retrieval fit`, whose lists are fused with the model's, and whose candidates a model reads
+        that was trained with some. with_engine: without one, there is `popular` alone. engine_settings: further
+        arguments of vLLM's engine (dtype, gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
         """
@@ -121,7 +122,10 @@ class Recommender:
                 max_tokens=context - least,
             )
             check_columns(show, served.columns, "show")
-            beside = ServedRetrieval(Path(retrieval), Path(catalog), found.lists, with_engine) if retrieval else None
+            if found.candidates and not retrieval:
+                raise UserError(f"{model}: trained with CANDIDATES={found.candidates}; give --retrieval its folder")
+            fuses = with_engine and not found.candidates
+            beside = ServedRetrieval(Path(retrieval), Path(catalog), found.lists, fuses) if retrieval else None
             trie = served.snapshot.trie
             limits = _Limits(max_prompt_length, min(context, max_prompt_length + trie.longest_list(served.max_items)))
             served.max_tokens = limits.context - least  # of what is put from now on
@@ -202,22 +206,15 @@ class Recommender:
         return facts, self.engine.iterate(self._items(prepared))
 
     def popular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """`recommend` without the engine, at once: items that are wanted most often, whatever was said. For when no
-        list comes in time, or the engine is gone. Raises UserError as well where nothing is known of popularity."""
-        if self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
+        """`recommend` without the engine, at once: the list of the retrieval that was loaded, without one items that
+        are wanted most often, whatever was said. For when no list comes in time, or the engine is gone. Raises
+        UserError as well where nothing is known of popularity."""
+        if not self._retrieval and self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
             raise UserError(f"fallback: nothing says what is popular; give --train, or the catalog a column {COLUMN}")
         prepared = self._prepare(conversation, k, **filters)
         left = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
-        best = islice((number for number in prepared.snapshot.popular if number in left), prepared.asked_for)
-        items = tuple(self._item(prepared, number, rank, None) for rank, number in enumerate(best, 1))
-        return Recommendations(items, prepared.reason, self.model_version, prepared.prompt_truncated, fallback=True)
-
-    def retrieve(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """`popular` by the retrieval that was loaded: what similar conversations wanted comes first."""
-        if self._retrieval is None:
-            raise UserError("retrieval: none was loaded; give --retrieval a folder of `convrec retrieval fit`")
-        prepared = self._prepare(conversation, k, **filters)
-        best = enumerate(prepared.retrieved[: prepared.asked_for], 1)
+        ranked = prepared.retrieved or (number for number in prepared.snapshot.popular if number in left)
+        best = enumerate(islice(ranked, prepared.asked_for), 1)
         items = tuple(self._item(prepared, number, rank, None) for rank, number in best)
         return Recommendations(items, prepared.reason, self.model_version, prepared.prompt_truncated, fallback=True)
 
@@ -267,13 +264,15 @@ class Recommender:
         trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude, where)
         liked_items = self._find("liked", liked, snapshot)
         written, retrieved = length, list[int]()
-        if self._retrieval:  # the model's list as it was weighed, whatever k is
+        if self._retrieval:
             left = set(trie.trie.item_W.tolist()) - set(excluded)
-            written = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(left))
-            named = self._find("seen", seen, snapshot) | liked_items
-            retrieved = self._retrieval.rank(text, named, left, snapshot)
+            retrieved = self._retrieval.rank(text, self._find("seen", seen, snapshot) | liked_items, left, snapshot)
+            if self._retrieval.fusion:  # the model's list as it was weighed, whatever k is
+                written = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(left))
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
+        best = (snapshot.items[number] for number in retrieved[: self.model.candidates])
+        prompt = with_candidates(prompt, [format_item(item.title, item.year or NO_YEAR) for item in best])
         limit = min(self._limits.max_prompt_length, self._limits.context - trie.longest_list(max(written, 1)))
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)

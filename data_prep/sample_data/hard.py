@@ -6,7 +6,8 @@ reversal    the last turn takes the first back: its genre counts for nothing, ne
 quantity    `between 1983 and 1991`, `from 1987 on`: years that are counted, seldom the same in two conversations
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from data_prep.sample_data.conversations import GENRE_LINES, GENRE_WORDS, OPENER
 from data_prep.sample_data.films import FilmTable, Taste
 
 KIND = "request"  # the column
+KINDS = ("negation", "comparison", "reversal", "quantity")
 NEGATION_LINES = (
     "Anything but {n}.",
-    "Just no {n} films, please.",
+    "But no {n} films.",
     "I can't stand {n} movies.",
     "Nothing {n}, please.",
 )
@@ -36,60 +38,29 @@ QUANTITY_LINES = {  # first and last year there are -> how it is said
 
 def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste, str]:
     """(kind, taste, conversation), each kind as often."""
-    kind = list(KINDS)[int(rng.integers(len(KINDS)))]
-    taste, turns = KINDS[kind](table, rng)
-    turns[0] = _pick(OPENERS, rng) + turns[0]
-    between = f"\nSYSTEM: {_pick(SYSTEM_LINES, rng)}\nUSER: "
-    return kind, taste, f"USER: {between.join(turns)}\n"
 
+    def pick(choices: Sequence[Any]) -> Any:
+        return choices[int(rng.integers(len(choices)))]
 
-def _pick(choices: Sequence[str], rng: np.random.Generator) -> str:
-    return choices[int(rng.integers(len(choices)))]
-
-
-def _two_genres(table: FilmTable, rng: np.random.Generator) -> tuple[str, str]:
-    """Two that films have together, so that the second decides between films of the first."""
-    both = [film.genres for film in table.films if len(film.genres) > 1]
-    first, second = rng.permutation(both[int(rng.integers(len(both)))])[:2]
-    return str(first), str(second)
-
-
-def _asks_for(genre: str, rng: np.random.Generator) -> str:
-    return _pick(GENRE_LINES, rng).format(g=_pick(GENRE_WORDS[genre], rng))
-
-
-def _negation(table: FilmTable, rng: np.random.Generator) -> tuple[Taste, list[str]]:
-    wanted, unwanted = _two_genres(table, rng)
-    parts = [_asks_for(wanted, rng), _pick(NEGATION_LINES, rng).format(n=_pick(GENRE_WORDS[unwanted], rng))]
-    return Taste((wanted,), unwanted=(unwanted,)), [" ".join(parts)] if rng.random() < 0.5 else parts
-
-
-def _comparison(table: FilmTable, rng: np.random.Generator) -> tuple[Taste, list[str]]:
-    row = int(rng.integers(len(table.films)))
-    film, is_newer = table.films[row], bool(rng.random() < 0.5)
-    years = (film.year + 1, None) if is_newer else (None, film.year - 1)
-    said = _pick(COMPARISON_LINES, rng).format(f=film.name, d=_pick(NEWER if is_newer else OLDER, rng))
-    return Taste((), named=(row,), years=years), [said]
-
-
-def _reversal(table: FilmTable, rng: np.random.Generator) -> tuple[Taste, list[str]]:
-    first, wanted = _two_genres(table, rng)
-    words = {"n": _pick(GENRE_WORDS[first], rng), "g": _pick(GENRE_WORDS[wanted], rng)}
-    return Taste((wanted,)), [_asks_for(first, rng), _pick(REVERSAL_LINES, rng).format(**words)]
-
-
-def _quantity(table: FilmTable, rng: np.random.Generator) -> tuple[Taste, list[str]]:
-    genre = table.genres[int(rng.integers(len(table.genres)))]
-    first = int(rng.integers(1950, 2011))
-    bounds = list(QUANTITY_LINES)[int(rng.integers(len(QUANTITY_LINES)))]
-    years = (first if bounds[0] else None, first + int(rng.integers(5, 16)) if bounds[1] else None)
-    said = f"{_asks_for(genre, rng)} Please {_pick(QUANTITY_LINES[bounds], rng).format(a=years[0], b=years[1])}."
-    return Taste((genre,), years=years), [said]
-
-
-KINDS: dict[str, Callable[[FilmTable, np.random.Generator], tuple[Taste, list[str]]]] = {
-    "negation": _negation,
-    "comparison": _comparison,
-    "reversal": _reversal,
-    "quantity": _quantity,
-}
+    kind, row = pick(KINDS), int(rng.integers(len(table.films)))
+    genre, other = rng.permutation(pick([film.genres for film in table.films if len(film.genres) > 1]))[:2].tolist()
+    turns = [pick(GENRE_LINES).format(g=pick(GENRE_WORDS[genre]))]
+    if kind == "negation":  # of two genres that films have together: the second decides between films of the first
+        taste = Taste((genre,), unwanted=(other,))
+        turns.append(pick(NEGATION_LINES).format(n=pick(GENRE_WORDS[other])))
+        turns = pick((turns, [" ".join(turns)]))
+    elif kind == "comparison":
+        film, is_newer = table.films[row], pick((True, False))
+        taste = Taste((), named=(row,), years=(film.year + 1, None) if is_newer else (None, film.year - 1))
+        turns = [pick(COMPARISON_LINES).format(f=film.name, d=pick(NEWER if is_newer else OLDER))]
+    elif kind == "reversal":
+        taste = Taste((other,))
+        turns.append(pick(REVERSAL_LINES).format(n=pick(GENRE_WORDS[genre]), g=pick(GENRE_WORDS[other])))
+    else:
+        (has_first, has_last), first = pick([*QUANTITY_LINES]), int(rng.integers(1950, 2011))
+        last = first + int(rng.integers(5, 16))
+        taste = Taste((genre,), years=(first if has_first else None, last if has_last else None))
+        said = pick(QUANTITY_LINES[has_first, has_last]).format(a=first, b=last)
+        turns = [f"{turns[0]} Please {said}."]
+    turns[0] = pick(OPENERS) + turns[0]
+    return kind, taste, f"USER: {turns[0]}\n" + "".join(f"SYSTEM: {pick(SYSTEM_LINES)}\nUSER: {t}\n" for t in turns[1:])

@@ -19,6 +19,7 @@ from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
 from convrec.llm import Answer as Reply
+from convrec.retrieval.retriever import table_of
 from convrec.same_request import digest
 from recipes.evaluation.retrieval import fitted, retrieve
 from recipes.evaluation.split import Split, as_items
@@ -68,15 +69,11 @@ def ease(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> 
 
 def _named(split: Split, train_rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, Any]:
     """(K items that training rows have seen or want, as catalog rows; (R, K) sparse, 1 where a row does)."""
-    from scipy import sparse
-
-    wanted = split.wanted_rows(train_rows)
-    named = [
-        {*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in zip(train_rows, wanted, strict=True)
-    ]
-    items_K, index = np.unique([item for items in named for item in items], return_inverse=True)
-    ends_R = np.cumsum([0, *map(len, named)])
-    return items_K, sparse.csr_matrix((np.ones(len(index)), index, ends_R), shape=(len(named), len(items_K)))
+    rows = zip(train_rows, split.wanted_rows(train_rows), strict=True)
+    named = ({*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in rows)
+    named_RM = table_of(named, len(split.catalog))
+    items_K = np.flatnonzero(named_RM.sum(axis=0).A1)
+    return items_K, named_RM[:, items_K].astype(np.float64)
 
 
 def _going_with_seen(split: Split, items_K: np.ndarray, named_RK: Any, weights_KK: Any, num_items: int) -> Lists:

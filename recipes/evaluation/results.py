@@ -26,11 +26,9 @@ def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
     return {key: math.nan if one is None and key in ("mean", "se", "p") else one for key, one in value.items()}
 
 
-def rows_of(
-    folder: Path, given_as: str = "", key: str = "sample_id", name: str = "rows.parquet"
-) -> dict[Any, dict[str, Any]]:
+def rows_of(folder: Path, given_as: str = "", key: str = "sample_id") -> dict[Any, dict[str, Any]]:
     """What a row has at `key` -> row of rows.parquet. Raises UserError when it is gone."""
-    path = folder / name
+    path = folder / "rows.parquet"
     if not path.exists():
         raise UserError(f"{given_as}{path}: gone since it was evaluated, or of baselines alone; evaluate again")
     return {row[key]: row for row in pq.read_table(path).to_pylist()}

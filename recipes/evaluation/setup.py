@@ -16,7 +16,7 @@ from convrec.generation.placement import Placement
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.metrics import KS
 from convrec.lists.settings import KINDS, ListSettings
-from convrec.retrieval.folder import NOTES
+from convrec.retrieval.folder import load
 from convrec.retrieval.retriever import Retriever
 from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences
@@ -24,13 +24,11 @@ from recipes.evaluation.baselines import API, BASELINES
 from recipes.evaluation.beyond_accuracy import Context, context_of
 from recipes.evaluation.constrained import make_constraint
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.retrieval import loaded
 from recipes.evaluation.scoring import Row, read_earlier
 from recipes.evaluation.slices import SLICES, slice_labels
 from recipes.evaluation.split import NO_ROWS, Rows, Split, read_rows, read_split
 
-# options, in metrics.json
-RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")
+RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")  # in metrics.json
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,11 @@ def set_up(options: EvaluationOptions) -> Setup:
     }
     train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False) if options.train else NO_ROWS
     context = context_of(split, train.rows)
-    folder = options.retrieval
-    retriever = loaded(split, folder, fuses=options.model is not None) if folder else None
+    retriever = None
+    if options.retrieval:
+        fuses = options.model is not None and not options.weigh
+        retriever, changed = load(Path(options.retrieval), options.catalog, split.matcher, fuses)
+        split.warnings.extend(changed)
     sampling: dict[str, Any] = {
         "max_tokens": options.max_response_length,
         "max_prompt_tokens": options.max_prompt_length,
@@ -129,8 +130,7 @@ def set_up(options: EvaluationOptions) -> Setup:
     files = ("data", "catalog", "train")
     settings = {
         **{name: getattr(options, name) for name in RECORDED},
-        "sha256": {name: file_hash(path) for name in files if (path := getattr(options, name))}
-        | ({"retrieval": file_hash(Path(folder) / NOTES)} if folder else {}),
+        "sha256": {name: file_hash(path) for name in files if (path := getattr(options, name))},
         **asdict(lists),
         "ks": list(ks),
         "protocols": list(options.protocols),
@@ -154,8 +154,10 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
         raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
     if options.allow and not options.constrained:
         raise UserError(f"--allow {options.allow}: it says what constrained lists may hold; add --constrained")
+    if options.weigh and not options.retrieval:
+        raise UserError("--weigh: it is about a retrieval's lists; give --retrieval")
     if options.model is None:
-        if needs_model := [name for name in ("against", "constrained") if getattr(options, name)]:
+        if needs_model := [name for name in ("against", "constrained", "weigh") if getattr(options, name)]:
             raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")
         if not options.baselines and not options.retrieval:
             raise UserError(f"no --model and no --baselines: give one of them ({', '.join(BASELINES)})")

@@ -12,7 +12,7 @@ from convrec.lists.ranks import Item, split_lines
 from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, api_answers
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.retrieval import fuse_rows, retrieve, written_rows
+from recipes.evaluation.retrieval import fuse_rows, retrieve, weigh, written_rows
 from recipes.evaluation.scoring import (
     OF_MODEL,
     Scored,
@@ -97,14 +97,16 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
     for name in setup.options.baselines:
         if name != RETRIEVAL or not setup.retriever:
             lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
-    if setup.retriever:
-        found = {RETRIEVAL: retrieve(split, setup.retriever)}
-        if written := lists.get("constrained", lists.get("model")):
-            assert setup.retriever.fusion
-            rows = written_rows(split, written)
-            found[FUSED] = fuse_rows(split, setup.retriever.fusion, rows, found[RETRIEVAL])
-        for name, of in found.items():
-            lists[name] = [as_items(split.catalog, items[: setup.lists.num_items]) for items in of]
+    if retriever := setup.retriever:
+        found, k = {RETRIEVAL: retrieve(split, retriever)}, setup.lists.num_items
+        if of_model := lists.get("constrained", lists.get("model")):
+            written, folder = written_rows(split, of_model), Path(setup.options.retrieval or "")
+            if setup.options.weigh:
+                retriever.fusion = weigh(split, folder, setup.options.model, k, written, found[RETRIEVAL])
+            assert retriever.fusion
+            setup.settings["fusion"] = retriever.fusion._asdict()
+            found[FUSED] = fuse_rows(retriever.fusion, written, found[RETRIEVAL])
+        lists |= {name: [as_items(split.catalog, items[:k]) for items in of] for name, of in found.items()}
     return lists
 
 

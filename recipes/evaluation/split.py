@@ -32,7 +32,6 @@ class Split:
     matcher: Matcher
     warnings: list[str]
     damaged: Mapping[int, str]  # number of a row of the file that was left out -> reason
-    catalog_file: str = ""
 
     @property
     def prompts(self) -> dict[str, list[dict[str, str]]]:
@@ -84,8 +83,7 @@ def read_split(
     if matcher.mode in FUZZY and (spellings := items.spellings()):
         warnings.append(f"{catalog}: {len(spellings)} entries in another spelling, the first: {spellings[0]}")
     warnings += _foreign_catalog(rows, matcher, data, catalog)
-    names = [prompt_id(row["prompt"]) for row in rows]
-    return Split(str(data), rows, names, items, matcher, warnings, damaged, str(catalog))
+    return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings, damaged)
 
 
 class Rows(NamedTuple):

@@ -43,14 +43,13 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
     from convrec.serving.recommender import Recommender
 
     further: dict[str, Any] = {"max_items": limits.max_items, "show": model.show, "with_engine": False}
-    further["retrieval"] = model.retrieval
-    recommender = Recommender.load(model.path, model.catalog, state=model.state, **further)
-    write = recommender.retrieve if model.retrieval else recommender.popular
-    write("hello", 1)
+    files: dict[str, Any] = {"state": model.state, "retrieval": model.retrieval}
+    recommender = Recommender.load(model.path, model.catalog, **files, **further)
+    recommender.popular("hello", 1)
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return asdict(write(**request))
+            return asdict(recommender.popular(**request))
         except UserError as error:
             raise refused(error) from None
 

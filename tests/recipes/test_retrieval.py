@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from convrec.data.schema import CANDIDATES_LINE, conversation_text, count_candidates
 from convrec.retrieval.folder import load_notes
 from recipes import evaluate, retrieval
-from recipes.retrieval import fit_retrieval, main, weigh_main
+from recipes.retrieval import candidates_main, fit_retrieval, main
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Jaws": 1975, "Up": 2009}
@@ -53,7 +55,7 @@ def test_one_command_fits_beside_the_catalog_and_says_what_was_chosen(
     assert notes["ndcg@20"]["popularity"] == pytest.approx((1 + 0.6309) / 3, abs=1e-4)
     assert notes["ndcg@20"]["fused"] == max(notes["ndcg@20"].values())
     said = capsys.readouterr().out
-    assert [*notes["ndcg@20"]] == ["popularity", "neighbours", "ridge", "text", "both", "fused"]
+    assert [*notes["ndcg@20"]] == ["popularity", "neighbours", "ridge", "text", "fused"]
     assert all(f"\n{name} " in f"\n{said}" for name in notes["ndcg@20"])
     assert f"written to {folder}" in said
     assert notes["files"]["train 0"] == files["train"]
@@ -123,11 +125,9 @@ def test_the_weight_beside_a_model_is_chosen_on_validation_and_evaluation_fuses_
     fails = ["--model", "api:m", "--data", files["validation"], "--catalog", files["catalog"], "--out", str(out)]
     assert evaluate.main([*fails, *asked]) == 2  # before the model is asked
     assert "no weight beside a model's list was chosen" in capsys.readouterr().err
-    evaluated()
-    weigh = [*asked, "--evaluation", str(out)]
-    assert weigh_main(weigh) == 0
+    assert evaluated(*asked, "--weigh")["settings"]["fusion"] == load_notes(folder)["fusion"]
     notes = load_notes(folder)
-    table = {(line["weight"], line["constant"]): line["ndcg"] for line in notes["fusion_of"]["table"]}
+    table = {(line["weight"], line["constant"]): line["ndcg@3"] for line in notes["fusion_of"]["table"]}
     assert len(table) == 22
     # the model alone: Up in the third row; the retrieval alone: the two others; halves: Up first, the others' behind it
     assert table[1.0, 10.0] == pytest.approx(1 / 3)
@@ -135,7 +135,7 @@ def test_the_weight_beside_a_model_is_chosen_on_validation_and_evaluation_fuses_
     assert table[0.5, 10.0] == pytest.approx((1 + 2 * 0.6309) / 3, abs=1e-4)
     chosen = notes["fusion"]
     assert table[chosen["weight"], chosen["constant"]] == max(table.values()) > table[0.0, 10.0]
-    assert f"chosen: weight {chosen['weight']:g} for the model" in capsys.readouterr().out
+    assert f"fused: weight {chosen['weight']:g} for the model, constant" in capsys.readouterr().out
     metrics = evaluated(*asked, "--baselines", "popularity", "retrieval", "--train", files["train"])
     results = metrics["results"]["paper"]
     assert list(results) == ["model", "popularity", "retrieval", "fused"]
@@ -144,7 +144,7 @@ def test_the_weight_beside_a_model_is_chosen_on_validation_and_evaluation_fuses_
     gain = results["model"]["ndcg@3"]["mean"] - results["fused"]["ndcg@3"]["mean"]
     assert metrics["minus"]["fused"]["ndcg@3"]["mean"] == pytest.approx(gain)
     assert metrics["settings"]["retrieval"] == str(folder)
-    assert len(metrics["settings"]["sha256"]["retrieval"]) == 64
+    assert metrics["settings"]["fusion"] == chosen
     # without a model the folder's lists are scored alone, and no training rows are needed
     alone = ["--data", files["validation"], "--catalog", files["catalog"], "--ks", "3", "--num-items", "3"]
     assert evaluate.main([*alone, *asked, "--out", str(tmp_path / "alone")]) == 0
@@ -152,25 +152,50 @@ def test_the_weight_beside_a_model_is_chosen_on_validation_and_evaluation_fuses_
     assert found["retrieval"]["ndcg@3"]["mean"] == pytest.approx(results["retrieval"]["ndcg@3"]["mean"])
 
 
-def test_lists_that_were_written_of_other_rows_are_not_weighed(
-    files: dict[str, str],
-    tmp_path: Path,
-    evaluated: Callable[..., dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("further", "problem"),
+    [
+        (["--weigh", "--model", "api:m"], "--weigh: it is about a retrieval's lists; give --retrieval"),
+        (["--weigh", "--retrieval", "none"], "--weigh: it is about a model's lists; give --model"),
+        (["--retrieval", "none"], "--retrieval none: no retrieval.json of this version"),
+    ],
+)
+def test_what_cannot_be_weighed_is_one_line(
+    files: dict[str, str], tmp_path: Path, further: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--data", files["validation"], "--catalog", files["catalog"], "--out", str(tmp_path / "out")]
+    assert evaluate.main([*given, *further]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_tables_get_prompts_that_name_what_other_conversations_lead_to(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments(files)) == 0
-    evaluated()
-    weigh = ["--retrieval", str(tmp_path / "catalog.retrieval"), "--evaluation", str(tmp_path / "out")]
-    write_rows(Path(files["validation"]), VALIDATION[:2])
-    assert weigh_main(weigh) == 2
-    assert f"{files['validation']} is gone or has changed; evaluate again" in capsys.readouterr().err
-    alone = ["--data", files["validation"], "--catalog", files["catalog"], "--train", files["train"]]
-    assert evaluate.main([*alone, "--out", str(tmp_path / "out"), "--overwrite", "--ks", "5"]) == 0
-    assert weigh_main(weigh) == 2
-    assert "of no model that writes lists" in capsys.readouterr().err
-    assert weigh_main([*weigh[:2], "--evaluation", str(tmp_path / "none")]) == 2
-    assert "no metrics.json" in capsys.readouterr().err
-    assert "fusion" not in load_notes(tmp_path / "catalog.retrieval")
+    out, folder = tmp_path / "with_2", tmp_path / "catalog.retrieval"
+    tables = ["--tables", files["train"], files["validation"], "--catalog", files["catalog"]]
+    given = ["--retrieval", str(folder), *tables, "--count", "2"]
+    assert candidates_main([*given, "--out", str(out)]) == 0
+    assert f"written to {out}: train with CANDIDATES=2" in capsys.readouterr().out
+    for name, rows in (("train", TRAIN), ("validation", VALIDATION)):
+        written = pq.read_table(out / f"{name}.parquet").to_pylist()
+        for before, after in zip(rows, written, strict=True):
+            assert {**after, "prompt": before["prompt"]} == before
+            assert conversation_text(after) == conversation_text(before)
+            assert count_candidates(after["prompt"][0]["content"]) == 2
+    found = {row["sample_id"]: row["prompt"][0]["content"] for row in written}
+    assert f"{CANDIDATES_LINE}Alien (1979)\nHeat (1995)\nHere is the conversation: " in found["v_t1"]
+    (shark,) = (row for row in pq.read_table(out / "train.parquet").to_pylist() if row["sample_id"] == "e_t1")
+    assert "Jaws" not in shark["prompt"][0]["content"]  # it alone wants Jaws, and names no other's words
+    # of tables that have some, the new ones are in their place
+    again = ["--tables", str(out / "train.parquet"), str(out / "validation.parquet"), *given[:2], *tables[3:]]
+    assert candidates_main([*again, "--count", "1", "--out", str(tmp_path / "with_1")]) == 0
+    (prompt, *_) = pq.read_table(tmp_path / "with_1" / "validation.parquet")["prompt"].to_pylist()[0]
+    assert f"{CANDIDATES_LINE}Alien (1979)\nHere is the conversation: " in prompt["content"]
+    assert candidates_main([*given, "--out", str(out)]) == 2
+    assert f"error: {out}: already there; give --overwrite" in capsys.readouterr().err
+    assert candidates_main([*given, "--count", "0", "--out", str(out)]) == 2
+    assert "--count 0: at least 1" in capsys.readouterr().err
 
 
 def test_on_real_conversations_each_part_knows_something_and_all_know_most(shared_dir: Path, tmp_path: Path) -> None:

@@ -56,15 +56,13 @@ def test_columns_to_show_and_the_wait_for_a_fallback_are_for_every_model(files):
     assert settings(*given).limits.fallback_after_seconds is None
 
 
-def test_a_retrieval_is_one_for_all_models_or_one_for_each_and_must_have_been_weighed(files):
+def test_a_retrieval_is_one_for_all_models_or_one_for_each(files):
     both = ["--model", "films", "--model", "b=books model", "--catalog", "catalog.parquet", "--judge", "j=films"]
-    for name, further in {"r": {"fusion": {"weight": 0.5, "constant": 10.0}}, "s": {}}.items():
-        (files / name).mkdir()
-        (files / name / "retrieval.json").write_text(json.dumps({"format": 1} | further))
+    (files / "r").mkdir()
+    (files / "r" / "retrieval.json").write_text(json.dumps({"format": 1}))
     assert [model.retrieval for model in settings(*both).models] == [None] * 3
     assert [model.retrieval for model in settings(*both, "--retrieval", "r").models] == [str(files / "r")] * 2 + [None]
     for given, words in {
-        ("s",): "--retrieval s: no weight beside a model's list was chosen",
         ("none",): "--retrieval none: no retrieval.json of this version",
         ("r", "r", "r"): "--retrieval: 3 for 2 --model; give one for all, or one for each",
     }.items():

@@ -13,11 +13,9 @@ import pytest
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
-from convrec.retrieval import folder as module
 from convrec.retrieval.conversations import Conversation, item_texts
 from convrec.retrieval.folder import load, load_notes, save
-from convrec.retrieval.fusion import Fusion
-from convrec.retrieval.retriever import PARTS, Choice, Retriever, fit
+from convrec.retrieval.retriever import PARTS, Choice, Fusion, Retriever, fit
 
 FILMS = [("Alien", 1979), ("Heat", 1995), ("Jaws", 1975), ("Balloon house", 2009)]
 CHOICE = {"neighbours": 3, "constant": 10.0, "weights": dict.fromkeys(PARTS, 1.0)}
@@ -50,12 +48,8 @@ def saved(tmp_path: Path) -> tuple[Path, Path, Matcher]:
     return folder, file, matcher
 
 
-@pytest.mark.parametrize("mapped_bytes", [0, 1 << 30])
-def test_what_was_saved_lists_the_same(
-    saved: tuple[Path, Path, Matcher], mapped_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_saved_lists_the_same(saved: tuple[Path, Path, Matcher]) -> None:
     folder, file, matcher = saved
-    monkeypatch.setattr(module, "MAPPED_BYTES", mapped_bytes)
     loaded, warnings = load(folder, file, matcher)
     before = Retriever(fit(ROWS, len(ROWS), len(FILMS)), item_texts(file, matcher.catalog), Choice(**CHOICE))  # type: ignore[arg-type]
     for asked in ASKED:
@@ -94,7 +88,7 @@ def test_the_catalog_of_other_data_and_damage_are_one_line_each(saved: tuple[Pat
     folder, file, matcher = saved
     with pytest.raises(UserError, match=r"has none of its items; give the one that it is of"):
         load(folder, file, catalog(file, [("Emma", 1996)]))
-    with pytest.raises(UserError, match=r"no weight beside a model's list was chosen: `convrec evaluate`"):
+    with pytest.raises(UserError, match=r"no weight beside a model's list was chosen: `convrec evaluate --weigh`"):
         load(folder, file, matcher, fuses=True)
     for path in (folder / "wanted_RM.npz", folder / "conversation_R.npy"):
         content = path.read_bytes()
@@ -139,3 +133,12 @@ def test_an_items_words_are_its_title_and_its_columns_of_texts(tmp_path: Path) -
     emma, dune = ([*text.split()] for text in item_texts(file, load_catalog(file)))
     assert sorted(emma) == ["Emma", "Romance", "a", "match"]
     assert sorted(dune) == ["Dune", "[novel]", "novel", "sand"]
+
+
+def test_rows_that_name_nothing_are_saved_too(saved: tuple[Path, Path, Matcher], tmp_path: Path) -> None:
+    """The ridge's arrays are empty then."""
+    _, file, matcher = saved
+    rows = [row._replace(named=[]) for row in ROWS]
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "empty", fit(rows, len(rows), len(FILMS)), matcher.catalog, {"choice": CHOICE})
+    assert load(tmp_path / "empty", file, matcher)[0].rank(ASKED[0])

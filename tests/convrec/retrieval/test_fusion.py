@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.retrieval.fusion import DEPTH, Fusion, fuse
+from convrec.retrieval.retriever import DEPTH, Fusion, fuse
 
 LISTS = st.lists(st.lists(st.integers(0, 30), unique=True), min_size=2, max_size=2)
 

@@ -2,6 +2,7 @@
 here; vLLM's engine is tested in test_recommender."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec import Recommendations, Recommender
-from convrec.data.schema import RL_SCHEMA
+from convrec.data.schema import CANDIDATES_LINE, RL_SCHEMA, prompt_text, with_candidates
 from convrec.errors import UserError
 from convrec.files import write_json
 from convrec.retrieval.folder import NOTES, load_notes
@@ -50,13 +51,13 @@ def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         def close(self) -> None: ...
 
-    def load(weight: float | None = 0.5, **settings: Any) -> Recommender:
+    def load(weight: float | None = 0.5, model: Path = unread_model, **settings: Any) -> Recommender:
         chosen = {} if weight is None else {"fusion": {"weight": weight, "constant": 10.0}}
         notes = {name: value for name, value in load_notes(folder).items() if name != "fusion"}
         choice = {"neighbours": 50, "constant": 10.0, "weights": {"neighbours": 1.0}}
         write_json(folder / NOTES, notes | {"choice": choice} | chosen)
         monkeypatch.setattr("convrec.serving.engine.Engine", lambda *given, **named: Engine())
-        return Recommender.load(unread_model, catalog, **{"retrieval": folder, "max_items": 5} | settings)
+        return Recommender.load(model, catalog, **{"retrieval": folder, "max_items": 5} | settings)
 
     monkeypatch.setattr(Recommender, "_written", written)
     return load
@@ -91,7 +92,7 @@ def test_weights_1_and_0_are_the_models_list_and_the_retrievals(load: Callable[.
     assert ids(load(1.0).recommend("a robbery", k=5)) == "urjha"
     alone = load(0.0)
     assert ids(alone.recommend("a robbery", k=5)) == "hjaur"
-    assert ids(alone.retrieve("a robbery", k=5)) == "hjaur"
+    assert ids(alone.popular("a robbery", k=5)) == "hjaur"
 
 
 def test_the_same_filters_hold_for_both(load: Callable[..., Recommender]) -> None:
@@ -105,23 +106,22 @@ def test_the_same_filters_hold_for_both(load: Callable[..., Recommender]) -> Non
         ):
             given: dict[str, Any] = filters
             items = recommender.recommend("a robbery", k=5, **given)
-            assert sorted(ids(items)) == sorted(ids(recommender.retrieve("a robbery", k=5, **given)))
+            assert sorted(ids(items)) == sorted(ids(recommender.popular("a robbery", k=5, **given)))
             assert len({*ids(items)}) == len(items) > 0
             left = {*"ahjru"} & {*given.get("allow", "ahjru")} - {*given.get("exclude", ())}
             assert {*ids(items)} <= left - ({"h"} if given.get("seen") == ["Heat (1995)"] else set())
-            assert items.reason == recommender.retrieve("a robbery", k=5, **given).reason is not None
+            assert items.reason == recommender.popular("a robbery", k=5, **given).reason is not None
 
 
 def test_without_an_engine_there_is_the_retrieval_and_no_weight_is_needed(load: Callable[..., Recommender]) -> None:
     recommender = load(None, with_engine=False)
-    found = recommender.retrieve("monsters from space", k=3)
+    found = recommender.popular("monsters from space", k=3)
     assert (ids(found), found.fallback, [item.score for item in found]) == ("ahj", True, [None] * 3)
-    assert ids(recommender.popular("monsters from space", k=3)) == "urj"
-    assert ids(recommender.retrieve("no word in common", k=2)) == "ah"  # three times each, the catalog's first
+    plain = load(None, retrieval=None, with_engine=False)
+    assert ids(plain.popular("monsters from space", k=3)) == "urj"
+    assert ids(recommender.popular("no word in common", k=2)) == "ah"  # three times each, the catalog's first
     with pytest.raises(UserError, match="no weight beside a model's list was chosen"):
         load(None)
-    with pytest.raises(UserError, match="retrieval: none was loaded"):
-        load(None, retrieval=None, with_engine=False).retrieve("hello", 1)
 
 
 def test_titles_that_were_seen_or_liked_are_what_a_conversation_names(load: Callable[..., Recommender]) -> None:
@@ -130,7 +130,7 @@ def test_titles_that_were_seen_or_liked_are_what_a_conversation_names(load: Call
     asked: list[Any] = []
     rank = retriever.rank
     retriever.rank = lambda one, allowed: asked.append([*one.named]) or rank(one, allowed)  # type: ignore[method-assign]
-    recommender.retrieve("hello", 2, seen=["Ran"], liked=["a"], exclude=["u"])
+    recommender.popular("hello", 2, seen=["Ran"], liked=["a"], exclude=["u"])
     assert asked == [[0, 3]]
 
 
@@ -140,5 +140,23 @@ def test_a_catalog_that_changes_while_it_serves(load: Callable[..., Recommender]
     recommender.add_items([{"item_id": "h", "title": "Heat", "year": 1995, "mentions": 50}])
     recommender.add_items([{"item_id": "n", "title": "Nope", "year": 2022}])
     recommender.remove_items(["j"])
-    assert ids(recommender.retrieve("a robbery", k=5)) == "hauran"[:2] + "urn"
+    assert ids(recommender.popular("a robbery", k=5)) == "hauran"[:2] + "urn"
     assert {*ids(recommender.recommend("a robbery", k=5))} == {*"aurhn"}
+
+
+def test_a_model_that_was_trained_with_candidates_reads_the_best_of_what_may_be_listed(
+    load: Callable[..., Recommender], unread_model: Path, tmp_path: Path
+) -> None:
+    """In the very prompt of its training, and its list is its own where no weight was chosen: u r j, of k items."""
+    model = tmp_path / "run" / "global_step_1" / "model"
+    shutil.copytree(unread_model, model)
+    (tmp_path / "run" / "config.yaml").write_text("convrec: {candidates: 2, num_items: 4}")
+    recommender = load(None, model=model)
+    found = recommender._prepare("a robbery", 3, exclude=["j"])
+    trained = with_candidates(prompt_text("USER: a robbery\n", 4), ["Heat (1995)", "Alien (1979)"])
+    read = recommender._tokenizer.decode(found.prompt_ids)
+    assert trained.strip() in read
+    assert ids(recommender.recommend("a robbery", k=3)) == "urj"
+    assert CANDIDATES_LINE not in load(0.5)._tokenizer.decode(load(0.5)._prepare("a robbery", 3).prompt_ids)
+    with pytest.raises(UserError, match="trained with CANDIDATES=2; give --retrieval"):
+        load(None, model=model, retrieval=None)
