@@ -12,7 +12,7 @@ CANDIDATES; a training row's own conversation has no part in its own.
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -31,6 +31,7 @@ from convrec.report.page import text_table
 from convrec.retrieval.conversations import item_texts, read_row
 from convrec.retrieval.folder import NOTES, load, save
 from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
+from data_prep.stages.record import read_blocks
 from data_prep.tables import check_out, parquet_writer
 from recipes.evaluation.retrieval import CONSTANTS, answers_of, mean_ndcg
 from recipes.evaluation.split import Split, read_split
@@ -54,7 +55,8 @@ def fit_retrieval(
     count = sum(
         validate_rl_table(file, allow_empty_ground_truth=True, dated=split.catalog.dated).rows for file in train
     )
-    conversations = (read_row(row, split.matcher) for file in train for rows in _blocks(file) for row in rows)
+    blocks = (rows for file in train for rows in read_blocks(file, BLOCK, RL_SCHEMA.names))
+    conversations = (read_row(row, split.matcher) for rows in blocks for row in rows)
     fitted = fit(conversations, count, len(split.catalog))
     choice, ndcg = choose(split, Retriever(fitted, item_texts(catalog, split.catalog), Choice()))
     files = {"catalog": catalog, "validation": validation, **{f"train {n}": file for n, file in enumerate(train)}}
@@ -63,11 +65,6 @@ def fit_retrieval(
     with folder_written_whole(out) as partial:
         save(partial, fitted, split.catalog, notes)
     return notes | {"out": out}
-
-
-def _blocks(file: Path, columns: Sequence[str] | None = RL_SCHEMA.names) -> Iterator[list[dict[str, Any]]]:
-    for batch in pq.ParquetFile(file).iter_batches(BLOCK, columns=columns):
-        yield batch.to_pylist()
 
 
 def choose(split: Split, retriever: Retriever) -> tuple[Choice, dict[str, float]]:
@@ -114,15 +111,14 @@ def write_candidates(
         for file in tables:
             schema = pq.read_schema(file)
             with parquet_writer(partial / file.name, schema) as writer:
-                for rows in _blocks(file, None):
+                for rows in read_blocks(file, BLOCK):
                     writer.write_table(pa.Table.from_pylist([named(row) for row in rows], schema))
     return warnings
 
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    summary, _, _ = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(prog="convrec retrieval fit", description=summary)
+    parser = argparse.ArgumentParser(prog="convrec retrieval fit", description="Lists without a model.")
     add = parser.add_argument
     add("--train", type=Path, nargs="+", required=True, metavar="FILE", help="training tables of RL")
     add("--validation", type=Path, required=True, metavar="FILE", help="rows on which weights are chosen")

@@ -43,11 +43,9 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
             raise UserError(f"--catalog {catalog}: no such file")
         if Path(catalog).suffix not in SUFFIXES:
             raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
-    folders = options.retrieval or [None]
+    folders = [str(folder.resolve()) for folder in options.retrieval or [] if load_notes(folder)] or [None]
     if len(folders) not in (1, len(given)):
         raise UserError(f"--retrieval: {len(folders)} for {len(given)} --model; give one for all, or one for each")
-    for folder in filter(None, folders):
-        load_notes(Path(folder))
     catalogs, folders = (one * len(given) if len(one) == 1 else one for one in (catalogs, folders))
     judges = ((judge, None, None) for judge in options.judge or [])
     models = [_model(*one, options) for one in (*zip(given, catalogs, folders, strict=True), *judges)]
@@ -78,7 +76,7 @@ def _model(text: str, catalog: str | None, retrieval: str | None, options: argpa
             path=str(folder.resolve()) if folder.is_dir() else path,
             catalog=str(Path(catalog).resolve()) if catalog else None,
             state=str((options.state / (name or _state_name(folder.resolve()))).resolve()) if catalog else None,
-            retrieval=str(Path(retrieval).resolve()) if retrieval else None,
+            retrieval=retrieval,
             show=options.show,
             tensor_parallel=options.tensor_parallel,
         )
@@ -109,7 +107,13 @@ def parser() -> argparse.ArgumentParser:
     add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
     add("--catalog", action="append", metavar="FILE", help="its items: .parquet of data_prep, or .pkl")
     add("--judge", action="append", metavar="[NAME=]MODEL", help="a judge, or any model for chat completions alone")
-    add("--retrieval", action="append", metavar="FOLDER", help="of `convrec retrieval`: fused with the model's lists")
+    add(
+        "--retrieval",
+        action="append",
+        type=Path,
+        metavar="FOLDER",
+        help="of `convrec retrieval`: fused with the model's lists",
+    )
     add_options(found)
     add("--host", default="127.0.0.1", help="the address to bind to (%(default)s)")
     add("--port", type=int, default=PORT, help="the port to bind to (%(default)s)")

@@ -102,6 +102,7 @@ HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "
 # A command imports no other command, but for these, and for recipes/cli.py, which starts them.
 COMMANDS = {
     ("recipes/demo", "recipes/report"),
+    ("recipes/demo", "recipes/retrieval"),
     ("recipes/demo", "recipes/tiny_model"),
     ("recipes/report", "recipes/plot"),
     ("recipes/matrix", "recipes/plot"),

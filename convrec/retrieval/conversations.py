@@ -14,8 +14,8 @@ from convrec.lists.matching import Matcher
 
 
 class Conversation(NamedTuple):
-    """named, wanted: catalog rows, of an item's rows the first. name: whose rows of training are left out; None: none
-    are. seen: all catalog rows of the items named, which no list has."""
+    """named, wanted: catalog rows, of an item's rows the first. seen: all rows of the items named, which no list has.
+    name: whose rows of training are left out; None: none are."""
 
     text: str
     named: Sequence[int] = ()
@@ -26,8 +26,8 @@ class Conversation(NamedTuple):
     @property
     def key(self) -> int:
         """64 bits of the hash of its name, the same in every process."""
-        name = (self.name or "").encode("utf-8", "surrogatepass")
-        return int.from_bytes(blake2b(name, digest_size=8).digest(), signed=True)
+        digest = blake2b((self.name or "").encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, signed=True)
 
 
 def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = None) -> Conversation:

@@ -13,7 +13,6 @@ from convrec.errors import UserError
 from convrec.retrieval.conversations import Conversation
 from convrec.retrieval.parts import ItemTexts, Neighbours, Ridge, fit_ridge, vectorizer
 
-FEW_ROWS = 100  # of training, up to which a word of one row alone counts
 PARTS = ("neighbours", "ridge", "text")
 POPULARITY = "popularity"  # what rows want most often; it stands behind what the parts list
 DEPTH = 100  # of a list that is fused, a model's excepted
@@ -103,7 +102,7 @@ def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:
             kept.append(row._replace(text="", seen=()))
             yield row.text
 
-    words = vectorizer(2 if count > FEW_ROWS else 1)
+    words = vectorizer(2 if count > 100 else 1)  # of few rows a word of one alone counts
     try:
         rows_RV = words.fit_transform(texts()).tocsc()
     except ValueError as error:  # scikit-learn's, of an empty vocabulary

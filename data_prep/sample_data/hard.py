@@ -29,11 +29,9 @@ REVERSAL_LINES = (
     "No wait, not {n} after all. Make it {g}, please.",
     "My friends say no to {n} tonight. Let us take {g} movies.",
 )
-QUANTITY_LINES = {  # first and last year there are -> how it is said
-    (True, True): ("made between {a} and {b}", "from {a} to {b}", "no older than {a} and no newer than {b}"),
-    (True, False): ("made in {a} or later", "from {a} on", "no older than {a}"),
-    (False, True): ("made in {b} or earlier", "up to {b}", "no newer than {b}"),
-}
+QUANTITY_LINES = ("made between {a} and {b}", "from {a} to {b}", "no older than {a} and no newer than {b}")
+QUANTITY_LINES += ("made in {a} or later", "from {a} on", "no older than {a}")
+QUANTITY_LINES += ("made in {b} or earlier", "up to {b}", "no newer than {b}")
 
 
 def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste, str]:
@@ -57,10 +55,8 @@ def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste
         taste = Taste((other,))
         turns.append(pick(REVERSAL_LINES).format(n=pick(GENRE_WORDS[genre]), g=pick(GENRE_WORDS[other])))
     else:
-        (has_first, has_last), first = pick([*QUANTITY_LINES]), int(rng.integers(1950, 2011))
-        last = first + int(rng.integers(5, 16))
-        taste = Taste((genre,), years=(first if has_first else None, last if has_last else None))
-        said = pick(QUANTITY_LINES[has_first, has_last]).format(a=first, b=last)
-        turns = [f"{turns[0]} Please {said}."]
+        said, first, years = pick(QUANTITY_LINES), int(rng.integers(1950, 2011)), int(rng.integers(5, 16))
+        taste = Taste((genre,), years=(first if "{a}" in said else None, first + years if "{b}" in said else None))
+        turns = [f"{turns[0]} Please {said.format(a=first, b=first + years)}."]
     turns[0] = pick(OPENERS) + turns[0]
     return kind, taste, f"USER: {turns[0]}\n" + "".join(f"SYSTEM: {pick(SYSTEM_LINES)}\nUSER: {t}\n" for t in turns[1:])

@@ -69,6 +69,6 @@ def weigh(
     scores = {fusion: mean_ndcg(fuse_rows(fusion, written, found), answers, k) for fusion in tried}
     best = max(tried, key=lambda fusion: scores[fusion])
     table = [{**fusion._asdict(), f"ndcg@{k}": score} for fusion, score in scores.items()]
-    of = {"model": model, "data": split.data, "table": table}
-    write_json(folder / NOTES, load_notes(folder) | {"fusion": best._asdict(), "fusion_of": of})
+    chosen = {"fusion": best._asdict(), "fusion_of": {"model": model, "data": split.data, "table": table}}
+    write_json(folder / NOTES, load_notes(folder) | chosen)
     return best

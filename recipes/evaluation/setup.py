@@ -46,12 +46,12 @@ class Setup:
     matchers: dict[str, Matcher]
     train: Rows
     context: Context
+    retriever: Retriever | None
     labels: dict[str, list[str | None]]
     sampling: dict[str, Any]
     settings: dict[str, Any]
     before: list[Row | None] | None = None
     constraint: Constraint | None = None
-    retriever: Retriever | None = None
     warnings: Sequence[str] = ()
 
     def for_model(self, model: str | None, out: str, against: str | None = None) -> "Setup":
@@ -139,9 +139,7 @@ def set_up(options: EvaluationOptions) -> Setup:
         **sampling,
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
-    setup = Setup(
-        options, placement, lists, split, matchers, train, context, labels, sampling, settings, retriever=retriever
-    )
+    setup = Setup(options, placement, lists, split, matchers, train, context, retriever, labels, sampling, settings)
     return setup.for_model(options.model, options.out, options.against)
 
 

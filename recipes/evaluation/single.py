@@ -14,6 +14,7 @@ from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.retrieval import fuse_rows, retrieve, weigh, written_rows
 from recipes.evaluation.scoring import (
+    FUSED,
     OF_MODEL,
     Scored,
     paired_differences,
@@ -26,7 +27,6 @@ from recipes.evaluation.setup import Setup, set_up
 from recipes.evaluation.slices import slice_results
 from recipes.evaluation.split import as_items
 
-FUSED = "fused"  # the lists of the model, constrained where there are such, with those of the retrieval
 Answers = dict[str, dict[str, Answer]]  # of each of OF_MODEL that there is, by prompt_id
 
 

@@ -330,15 +330,14 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
         )
     for path in listed(config.data.val_files):
         warnings += validate(path).warnings
-    if (most := config.convrec.get("candidates")) is not None:  # not of judges
-        for path in [*listed(config.data.train_files), *listed(config.data.val_files)]:
-            _check_candidates(path, most)
+        if "candidates" in config.convrec:  # not of judges
+            _check_candidates(config.convrec.candidates, path, *listed(config.data.train_files))
     return warnings
 
 
-def _check_candidates(path: str, most: int) -> None:
-    """The first prompt names candidates where the run says so, and no more: serving retrieves as many."""
-    for batch in islice(pq.ParquetFile(path).iter_batches(1, columns=["prompt"]), 1):
+def _check_candidates(most: int, *files: str) -> None:
+    """First prompts name candidates where the run says so, and no more: serving retrieves as many."""
+    for path, batch in ((file, one) for file in files for one in islice(pq.ParquetFile(file).iter_batches(1), 1)):
         named = count_candidates(batch["prompt"][0].as_py()[0]["content"])
         if named > most or named == 0 < most:
             fix = f"take tables of `convrec retrieval candidates --count {most}`" if most else f"say CANDIDATES={named}"

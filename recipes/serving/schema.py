@@ -82,9 +82,7 @@ class CatalogEntry(Strict):
 
 class ListedItem(CatalogEntry):
     rank: int
-    score: float | None = Field(
-        description="mean log-probability of the item's tokens; null where the model did not list it"
-    )
+    score: float | None = Field(description="mean log-probability of its tokens; null: the model did not list it")
     why: str | None = Field(description="a sentence that is so of the item; null where there is none")
 
 
