@@ -48,8 +48,9 @@ def main() -> None:
             for replicas in options.replicas:
                 for kind in KINDS:
                     label = f"{kind}, {replicas}"
-                    start, _ = run(Path(name), kind, replicas, model, prompts[:1])
-                    whole, texts[label] = run(Path(name), kind, replicas, model, prompts)
+                    start, texts[label] = whole, _ = run(Path(name), kind, replicas, model, prompts[:1])
+                    if len(prompts) > 1:
+                        whole, texts[label] = run(Path(name), kind, replicas, model, prompts)
                     seconds.setdefault(label, []).append({"start": start, "lists": round(whole - start, 1)})
                     print(number, label, seconds[label][-1], file=sys.stderr)
     first = next(iter(texts.values()))

@@ -1,12 +1,14 @@
 """Start-up, step time and memory of Rank-GRPO against verl's stock GRPO: same model, data, seed and host. Prints JSON.
 
-python benchmarks/bench_training.py --demo outputs/demo [--steps 12] [--batch 16] [--rollouts 8] [--runs ours stock]
+python benchmarks/bench_training.py --demo outputs/demo [--steps 12] [--batch 16] [--rollouts 8] [--rounds 1]
+    [--runs ours grpo stock bare]
 
 --demo is a folder that `make demo` has left: its data and its SFT model (or --model) are trained on. `ours` is
 run_rank_grpo.sh with ALGORITHM=rank_grpo, `grpo` the same with ALGORITHM=grpo; `stock` is verl's own trainer, worker,
-loss, replay buffer and vLLM server with only what a CPU host cannot do without (benchmarks/stock_grpo.py). One run
-after the other; start nothing else meanwhile. Step times leave out the first two steps. `ratio` is ours against stock;
-`estimate_MiB` what the doctor says this run needs.
+loss, replay buffer and vLLM server with only what a CPU host cannot do without (benchmarks/stock_grpo.py), started as
+ours is; `bare` the same started as verl's own command does. One run after the other, in --rounds turns; start nothing
+else meanwhile. Step times leave out the first two steps, and are of the last round; `starts` has the seconds to the
+first rollout of all. `ratio` is ours against stock; `estimate_MiB` what the doctor says this run needs.
 """
 
 import argparse
@@ -97,8 +99,8 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
         "ALGORITHM": "rank_grpo" if kind == "ours" else "grpo",
     }
     script = ["bash", str(ROOT / "run_rank_grpo.sh")]
-    if kind == "stock":
-        script = [sys.executable, str(ROOT / "benchmarks" / "stock_grpo.py")]
+    if kind in ("stock", "bare"):
+        script = [sys.executable, str(ROOT / "benchmarks" / "stock_grpo.py"), *["--bare"] * (kind == "bare")]
     start = time.time()
     with open(folder / f"{kind}.log", "wb") as log:
         process = subprocess.Popen(
@@ -151,15 +153,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--response", type=int, default=100)
-    parser.add_argument("--runs", nargs="+", default=["ours", "stock"], choices=["ours", "grpo", "stock"])
+    parser.add_argument("--runs", nargs="+", default=["ours", "stock"], choices=["ours", "grpo", "stock", "bare"])
+    parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     if options.steps < 4:
         parser.error("--steps must be 4 at least: the first two are left out, and quartiles need two")
     options.demo = options.demo.resolve()
     folder = Path(tempfile.mkdtemp(prefix="bench-training-"))  # of a run that fails it stays, with the log
     report = {"cores": len(psutil.Process().cpu_affinity()), "batch": options.batch, "rollouts": options.rollouts}
-    for kind in options.runs:
-        report[kind] = train(kind, options, folder)
+    report["starts"] = {kind: [] for kind in options.runs}
+    for number in range(options.rounds):
+        for kind in options.runs:
+            if number:
+                shutil.rmtree(folder / kind)
+            report[kind] = train(kind, options, folder)
+            report["starts"][kind].append(report[kind]["seconds_to_first_rollout"])
     if "ours" in report:
         report["estimate_MiB"] = estimate_of(folder / "ours") >> 20
     shutil.rmtree(folder)

@@ -1,7 +1,8 @@
 """verl's stock GRPO on a CPU host, for bench_training.py: settings of this project, nothing else of it that is fast.
 
 It has the CPU platform, FSDP engine, process group and vLLM server without which verl 0.9.1 does not run here; trainer,
-loss, replay buffer, log-probs, micro-batches, agent loop and vLLM's executor are verl's and vLLM's own.
+loss, replay buffer, log-probs, micro-batches, agent loop and vLLM's executor are verl's and vLLM's own. With `--bare`
+first, Ray and its processes are started as `python -m verl.trainer.main_ppo` does; else as ours are.
 """
 
 import os
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -66,16 +68,35 @@ class StockTrainer(PPOTrainerSync):
 
 
 def main() -> None:
-    config = compose("rank_grpo", [*STOCK, *sys.argv[1:]])
+    is_bare, overrides = sys.argv[1] == "--bare", [text for text in sys.argv[1:] if text != "--bare"]
+    config = compose("rank_grpo", [*STOCK, *overrides])
     run_folder = Path(config.trainer.default_local_dir)
-    os.environ.update(process_environment(has_accelerator=False))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics" / "0.jsonl")
     (run_folder / "metrics").mkdir(parents=True)
     save_config(config, run_folder)
+    if is_bare:
+        run_bare(config)
+        return
+    os.environ.update(process_environment(has_accelerator=False))
     queue.start = lambda settings: None  # verl's processes know only the queue that verl's task starts
     with guard.guarded("stock: gone"):
         ray_training.train(RECIPES["rank_grpo"].requirements, config)
+
+
+def run_bare(config: DictConfig) -> None:
+    import ray
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+    @ray.remote
+    class Task(TaskRunnerV1.__ray_metadata__.modified_class):
+        def run(self, config: DictConfig) -> None:
+            import stock_grpo  # noqa: F401  # its trainer, of verl's registry
+
+            super().run(config)
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB: vLLM's own is half of the memory, beside a trainer
+    run_ppo(config, Task)
 
 
 if __name__ == "__main__":

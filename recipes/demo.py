@@ -31,6 +31,7 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
+from convrec.generation.generate import engines_kept
 from convrec.report.page import gain_text, table_row, text_table
 from convrec.runs.folder import latest_step
 from convrec.shipped import INSTALLED
@@ -141,10 +142,12 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
         split: dict[str, Any] = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
         chosen_on = {"data": str(data / "validation.parquet"), "out": str(out / "evaluation" / "weights")}
         beside = {"retrieval": str(retrieval)}
-        sft_metrics, _, rl_metrics = (
-            evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
-            for run, further in ((sft, {}), (rl, beside | chosen_on | {"weigh": True, "against": None}), (rl, beside))
-        )
+        asked = ((sft, {}), (rl, beside | chosen_on | {"weigh": True, "against": None}), (rl, beside))
+        with engines_kept():
+            sft_metrics, _, rl_metrics = (
+                evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
+                for run, further in asked
+            )
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)

@@ -17,8 +17,8 @@ from convrec.errors import UserError
 from convrec.files import file_hash, read_json
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# whatever changes an answer: weights, config, tokenizer, chat template
-ANSWERING = (*WEIGHTS, "*.json", "*.model", "*.jinja", "*.txt")
+BESIDE_WEIGHTS = ("*.json", "*.model", "*.jinja", "*.txt")  # config, tokenizer, chat template
+ANSWERING = (*WEIGHTS, *BESIDE_WEIGHTS)  # whatever changes an answer
 SHARDS = ("model_world_size_*.pt", "*.json", "huggingface/*.json")  # what verl's merger reads
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 

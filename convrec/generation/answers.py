@@ -55,8 +55,8 @@ def model_answers(
     """prompt_id -> answer of a Hugging Face folder or id with vLLM, and how many had to be generated now.
 
     settings: convrec.generation.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...). Greedy answers are
-    the same with any seed. vLLM's log goes beside the answers. Raises UserError for a model that is half written,
-    before vLLM starts.
+    the same with any seed. vLLM's log goes beside the answers that it was started for. Raises UserError for a model
+    that is half written, before vLLM starts.
     """
     folder = Path(request.model_path)
     if folder.is_dir():

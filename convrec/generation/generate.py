@@ -7,17 +7,18 @@ not depend on what is computed together: in float32, which a CPU has.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from convrec.checkpoints.files import BESIDE_WEIGHTS, fingerprint
 from convrec.checkpoints.models import check_model_path
 from convrec.generation import offline
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
-from convrec.generation.pool import Pool
+from convrec.generation.pool import Pool, Room
 from convrec.generation.prompts import Messages, prompt_id
 from convrec.progress import Progress
 
@@ -94,10 +95,11 @@ def generate(
         bar.set_description_str("generating", refresh=False)
         bar.update(number)
 
-    with bar, placement.open() as room, closing(Pool(room, offline.load, request, log_file)) as pool:
+    with bar, _replicas(request, placement, log_file) as (room, pool):
         size = size_of_batch(len(prompts), len(room.starts), room.on_gpu)
         starts = range(0, len(prompts), size)
-        for number, found in pool.answers((asked[start : start + size] for start in starts), advance):
+        batches = ((request.model, asked[start : start + size]) for start in starts)
+        for number, found in pool.answers(batches, advance):
             batch = list(enumerate(found, starts[number]))
             answers.update(batch)
             if on_batch:
@@ -112,3 +114,45 @@ def size_of_batch(prompts: int, replicas: int, on_gpu: bool) -> int:
         return usual
     rounds = math.ceil(prompts / (replicas * usual))
     return math.ceil(prompts / (replicas * rounds))
+
+
+@dataclass
+class _Engines:
+    """Replicas that may outlive a call of `generate`: what they were started for, and what ends them."""
+
+    request: Any = None
+    replicas: tuple[Room, Pool] | None = None
+    stack: ExitStack = field(default_factory=ExitStack)
+
+
+_kept: _Engines | None = None  # within engines_kept
+
+
+@contextmanager
+def engines_kept() -> Iterator[None]:
+    """Within it `generate` leaves its replicas to the next call, if that is the same but for the model's weights, as
+    checkpoints of one run are: they are read into the running engines, which saves a start of vLLM. Not for threads."""
+    global _kept
+    _kept = _Engines()
+    try:
+        with _kept.stack:
+            yield
+    finally:
+        _kept = None
+
+
+@contextmanager
+def _replicas(request: offline.Request, placement: Placement, log: str | Path | None) -> Iterator[tuple[Room, Pool]]:
+    engines = _kept or _Engines()
+    folder = Path(request.model)
+    alike = fingerprint(folder, BESIDE_WEIGHTS) if folder.is_dir() else request.model
+    wanted = (replace(request, model=alike), placement)
+    with ExitStack() as at_the_end:
+        if engines is not _kept:
+            at_the_end.enter_context(engines.stack)
+        if engines.replicas is None or engines.request != wanted:
+            engines.stack.close()
+            room = engines.stack.enter_context(placement.open())
+            pool = engines.stack.enter_context(closing(Pool(room, offline.load, request, log)))
+            engines.request, engines.replicas = wanted, (room, pool)
+        yield engines.replicas

@@ -12,8 +12,8 @@ from convrec.errors import UserError
 from convrec.generation.engine_settings import engine_settings
 from convrec.generation.prompts import Messages, encode_prompts
 
-# (conversation, items that its list may not hold: of a constrained request)
-Batch = Sequence[tuple[Messages, list[int]]]
+# (model, [(conversation, items that its list may not hold: of a constrained request)])
+Batch = tuple[str, Sequence[tuple[Messages, list[int]]]]
 # text (special tokens left out, as the reward decodes it), token_ids, finish_reason ("stop" or "length"),
 # prompt_tokens, prompt_truncated (the prompt's instruction and the end of its conversation are kept)
 Answer = dict[str, Any]
@@ -50,7 +50,8 @@ class _Bar(tqdm):
 
 
 def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answer]]:
-    """Start the engine. Returns what answers a batch.
+    """Start the engine. Returns what answers a batch. One of another model has its weights read into the engine first:
+    the two may differ in nothing else.
 
     Raises UserError for a model that cannot be loaded or has no room for a prompt beside max_tokens.
     """
@@ -82,13 +83,21 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
     except (TypeError, ValueError) as error:
         raise UserError(f"sampling {request.sampling}: {error}") from None
 
+    loaded = request.model
+
     def answer(batch: Batch, tell: Callable[[int], None]) -> list[Answer]:
-        conversations = [conversation for conversation, _ in batch]
+        nonlocal loaded
+        model, asked = batch
+        if model != loaded:
+            engine.collective_rpc("reload_weights", kwargs={"weights_path": model})
+            engine.reset_prefix_cache()  # what it holds is of the other weights
+            loaded = model
+        conversations = [conversation for conversation, _ in asked]
         prompts, truncated = encode_prompts(tokenizer, conversations, limit, request.chat_template_kwargs)
         inputs = [{"prompt_token_ids": tokens} for tokens in prompts]
         parameters = sampling
         if request.trie:
-            parameters = [_constrained(sampling, request, excluded) for _, excluded in batch]
+            parameters = [_constrained(sampling, request, excluded) for _, excluded in asked]
         _Bar.tell = staticmethod(tell)
         answers: list[Answer] = []
         outputs = engine.generate(inputs, parameters, use_tqdm=_Bar)

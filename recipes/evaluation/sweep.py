@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
+from convrec.generation.generate import engines_kept
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
@@ -48,6 +49,7 @@ def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
     return {0: begin, **{step: str(run / f"global_step_{step}") for step in steps}}
 
 
+@engines_kept()
 def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     """Evaluate every step of the run `options.model`, write OUT/sweep.csv and return the table to print (the largest
     k). The start model is asked and scored as the run's are.

@@ -49,7 +49,7 @@ def test_training_beside_stock_verl(trained: Any) -> None:
 
 def test_validation_replicas_and_serving_beside_plain_vllm(trained: Any) -> None:
     assert run("validation", f"--demo {trained.out} --contexts 8 --rounds 1")
-    assert run("replicas", f"--demo {trained.out} --contexts 8 --rounds 1 --replicas 1")
+    assert run("replicas", f"--demo {trained.out} --contexts 1 --rounds 1 --replicas 1")  # a start of each
     files = f"--model {trained.out / 'rank_grpo'} --catalog {trained.files['CATALOG_FILE']}"
     levels = run("serving", f"{files} --levels 1 --seconds 2 --malformed 9 --no-faults")["levels"]
     assert all(not levels["1"][service]["errors"] for service in ("list", "chat", "plain"))

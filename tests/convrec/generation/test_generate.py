@@ -1,5 +1,6 @@
 """vLLM for real, on a tiny model made here: the weights it samples from are the checkpoint's, tied head or not."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from convrec.errors import UserError
 from convrec.generation import generate as module
 from convrec.generation.answers import GenerationRequest, model_answers
-from convrec.generation.generate import generate, size_of_batch
+from convrec.generation.generate import engines_kept, generate, size_of_batch
 from convrec.generation.offline import Answer
 from convrec.generation.placement import Placement
 from convrec.generation.prompts import prompt_id
@@ -100,6 +101,31 @@ def test_another_models_answers_are_its_own_and_asked_once(answered: tuple[list[
         assert (len(found), new) == (len(prompts), 0 if times else len(prompts))
     assert not {one["text"] for one in found.values()} & {answer["text"] for answer in answered[0]}
     assert found[prompt_id(PROMPTS[1])]["token_ids"] == greedy_by_transformers(other, TEXTS[1], 24)
+
+
+@pytest.mark.e2e
+def test_a_kept_engine_answers_for_the_next_checkpoint_and_no_other_kind_of_model(
+    model: Path, answered: tuple[list[Answer], Path], tmp_path: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    later = Path(shutil.copytree(model, tmp_path / "later"))
+    weights = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for parameter in weights.parameters():
+        parameter.data = parameter.data.flip(0)
+    weights.save_pretrained(later)
+    folders = {"first": model, "later": later, "again": model, "untied": make_model(tmp_path / "untied", tied=False)}
+    with engines_kept():
+        found = {
+            name: generate(folder, PROMPTS, log_file=tmp_path / f"{name}.log", **ASKED)
+            for name, folder in folders.items()
+        }
+    for name, folder in folders.items():
+        own = [greedy_by_transformers(folder, text, 24) for text in TEXTS[:2]]
+        assert [answer["token_ids"] for answer in found[name][:2]] == own
+    assert found["first"] == found["again"] == answered[0] != found["later"]
+    assert {path.stem for path in tmp_path.glob("*.log")} == {"first", "untied"}  # whose engines have started
 
 
 @pytest.mark.e2e
