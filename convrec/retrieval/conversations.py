@@ -1,7 +1,7 @@
 """What retrieval reads: conversations (words, titles named and wanted, whose they are) and the catalog's own words."""
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +25,8 @@ class Conversation(NamedTuple):
 
     @property
     def key(self) -> int:
-        """64 bits of the hash of its name, the same in every process."""
-        digest = blake2b((self.name or "").encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest, signed=True)
+        """60 bits of the hash of its name, the same in every process."""
+        return int(sha256((self.name or "").encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
 
 
 def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = None) -> Conversation:
@@ -41,8 +40,7 @@ def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = 
 def item_texts(file: str | Path, catalog: Catalog) -> list[str]:
     """The words of each row: its title, and the columns of texts and of lists of texts, but the id."""
     fields = pq.read_schema(file) if Path(file).suffix == ".parquet" else ()
-    kinds = (pa.string(), pa.list_(pa.string()))
-    names = {one.name for one in fields if any(is_like(one.type, kind) for kind in kinds)} - {"title", "item_id"}
-    columns = [pq.read_table(file, columns=[name])[name].to_pylist() for name in sorted(names)]
+    names = {one.name for one in fields if is_like(one.type, pa.string()) or is_like(one.type, pa.list_(pa.string()))}
+    columns = [pq.read_table(file, columns=[name])[name].to_pylist() for name in sorted(names - {"title", "item_id"})]
     columns = [[" ".join(filter(None, [v] if isinstance(v, str) else v or ())) for v in column] for column in columns]
     return [" ".join(words) for words in zip(catalog.titles, *columns, strict=True)]

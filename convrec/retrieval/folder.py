@@ -45,8 +45,7 @@ def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
     if notes.get("format") != FORMAT:
         raise UserError(f"--retrieval {folder}: no {NOTES} of this version; `convrec retrieval fit` makes one")
     if fuses and "fusion" not in notes:
-        how = "no weight beside a model's list was chosen: `convrec evaluate --weigh` it on validation rows"
-        raise UserError(f"--retrieval {folder}: {how}")
+        raise UserError(f"--retrieval {folder}: no weight beside a model's list; `convrec evaluate --weigh` finds it")
     return notes
 
 

@@ -16,8 +16,7 @@ from scipy import sparse
 
 PENALTY = 50.0  # ReDial, NDCG@20: 5 .075, 20 .078, 50 .079, 200 .080, 500 .078
 RIDGE_ITEMS = 10_000  # most often named or wanted: a matrix of 400 MB; of others the ridge knows nothing
-POSTINGS = 1_000_000  # of a conversation's words, the rarest first; with millions of rows commoner words do not count
-DIGITS = 6  # of the ridge's scores; further ones are the noise of float32
+POSTINGS = 500_000  # of a conversation's words, the rarest first; with millions of rows commoner words do not count
 
 
 def vectorizer(rare: int, words: Sequence[str] | None = None) -> Any:
@@ -26,6 +25,11 @@ def vectorizer(rare: int, words: Sequence[str] | None = None) -> Any:
 
     ignored = [*ENGLISH_STOP_WORDS, "user", "system"]  # the speakers of every conversation
     return TfidfVectorizer(min_df=rare, sublinear_tf=True, stop_words=ignored, dtype=np.float32, vocabulary=words)
+
+
+def least(values: np.ndarray, count: int) -> float:
+    """Of the `count` largest values; 0 of no more."""
+    return np.partition(values, -count)[-count] if len(values) > count else 0.0
 
 
 class Neighbours:
@@ -45,12 +49,9 @@ class Neighbours:
         return cosine_R[nearest] @ self.wanted_RM[nearest]
 
     def nearest(self, cosine_R: np.ndarray) -> np.ndarray:
-        bound = max(self._least(cosine_R[: len(cosine_R) // 16]), 1e-9)  # that of a part is no more than that of all
-        near = np.flatnonzero(cosine_R >= bound)
-        return near[cosine_R[near] >= self._least(cosine_R[near])]
-
-    def _least(self, values: np.ndarray) -> float:
-        return np.partition(values, -self.count)[-self.count] if len(values) > self.count else 0.0
+        some = cosine_R[: len(cosine_R) // 16]  # its bound is no more than that of all
+        near = np.flatnonzero(cosine_R >= max(least(some, self.count), 1e-9))
+        return near[cosine_R[near] >= least(cosine_R[near], self.count)]
 
 
 class Ridge:
@@ -70,13 +71,13 @@ class Ridge:
         if len(left_out):
             own_GK = self.named_RK[left_out]
             own_inverse_GK = own_GK @ self.inverse_KK
-            hat_GG = own_inverse_GK @ own_GK.T
-            share_G = np.linalg.solve(np.eye(len(left_out)) - hat_GG, own_inverse_GK[:, known].sum(axis=1))
+            rest_GG = np.eye(len(left_out)) - own_inverse_GK @ own_GK.T
+            share_G = np.linalg.solve(rest_GG, own_inverse_GK[:, known].sum(axis=1))
             share_K = share_G @ own_GK
             of_items_K += share_K[share_K != 0] @ self.weights_KK[share_K != 0]
             scores_M -= share_G @ self.wanted_RM[left_out]
         scores_M[self.items_K[self.items_K >= 0]] += of_items_K[self.items_K >= 0]
-        return np.round(scores_M, DIGITS)
+        return np.round(scores_M, 6)  # further digits are the noise of float32
 
 
 def fit_ridge(named_RM: sparse.csr_matrix, wanted_RM: sparse.csr_matrix) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from convrec.errors import UserError
 from convrec.retrieval.conversations import Conversation
-from convrec.retrieval.parts import ItemTexts, Neighbours, Ridge, fit_ridge, vectorizer
+from convrec.retrieval.parts import ItemTexts, Neighbours, Ridge, fit_ridge, least, vectorizer
 
 PARTS = ("neighbours", "ridge", "text")
 POPULARITY = "popularity"  # what rows want most often; it stands behind what the parts list
@@ -50,8 +50,8 @@ class Choice:
     def fused(self, lists: Mapping[str, Sequence[int]]) -> list[int]:
         """One list of `Retriever.lists`."""
         weighed = {name: weight for name, weight in self.weights.items() if weight}
-        found = fuse([lists[name] for name in weighed], [*weighed.values()], self.constant)
-        return [*dict.fromkeys([*found, *lists[POPULARITY]])]
+        fused = fuse([lists[name] for name in weighed], [*weighed.values()], self.constant)
+        return [*dict.fromkeys([*fused, *lists[POPULARITY]])]
 
 
 class Retriever:
@@ -60,8 +60,8 @@ class Retriever:
     ) -> None:
         """fitted: as `fit` has it. texts_M: the catalog's words. fusion: with a model's lists, if chosen."""
         self.conversation_R, self.wanted_RM = fitted["conversation_R"], fitted["wanted_RM"]
-        self.choice, self.fusion, self.text = choice, fusion, ItemTexts(texts_M)
-        self.neighbours, self.ridge = Neighbours(fitted, choice.neighbours), Ridge(fitted)
+        self.choice, self.fusion, self.ridge = choice, fusion, Ridge(fitted)
+        self.neighbours, self.text = Neighbours(fitted, choice.neighbours), ItemTexts(texts_M)
         self.wanted_M = np.asarray(self.wanted_RM.sum(axis=0)).ravel()
 
     def lists(
@@ -75,16 +75,17 @@ class Retriever:
         allowed_M = np.ones(len(wanted_M), bool) if allowed_M is None else allowed_M.copy()
         allowed_M[[*asked.seen]] = False
 
-        def best(scores_M: np.ndarray) -> list[int]:
+        def best(scores_M: np.ndarray, most: int) -> list[int]:
             items = np.flatnonzero((scores_M > 0) & allowed_M)
-            return items[np.lexsort((items, -wanted_M[items], -scores_M[items]))].tolist()
+            items = items[scores_M[items] >= least(scores_M[items], most)]
+            return items[np.lexsort((-wanted_M[items], -scores_M[items]))][:most].tolist()
 
-        found = {POPULARITY: best(wanted_M)}
+        found = {POPULARITY: best(wanted_M, len(wanted_M))}
         for name in [name for name in PARTS if self.choice.weights.get(name)] if names is None else names:
             scores_M = getattr(self, name).scores(asked.text, asked.named, left_out)
             if name != "text":
                 scores_M = np.where(wanted_M > 0, scores_M, 0)  # by others: a left-out answer leaves no noise
-            found[name] = best(scores_M)[:DEPTH]
+            found[name] = best(scores_M, DEPTH)
         return found
 
     def rank(self, asked: Conversation, allowed_M: np.ndarray | None = None) -> list[int]:

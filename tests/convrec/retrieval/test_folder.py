@@ -88,7 +88,7 @@ def test_the_catalog_of_other_data_and_damage_are_one_line_each(saved: tuple[Pat
     folder, file, matcher = saved
     with pytest.raises(UserError, match=r"has none of its items; give the one that it is of"):
         load(folder, file, catalog(file, [("Emma", 1996)]))
-    with pytest.raises(UserError, match=r"no weight beside a model's list was chosen: `convrec evaluate --weigh`"):
+    with pytest.raises(UserError, match=r"no weight beside a model's list; `convrec evaluate --weigh`"):
         load(folder, file, matcher, fuses=True)
     for path in (folder / "wanted_RM.npz", folder / "conversation_R.npy"):
         content = path.read_bytes()

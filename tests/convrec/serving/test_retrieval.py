@@ -120,7 +120,7 @@ def test_without_an_engine_there_is_the_retrieval_and_no_weight_is_needed(load: 
     plain = load(None, retrieval=None, with_engine=False)
     assert ids(plain.popular("monsters from space", k=3)) == "urj"
     assert ids(recommender.popular("no word in common", k=2)) == "ah"  # three times each, the catalog's first
-    with pytest.raises(UserError, match="no weight beside a model's list was chosen"):
+    with pytest.raises(UserError, match="no weight beside a model's list"):
         load(None)
 
 
