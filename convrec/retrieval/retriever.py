@@ -45,7 +45,7 @@ class Choice:
 
     neighbours: int = 200
     constant: float = 10.0
-    weights: Mapping[str, float] = field(default_factory=lambda: {"neighbours": 1.0, "ridge": 0.25, "text": 0.0})
+    weights: Mapping[str, float] = field(default_factory=lambda: {"neighbours": 1.0, "ridge": 0.1, "text": 0.0})
 
     def fused(self, lists: Mapping[str, Sequence[int]]) -> list[int]:
         """One list of `Retriever.lists`."""
