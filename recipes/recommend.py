@@ -49,6 +49,7 @@ def recommend(given: argparse.Namespace) -> dict[str, Any]:
     found = find_model(given.model, catalog, given.item, given.num_items)
     settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": given.max_prompt_length}
     settings |= {"show": [*given.show], "why": given.why}
+    found.check(given.retrieval)
     if given.retrieval:
         load_notes(given.retrieval, fuses=not found.candidates)
         settings |= {"retrieval": str(given.retrieval.absolute()), "weighed": file_hash(given.retrieval / NOTES)}

@@ -40,7 +40,6 @@ K = 20  # of the NDCG that chooses
 MOST_ROWS = 2000  # of validation, evenly spaced
 NEIGHBOURS = (50, 200, 800)
 RIDGE, TEXT = (0.0, 0.25, 0.5, 1.0), (0.0, 0.1, 0.25)  # weights beside 1 for the neighbours
-BLOCK = 1000  # rows of a table at a time
 
 
 def fit_retrieval(
@@ -55,7 +54,7 @@ def fit_retrieval(
     count = sum(
         validate_rl_table(file, allow_empty_ground_truth=True, dated=split.catalog.dated).rows for file in train
     )
-    blocks = (rows for file in train for rows in read_blocks(file, BLOCK, RL_SCHEMA.names))
+    blocks = (rows for file in train for rows in read_blocks(file, 1000, RL_SCHEMA.names))
     conversations = (read_row(row, split.matcher) for rows in blocks for row in rows)
     fitted = fit(conversations, count, len(split.catalog))
     choice, ndcg = choose(split, Retriever(fitted, item_texts(catalog, split.catalog), Choice()))
@@ -111,7 +110,7 @@ def write_candidates(
         for file in tables:
             schema = pq.read_schema(file)
             with parquet_writer(partial / file.name, schema) as writer:
-                for rows in read_blocks(file, BLOCK):
+                for rows in read_blocks(file, 1000):
                     writer.write_table(pa.Table.from_pylist([named(row) for row in rows], schema))
     return warnings
 

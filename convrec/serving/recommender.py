@@ -103,6 +103,7 @@ class Recommender:
         Raises UserError for a model, catalog or state that cannot be used.
         """
         found = find_model(model, Path(catalog), item, num_items)
+        found.check(retrieval)
         if max_items < 1:
             raise UserError(f"max_items {max_items}: at least 1")
         tokenizer, context = load_tokenizer(found.path)
@@ -122,8 +123,6 @@ class Recommender:
                 max_tokens=context - least,
             )
             check_columns(show, served.columns, "show")
-            if found.candidates and not retrieval:
-                raise UserError(f"{model}: trained with CANDIDATES={found.candidates}; give --retrieval its folder")
             fuses = with_engine and not found.candidates
             beside = ServedRetrieval(Path(retrieval), Path(catalog), found.lists, fuses) if retrieval else None
             trie = served.snapshot.trie

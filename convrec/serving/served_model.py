@@ -24,6 +24,11 @@ class ServedModel:
     chat_template_kwargs: dict[str, Any]
     candidates: int = 0
 
+    def check(self, retrieval: object) -> None:
+        """Raise UserError where it reads candidates and there is no retrieval."""
+        if self.candidates and not retrieval:
+            raise UserError(f"{self.version}: trained with CANDIDATES={self.candidates}; give --retrieval its folder")
+
 
 def find_model(model: str | Path, catalog: Path, item: str | None, num_items: int | None) -> ServedModel:
     """Of a run folder its best checkpoint, the newest where none was validated. Raises UserError for no model.

@@ -118,5 +118,4 @@ def retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iterator[
     usable_M = np.array([year is not None for year in catalog.years])
     for block in read_blocks(folder / ROWS, BLOCK, RL_SCHEMA.names):
         lists = (retriever.rank(read_row(row, matcher), usable_M)[:num_items] for row in block)
-        texts = ["\n".join(lines[item] for item in items) for items in lists]
-        yield [(row["sample_id"], text) for row, text in zip(block, texts, strict=True)]
+        yield [(row["sample_id"], "\n".join(lines[m] for m in items)) for row, items in zip(block, lists, strict=True)]

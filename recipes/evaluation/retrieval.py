@@ -43,10 +43,6 @@ def written_rows(split: Split, lists: Iterable[Sequence[Item | None]]) -> list[l
     return rows
 
 
-def fuse_rows(fusion: Fusion, written: Iterable[Sequence[int]], retrieved: Iterable[Sequence[int]]) -> list[list[int]]:
-    return [fusion.of(*pair) for pair in zip(written, retrieved, strict=True)]
-
-
 def answers_of(split: Split) -> list[tuple[set[int], int]]:
     """Of every row the items that it wants, and how many titles, those that the catalog lacks included."""
     counts = (len(split.matcher.truths(truth_of(row))) for row in split.rows)
@@ -66,7 +62,8 @@ def weigh(
     """The best fusion of a model's lists and those retrieved by NDCG@k on these rows; noted in the folder."""
     answers = answers_of(split)
     tried = [Fusion(*pair) for pair in product(WEIGHTS, CONSTANTS)]
-    scores = {fusion: mean_ndcg(fuse_rows(fusion, written, found), answers, k) for fusion in tried}
+    both = [*zip(written, found, strict=True)]
+    scores = {fusion: mean_ndcg([fusion.of(*pair) for pair in both], answers, k) for fusion in tried}
     best = max(tried, key=lambda fusion: scores[fusion])
     table = [{**fusion._asdict(), f"ndcg@{k}": score} for fusion, score in scores.items()]
     chosen = {"fusion": best._asdict(), "fusion_of": {"model": model, "data": split.data, "table": table}}

@@ -12,7 +12,7 @@ from convrec.lists.ranks import Item, split_lines
 from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, api_answers
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.retrieval import fuse_rows, retrieve, weigh, written_rows
+from recipes.evaluation.retrieval import retrieve, weigh, written_rows
 from recipes.evaluation.scoring import (
     FUSED,
     OF_MODEL,
@@ -105,7 +105,7 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
                 retriever.fusion = weigh(split, folder, setup.options.model, k, written, found[RETRIEVAL])
             assert retriever.fusion
             setup.settings["fusion"] = retriever.fusion._asdict()
-            found[FUSED] = fuse_rows(retriever.fusion, written, found[RETRIEVAL])
+            found[FUSED] = [retriever.fusion.of(*pair) for pair in zip(written, found[RETRIEVAL], strict=True)]
         lists |= {name: [as_items(split.catalog, items[:k]) for items in of] for name, of in found.items()}
     return lists
 
