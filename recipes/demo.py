@@ -140,14 +140,16 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
             fit_retrieval([data / "train.parquet"], data / "validation.parquet", data / "catalog.parquet", retrieval)
     with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
         split: dict[str, Any] = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
-        chosen_on = {"data": str(data / "validation.parquet"), "out": str(out / "evaluation" / "weights")}
         beside = {"retrieval": str(retrieval)}
-        asked = ((sft, {}), (rl, beside | chosen_on | {"weigh": True, "against": None}), (rl, beside))
+        chosen_on = {"data": str(data / "validation.parquet"), "out": str(out / "evaluation" / "weights")}
+
+        def scored(run: MatrixRun, **further: Any) -> dict[str, Any]:
+            return evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
+
         with engines_kept():
-            sft_metrics, _, rl_metrics = (
-                evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
-                for run, further in asked
-            )
+            sft_metrics = scored(sft)
+            scored(rl, **beside, **chosen_on, weigh=True, against=None)
+            rl_metrics = scored(rl, **beside)
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)

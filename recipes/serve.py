@@ -43,7 +43,8 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
             raise UserError(f"--catalog {catalog}: no such file")
         if Path(catalog).suffix not in SUFFIXES:
             raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
-    folders = [str(folder.resolve()) for folder in options.retrieval or [] if load_notes(folder)] or [None]
+    folders: list[str | None] = [str(one.resolve()) for one in options.retrieval or [] if load_notes(one)]
+    folders = folders or [None]
     if len(folders) not in (1, len(given)):
         raise UserError(f"--retrieval: {len(folders)} for {len(given)} --model; give one for all, or one for each")
     catalogs, folders = (one * len(given) if len(one) == 1 else one for one in (catalogs, folders))

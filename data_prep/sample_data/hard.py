@@ -29,9 +29,8 @@ REVERSAL_LINES = (
     "No wait, not {n} after all. Make it {g}, please.",
     "My friends say no to {n} tonight. Let us take {g} movies.",
 )
-QUANTITY_LINES = ("made between {a} and {b}", "from {a} to {b}", "no older than {a} and no newer than {b}")
-QUANTITY_LINES += ("made in {a} or later", "from {a} on", "no older than {a}")
-QUANTITY_LINES += ("made in {b} or earlier", "up to {b}", "no newer than {b}")
+QUANTITY_LINES: tuple[str, ...] = ("made between {a} and {b}", "from {a} to {b}", "made in {a} or later", "from {a} on")
+QUANTITY_LINES += ("no older than {a}", "made in {b} or earlier", "up to {b}", "no newer than {b}")
 
 
 def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste, str]:
