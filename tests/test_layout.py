@@ -25,7 +25,7 @@ BASE = {
     "convrec.shipped",
     "convrec.statistics",
 }
-LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
+LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm", "convrec.dialogue"}
 MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints", "convrec.constrained"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
 LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.serving", "convrec.report"}
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.lists": BASE,
     "convrec.runs": BASE,
     "convrec.llm": BASE | {"convrec.data"},
+    "convrec.dialogue": LOW,
     "convrec.rank_grpo": LOW,
     "convrec.judges": LOW,
     "convrec.checkpoints": LOW,
