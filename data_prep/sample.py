@@ -22,8 +22,11 @@ import pyarrow.parquet as pq
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text, truth_of
 from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
+from data_prep.questions import Asking, add_ask_options, add_questions, asking_of
 from data_prep.sample_data.conversations import write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 from data_prep.tables import check_out, message
@@ -72,20 +75,31 @@ def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.
     return sorted(chosen, key=lambda row: -score_F[row])
 
 
-def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int) -> list[dict]:
-    """`count` rows with completions; row i of a split depends on the seed and on nothing else."""
+def what_is_said(taste: Taste, rng: np.random.Generator) -> Taste:
+    """What a first turn tells that says little: of a taste nothing, its genres or its era; films, where it is only of
+    these."""
+    if not taste.genres:
+        return taste
+    return (Taste(()), Taste(taste.genres), Taste((), taste.era))[int(rng.choice(3, p=(0.5, 0.25, 0.25)))]
+
+
+def make_rows(
+    table: FilmTable, split: str, count: int, seed: int, num_items: int, says_little: bool = False
+) -> list[dict]:
+    """`count` rows with completions; row i of a split depends on the seed and `says_little`, and on nothing else."""
     rows = []
     for index in Progress(range(count), desc=split, unit="row"):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
         taste = draw_taste(table, rng)
-        conversation = write_conversation(table, taste, rng)
+        told = what_is_said(taste, rng) if says_little else taste
+        conversation = write_conversation(table, told, rng)
         size = 1 + int(rng.choice(len(GROUND_TRUTH_SIZES), p=GROUND_TRUTH_SIZES))
-        truth = draw_films(table, table.utility(taste), size, taste.named, rng)
-        shown = [table.films[row] for row in teacher_list(table, taste, num_items, rng)]
+        truth = draw_films(table, table.utility(taste), size, told.named, rng)
+        shown = [table.films[row] for row in teacher_list(table, told, num_items, rng)]
         rows.append(
             {
                 "prompt": message("user", prompt_text(conversation, num_items)),
-                "seen_titles": [table.films[row].title for row in taste.named],
+                "seen_titles": [table.films[row].title for row in told.named],
                 TRUTH: [[table.films[row].title, str(table.films[row].year)] for row in truth],
                 "sample_id": f"sample_{split}_{index:05d}",
                 "completion": message("assistant", "\n".join(film.name for film in shown)),
@@ -107,8 +121,12 @@ def write_sample(
     counts: dict[str, int] | None = None,
     num_items: int = ListSettings.num_items,
     overwrite: bool = False,
+    asking: Asking | None = None,
 ) -> Path:
-    """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there."""
+    """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there.
+
+    asking: first turns that say little, and demonstrations that ask.
+    """
     counts = counts or {"train": 4000, "validation": 300, "test": 500}
     out = Path(out)
     table = load_films()
@@ -121,7 +139,7 @@ def write_sample(
             raise UserError(f"--{split} {counts[split]}: give at least one row")
     with folder_written_whole(out) as partial:
         for split in SPLITS:
-            rows = make_rows(table, split, counts[split], seed, num_items)
+            rows = make_rows(table, split, counts[split], seed, num_items, asking is not None)
             pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), partial / f"{split}.parquet")
             if split != "test":
                 pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), partial / f"sft_{split}.parquet")
@@ -130,6 +148,9 @@ def write_sample(
                 catalog_schema = pa.schema([*CATALOG_SCHEMA, *further])
                 catalog = pa.Table.from_pylist(catalog_rows(table, rows), catalog_schema)
                 pq.write_table(catalog, partial / "catalog.parquet")
+        if asking is not None:
+            matcher = make_matcher(load_catalog(partial / "catalog.parquet"), ListSettings())
+            add_questions(partial, asking, matcher, num_items)
     return out
 
 
@@ -156,6 +177,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--num-items", type=int, default=ListSettings.num_items, help="items a list asks for (%(default)s)"
     )
+    add_ask_options(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = parser.parse_args(arguments)
     out = write_sample(
@@ -164,6 +186,7 @@ def main(arguments: list[str]) -> int:
         counts={split: getattr(given, split) for split in SPLITS},
         num_items=given.num_items,
         overwrite=given.overwrite,
+        asking=asking_of(vars(given), given.seed),
     )
     print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
     return 0

@@ -1,13 +1,13 @@
 """What can be asked about: attributes of a catalog's items, each a column of labels, or `decade`, of the years."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, labels_of, load_catalog
-from convrec.lists.titles import normalise
+from convrec.lists.titles import fold, normalise
 
 DECADE = "decade"
 
@@ -32,6 +32,19 @@ class Attributes:
         """The labels that all of these items have, sorted; none for no rows."""
         of_row = self.values[attribute]
         return sorted(frozenset.intersection(*(of_row[row] for row in rows))) if rows else []
+
+    def named(self, attribute: str, answer: str) -> list[str]:
+        """The labels of the attribute that an answer has as words."""
+        text = f" {fold(answer)} "
+        return [label for label in self.labels[attribute] if f" {fold(label)} " in text]
+
+    def by_what_was_told(self, rows: Iterable[int], told: Mapping[str, Sequence[str]]) -> list[int]:
+        """The rows, those first that have more of the labels that were told of each attribute; else in their order."""
+
+        def fitting(row: int) -> int:
+            return sum(len(self.values[name][row].intersection(labels)) for name, labels in told.items())
+
+        return sorted(rows, key=lambda row: -fitting(row))
 
     def said(self, attribute: str, rows: Sequence[int], conversation: str) -> bool:
         """Whether the conversation has every label that these items share; True where they share none."""

@@ -71,6 +71,12 @@ LIKED_LINES = (
     "{f} is so good.",
 )
 SEEN_LINES = ("I have already seen {f}.", "No need to tell me about {f}.", "I know {f} by heart.")
+VAGUE_LINES = (
+    "I want to watch something tonight.",
+    "Can you recommend a movie?",
+    "What should I watch next?",
+    "We need a film for the weekend.",
+)
 OPENERS = ("Hi! ", "Hello. ", "Hey there! ", "")
 CLOSERS = ("", "", "Thanks!", "Any ideas?", "What do you think?", "Surprise me.")
 SYSTEM_OPENERS = (
@@ -102,7 +108,8 @@ LONG_SHARE = 0.02  # of conversations with a rambling first turn, as in Reddit p
 
 
 def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator) -> str:
-    """A conversation of one to five turns, the last one the user's, that states `taste` and names its films as seen."""
+    """A conversation of one to five turns, the last one the user's, that states `taste` and names its films as seen. Of
+    an empty taste it says nothing."""
 
     def pick(lines: Sequence[str]) -> str:
         return lines[int(rng.integers(len(lines)))]
@@ -124,6 +131,7 @@ def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator)
             statements.append(pick(ERA_LINES).format(e=pick(ERA_WORDS[taste.era])))
     statements += [pick(LIKED_LINES if rng.random() < 0.7 else SEEN_LINES).format(f=name) for name in named]
 
+    statements = statements or [pick(VAGUE_LINES)]
     user_turns = min(max(turns_wanted // 2 + turns_wanted % 2 - (suggested is not None), 1), max(len(statements), 1))
     spoken: list[list[str]] = [[] for _ in range(user_turns)]
     for index, statement in enumerate(statements):
