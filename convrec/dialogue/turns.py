@@ -1,9 +1,8 @@
 """The grammar of a turn: the model asks one question about an attribute of the catalog, or gives its list.
 
-A question is the one line "Which genre?". Whatever else holds a question's line is malformed: a list without any item.
-In the last turn of a conversation nothing can be asked (`attributes` is empty), so a question there is a line of a list
-that is no item. A conversation goes on as text, as all conversations of a prompt do: the question is the SYSTEM's turn,
-the answer the USER's.
+A question is the one line "Which genre?". Whatever else holds a question's line is malformed, a list without any item;
+so is a question in the last turn of a conversation, where nothing can be asked. A conversation goes on as text, as all
+conversations of a prompt do: the question is the SYSTEM's turn, the answer the USER's.
 """
 
 from collections.abc import Collection
@@ -30,14 +29,14 @@ def question_text(attribute: str) -> str:
     return f"Which {attribute}?"
 
 
-def read_turn(text: str, attributes: Collection[str], delimiter: str = DEFAULT_DELIMITER) -> Turn:
-    """attributes: what may be asked about in this turn."""
+def read_turn(text: str, attributes: Collection[str], may_ask: bool = True, delimiter: str = DEFAULT_DELIMITER) -> Turn:
+    """attributes: what questions are about. may_ask: whether this is not the last turn."""
     lines = split_lines(text, delimiter)
     of_question = {question_text(attribute): attribute for attribute in attributes}
     asked = [of_question[line] for line in lines if line in of_question]
     if not asked:
         return Turn(None, lines)
-    return Turn(asked[0], []) if len(lines) == 1 else Turn(None, [])
+    return Turn(asked[0], []) if may_ask and len(lines) == 1 else Turn(None, [])
 
 
 def with_answer(prompt: str, attribute: str, answer: str) -> str:

@@ -30,7 +30,9 @@ def test_a_turn_is_a_question_or_a_list(text: str, asked: str | None, lines: lis
 
 
 def test_nothing_is_asked_in_the_last_turn() -> None:
-    assert read_turn("Which genre?", ()).asked is None
+    turn = read_turn("Which genre?", ATTRIBUTES, may_ask=False)
+    assert turn.malformed
+    assert read_turn("Heat (1995)", ATTRIBUTES, may_ask=False).lines == ["Heat (1995)"]
 
 
 def test_a_conversation_goes_on_as_text_and_an_answer_begins_no_turn() -> None:
