@@ -34,9 +34,10 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.rollout.constraint import ListConstraint, load_trie
+from convrec.rollout.dialogues import Dialogues
 from convrec.rollout.queue import keep_to_this_run
 from convrec.rollout.repair import RepairedGroups, Siblings
-from convrec.rollout.responses import Prompt, SampledResponse
+from convrec.rollout.responses import TURN, Prompt, SampledResponse
 from convrec.rollout.reward_manager import GroupRewardManager
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,28 @@ class GroupedRollouts(RepairedGroups):
         assert trie is not None  # recipes.preflight.constrained
         return ListConstraint(trie, make_matcher(load_catalog(ours.catalog_file), lists), lists.num_items)
 
+    @cached_property
+    def dialogues(self) -> Dialogues | None:
+        """None where nothing is asked."""
+        ours = self.config.convrec
+        return Dialogues(ours, self.config.data.seed, self.tokenizer) if ours.get("ask") else None
+
+    async def _converse(self, prompts: list[Prompt]) -> tuple[list[SampledResponse], list[SampledResponse]]:
+        """The lists with which the rollouts end, and the questions before them."""
+        if self.dialogues is None:
+            return await self._generate(prompts), []
+        lists, questions = list[SampledResponse](), list[SampledResponse]()
+        for prompt in prompts:
+            prompt.sample = self.dialogues.opened(prompt.sample, 0)
+        for turn in range(self.dialogues.max_turns):
+            of_uid = {prompt.sample["uid"]: prompt for prompt in prompts}
+            rollouts = await self._generate(prompts) if prompts else []
+            following = [self.dialogues.next_turn(one, of_uid[one.sample["uid"]], turn) for one in rollouts]
+            prompts = [prompt for prompt in following if prompt]
+            for rollout, prompt in zip(rollouts, following, strict=True):
+                (questions if prompt else lists).append(rollout)
+        return lists, questions
+
     def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
         is_plain = sample["agent_name"] == SINGLE_TURN and not {"__do_sample__", "priority"} & sample.keys()
         return is_plain and self.groups_are_possible
@@ -140,7 +163,7 @@ class GroupedRollouts(RepairedGroups):
         return [answer for group in scored for answer in group]
 
     async def _validate_group(self, prompts: list[Prompt]) -> list[tuple[str, AgentLoopOutput]]:
-        rollouts = await self._generate(prompts)
+        rollouts, _ = await self._converse(prompts)
         await self._score(rollouts)
         return [(rollout.sample["uid"], rollout.output) for rollout in rollouts]
 
@@ -149,11 +172,18 @@ class GroupedRollouts(RepairedGroups):
         uids = [prompt.sample["uid"] for prompt in prompts]
         try:
             await _put_status(uids, partition, "running")
-            rollouts = await self._generate(prompts)
+            rollouts, questions = await self._converse(prompts)
             await self._score(rollouts)
             if partition == "train":
                 of_prompt = itertools.groupby(rollouts, lambda rollout: rollout.sample["uid"])
                 await asyncio.gather(*(self.repair_prompt([*some]) for _, some in of_prompt))
+            ends = {(end.sample["uid"], end.sample["session_id"]): end.output for end in rollouts}
+            for question in questions:  # as verl has it of outputs before the last
+                end = ends[question.sample["uid"], question.sample["session_id"]]
+                question.output.reward_score = end.reward_score
+                question.output.extra_fields["reward_extra_info"] = end.extra_fields["reward_extra_info"]
+                question.output.extra_fields[TURN]["asked"] = end.extra_fields[TURN]["asked"]
+            rollouts = [*questions, *rollouts]
             await tq.async_kv_batch_put(
                 keys=[rollout.key for rollout in rollouts],
                 fields=list_of_dict_to_tensordict([self._fields(rollout) for rollout in rollouts]),
@@ -189,7 +219,7 @@ class GroupedRollouts(RepairedGroups):
         for prompt in prompts:
             ids = await self.single_turn.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
             constrained = {} if self.constraint is None else {"extra_args": self.constraint.extra_args(prompt.sample)}
-            for session in range(prompt.n):
+            for session in range(prompt.first_session, prompt.first_session + prompt.n):
                 params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session) | constrained
                 requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
                 samples.append({**prompt.sample, "session_id": session})
