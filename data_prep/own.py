@@ -29,7 +29,7 @@ from data_prep.own_data.exports import FORMS
 from data_prep.own_data.rows import Row, read_again
 from data_prep.own_data.source import GIVEN, TRUTHS, open_source, preview
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
-from data_prep.questions import Asking, add_ask_options, add_questions, asking_of
+from data_prep.questions import add_ask_option, add_questions
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
@@ -61,13 +61,13 @@ def convert_own(
     overwrite: bool = False,
     skip_damaged: float | None = None,
     progress: bool = False,
-    asking: Asking | None = None,
+    ask: Sequence[str] | None = None,
     **reading: Any,
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds (`write_data`). Raises UserError, and then OUT is as it was.
 
     skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. reading: columns
-    of `read_catalog`; form, truth and recommenders of `Source`. asking: demonstrations that ask.
+    of `read_catalog`; form, truth and recommenders of `Source`. ask: attributes that demonstrations ask about.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     check_out(out, overwrite, FILES)
@@ -96,7 +96,7 @@ def convert_own(
     sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
     writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
     about = {"read": source.told(), "splits": described, "warnings": warnings}
-    arguments = item, num_items, damage, about, asking
+    arguments = item, num_items, damage, about, ask
     return write_data(out, items, matcher, writing, lambda row: split_of[conversation_name(row)], *arguments)
 
 
@@ -140,7 +140,7 @@ def write_data(
     num_items: int,
     damage: Damage,
     about: dict[str, Any],
-    asking: Asking | None = None,
+    ask: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Write OUT; returns what its summary.json holds.
 
@@ -153,7 +153,7 @@ def write_data(
         noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
         pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
         files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
-        asked = {"questions": add_questions(folder, asking, matcher, num_items)} if asking else {}
+        asked = {"questions": add_questions(folder, ask, matcher, num_items)} if ask else {}
         summary = {
             "files": files,
             "catalog": {
@@ -299,10 +299,9 @@ def main(arguments: list[str]) -> int:
         "--recommender", dest="recommenders", nargs="+", default=(), metavar="NAME", help="who recommends in a chat"
     )
     add_output_options(parser, "rows")
-    add_ask_options(parser)
+    add_ask_option(parser)
     given = vars(parser.parse_args(arguments))
     rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
-    given["asking"] = asking_of(given)
     if (count is None) == (given["out"] is None):
         parser.error("give --out, or --preview to look first")
     if count is not None and count < 1:

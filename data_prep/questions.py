@@ -16,34 +16,29 @@ from convrec.data.schema import SFT_SCHEMA, truth_of
 from convrec.dialogue.attributes import Attributes, load_attributes
 from convrec.dialogue.turns import MAX_TURNS, question_text, with_answer
 from convrec.dialogue.users import Asked, RuleUser, draw
-from convrec.errors import UserError
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item, split_lines
 from data_prep.tables import message
 
 QUESTION_IDS = tuple(f"_q{number}" for number in range(1, MAX_TURNS))  # end the sample_id of a question's row
+ASK_SHARE = 0.3  # of the turns that may ask, of rows whose wanted items the catalog has
+SEED = 3407
 SPLITS = ("train", "validation")  # of demonstrations
 
 
-class Asking(NamedTuple):
-    """attributes: to ask about. share: of the turns that ask, of rows whose wanted items the catalog has."""
-
-    attributes: Sequence[str]
-    share: float = 0.3
-    seed: int = 3407
-
-
-def add_questions(folder: Path, asking: Asking, matcher: Matcher, num_items: int) -> dict[str, int]:
-    """Rewrite the tables of demonstrations in `folder`; returns how many rows of each ask.
+def add_questions(
+    folder: Path, ask: Sequence[str], matcher: Matcher, num_items: int, seed: int = SEED
+) -> dict[str, int]:
+    """Rewrite the tables of demonstrations in `folder`, asking about `ask`; returns how many rows of each ask.
 
     Rows of `train` and `validation` that have no demonstration get one: what training wants most often, without what
     the conversation has seen. Raises UserError for attributes that the catalog cannot be asked about.
     """
-    attributes = load_attributes(folder / "catalog.parquet", asking.attributes)
+    attributes = load_attributes(folder / "catalog.parquet", ask)
     tables = {name: _read(folder / f"{name}.parquet") for split in SPLITS for name in (split, f"sft_{split}")}
     wanted = (matcher.wanted(*pair).index for row in tables["train"] for pair in truth_of(row))
     popular = [row for row, _ in Counter(row for row in wanted if row >= 0).most_common()]
-    maker = _Maker(attributes, matcher, RuleUser(attributes, asking.seed), asking, popular, num_items)
+    maker = _Maker(attributes, matcher, RuleUser(attributes, seed), popular, num_items)
     questions = {}
     for split in SPLITS:
         demonstrated = {row["sample_id"] for row in tables[f"sft_{split}"]}
@@ -61,16 +56,15 @@ class _Maker(NamedTuple):
     attributes: Attributes
     matcher: Matcher
     user: RuleUser
-    asking: Asking
     popular: Sequence[int]
     num_items: int
 
     def turns(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         wanted = [index for pair in truth_of(row) if (index := self.matcher.wanted(*pair).index) >= 0]
-        random, prompt = draw(self.asking.seed, row["sample_id"], "turns"), row["prompt"][0]["content"]
+        random, prompt = draw(self.user.seed, row["sample_id"], "turns"), row["prompt"][0]["content"]
         told: dict[str, list[str]] = {}
         left = list(self.attributes.names) if wanted else []
-        while left and len(told) < MAX_TURNS - 1 and random.random() < self.asking.share:
+        while left and len(told) < MAX_TURNS - 1 and random.random() < ASK_SHARE:
             name = left.pop(random.randrange(len(left)))
             question = {"prompt": message("user", prompt), "completion": message("assistant", question_text(name))}
             yield row | question | {"sample_id": f"{row['sample_id']}_q{len(told) + 1}"}
@@ -99,24 +93,10 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return pq.read_table(path, columns=[name for name in SFT_SCHEMA.names if name in present]).to_pylist()
 
 
-def add_ask_options(parser: argparse.ArgumentParser) -> None:
+def add_ask_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ask",
         nargs="+",
         metavar="ATTRIBUTE",
-        help="demonstrations that ask about these columns of the catalog (also decade, of its years)",
+        help="demonstrations that ask about these columns of the catalog, or decade",
     )
-    parser.add_argument(
-        "--ask-share", type=float, default=Asking._field_defaults["share"], metavar="SHARE",
-        help="--ask: of the turns that ask (%(default)s)",
-    )  # fmt: skip
-
-
-def asking_of(given: dict[str, Any], seed: int = Asking._field_defaults["seed"]) -> Asking | None:
-    """What the options say, which are taken out; None without --ask. Raises UserError for a share that is none."""
-    attributes, share = given.pop("ask"), given.pop("ask_share")
-    if attributes is None:
-        return None
-    if not 0 < share <= 1:
-        raise UserError(f"--ask-share {share}: give a share above 0, at most 1")
-    return Asking(attributes, share, seed)

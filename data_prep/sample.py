@@ -13,6 +13,7 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
 import argparse
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
-from data_prep.questions import Asking, add_ask_options, add_questions, asking_of
+from data_prep.questions import add_ask_option, add_questions
 from data_prep.sample_data.conversations import write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 from data_prep.tables import check_out, message
@@ -121,11 +122,11 @@ def write_sample(
     counts: dict[str, int] | None = None,
     num_items: int = ListSettings.num_items,
     overwrite: bool = False,
-    asking: Asking | None = None,
+    ask: Sequence[str] = (),
 ) -> Path:
     """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there.
 
-    asking: first turns that say little, and demonstrations that ask.
+    ask: first turns that say little, and demonstrations that ask about these attributes.
     """
     counts = counts or {"train": 4000, "validation": 300, "test": 500}
     out = Path(out)
@@ -139,7 +140,7 @@ def write_sample(
             raise UserError(f"--{split} {counts[split]}: give at least one row")
     with folder_written_whole(out) as partial:
         for split in SPLITS:
-            rows = make_rows(table, split, counts[split], seed, num_items, asking is not None)
+            rows = make_rows(table, split, counts[split], seed, num_items, bool(ask))
             pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), partial / f"{split}.parquet")
             if split != "test":
                 pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), partial / f"sft_{split}.parquet")
@@ -148,9 +149,9 @@ def write_sample(
                 catalog_schema = pa.schema([*CATALOG_SCHEMA, *further])
                 catalog = pa.Table.from_pylist(catalog_rows(table, rows), catalog_schema)
                 pq.write_table(catalog, partial / "catalog.parquet")
-        if asking is not None:
+        if ask:
             matcher = make_matcher(load_catalog(partial / "catalog.parquet"), ListSettings())
-            add_questions(partial, asking, matcher, num_items)
+            add_questions(partial, ask, matcher, num_items, seed)
     return out
 
 
@@ -177,7 +178,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--num-items", type=int, default=ListSettings.num_items, help="items a list asks for (%(default)s)"
     )
-    add_ask_options(parser)
+    add_ask_option(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = parser.parse_args(arguments)
     out = write_sample(
@@ -186,7 +187,7 @@ def main(arguments: list[str]) -> int:
         counts={split: getattr(given, split) for split in SPLITS},
         num_items=given.num_items,
         overwrite=given.overwrite,
-        asking=asking_of(vars(given), given.seed),
+        ask=given.ask or (),
     )
     print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
     return 0

@@ -4,10 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from convrec.dialogue.turns import Turn, read_turn, with_answer
-from convrec.dialogue.users import Asked, User
+from convrec.dialogue.users import Asked, RuleUser
 from convrec.lists.ranks import DEFAULT_DELIMITER
-
-NOTHING = Turn(None, [])
 
 
 @dataclass
@@ -21,16 +19,12 @@ class Conversation:
     asked: list[tuple[str, str]] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     text: str = ""
-    last: Turn = NOTHING
+    last: Turn = field(default_factory=lambda: Turn(None, []))
 
     @property
     def dialogue(self) -> str:
         """What was said since the first turn."""
         return self.prompt.removeprefix(self.before[0].rstrip("\n") + "\n")
-
-    def go_on(self, attribute: str, answer: str) -> None:
-        self.asked.append((attribute, answer))
-        self.prompt = with_answer(self.prompt, attribute, answer)
 
 
 Model = Callable[[Sequence[Conversation]], Sequence[str]]  # the next turn of each
@@ -39,7 +33,7 @@ Model = Callable[[Sequence[Conversation]], Sequence[str]]  # the next turn of ea
 def play(
     conversations: Sequence[Conversation],
     model: Model,
-    user: User,
+    user: RuleUser,
     attributes: Sequence[str],
     max_turns: int,
     delimiter: str = DEFAULT_DELIMITER,
@@ -48,13 +42,13 @@ def play(
     going_on = list(conversations)
     for turns_left in range(max_turns - 1, -1, -1):
         asked = []
-        for one, text in zip(going_on, model(going_on), strict=True):
+        for one, text in zip(going_on, model(going_on) if going_on else [], strict=True):
             one.before.append(one.prompt)
             one.text, one.last = text, read_turn(text, attributes, turns_left > 0, delimiter)
             if one.last.asked:
                 asked.append(one)
         questions = [Asked(one.key, one.wanted, one.last.asked or "", one.prompt) for one in asked]
-        answers = user.answers(questions) if questions else []
-        for one, answer in zip(asked, answers, strict=True):
-            one.go_on(one.last.asked or "", answer)
+        for one, question, answer in zip(asked, questions, user.answers(questions), strict=True):
+            one.asked.append((question.attribute, answer))
+            one.prompt = with_answer(one.prompt, question.attribute, answer)
         going_on = asked

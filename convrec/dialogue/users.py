@@ -5,9 +5,9 @@ No answer names a wanted title, or has a label that is like one.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rapidfuzz import fuzz
 
@@ -52,34 +52,9 @@ class Asked(NamedTuple):
     prompt: str = ""
 
 
-class User(Protocol):
-    def answers(self, asked: Sequence[Asked]) -> list[str]: ...
-
-
 def draw(seed: int, *what: object) -> Random:
     text = "/".join(map(str, (seed, *what))).encode()
     return Random(int.from_bytes(hashlib.sha256(text).digest()[:8]))
-
-
-class Discretion:
-    """Whether a text names a title of the catalog, or a label is like one."""
-
-    def __init__(self, attributes: Attributes) -> None:
-        catalog = attributes.catalog
-        aliases = catalog.aliases or [()] * len(catalog)
-        self.titles_M = [(title, *others) for title, others in zip(catalog.titles, aliases, strict=True)]
-
-    def names(self, text: str, rows: Sequence[int]) -> bool:
-        return any(_holds(text, title) for row in rows for title in self.titles_M[row])
-
-    def is_like(self, label: str, rows: Sequence[int]) -> bool:
-        titles = (normalise(title) for row in rows for title in self.titles_M[row])
-        return any(fuzz.ratio(normalise(label), title) >= ALIKE for title in titles) or self.names(label, rows)
-
-
-def _holds(text: str, title: str) -> bool:
-    """Whether the words of a title stand in a row in a text."""
-    return any(bool(words := form(title)) and f" {words} " in f" {form(text)} " for form in (fold, normalise))
 
 
 class RuleUser:
@@ -87,52 +62,61 @@ class RuleUser:
 
     def __init__(self, attributes: Attributes, seed: int, evaluation: bool = False) -> None:
         self.attributes, self.seed, self.evaluation = attributes, seed, evaluation
-        self.discretion = Discretion(attributes)
 
     def answers(self, asked: Sequence[Asked]) -> list[str]:
-        return [self.wording(one, self.attributes.shared(one.attribute, one.wanted)) for one in asked]
+        return [self.wording(one, self.labels(one)) for one in asked]
+
+    def labels(self, asked: Asked) -> Sequence[str]:
+        return self.attributes.shared(asked.attribute, asked.wanted)
 
     def wording(self, asked: Asked, labels: Sequence[str]) -> str:
-        labels = [label for label in labels if not self.discretion.is_like(label, asked.wanted)]
+        labels = [label for label in labels if not self.is_like_a_title(label, asked.wanted)]
         half = slice(int(self.evaluation), None, 2)
         random = draw(self.seed, asked.key, asked.attribute)
         for wordings in (LABEL_WORDINGS, OPEN_WORDINGS) if labels else (OPEN_WORDINGS,):
             for wording in random.sample(wordings[half], len(wordings[half])):
                 said = wording.format(labels=" and ".join(labels))
                 text = said[0].upper() + said[1:]
-                if not self.discretion.names(text, asked.wanted):
+                if not self.names_a_title(text, asked.wanted):
                     return text
         return "..."  # a title of each of our words is wanted
+
+    def titles(self, rows: Sequence[int]) -> Iterator[str]:
+        catalog = self.attributes.catalog
+        for row in rows:
+            yield from (catalog.titles[row], *(catalog.aliases[row] if catalog.aliases else ()))
+
+    def names_a_title(self, text: str, rows: Sequence[int]) -> bool:
+        """Whether the words of a title stand in a row in a text."""
+        return any(
+            bool(words := form(title)) and f" {words} " in f" {form(text)} "
+            for title in self.titles(rows)
+            for form in (fold, normalise)
+        )
+
+    def is_like_a_title(self, label: str, rows: Sequence[int]) -> bool:
+        alike = (fuzz.ratio(normalise(label), normalise(title)) >= ALIKE for title in self.titles(rows))
+        return any(alike) or self.names_a_title(label, rows)
 
 
 class RandomUser(RuleUser):
     """A control: any label of the attribute, in a rule's words."""
 
-    def answers(self, asked: Sequence[Asked]) -> list[str]:
-        labels = self.attributes.labels
-        return [
-            self.wording(one, [draw(self.seed, one.key, one.attribute, "label").choice(labels[one.attribute])])
-            for one in asked
-        ]
+    def labels(self, asked: Asked) -> Sequence[str]:
+        random = draw(self.seed, asked.key, asked.attribute, "label")
+        return [random.choice(self.attributes.labels[asked.attribute])]
 
 
 class OtherUser(RuleUser):
-    """A control: answers for somebody else's wanted items, of `others`."""
+    """A control: answers for somebody else's wanted items, of `others`; the same one's throughout a conversation."""
 
-    def __init__(
-        self, attributes: Attributes, seed: int, others: Sequence[Sequence[int]], evaluation: bool = False
-    ) -> None:
-        super().__init__(attributes, seed, evaluation)
-        self.others = [tuple(rows) for rows in others if rows]
+    others: Sequence[Sequence[int]] = ()
 
-    def answers(self, asked: Sequence[Asked]) -> list[str]:
-        return [self.wording(one, self.attributes.shared(one.attribute, self.of_another(one))) for one in asked]
-
-    def of_another(self, asked: Asked) -> Sequence[int]:
-        """The same one for every question of a conversation."""
+    def labels(self, asked: Asked) -> Sequence[str]:
         random, own = draw(self.seed, asked.key, "other"), set(asked.wanted)
         drawn = (random.choice(self.others) for _ in range(100 if self.others else 0))
-        return next((rows for rows in drawn if own.isdisjoint(rows)), ())
+        rows = next((rows for rows in drawn if rows and own.isdisjoint(rows)), ())
+        return self.attributes.shared(asked.attribute, rows)
 
 
 LLM_PROMPT = """You are looking for one of these: {titles}.
@@ -143,11 +127,12 @@ Answer as that user, in one short sentence, by what these have in common. If the
 that you do not mind. Never write a title or a name from it."""
 
 
-class LLMUser:
+class LLMUser(RuleUser):
     """A model that is told the wanted titles; in place of an answer that names one, it does not mind."""
 
     def __init__(self, attributes: Attributes, llm: LLM) -> None:
-        self.attributes, self.llm, self.discretion = attributes, llm, Discretion(attributes)
+        super().__init__(attributes, 0)
+        self.llm = llm
 
     def answers(self, asked: Sequence[Asked]) -> list[str]:
         titles = self.attributes.catalog.titles
@@ -162,27 +147,6 @@ class LLMUser:
         given = self.llm.ask_all(prompts, label="user", temperature=0.0, max_tokens=60)
         texts = [" ".join(answer.text.split()) for answer in given]
         return [
-            text if text and not self.discretion.names(text, one.wanted) else OPEN_WORDINGS[0]
+            text if text and not self.names_a_title(text, one.wanted) else OPEN_WORDINGS[0]
             for text, one in zip(texts, asked, strict=True)
         ]
-
-
-def make_user(
-    name: str,
-    attributes: Attributes,
-    seed: int,
-    *,
-    others: Sequence[Sequence[int]] = (),
-    llm: Callable[[], LLM] | None = None,
-    evaluation: bool = False,
-) -> User:
-    """name: of USERS. others: wanted rows of all conversations. llm: makes the client of `llm`."""
-    match name:
-        case "rule":
-            return RuleUser(attributes, seed, evaluation)
-        case "random":
-            return RandomUser(attributes, seed, evaluation)
-        case "other":
-            return OtherUser(attributes, seed, others, evaluation)
-    assert llm is not None
-    return LLMUser(attributes, llm())

@@ -25,9 +25,7 @@ class Turns(NamedTuple):
     def list_groups(self) -> list[tuple[Any, int, bool]]:
         """The label of each row for the statistics of ranks: lists of one prompt that stand at the same turn.
 
-        With all lists of the prompt in one group, those behind a question would earn at every rank for what the
-        question had brought, and those without would lose; the latter's first rank holds the decision not to ask, so
-        asking would gain a second time, and without its cost.
+        In one group of all, lists behind questions would earn for what those brought: a second time, without the cost.
         """
         return list(zip(self.uid, self.turn_B.tolist(), self.is_question_B.tolist(), strict=True))
 
@@ -36,9 +34,8 @@ def question_advantages(turns: Turns, ask_cost: float, norm_by_std: bool = True)
     """(B,) A = (R - mean R) / (pooled std + 1e-4), R = gain - ask_cost * questions; 0 of lists.
 
     The mean is over all rollouts of the prompt that came to this turn, whether they asked in it or listed. The standard
-    deviation (unbiased) is that within such groups, over the whole batch: by its own, a group without any hit, in which
-    returns differ by the cost alone, would count as much against asking as a group with hits counts for it, however
-    small the cost. norm_by_std: False centres only.
+    deviation (unbiased) is that within such groups, over the whole batch: by their own, groups without a hit would
+    count against asking however small the cost. norm_by_std: False centres only.
     """
     return_B1 = (turns.gain_B - ask_cost * turns.asked_B)[:, None]
     labels = list(zip(turns.uid, turns.turn_B.tolist(), strict=True))

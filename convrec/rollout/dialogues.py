@@ -1,7 +1,6 @@
 """Rollouts that may ask before they list (docs/explanation/method.md 10): who answers, and the prompt of the next turn.
 
-A turn is an output of its own of a session, which verl's agent loop has a place for: a prompt with all that was said
-before, and the response to it.
+A turn is an output of its own of a session, as verl's agent loop has it: all that was said before, and the response.
 """
 
 import json

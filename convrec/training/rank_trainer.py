@@ -216,7 +216,8 @@ class RankGRPOMixin(ConvRecMixin):
         if self.settings.get("ask"):
             actor.ppo_mini_batch_size = len(batch) // self.config.actor_rollout_ref.rollout.n
         batch = super()._update_actor(batch, metrics)
-        actor.ppo_mini_batch_size = prompts
+        if self.settings.get("ask"):
+            actor.ppo_mini_batch_size = prompts
         if self.is_rank_level:
             parts = {key: metrics.pop(key) for key in list(metrics) if key.startswith("actor/") and ":" in key}
             metrics.update(finish_policy_metrics({k.removeprefix("actor/"): v for k, v in parts.items()}, "actor/"))

@@ -15,7 +15,7 @@ import numpy as np
 from convrec.dialogue.attributes import Attributes, load_attributes
 from convrec.dialogue.play import Conversation, Model, play
 from convrec.dialogue.turns import question_text
-from convrec.dialogue.users import User, make_user
+from convrec.dialogue.users import LLMUser, OtherUser, RandomUser, RuleUser
 from convrec.generation.answers import GenerationRequest
 from convrec.generation.prompts import prompt_id
 from convrec.lists.ranks import Item, format_item
@@ -51,13 +51,15 @@ def dialogues(setup: Setup, answers_of: Answered) -> dict[str, list[Conversation
     return led
 
 
-def _user(setup: Setup, attributes: Attributes, wanted: Sequence[Sequence[int]]) -> User:
+def _user(setup: Setup, attributes: Attributes, wanted: Sequence[Sequence[int]]) -> RuleUser:
     options = setup.options
-
-    def llm() -> LLM:
-        return LLM(endpoint("user"), Path(options.out) / "answers")
-
-    return make_user(str(options.user), attributes, options.seed, others=wanted, llm=llm, evaluation=True)
+    if options.user == "llm":
+        return LLMUser(attributes, LLM(endpoint("user"), Path(options.out) / "answers"))
+    kinds = {"rule": RuleUser, "random": RandomUser, "other": OtherUser}
+    user = kinds[str(options.user)](attributes, options.seed, evaluation=True)
+    if isinstance(user, OtherUser):
+        user.others = wanted
+    return user
 
 
 def _popular(setup: Setup) -> list[int]:
@@ -73,8 +75,6 @@ class _Generated:
         self.setup, self.answers_of, self.turn = setup, answers_of, 0
 
     def __call__(self, conversations: Sequence[Conversation]) -> list[str]:
-        if not conversations:
-            return []
         self.turn += 1
         prompts = [[{"role": "user", "content": one.prompt}] for one in conversations]
         names = [prompt_id(messages) for messages in prompts]

@@ -193,10 +193,9 @@ def _check_asking(config: DictConfig) -> None:
         raise UserError(
             f"{key}, REPAIR={ours.repair}: lists behind different answers are not repaired; take one of them"
         )
-    if config.trainer.v1.trainer_mode != registration.NAME:
-        raise UserError(f"{key}: trainer.v1.trainer_mode={config.trainer.v1.trainer_mode} has no groups of rollouts")
-    if config.actor_rollout_ref.rollout.agent.default_agent_loop != "single_turn_agent":
-        raise UserError(f"{key}: the turns of a conversation are rollouts of single_turn_agent")
+    agent = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if config.trainer.v1.trainer_mode != registration.NAME or agent != "single_turn_agent":
+        raise UserError(f"{key}: turns are rollouts of single_turn_agent in groups: take trainer_mode=rank_grpo")
     if actor.ppo_mini_batch_size != config.data.train_batch_size:
         raise UserError(
             f"{key}: questions make a batch longer; take one update of it, actor.ppo_mini_batch_size=TRAIN_BATCH_SIZE"

@@ -15,9 +15,9 @@ from convrec.dialogue.turns import question_text, read_turn
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
+from data_prep import questions
 from data_prep.own import convert_own
 from data_prep.own import main as own
-from data_prep.questions import Asking
 from data_prep.sample import main as sample
 from data_prep.sample import write_sample
 from data_prep.sample_data.conversations import VAGUE_LINES
@@ -32,7 +32,7 @@ def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def asking_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_sample(tmp_path_factory.mktemp("data") / "ask", counts=COUNTS, asking=Asking(ATTRIBUTES, 0.5))
+    return write_sample(tmp_path_factory.mktemp("data") / "ask", counts=COUNTS, ask=ATTRIBUTES)
 
 
 def test_the_sample_says_little_and_its_demonstrations_ask_in_a_share_of_rows(asking_sample: Path) -> None:
@@ -42,13 +42,13 @@ def test_the_sample_says_little_and_its_demonstrations_ask_in_a_share_of_rows(as
     validate_sft_table(asking_sample / "sft_train.parquet")
     assert len({row["sample_id"] for row in rows}) == len(rows)
     asked = [read_turn(row["completion"][0]["content"], ATTRIBUTES).asked for row in rows]
-    questions = [row for row, one in zip(rows, asked, strict=True) if one]
-    firsts = [row for row in questions if row["sample_id"].endswith("_q1")]
-    assert 0.3 < len(firsts) / 60 < 0.7
+    asking = [row for row, one in zip(rows, asked, strict=True) if one]
+    firsts = [row for row in asking if row["sample_id"].endswith("_q1")]
+    assert 0.15 < len(firsts) / 60 < 0.45
     assert set(asked) == {None, *ATTRIBUTES}
     lists = {row["sample_id"]: row for row in rows if "_q" not in row["sample_id"]}
     assert len(lists) == 60
-    for question in questions:  # each goes on in a later row, which ends with a list
+    for question in asking:  # each goes on in a later row, which ends with a list
         later = lists[question["sample_id"].split("_q")[0]]["prompt"][0]["content"]
         said = f"SYSTEM: {question['completion'][0]['content']}\nUSER: "
         assert later.startswith(question["prompt"][0]["content"].rstrip("\n") + "\n" + said)
@@ -69,7 +69,7 @@ def test_a_list_behind_an_answer_has_what_was_told_in_front(asking_sample: Path)
         assert fitting == sorted(fitting, reverse=True)
         assert fitting[0] > 0
         checked += 1
-    assert checked > 5
+    assert checked > 2
 
 
 # SHA-256 of the rows that the version before `--ask` wrote
@@ -101,8 +101,11 @@ def files(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_own_conversations_without_demonstrations_get_some_that_ask(files: dict[str, Any]) -> None:
-    summary = convert_own(**files, asking=Asking(["genre"], 1.0))
+def test_own_conversations_without_demonstrations_get_some_that_ask(
+    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "ASK_SHARE", 1.0)
+    summary = convert_own(**files, ask=["genre"])
     assert summary["questions"] == {"sft_train": 9, "sft_validation": 3}
     rows = rows_of(files["out"], "sft_train")
     matcher = Matcher(load_catalog(files["out"] / "catalog.parquet"))
@@ -119,7 +122,6 @@ def test_own_conversations_without_demonstrations_get_some_that_ask(files: dict[
     ("arguments", "message"),
     [
         (["--ask", "mood"], "no column mood or moods"),
-        (["--ask", "genre", "--ask-share", "0"], "--ask-share 0.0: give a share above 0"),
         (["--ask", ""], "name attributes"),
     ],
 )
@@ -134,4 +136,4 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_written(
         assert message in capsys.readouterr().err
         assert not (tmp_path / "new").exists()
     with pytest.raises(UserError):
-        convert_own(**files, asking=Asking(["mood"]))
+        convert_own(**files, ask=["mood"])

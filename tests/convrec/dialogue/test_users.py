@@ -18,7 +18,6 @@ from convrec.dialogue.users import (
     OtherUser,
     RandomUser,
     RuleUser,
-    make_user,
 )
 from convrec.errors import UserError
 from convrec.llm import Answer
@@ -87,9 +86,10 @@ def test_controls_do_not_answer_for_what_is_wanted(films: Attributes) -> None:
     asked = [Asked(str(key), [row], "genre") for key in range(200)]
     known = sum("documentary" in text.casefold() for text in RandomUser(films, 0).answers(asked))
     assert known < 30  # one of 20 genres
-    other = OtherUser(films, 0, [[row], [war], []])
+    other = OtherUser(films, 0)
+    other.others = [[row], [war], []]
     assert all("war" in text.casefold() for text in other.answers(asked))
-    assert other.of_another(Asked("1", [row, war], "genre")) == ()  # nobody else
+    assert other.labels(Asked("1", [row, war], "genre")) == []  # nobody else
 
 
 class Model:
@@ -105,8 +105,7 @@ class Model:
 
 def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(films: Attributes) -> None:
     row, model = row_of(films, "Heat"), Model("A crime film,\nplease", "I love heat!", "")
-    user = make_user("llm", films, 0, llm=lambda: model)  # type: ignore[arg-type,return-value]
-    assert isinstance(user, LLMUser)
+    user = LLMUser(films, model)  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * 3
     assert user.answers(asked) == ["A crime film, please", "I don't mind.", "I don't mind."]
     assert "Heat" in model.prompts[0]
