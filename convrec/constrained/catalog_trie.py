@@ -78,7 +78,7 @@ class CatalogTrie:
         return len(np.unique(self.item_W))
 
     def longest_list(self, num_items: int) -> int:
-        """Tokens of the longest list of so many different items, the end of the sequence included."""
+        """Tokens of the longest list of so many different items, or question, the end of the sequence included."""
         lengths_S, lines = np.diff(self.ends_S, prepend=0), len(self.row_W)
         items, item_of_W = np.unique(self.item_W, return_inverse=True)
         inner_M, last_M = np.zeros((2, len(items)), np.int64)
@@ -88,7 +88,8 @@ class CatalogTrie:
         top, others = order[:num_items], order[num_items:]
         tokens = inner_M[top].sum() + (last_M - inner_M)[top].max(initial=-1)
         # or another item is the last, behind all of them but the shortest
-        return max(0, int(tokens), int(inner_M[top[:-1]].sum() + last_M[others].max()) if len(others) else 0)
+        asked = max(map(len, self.questions), default=0)
+        return max(asked, int(tokens), int(inner_M[top[:-1]].sum() + last_M[others].max()) if len(others) else 0)
 
     def most_items(self, most: int, max_tokens: int) -> int:
         """How many items, `most` at most, every list can have within so many tokens."""

@@ -1,5 +1,6 @@
 """What can be asked about: attributes of a catalog's items, each a column of labels, or `decade`, of the years."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,11 @@ class Attributes:
     def labels(self) -> Mapping[str, list[str]]:
         """attribute -> all labels that some item has, sorted."""
         return {name: sorted(frozenset().union(*of_row)) for name, of_row in self.values.items()}
+
+    def commonest(self, attribute: str, count: int) -> tuple[str, ...]:
+        """The labels that most items have, at most so many."""
+        of_items = Counter(label for labels in self.values[attribute] for label in sorted(labels))
+        return tuple(label for label, _ in of_items.most_common(count))
 
     def shared(self, attribute: str, rows: Sequence[int]) -> list[str]:
         """The labels that all of these items have, sorted; none for no rows."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from convrec.data.chat import fit_prompt
 from convrec.dialogue.attributes import load_attributes
 from convrec.dialogue.turns import read_turn, with_answer
 from convrec.dialogue.users import Asked, RuleUser
@@ -18,13 +19,14 @@ from convrec.rollout.responses import TURN, Prompt, SampledResponse
 
 
 class Dialogues:
-    """The user of a run. ours: its `convrec` section."""
+    """The user of a run. config: the run's."""
 
-    def __init__(self, ours: Any, seed: int, tokenizer: Any) -> None:
-        self.lists, self.tokenizer, self.max_turns = ListSettings.of(ours), tokenizer, int(ours.max_turns)
+    def __init__(self, config: Any, tokenizer: Any) -> None:
+        ours, self.data, self.tokenizer = config.convrec, config.data, tokenizer
+        self.lists, self.max_turns = ListSettings.of(ours), int(ours.max_turns)
         self.attributes = load_attributes(ours.catalog_file, list(ours.ask), "ASK")
         self.matcher = make_matcher(load_catalog(ours.catalog_file), self.lists)
-        self.user = RuleUser(self.attributes, seed)
+        self.user = RuleUser(self.attributes, config.data.seed)
 
     def opened(self, sample: dict[str, Any], turn: int, asked: Sequence[str] = ()) -> dict[str, Any]:
         """The sample of a turn (from 0), with what it may ask under a constraint: nothing twice, nothing at the end."""
@@ -46,8 +48,11 @@ class Dialogues:
         (message,) = sample["raw_prompt"]
         key = f"{prompt.trajectory['step']}/{sample['index']}"  # a resumed run hears what it would have heard
         (answer,) = self.user.answers([Asked(key, wanted, read.asked, message["content"])])
-        text = with_answer(message["content"], read.asked, answer)
+        message = message | {"content": with_answer(message["content"], read.asked, answer)}
+        template = self.data.get("apply_chat_template_kwargs") or {}
+        following = sample | {"raw_prompt": fit_prompt(self.tokenizer, [message], self.data.max_prompt_length, **template)}
         asked = {name for place, name in enumerate(self.attributes.names) if -1 - place not in sample[OPEN]}
-        following = sample | {"raw_prompt": [message | {"content": text}]}
         following = self.opened(following, turn + 1, [*asked, read.asked])
-        return Prompt(following, prompt.sampling_params, prompt.trajectory, 1, sample["session_id"])
+        # a draw of its own: with the seed of the turn before, who has asked would ask again
+        trajectory = prompt.trajectory | {"sample_index": f"{sample['index']}/{turn + 1}"}
+        return Prompt(following, prompt.sampling_params, trajectory, 1, sample["session_id"])

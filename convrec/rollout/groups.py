@@ -97,19 +97,18 @@ class GroupedRollouts(RepairedGroups):
     @cached_property
     def dialogues(self) -> Dialogues | None:
         """None where nothing is asked."""
-        ours = self.config.convrec
-        return Dialogues(ours, self.config.data.seed, self.tokenizer) if ours.get("ask") else None
+        return Dialogues(self.config, self.tokenizer) if self.config.convrec.get("ask") else None
 
     async def _converse(self, prompts: list[Prompt]) -> tuple[list[SampledResponse], list[SampledResponse]]:
         """The lists with which the rollouts end, and the questions before them."""
         if self.dialogues is None:
             return await self._generate(prompts), []
-        lists, questions = list[SampledResponse](), list[SampledResponse]()
+        lists, questions, group = list[SampledResponse](), list[SampledResponse](), uuid4().hex
         for prompt in prompts:
             prompt.sample = self.dialogues.opened(prompt.sample, 0)
         for turn in range(self.dialogues.max_turns):
             of_uid = {prompt.sample["uid"]: prompt for prompt in prompts}
-            rollouts = await self._generate(prompts) if prompts else []
+            rollouts = await self._generate(prompts, group) if prompts else []
             following = [self.dialogues.next_turn(one, of_uid[one.sample["uid"]], turn) for one in rollouts]
             prompts = [prompt for prompt in following if prompt]
             for rollout, prompt in zip(rollouts, following, strict=True):
@@ -202,7 +201,8 @@ class GroupedRollouts(RepairedGroups):
             return rollout.fields()
         return rollout.fields() | self.constraint.fields(rollout.sample, rollout.output.response_ids)
 
-    async def _generate(self, prompts: list[Prompt]) -> list[SampledResponse]:
+    async def _generate(self, prompts: list[Prompt], group: str = "") -> list[SampledResponse]:
+        """group: calls of one name are answered by one server, which has the beginnings of their prompts."""
         if self.single_turn is None:
             self.single_turn = SingleTurnAgentLoop(
                 trainer_config=DictConfigWrap(self.config),
@@ -224,7 +224,7 @@ class GroupedRollouts(RepairedGroups):
                 requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
                 samples.append({**prompt.sample, "session_id": session})
         start = time.perf_counter()
-        group = uuid4().hex
+        group = group or uuid4().hex
         # what a balancer may want to choose by: the first request stands for all
         first = {name: requests[0][name] for name in ("prompt_ids", "sampling_params")}
         server_id, server = await self.llm_client._acquire_server(group, **first)

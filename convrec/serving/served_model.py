@@ -7,6 +7,7 @@ from typing import Any
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.checkpoints.saving import best_step
+from convrec.dialogue.turns import MAX_TURNS
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.runs.folder import LATEST, read_config, setting
@@ -15,13 +16,16 @@ from convrec.runs.folder import LATEST, read_config, setting
 @dataclass(frozen=True)
 class ServedModel:
     """path: a Hugging Face folder or id. lists: as the model was trained; their num_items is what the prompt asks for.
-    item: what the prompt calls an item."""
+    item: what the prompt calls an item. ask: the attributes that it was trained to ask about, in turns of at most
+    `max_turns` with the list."""
 
     path: str
     version: str
     lists: ListSettings
     item: str
     chat_template_kwargs: dict[str, Any]
+    ask: tuple[str, ...] = ()
+    max_turns: int = MAX_TURNS
 
 
 def find_model(model: str | Path, catalog: Path, item: str | None, num_items: int | None) -> ServedModel:
@@ -50,6 +54,8 @@ def find_model(model: str | Path, catalog: Path, item: str | None, num_items: in
         lists,
         item or noted.get("item") or "movie",
         {"enable_thinking": False} if kwargs is None else dict(kwargs),
+        tuple(setting(trained_with, "convrec.ask") or ()),
+        int(setting(trained_with, "convrec.max_turns") or MAX_TURNS),
     )
 
 

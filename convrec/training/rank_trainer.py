@@ -8,7 +8,6 @@ Neither verl registry sees ranks, so the trainer reads responses and rank return
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -205,19 +204,16 @@ class RankGRPOMixin(ConvRecMixin):
         return {"rollout_is_weights": proto.batch["rollout_is_weights"]}
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Questions are rows of their own: a batch is no multiple of an update's rows, and one update all the same."""
-        if not self.settings.get("ask"):
-            return super()._get_required_batch_multiple(dp_size)
-        return math.lcm(dp_size, self.config.actor_rollout_ref.rollout.n)
+        """Questions are rows of their own: a batch has no fixed number of rows, and is one update all the same."""
+        return dp_size if self.settings.get("ask") else super()._get_required_batch_multiple(dp_size)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        actor = self.config.actor_rollout_ref.actor
-        prompts = actor.ppo_mini_batch_size
-        if self.settings.get("ask"):
-            actor.ppo_mini_batch_size = len(batch) // self.config.actor_rollout_ref.rollout.n
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        configured = actor.ppo_mini_batch_size, rollout.n
+        if self.settings.get("ask"):  # verl's rows of an update are the product of both
+            actor.ppo_mini_batch_size, rollout.n = len(batch), 1
         batch = super()._update_actor(batch, metrics)
-        if self.settings.get("ask"):
-            actor.ppo_mini_batch_size = prompts
+        actor.ppo_mini_batch_size, rollout.n = configured
         if self.is_rank_level:
             parts = {key: metrics.pop(key) for key in list(metrics) if key.startswith("actor/") and ":" in key}
             metrics.update(finish_policy_metrics({k.removeprefix("actor/"): v for k, v in parts.items()}, "actor/"))

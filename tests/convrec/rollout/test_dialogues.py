@@ -42,8 +42,8 @@ def rows(tokenizer: Any, catalog: str, monkeypatch: pytest.MonkeyPatch) -> dict[
     def generated(worker: Any) -> Any:
         generate = worker._generate
 
-        async def of_turn(prompts: list[Any]) -> list[Any]:
-            found = await generate(prompts)
+        async def of_turn(prompts: list[Any], group: str) -> list[Any]:
+            found = await generate(prompts, group)
             for one in found:
                 said = one.sample["raw_prompt"][0]["content"].count("SYSTEM: ")
                 text = turns[one.sample["session_id"]][said]
@@ -94,7 +94,8 @@ def test_the_trainer_reads_the_turns(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def test_what_a_constrained_turn_may_ask(tokenizer: Any, catalog: str) -> None:  # noqa: F811
-    dialogues = Dialogues(OmegaConf.create({"catalog_file": catalog, **ASKS}), 0, tokenizer)
+    config = {"convrec": {"catalog_file": catalog, **ASKS}, "data": {"seed": 0}}
+    dialogues = Dialogues(OmegaConf.create(config), tokenizer)
     opened = [dialogues.opened({}, turn, asked)[OPEN] for turn, asked in ((0, ()), (1, ["genre"]), (2, ["genre"]))]
     assert opened == [[-1, -2], [-2], []]
     assert list(itertools.chain(*opened)) == [-1, -2, -2]
