@@ -50,9 +50,9 @@ class Dialogues:
         (answer,) = self.user.answers([Asked(key, wanted, read.asked, message["content"])])
         message = message | {"content": with_answer(message["content"], read.asked, answer)}
         template = self.data.get("apply_chat_template_kwargs") or {}
-        following = sample | {"raw_prompt": fit_prompt(self.tokenizer, [message], self.data.max_prompt_length, **template)}
+        said = fit_prompt(self.tokenizer, [message], self.data.max_prompt_length, **template)
         asked = {name for place, name in enumerate(self.attributes.names) if -1 - place not in sample[OPEN]}
-        following = self.opened(following, turn + 1, [*asked, read.asked])
+        following = self.opened(sample | {"raw_prompt": said}, turn + 1, [*asked, read.asked])
         # a draw of its own: with the seed of the turn before, who has asked would ask again
         trajectory = prompt.trajectory | {"sample_index": f"{sample['index']}/{turn + 1}"}
         return Prompt(following, prompt.sampling_params, trajectory, 1, sample["session_id"])

@@ -111,8 +111,8 @@ class GroupedRollouts(RepairedGroups):
             rollouts = await self._generate(prompts, group) if prompts else []
             following = [self.dialogues.next_turn(one, of_uid[one.sample["uid"]], turn) for one in rollouts]
             prompts = [prompt for prompt in following if prompt]
-            for rollout, prompt in zip(rollouts, following, strict=True):
-                (questions if prompt else lists).append(rollout)
+            for rollout, goes_on in zip(rollouts, following, strict=True):
+                (questions if goes_on else lists).append(rollout)
         return lists, questions
 
     def _goes_in_groups(self, sample: dict[str, Any]) -> bool:

@@ -94,8 +94,8 @@ class AskedQuestion(Strict):
 
 
 class RecommendedList(Strict):
-    """The last event of a stream, `end`, is the same without `items`; each `item` has the `list_id`, too, and a `question`
-    is an event of its own."""
+    """The last event of a stream, `end`, is the same without `items`; each `item` has the `list_id`, too, and so has a
+    `question`, an event of its own."""
 
     list_id: str = Field(description="another for every answer: what feedback names")
     model: str

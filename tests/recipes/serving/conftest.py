@@ -18,8 +18,8 @@ TITLES = ("Alien", "Heat", "Ran", "<img src=x onerror=alert(1)>", "Amélie")
 
 
 class Films:
-    """The processes of a model: five films in their order, and where `asks`, a question at first. `refusal` is raised by whatever is asked; `wait` holds an
-    answer back, and a stream after its first item."""
+    """The processes of a model: five films in their order, and where `asks`, a question at first. `refusal` is raised
+    by whatever is asked; `wait` holds an answer back, and a stream after its first item."""
 
     is_up, running = True, 0
 
