@@ -34,8 +34,8 @@ def catalog(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def rows(tokenizer: Any, catalog: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:  # noqa: F811
-    """What rollouts put: of each prompt the first rollout asks, the second lists at once, the third does both."""
+def world(tokenizer: Any, catalog: str, monkeypatch: pytest.MonkeyPatch) -> World:  # noqa: F811
+    """Of each prompt the first rollout asks, the second lists at once, the third does both."""
     turns = {0: ["Which genre?", "Heat (1995)\nJaws (1975)"], 1: ["Jaws (1975)\nHeat (1995)"]}
     turns[2] = ["Which genre?\nHeat (1995)"]
 
@@ -56,6 +56,12 @@ def rows(tokenizer: Any, catalog: str, monkeypatch: pytest.MonkeyPatch) -> dict[
 
     world = World(tokenizer, catalog, monkeypatch, in_groups=True, catalog_file=catalog, **ASKS)
     world.worker._generate = generated(world.worker)
+    return world
+
+
+@pytest.fixture
+def rows(world: World) -> dict[str, dict[str, Any]]:
+    """What rollouts put."""
     some = [one | {"extra_info": {"index": one["index"]}} for one in samples()]  # rank returns, as in training
     world.run(rows=some)
     return {key.removeprefix("train/"): row for key, (_, row) in world.rows.items() if row}
@@ -91,6 +97,38 @@ def test_the_trainer_reads_the_turns(rows: dict[str, dict[str, Any]]) -> None:
     assert advantages_B[:4].tolist() == pytest.approx([0.95 - (0.95 + 0.6309) / 3, 0, 0, 0], abs=1e-4)
     assert len(set(turns.list_groups)) == 3 * 3
     assert torch.equal(turns.asked_B[:4], torch.tensor([1, 1, 0, 0]))
+
+
+def test_a_further_turn_has_its_server_a_draw_of_its_own_and_a_prompt_that_fits(
+    world: World,
+    tokenizer: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, groups, seeds = world.worker, list[str](), list[int]()
+    acquire, params_of = worker.llm_client._acquire_server, worker.sampling_params_of
+
+    async def acquired(group: str, **first: Any) -> Any:
+        groups.append(group)
+        return await acquire(group, **first)
+
+    def drawn(*of: Any) -> dict[str, Any]:
+        params = params_of(*of)
+        seeds.append(params["seed"])
+        return params
+
+    monkeypatch.setattr(worker.llm_client, "_acquire_server", acquired)
+    monkeypatch.setattr(worker, "sampling_params_of", drawn)
+    first = tokenizer.apply_chat_template(samples()[0]["raw_prompt"], add_generation_prompt=True, return_dict=True)
+    worker.config.data.max_prompt_length = limit = len(first["input_ids"]) + 8  # a question and its answer take more
+    world.run(rows=[samples()[0] | {"extra_info": {"index": 0}}])
+    assert len(groups) == 2
+    assert groups[0] == groups[1]  # a turn goes where its beginning is
+    assert len(seeds) == len(set(seeds)) == 4  # three rollouts, and the one that asked goes on
+    prompt = plain(world.rows["train/u0_0_1"][1]["prompts"])
+    assert len(prompt) <= limit
+    text = tokenizer.decode(prompt, skip_special_tokens=True)
+    assert "I liked Alien" not in text  # the oldest words went
+    assert "Which genre?" in text
 
 
 def test_what_a_constrained_turn_may_ask(tokenizer: Any, catalog: str) -> None:  # noqa: F811
