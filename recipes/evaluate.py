@@ -13,9 +13,16 @@ from typing import Any
 from tqdm import tqdm
 
 from convrec.errors import says_user_errors
-from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
+from convrec.report.page import (
+    beyond_accuracy_row,
+    dialogue_row,
+    gain_text,
+    not_measured,
+    number_text,
+    table_row,
+    text_table,
+)
 from recipes.evaluation.constrained import WRONG
-from recipes.evaluation.dialogues import dialogue_lines
 from recipes.evaluation.options import EvaluationOptions, add_options
 from recipes.evaluation.scoring import OF_MODEL
 from recipes.evaluation.setup import refuse_to_replace
@@ -41,8 +48,8 @@ def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> st
         beyond = [{"model": name, **beyond_accuracy_row(results[name])} for name in order]
         if len(beyond[0]) > 1:
             lines += [text_table(beyond), *not_measured(results[order[0]]), ""]
-    if dialogue := metrics.get("dialogue"):
-        lines += [*dialogue_lines(dialogue, f"ndcg@{max(settings['ks'])}"), ""]
+    if led := metrics.get("dialogue"):
+        lines += [text_table([{"model": name, **dialogue_row(figures)} for name, figures in led.items()]), ""]
     if held := metrics.get("constrained"):
         counts = ", ".join(f"{held[name]} {name.replace('_', ' ')}" for name in WRONG)
         lines.append(f"{held['lists']} constrained lists of {held['lines']} lines: {counts}")

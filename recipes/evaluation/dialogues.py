@@ -162,15 +162,3 @@ def dialogue_figures(setup: Setup, led: Sequence[Conversation], scored: Scored) 
             name: mean([row[name] for row, _ in part], labels) for name in names
         }
     return figures
-
-
-def dialogue_lines(dialogue: Mapping[str, Mapping[str, Any]], largest: str) -> list[str]:
-    """What the command prints: a line for who led the conversations, and for each number of questions."""
-    lines = []
-    for name, figures in dialogue.items():
-        parts = [f"{key} {value['mean']:.3f} ± {value['se']:.3f}" for key, value in figures.items() if "mean" in value]
-        lines.append(f"{name}: {', '.join(parts)}")
-        for count, part in figures["by_questions"].items():
-            mean, error = part[largest]["mean"], part[largest]["se"]
-            lines.append(f"  {count} questions: {part['n']} conversations, {largest} {mean:.4f} ± {error:.4f}")
-    return lines

@@ -15,6 +15,7 @@ from recipes import evaluate as command
 from recipes.evaluation.examples import examples
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
+from recipes.report import report
 from tests.recipes.evaluation.small import row, write_rows
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Toy Story": 1995, "Jaws": 1975, "Fargo": 1996}
@@ -85,9 +86,12 @@ def test_a_model_that_asks_is_measured_by_its_last_list(
     assert {text.capitalize() for text in said} <= kept
     shown = {example.conversation for example in examples({"model": tmp_path / "out"}, 4)}
     assert any("SYSTEM: Which genre?\nUSER: " in conversation for conversation in shown)
-    text = command.format_metrics(metrics)
-    assert "model: questions 0.750" in text
-    assert "2 questions: 1 conversations, ndcg@3 1.0000" in text
+    printed = {line.split("  ")[0]: line.split() for line in command.format_metrics(metrics).splitlines()}
+    assert printed["questions"][1] == "0.7500"
+    assert printed["with 2 questions: rows"][4] == "1"
+    page = report([], tmp_path / "report.html", {"asking": tmp_path / "out"}).read_text()
+    assert "success by turn 3" in page
+    assert "with 2 questions: NDCG@3" in page
 
 
 def test_baselines_ask_by_their_rule_and_list_what_fits(
