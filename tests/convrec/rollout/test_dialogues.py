@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from convrec.data.chat import encode, render_prompt
 from convrec.dialogue.users import LABEL_WORDINGS
 from convrec.rank_grpo.questions import question_advantages
 from convrec.rollout.constraint import OPEN
@@ -118,16 +119,18 @@ def test_a_further_turn_has_its_server_a_draw_of_its_own_and_a_prompt_that_fits(
 
     monkeypatch.setattr(worker.llm_client, "_acquire_server", acquired)
     monkeypatch.setattr(worker, "sampling_params_of", drawn)
-    first = tokenizer.apply_chat_template(samples()[0]["raw_prompt"], add_generation_prompt=True, return_dict=True)
-    worker.config.data.max_prompt_length = limit = len(first["input_ids"]) + 8  # a question and its answer take more
-    world.run(rows=[samples()[0] | {"extra_info": {"index": 0}}])
+    answered = f"SYSTEM: Which genre?\nUSER: {max(SAID, key=len)}\n"  # has room, and little else
+    prompt_text = render_prompt(tokenizer, [{"role": "user", "content": answered}])
+    worker.config.data.max_prompt_length = limit = len(encode(tokenizer, prompt_text))
+    long = [{"role": "user", "content": "I liked Alien (1979). " * 20}]
+    world.run(rows=[samples()[0] | {"raw_prompt": long, "extra_info": {"index": 0}}])
     assert len(groups) == 2
     assert groups[0] == groups[1]  # a turn goes where its beginning is
     assert len(seeds) == len(set(seeds)) == 4  # three rollouts, and the one that asked goes on
     prompt = plain(world.rows["train/u0_0_1"][1]["prompts"])
     assert len(prompt) <= limit
     text = tokenizer.decode(prompt, skip_special_tokens=True)
-    assert "I liked Alien" not in text  # the oldest words went
+    assert text.count("I liked Alien") < 20  # the oldest words went
     assert "Which genre?" in text
 
 
