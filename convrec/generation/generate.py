@@ -151,6 +151,7 @@ def _replicas(request: offline.Request, placement: Placement, log: str | Path | 
         if engines is not _kept:
             at_the_end.enter_context(engines.stack)
         if engines.replicas is None or engines.request != wanted:
+            engines.replicas = None  # also where the next cannot be opened
             engines.stack.close()
             room = engines.stack.enter_context(placement.open())
             pool = engines.stack.enter_context(closing(Pool(room, offline.load, request, log)))
