@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, BadRecord, BadRow, Collected, Damage, add_skip_damaged, counted, place_of
 from convrec.data.records import READABLE
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_of, prompt_text
 from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json
 from convrec.lists.catalog import Catalog
@@ -34,7 +34,6 @@ from data_prep.tables import (
     TableNumbers,
     beginning,
     check_out,
-    conversation_of,
     describe,
     hash64,
     is_known,

@@ -28,8 +28,10 @@ from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
 from data_prep.sample_data.conversations import write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
+from data_prep.sample_data.hard import KIND, KINDS, draw_request
 from data_prep.tables import check_out, message
 
+PLAIN, HARD = REQUESTS = ("plain", "hard")
 COUNTS = {"train": 4000, "validation": 300, "test": 500}
 SPLITS = tuple(COUNTS)
 GROUND_TRUTH_TEMPERATURE = 0.6
@@ -75,13 +77,17 @@ def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.
     return sorted(chosen, key=lambda row: -score_F[row])
 
 
-def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int) -> list[dict]:
-    """`count` rows with completions; row i of a split depends on the seed and on nothing else."""
+def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int, requests: str = PLAIN) -> list[dict]:
+    """`count` rows with completions; row i of a split depends on the seed and the requests, and on nothing else."""
     rows = []
     for index in Progress(range(count), desc=split, unit="row"):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
-        taste = draw_taste(table, rng)
-        conversation = write_conversation(table, taste, rng)
+        if requests == PLAIN:
+            taste, further = draw_taste(table, rng), {}
+            conversation = write_conversation(table, taste, rng)
+        else:
+            kind, taste, conversation = draw_request(table, rng)
+            further = {KIND: kind}
         size = 1 + int(rng.choice(len(GROUND_TRUTH_SIZES), p=GROUND_TRUTH_SIZES))
         truth = draw_films(table, table.utility(taste), size, taste.named, rng)
         shown = [table.films[row] for row in teacher_list(table, taste, num_items, rng)]
@@ -92,6 +98,7 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
                 TRUTH: [[table.films[row].title, str(table.films[row].year)] for row in truth],
                 "sample_id": f"sample_{split}_{index:05d}",
                 "completion": message("assistant", "\n".join(film.name for film in shown)),
+                **further,
             }
         )
     return rows
@@ -109,6 +116,7 @@ def write_sample(
     seed: int = 3407,
     counts: Mapping[str, int] = MappingProxyType(COUNTS),
     num_items: int = ListSettings.num_items,
+    requests: str = PLAIN,
     overwrite: bool = False,
 ) -> Path:
     """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there."""
@@ -123,10 +131,12 @@ def write_sample(
             raise UserError(f"--{split} {counts[split]}: give at least one row")
     with folder_written_whole(out) as partial:
         for split in SPLITS:
-            rows = make_rows(table, split, counts[split], seed, num_items)
-            pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), partial / f"{split}.parquet")
+            rows = make_rows(table, split, counts[split], seed, num_items, requests)
+            kind = [] if requests == PLAIN else [pa.field(KIND, pa.string())]
+            rl, sft = (pa.schema([*schema, *kind]) for schema in (RL_SCHEMA, SFT_SCHEMA))
+            pq.write_table(pa.Table.from_pylist(rows, rl), partial / f"{split}.parquet")
             if split != "test":
-                pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), partial / f"sft_{split}.parquet")
+                pq.write_table(pa.Table.from_pylist(rows, sft), partial / f"sft_{split}.parquet")
             if split == "train":
                 further = [pa.field("mentions", pa.int32()), pa.field("genres", pa.list_(pa.string()))]
                 catalog_schema = pa.schema([*CATALOG_SCHEMA, *further])
@@ -158,9 +168,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--num-items", type=int, default=ListSettings.num_items, help="items a list asks for (%(default)s)"
     )
+    what = f"plain: bags of words; hard: {', '.join(KINDS)}, as the column `{KIND}` says (%(default)s)"
+    parser.add_argument("--requests", default=PLAIN, choices=REQUESTS, help=what)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = parser.parse_args(arguments)
     counts = {split: getattr(given, split) for split in SPLITS}
-    out = write_sample(given.out, seed=given.seed, counts=counts, num_items=given.num_items, overwrite=given.overwrite)
+    out = write_sample(
+        given.out,
+        seed=given.seed,
+        counts=counts,
+        num_items=given.num_items,
+        requests=given.requests,
+        overwrite=given.overwrite,
+    )
     print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
     return 0

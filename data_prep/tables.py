@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -179,19 +178,6 @@ def describe(name: str, numbers: Mapping[str, Any]) -> str:
     if numbers["prompts_of_another_form"]:
         parts.append(f"{numbers['prompts_of_another_form']:,} prompts of another form")
     return "; ".join(parts)
-
-
-def conversation_of(sample_id: str) -> str:
-    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`."""
-    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
-
-
-def group_of(row: Mapping[str, Any]) -> str:
-    """What must not be torn apart: the row's conversation where its id names one, else the rows of its prompt."""
-    name = conversation_of(row["sample_id"])
-    if name != row["sample_id"]:
-        return name
-    return hashlib.sha256(row["prompt"][0]["content"].encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def catalog_pairs(catalog: Catalog) -> list[Pair]:

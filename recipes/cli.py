@@ -28,6 +28,8 @@ COMMANDS = {  # what is typed -> help
     "matrix": "many trainings, evaluated alike",
     "submit": "follow or stop a job of a cluster",
     "tiny-model": "a model of a million parameters with its own tokenizer",
+    "retrieval fit": "lists without a model, from training conversations",
+    "retrieval candidates": "tables whose prompts name what it finds",
     "demonstrations": "SFT demonstrations for a catalog: Remap, Reflect, Adjust",
     "train sft": "SFT warm start",
     "train rank-grpo": "Rank-GRPO, GRPO or GSPO",
@@ -125,6 +127,10 @@ def function_of(command: str) -> Callable[[list[str]], int]:
             from recipes.tiny_model import main
         case "demonstrations":
             from data_prep.build import main
+        case "retrieval fit":
+            from recipes.retrieval import main
+        case "retrieval candidates":
+            from recipes.retrieval import candidates_main as main
         case "data reddit-v2":
             from data_prep.reddit_v2 import main
         case "data own":

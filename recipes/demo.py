@@ -6,8 +6,9 @@ Every part is the real one: the scripts run_sft.sh and run_rank_grpo.sh, which d
 interrupted demo continues where it was; a finished one is left alone.
 
 OUT/summary.json:
-    models             {"popularity" | "sft" | "rank_grpo": {"recall@5": {"mean", "se"}, ..., "ndcg@20": {"mean", "se"},
-                       "catalog_hit_ratio", "n"}}: test split, protocol `paper`, standard errors by bootstrap
+    models             {"popularity" | "retrieval" | "sft" | "rank_grpo" | "fused": {"recall@5": {"mean", "se"}, ...,
+                       "ndcg@20": {"mean", "se"}, "catalog_hit_ratio", "n"}}: test split, protocol `paper`, standard
+                       errors by bootstrap; fused: the lists of Rank-GRPO and of the retrieval made into one
     gain               rank_grpo minus sft, row by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
     seconds            {phase: seconds}, summed over the starts of an interrupted demo
     versions           {package: version} and "python"
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
@@ -40,6 +42,7 @@ from recipes.experiments.local_runs import evaluation_of, train
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.variables import VARIABLES
 from recipes.report import report as write_report
+from recipes.retrieval import fit_retrieval
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
 OUT = Path("outputs/demo")  # `make serve` serves what is there
@@ -112,7 +115,7 @@ def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[Matrix
 def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     usage = DemoSeconds(out)
-    data, start = out / "data", out / "model"
+    data, start, retrieval = out / "data", out / "model", out / "retrieval"
     settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
     sft, rl = trainings(out, settings)
     for name in {variable.name for variable in VARIABLES} - {"LOGGER"} | {"RAY_ADDRESS"}:
@@ -132,21 +135,27 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     if latest_step(out / rl.name) < rl_steps:
         with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
             train(rl, out)
+    with usage.phase("retrieval", "lists without a model, of similar conversations"):
+        if not retrieval.exists():
+            fit_retrieval([data / "train.parquet"], data / "validation.parquet", data / "catalog.parquet", retrieval)
     with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
-        split = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
+        split: dict[str, Any] = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
+        beside = {"retrieval": str(retrieval)}
+        chosen_on = {"data": str(data / "validation.parquet"), "out": str(out / "evaluation" / "weights")}
+
+        def scored(run: MatrixRun, **further: Any) -> dict[str, Any]:
+            return evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
+
         with engines_kept():
-            sft_metrics, rl_metrics = (
-                evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split))) for run in (sft, rl)
-            )
+            sft_metrics = scored(sft)
+            scored(rl, **beside, **chosen_on, weigh=True, against=None)
+            rl_metrics = scored(rl, **beside)
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)
-    sft_results = sft_metrics["results"]["paper"]
-    results = {
-        "popularity": sft_results["popularity"],
-        "sft": sft_results["model"],
-        "rank_grpo": rl_metrics["results"]["paper"]["model"],
-    }
+    of_sft, of_rl = (metrics["results"]["paper"] for metrics in (sft_metrics, rl_metrics))
+    results = {name: of_rl[name] for name in ("popularity", "retrieval")}
+    results |= {"sft": of_sft["model"], "rank_grpo": of_rl["model"], "fused": of_rl["fused"]}
     shown = (*(f"{metric}@{k}" for metric in ("recall", "ndcg") for k in KS), "catalog_hit_ratio", "n")
     gain = {key: value for key, value in rl_metrics["paired"].items() if key != "against"}
     summary = {
@@ -166,8 +175,15 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
 
 
 def how_to_talk(out: Path) -> str:
+    """And, last, what a user gets of the model and the retrieval together, where the demo had both."""
     serve = f"convrec serve --model demo={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
-    return f"talk to the model in a browser: {'make serve' if out == OUT and not INSTALLED else serve}"
+    told = f"talk to the model in a browser: {'make serve' if out == OUT and not INSTALLED else serve}"
+    models = read_json(out / "summary.json")["models"]
+    if "fused" not in models:
+        return told
+    both, model, alone = (f"{models[name]['ndcg@20']['mean']:.3f}" for name in ("fused", "rank_grpo", "retrieval"))
+    told += f"\nmodel and retrieval together: NDCG@20 {both} (the model alone {model}, the retrieval alone {alone}): "
+    return f"{told}{serve} --retrieval {out / 'retrieval'}"
 
 
 def main(arguments: list[str]) -> int:

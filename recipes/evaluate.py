@@ -40,6 +40,8 @@ def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> st
         beyond = [{"model": name, **beyond_accuracy_row(results[name])} for name in order]
         if len(beyond[0]) > 1:
             lines += [text_table(beyond), *not_measured(results[order[0]]), ""]
+    if fusion := settings.get("fusion"):
+        lines.append(f"fused: weight {fusion['weight']:g} for the model, constant {fusion['constant']:g}")
     if held := metrics.get("constrained"):
         counts = ", ".join(f"{held[name]} {name.replace('_', ' ')}" for name in WRONG)
         lines.append(f"{held['lists']} constrained lists of {held['lines']} lines: {counts}")

@@ -19,6 +19,7 @@ from convrec.generation.placement import Placement, add_placement, visible_gpus
 from convrec.generation.pool import Pool
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
+from convrec.retrieval.folder import NOTES, load_notes
 from convrec.serving.columns import check_columns, read_columns
 from convrec.serving.mentions import add_options, write_mentions
 from convrec.serving.served_model import find_model
@@ -48,6 +49,10 @@ def recommend(given: argparse.Namespace) -> dict[str, Any]:
     found = find_model(given.model, catalog, given.item, given.num_items)
     settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": given.max_prompt_length}
     settings |= {"show": [*given.show], "why": given.why}
+    found.check(given.retrieval)
+    if given.retrieval:
+        load_notes(given.retrieval, fuses=not found.candidates)
+        settings |= {"retrieval": str(given.retrieval.absolute()), "weighed": file_hash(given.retrieval / NOTES)}
     what = {"model": found.version, "catalog": file_hash(catalog), "chats": file_hash(source), "k": given.k, **settings}
     parts = Parts(out, what, GPU_BATCH if visible_gpus() else CPU_BATCH)
     with parts.held():
@@ -97,6 +102,7 @@ def main(arguments: list[str]) -> int:
     add("--item", help="what the prompt calls an item (as in training, else movie)")
     add("--num-items", type=int, help="items that the prompt asks for (as in training, else 20)")
     add("--max-prompt-length", type=int, default=2048, help="tokens; longer ones lose their beginning (%(default)s)")
+    add("--retrieval", type=Path, metavar="FOLDER", help="of `convrec retrieval`: its lists are fused with the model's")
     add_options(parser)
     add("--why", action="store_true", help="give items a sentence, where one is so")
     add_placement(parser)

@@ -18,7 +18,7 @@ from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from convrec.statistics import FLIPS
 from recipes.evaluation.examples import examples
-from recipes.evaluation.scoring import OF_MODEL, comparable, metrics_of, rows_of
+from recipes.evaluation.scoring import FUSED, OF_MODEL, comparable, metrics_of, rows_of
 from recipes.evaluation.slices import title_of
 from recipes.launch.recipe import RECIPES
 from recipes.plot import read_runs, refuse_unlike
@@ -134,11 +134,10 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
     gains = gain_tables(folders, ks, first["seed"])
     columns: dict[str, dict[str, Any]] = {}
     for by_model in results.values():
-        columns |= {name: result for name, result in by_model.items() if name not in OF_MODEL}
+        columns |= {name: result for name, result in by_model.items() if name not in (*OF_MODEL, FUSED)}
     for name, by_model in results.items():
         columns[name] = by_model["model"]
-        if "constrained" in by_model:
-            columns[f"{name}, constrained"] = by_model["constrained"]
+        columns |= {f"{name}, {of}": by_model[of] for of in ("constrained", FUSED) if of in by_model}
     table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
     summary = next(iter(columns.values()))
     split = Path(first["data"]).name

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
+from convrec.retrieval.folder import load_notes
 from convrec.runs.folder import step_of
 from convrec.serving.mentions import add_options, write_mentions
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
@@ -42,9 +43,13 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
             raise UserError(f"--catalog {catalog}: no such file")
         if Path(catalog).suffix not in SUFFIXES:
             raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
-    catalogs = catalogs * len(given) if len(catalogs) == 1 else catalogs
-    pairs = [*zip(given, catalogs, strict=True), *((judge, None) for judge in options.judge or [])]
-    models = [_model(text, catalog, options) for text, catalog in pairs]
+    folders: list[str | None] = [str(one.resolve()) for one in options.retrieval or [] if load_notes(one)]
+    folders = folders or [None]
+    if len(folders) not in (1, len(given)):
+        raise UserError(f"--retrieval: {len(folders)} for {len(given)} --model; give one for all, or one for each")
+    catalogs, folders = (one * len(given) if len(one) == 1 else one for one in (catalogs, folders))
+    judges = ((judge, None, None) for judge in options.judge or [])
+    models = [_model(*one, options) for one in (*zip(given, catalogs, folders, strict=True), *judges)]
     names = [model.name for model in models]
     if len(set(names)) < len(names):
         raise UserError(f"{', '.join(names)}: two models of one name; write --model NAME=MODEL")
@@ -59,7 +64,7 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
     return ServiceSettings(models=models, limits=limits, feedback=feedback, loopback=loopback)
 
 
-def _model(text: str, catalog: str | None, options: argparse.Namespace) -> ModelSettings:
+def _model(text: str, catalog: str | None, retrieval: str | None, options: argparse.Namespace) -> ModelSettings:
     name, is_named, path = text.partition("=")
     if not is_named or "/" in name:
         name, path = "", text
@@ -72,6 +77,7 @@ def _model(text: str, catalog: str | None, options: argparse.Namespace) -> Model
             path=str(folder.resolve()) if folder.is_dir() else path,
             catalog=str(Path(catalog).resolve()) if catalog else None,
             state=str((options.state / (name or _state_name(folder.resolve()))).resolve()) if catalog else None,
+            retrieval=retrieval,
             show=options.show,
             tensor_parallel=options.tensor_parallel,
         )
@@ -102,6 +108,13 @@ def parser() -> argparse.ArgumentParser:
     add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
     add("--catalog", action="append", metavar="FILE", help="its items: .parquet of data_prep, or .pkl")
     add("--judge", action="append", metavar="[NAME=]MODEL", help="a judge, or any model for chat completions alone")
+    add(
+        "--retrieval",
+        action="append",
+        type=Path,
+        metavar="FOLDER",
+        help="of `convrec retrieval`: fused with the model's lists",
+    )
     add_options(found)
     add("--host", default="127.0.0.1", help="the address to bind to (%(default)s)")
     add("--port", type=int, default=PORT, help="the port to bind to (%(default)s)")

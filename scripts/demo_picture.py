@@ -14,8 +14,14 @@ matplotlib.rcParams["svg.hashsalt"] = "demo"  # the same figures give the same f
 from matplotlib import pyplot  # noqa: E402  after the backend is chosen
 
 METRICS = {"recall@5": "Recall@5", "recall@20": "Recall@20", "ndcg@5": "NDCG@5", "ndcg@20": "NDCG@20"}
-MODELS = {"popularity": ("popularity", "#9aa0a6"), "sft": ("SFT", "#5b8ff9"), "rank_grpo": ("Rank-GRPO", "#d9480f")}
-WIDTH = 0.26
+MODELS = {
+    "popularity": ("popularity", "#9aa0a6"),
+    "retrieval": ("retrieval", "#5f6368"),
+    "sft": ("SFT", "#5b8ff9"),
+    "rank_grpo": ("Rank-GRPO", "#d9480f"),
+    "fused": ("Rank-GRPO and retrieval", "#2b8a3e"),
+}
+WIDTH = 0.16
 
 
 def main(summary_file: str) -> None:
@@ -23,13 +29,13 @@ def main(summary_file: str) -> None:
     figure, axis = pyplot.subplots(figsize=(7.2, 2.9))
     for place, (model, (label, colour)) in enumerate(MODELS.items()):
         means, errors = ([models[model][metric][of] for metric in METRICS] for of in ("mean", "se"))
-        where = [x + (place - 1) * WIDTH for x in range(len(METRICS))]
-        axis.bar(where, means, WIDTH - 0.02, yerr=errors, capsize=3, label=label, color=colour)
+        where = [x + (place - len(MODELS) // 2) * WIDTH for x in range(len(METRICS))]
+        axis.bar(where, means, WIDTH - 0.01, yerr=errors, capsize=2, label=label, color=colour)
     axis.set_xticks(range(len(METRICS)), list(METRICS.values()))
     axis.set_ylim(0, 0.75)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title("make demo, test split; bars: one standard error", fontsize=10)
-    axis.legend(frameon=False, ncols=3, fontsize=9)
+    axis.legend(frameon=False, ncols=5, fontsize=8)
     figure.tight_layout()
     figure.savefig(Path(__file__).parents[1] / "docs" / "images" / "demo.svg", metadata={"Date": None})
 

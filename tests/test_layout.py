@@ -26,7 +26,13 @@ BASE = {
     "convrec.statistics",
 }
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
-MIDDLE = LOW | {"convrec.rank_grpo", "convrec.judges", "convrec.checkpoints", "convrec.constrained"}
+MIDDLE = LOW | {
+    "convrec.rank_grpo",
+    "convrec.judges",
+    "convrec.checkpoints",
+    "convrec.constrained",
+    "convrec.retrieval",
+}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
 LIBRARY = VERL | {"convrec.training", "convrec.generation", "convrec.serving", "convrec.report"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -46,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.judges": LOW,
     "convrec.checkpoints": LOW,
     "convrec.constrained": LOW,
+    "convrec.retrieval": LOW,
     "convrec.generation": MIDDLE,
     "convrec.serving": MIDDLE | {"convrec.generation"},
     "convrec.report": MIDDLE,
@@ -95,6 +102,7 @@ HEAVY = ("torch", "pandas", "verl", "ray", "vllm", "transformers", "datasets", "
 # A command imports no other command, but for these, and for recipes/cli.py, which starts them.
 COMMANDS = {
     ("recipes/demo", "recipes/report"),
+    ("recipes/demo", "recipes/retrieval"),
     ("recipes/demo", "recipes/tiny_model"),
     ("recipes/report", "recipes/plot"),
     ("recipes/matrix", "recipes/plot"),

@@ -13,7 +13,7 @@
 
 A model from scratch learns what goes with what from sft_titles in a minute or two; from conversations alone it stays
 long at the same popular list for everyone. So: SFT on sft_titles, then on sft_train.
-The teacher (data_prep/retrieval_teacher.py) has read the training conversations only, never the one it answers.
+The teacher (retrieval_teacher.py beside this) has read the training conversations only, never the one it answers.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.studies.retrieval_teacher import RetrievalTeacher, list_text
 from convrec.data.schema import (
     CATALOG_SCHEMA,
     RL_SCHEMA,
@@ -35,6 +36,7 @@ from convrec.data.schema import (
     TURN,
     Pair,
     conversation_text,
+    group_of,
     prompt_text,
     truth_of,
 )
@@ -46,8 +48,7 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
 from convrec.lists.ranks import Item, parse_items
 from convrec.progress import Progress
-from data_prep.retrieval_teacher import RetrievalTeacher, list_text
-from data_prep.tables import check_out, group_of, message
+from data_prep.tables import check_out, message
 
 
 def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:

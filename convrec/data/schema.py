@@ -7,10 +7,11 @@ SFT table: the same and completion (one assistant message). Demonstrations that 
 Catalog:   title, year (null in every row where items have no years), and whatever else (`mentions`).
 """
 
+import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -45,6 +46,7 @@ INSTRUCTION_TEMPLATE = (
     "Here is the conversation: "
 )
 CONVERSATION_MARKER = "Here is the conversation: "
+CANDIDATES_LINE = "Similar conversations led to these, the likeliest first; recommend them or others:\n"
 
 TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)  # where a turn of a conversation begins
 SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}  # role of a chat -> who speaks there
@@ -63,6 +65,18 @@ def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dat
     article = "an" if item[:1].lower() in tuple("aeiou") else "a"
     instruction = template.format(num_items=num_items).replace("a movie", f"{article} movie").replace("movie", item)
     return instruction + conversation
+
+
+def with_candidates(prompt: str, lines: Sequence[str]) -> str:
+    """The prompt with these items, best first, at the end of its instruction, in place of others; none: as it is."""
+    instruction, conversation = split_prompt(prompt)
+    head = instruction.removesuffix(CONVERSATION_MARKER).partition(CANDIDATES_LINE)[0]
+    listed = CANDIDATES_LINE + "".join(f"{line}\n" for line in lines)
+    return f"{head}{listed}{CONVERSATION_MARKER}{conversation}" if lines else prompt
+
+
+def count_candidates(prompt: str) -> int:
+    return split_prompt(prompt)[0].partition(CANDIDATES_LINE)[2].count("\n")
 
 
 def turns_of_text(text: str) -> list[dict[str, str]]:
@@ -84,6 +98,20 @@ def split_prompt(text: str) -> tuple[str, str]:
 
 def conversation_text(row: Mapping[str, Any]) -> str:
     return split_prompt(row["prompt"][0]["content"])[1]
+
+
+def conversation_of(sample_id: str) -> str:
+    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`; an id that
+    names no conversation is itself."""
+    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
+
+
+def group_of(row: Mapping[str, Any]) -> str:
+    """What must not be torn apart: the row's conversation where its id names one, else the rows of its text."""
+    name = conversation_of(row["sample_id"])
+    if name != row["sample_id"]:
+        return name
+    return hashlib.sha256(conversation_text(row).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def truth_of(row: Mapping[str, Any]) -> list[Pair]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.lists.plain_pickle import read_pickle
-from convrec.lists.ranks import NO_YEAR
+from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.lists.titles import forms, normalise
 
 OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
@@ -112,6 +112,11 @@ class Catalog:
         ids = None if item_ids is None else [_id(value) for value in item_ids]
         others = None if aliases is None else [_aliases(value, row) for row, value in enumerate(aliases)]
         return cls(titles, years, mentions, tuple(problems), dated, ids, sets, others)
+
+    @property
+    def lines(self) -> list[str]:
+        """The rows as lists write them."""
+        return [format_item(title, year or NO_YEAR) for title, year in zip(self.titles, self.years, strict=True)]
 
     def clean_title(self, row: int) -> str:
         """The row's title without its `display`."""

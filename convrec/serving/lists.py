@@ -39,9 +39,9 @@ class RecommendedItem:
 @dataclass(frozen=True)
 class Recommendations(Sequence[RecommendedItem]):
     """A list, best first. reason: why it has fewer than k items, None where it has k. prompt_truncated: whether the
-    beginning of the conversation was left out, which was too long for the model. fallback: whether these are popular
-    items, which no model chose. list_id: another for every list, also for the same one again; what became of its items
-    is told of it."""
+    beginning of the conversation was left out, which was too long for the model. fallback: whether these are
+    popular items or a retrieval's, which no model chose. list_id: another for every list, also for the same one
+    again; what became of its items is told of it."""
 
     items: tuple[RecommendedItem, ...]
     reason: str | None

@@ -13,14 +13,14 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import TRUTH, truth_of
+from convrec.data.schema import RL_SCHEMA
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
-from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.lists.settings import ListSettings
+from convrec.retrieval.conversations import read_row
 
 COLUMN = "mentions"  # of a catalog, of any source, where there is no file
 LEAST = 2  # times that a pair is kept from: once would be somebody's own wish
@@ -59,12 +59,11 @@ def write_mentions(train: Sequence[Path], catalog_file: Path) -> None:
     matcher, times = make_matcher(catalog, ListSettings()), Counter[tuple[int, int | None]]()
     for file in train:
         validate_rl_table(file, allow_empty_ground_truth=True, dated=catalog.dated)
-        for batch in pq.ParquetFile(file).iter_batches(columns=["seen_titles", TRUTH]):
-            for row in batch.to_pylist():
-                named = {matcher.index.items[seen] for seen in matcher.seen_rows(row["seen_titles"])}
-                for item in {matcher.wanted(*pair).index for pair in truth_of(row)} - {-1}:
-                    times.update((item, other) for other in (None, *(named - {item})))
-    lines = [format_item(title, year or NO_YEAR) for title, year in zip(catalog.titles, catalog.years, strict=True)]
+        for batch in pq.ParquetFile(file).iter_batches(columns=RL_SCHEMA.names):
+            for asked in (read_row(row, matcher) for row in batch.to_pylist()):
+                for item in asked.wanted:
+                    times.update((item, other) for other in (None, *({*asked.named} - {item})))
+    lines = catalog.lines
     rows = [
         {"item": lines[item], "named": None if named is None else lines[named], "times": count}
         for (item, named), count in times.most_common()

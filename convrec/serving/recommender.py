@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.constrained.walk import Walk
-from convrec.data.schema import prompt_text
+from convrec.data.schema import prompt_text, with_candidates
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.generation.prompts import encode_prompts
+from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.serving.columns import check_columns, find_items
 from convrec.serving.conversation import Conversation, conversation_text
 from convrec.serving.items import ServedCatalog
 from convrec.serving.lists import Filters, ItemNames, Recommendations, RecommendedItem
 from convrec.serving.mentions import COLUMN
+from convrec.serving.retrieval import ServedRetrieval
 from convrec.serving.served_model import ServedModel, find_model
 from convrec.serving.snapshot import Snapshot
 from convrec.serving.tries import TrieFile
@@ -54,6 +56,8 @@ class _Prepared:
     num_items: int
     reason: str | None
     liked: set[int] | None  # None: no sentences are wanted
+    retrieved: list[int]  # all that may be listed, as the retrieval ranks it; [] without one
+    asked_for: int  # items: those that the model writes beside a retrieval can be more
 
 
 class Recommender:
@@ -61,6 +65,7 @@ class Recommender:
 
     _show: Sequence[str] = ()
     _max_prompt_length = _context = 0  # tokens of a prompt; of a prompt and its list
+    _retrieval: ServedRetrieval | None = None
 
     def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine"):
         self.model, self.catalog, self.engine, self._tokenizer = model, catalog, engine, tokenizer
@@ -77,6 +82,7 @@ class Recommender:
         max_items: int = 100,
         max_prompt_length: int = 2048,
         show: Sequence[str] = (),
+        retrieval: str | Path | None = None,
         with_engine: bool = True,
         tensor_parallel: int = 1,
         **engine_settings: Any,
@@ -88,13 +94,15 @@ class Recommender:
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
         where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
         the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens; a
-        longer conversation loses its beginning. show: columns of the catalog that items have in answers. with_engine:
-        without one, there is `popular` alone. engine_settings: further arguments of vLLM's engine (dtype,
-        gpu_memory_utilization, ...).
+        longer conversation loses its beginning. show: columns of the catalog that items have in answers. retrieval: a
+        folder of `convrec retrieval fit`, whose lists are fused with the model's, and whose candidates a model reads
+        that was trained with some. with_engine: without one, there is `popular` alone. engine_settings: further
+        arguments of vLLM's engine (dtype, gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
         """
         found = find_model(model, Path(catalog), item, num_items)
+        found.check(retrieval)
         if max_items < 1:
             raise UserError(f"max_items {max_items}: at least 1")
         tokenizer, context = load_tokenizer(found.path)
@@ -114,6 +122,8 @@ class Recommender:
                 max_tokens=context - least,
             )
             check_columns(show, served.columns, "show")
+            fuses = with_engine and not found.candidates
+            beside = ServedRetrieval(Path(retrieval), Path(catalog), found.lists, fuses) if retrieval else None
             trie = served.snapshot.trie
             context = min(context, max_prompt_length + trie.longest_list(served.max_items))
             served.max_tokens = context - least  # of what is put from now on
@@ -130,7 +140,8 @@ class Recommender:
                 )
                 opened.callback(engine.close)
             recommender = cls(found, served, tokenizer, engine)
-            recommender._show, recommender._max_prompt_length, recommender._context = show, max_prompt_length, context
+            recommender._show, recommender._retrieval = show, beside
+            recommender._max_prompt_length, recommender._context = max_prompt_length, context
             recommender._end = weakref.finalize(recommender, opened.pop_all().close)
             return recommender
 
@@ -194,14 +205,16 @@ class Recommender:
         return facts, self.engine.iterate(self._items(prepared))
 
     def popular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """`recommend` without the engine, at once: items that are wanted most often, whatever was said. For when no
-        list comes in time, or the engine is gone. Raises UserError as well where nothing is known of popularity."""
-        if self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
+        """`recommend` without the engine, at once: the list of the retrieval that was loaded, without one items that
+        are wanted most often, whatever was said. For when no list comes in time, or the engine is gone. Raises
+        UserError as well where nothing is known of popularity."""
+        if not self._retrieval and self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
             raise UserError(f"fallback: nothing says what is popular; give --train, or the catalog a column {COLUMN}")
         prepared = self._prepare(conversation, k, **filters)
         left = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
-        best = islice((number for number in prepared.snapshot.popular if number in left), prepared.num_items)
-        items = tuple(self._item(prepared, number, rank, None) for rank, number in enumerate(best, 1))
+        ranked = prepared.retrieved or (number for number in prepared.snapshot.popular if number in left)
+        best = enumerate(islice(ranked, prepared.asked_for), 1)
+        items = tuple(self._item(prepared, number, rank, None) for rank, number in best)
         return Recommendations(items, prepared.reason, self.model_version, prepared.prompt_truncated, fallback=True)
 
     # ---- the catalog
@@ -247,12 +260,21 @@ class Recommender:
         snapshot = self.catalog.snapshot
         trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude, where)
         liked_items = self._find("liked", liked, snapshot)
+        written, retrieved = length, list[int]()
+        if self._retrieval:
+            left = set(trie.trie.item_W.tolist()) - set(excluded)
+            retrieved = self._retrieval.rank(text, self._find("seen", seen, snapshot) | liked_items, left, snapshot)
+            if self._retrieval.fusion:  # the model's list as it was weighed, whatever k is
+                written = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(left))
         # Shorter lists are the beginning of the list that the model was trained to write.
         prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
-        limit = min(self._max_prompt_length, self._context - trie.longest_list(max(length, 1)))
+        best = (snapshot.items[number] for number in retrieved[: self.model.candidates])
+        prompt = with_candidates(prompt, [format_item(item.title, item.year or NO_YEAR) for item in best])
+        limit = min(self._max_prompt_length, self._context - trie.longest_list(max(written, 1)))
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
-        return _Prepared(ids, cut, snapshot, trie, excluded, length, reason, liked_items if why else None)
+        why_liked = liked_items if why else None
+        return _Prepared(ids, cut, snapshot, trie, excluded, written, reason, why_liked, retrieved, length)
 
     def _choose(
         self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames, where: Any
@@ -293,7 +315,20 @@ class Recommender:
         return Recommendations(tuple(items), prepared.reason, self.model_version, prepared.prompt_truncated)
 
     async def _items(self, prepared: _Prepared, streamed: bool = True) -> AsyncIterator[RecommendedItem]:
-        """On the engine's loop."""
+        """On the engine's loop. With a retrieval all come once the model's list is whole."""
+        if self._retrieval is None or not self._retrieval.fusion:
+            rank = 0
+            async for number, score in self._written(prepared, streamed):
+                rank += 1
+                yield self._item(prepared, number, rank, score)
+            return
+        scores = {number: score async for number, score in self._written(prepared, streamed=False)}
+        fused = self._retrieval.fusion.of([*scores], prepared.retrieved)[: prepared.asked_for]
+        for rank, number in enumerate(fused, 1):
+            yield self._item(prepared, number, rank, scores.get(number))
+
+    async def _written(self, prepared: _Prepared, streamed: bool) -> AsyncIterator[tuple[int, float]]:
+        """The items that the model writes, by their numbers, with their scores."""
         if prepared.num_items == 0:
             return
         walk = Walk(prepared.trie.trie, prepared.num_items, prepared.excluded)
@@ -308,7 +343,7 @@ class Recommender:
                 if len(walk.items) > written:
                     score = total / choices if choices else 0.0
                     total, choices = 0.0, 0
-                    yield self._item(prepared, walk.items[-1], written + 1, score)
+                    yield walk.items[-1], score
 
     def _item(self, prepared: _Prepared, number: int, rank: int, score: float | None) -> RecommendedItem:
         item = prepared.snapshot.items[number]

@@ -17,13 +17,19 @@ from convrec.runs.folder import LATEST, read_config, setting
 @dataclass(frozen=True)
 class ServedModel:
     """path: a Hugging Face folder or id. lists: as the model was trained; their num_items is what the prompt asks for.
-    item: what the prompt calls an item."""
+    item: what the prompt calls an item. candidates: that it names, of a retrieval."""
 
     path: str
     version: str
     lists: ListSettings
     item: str
     chat_template_kwargs: dict[str, Any]
+    candidates: int = 0
+
+    def check(self, retrieval: object) -> None:
+        """Raise UserError where it reads candidates and there is no retrieval."""
+        if self.candidates and not retrieval:
+            raise UserError(f"{self.version}: trained with CANDIDATES={self.candidates}; give --retrieval its folder")
 
 
 def find_model(model: str | Path, catalog: Path, item: str | None, num_items: int | None) -> ServedModel:
@@ -52,6 +58,7 @@ def find_model(model: str | Path, catalog: Path, item: str | None, num_items: in
         lists,
         item or noted.get("item") or "movie",
         {"enable_thinking": False} if kwargs is None else dict(kwargs),
+        setting(trained_with, "convrec.candidates") or 0,
     )
 
 

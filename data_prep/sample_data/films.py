@@ -4,6 +4,7 @@ Titles, years and genres in films.csv are facts; popularity is drawn from a Zipf
 suits a taste with genre weights w and era e, and the utility that everything in the sample data follows, are
 
     affinity(f) = GENRE_WEIGHT * sum of w over f's genres + ERA_WEIGHT * [f is of e]
+                  - GENRE_WEIGHT * [f has an unwanted genre] + YEARS_WEIGHT * [f is of the years asked for]
     utility(f)  = affinity(f) + log popularity(f)
 """
 
@@ -20,6 +21,7 @@ FILMS_FILE = Path(__file__).with_name("films.csv")
 POPULARITY_SEED = 20  # of the world, not of a sample: every sample has the same popular films
 ZIPF_EXPONENT, ZIPF_SHIFT = 1.3, 12.0
 GENRE_WEIGHT, ERA_WEIGHT = 5.0, 2.5
+YEARS_WEIGHT = 5.0  # a bound that is said is meant: as much as the genre
 
 ERAS: dict[str, range] = {  # an era's name as conversations spell it
     "classic": range(1900, 1970),
@@ -43,11 +45,14 @@ class Film(NamedTuple):
 
 @dataclass(frozen=True)
 class Taste:
-    """What a conversation tells: genres asked for, an era ("" for none), and the films it names, by row."""
+    """What a conversation tells: genres asked for, an era ("" for none), the films it names, by row, genres that must
+    not be, and the first and last year asked for (None: no such)."""
 
     genres: tuple[str, ...]
     era: str = ""
     named: tuple[int, ...] = ()
+    unwanted: tuple[str, ...] = ()
+    years: tuple[int | None, int | None] = (None, None)
 
 
 class FilmTable:
@@ -71,6 +76,10 @@ class FilmTable:
             weights_C = (named_LC / named_LC.sum(1, keepdims=True)).sum(0)
         weights_C /= max(weights_C.sum(), 1.0)
         affinity_F = GENRE_WEIGHT * (self.has_genre_FC @ weights_C)
+        affinity_F -= GENRE_WEIGHT * np.array([bool({*film.genres} & {*taste.unwanted}) for film in self.films])
+        if taste.years != (None, None):
+            first, last = (taste.years[0] or -np.inf), (taste.years[1] or np.inf)
+            affinity_F += YEARS_WEIGHT * np.array([first <= film.year <= last for film in self.films])
         return affinity_F + ERA_WEIGHT * self.in_era_F[taste.era] if taste.era else affinity_F
 
     def utility(self, taste: Taste) -> np.ndarray:

@@ -10,7 +10,7 @@ none           all ratings 0
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import RL_SCHEMA, conversation_text
+from convrec.data.schema import RL_SCHEMA, conversation_text, group_of, truth_of
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, parse_criteria
 from convrec.judges.prompt import form_of_answer, judge_prompt
 from convrec.judges.verdict import score_verdict
@@ -27,7 +27,7 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item, parse_item, split_lines
 from convrec.lists.titles import fold
 from convrec.progress import Progress
-from data_prep.retrieval_teacher import Cooccurrence
+from convrec.retrieval.retriever import table_of
 from data_prep.stages import remap
 from data_prep.stages.asking import BLOCK, Asker
 from data_prep.stages.record import Summary, count_rows, read_blocks
@@ -156,13 +156,26 @@ def cooccurrence_judge(matcher: Matcher, train_rows: list[dict]) -> Judge:
     below 0.85, else 0. observed: (conversation, title) pairs of other training conversations in which one of the titles
     named here is named and m recommended; expected: as many as if m were recommended there as often as anywhere.
     A conversation that names no title known from training gets 0 everywhere."""
-    counts = Cooccurrence(train_rows, catalog_pairs(matcher.catalog))
+    item_of = {pair: m for m, pair in enumerate(catalog_pairs(matcher.catalog))}
+    named, wanted = defaultdict[str, set[str]](set), defaultdict[str, set[int]](set)  # by conversation, each alike
+    for row in train_rows:
+        named[group_of(row)].update(row["seen_titles"], (title for title, _ in truth_of(row)))
+        wanted[group_of(row)].update(item_of[pair] for pair in truth_of(row) if pair in item_of)
+    place_of = {name: c for c, name in enumerate(named)}
+    number_of = {title: t for t, title in enumerate(sorted(set().union(*named.values())))}
+    named_CT = table_of(([number_of[title] for title in titles] for titles in named.values()), len(number_of))
+    wanted_CM = table_of(wanted.values(), len(item_of))
+    together_TM, named_T, wanted_M = (named_CT.T @ wanted_CM).tocsr(), named_CT.sum(axis=0).A1, wanted_CM.sum(axis=0).A1
 
     def rate(block: Block) -> list[list[float]]:
         ratings = []
         for row, candidates in block:
-            observed_M, conversations = counts.pairs(row)
-            expected_M = counts.mentions(row) * conversations / max(len(counts.conversations), 1)
+            titles = [number_of[title] for title in row["seen_titles"] if title in number_of]
+            own = place_of.get(group_of(row))  # its own conversation counts for nothing
+            own_M = np.zeros(len(item_of)) if own is None else wanted_CM[own].toarray().ravel()
+            own_named = 0.0 if own is None else named_CT[own, titles].sum()
+            observed_M = together_TM[titles].sum(axis=0).A1 - own_named * own_M
+            expected_M = (wanted_M - own_M) * (named_T[titles].sum() - own_named) / max(len(named), 1)
             lift = (observed_M[candidates] + SHRINKAGE) / (expected_M[candidates] + SHRINKAGE)
             ratings.append(
                 np.select([lift >= 2, lift >= 1.25, lift < 0.85, lift < 0.95], [2.0, 1.0, -2.0, -1.0]).tolist()

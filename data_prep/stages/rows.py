@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, TRUTH
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, TRUTH, group_of
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
 from convrec.files import file_hash, write_table
@@ -16,7 +16,7 @@ from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, format_item
 from data_prep.stages.record import Summary, read_blocks, read_record
-from data_prep.tables import group_of, parquet_writer
+from data_prep.tables import parquet_writer
 
 ROWS, CATALOG = "rows.parquet", "catalog.parquet"
 ADJUSTED, ADJUST_WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"  # here: readers need no torch

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA
 from convrec.files import write_table
-from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, parse_items
-from data_prep.retrieval_teacher import RetrievalTeacher, list_text
+from convrec.retrieval.conversations import read_row
+from convrec.retrieval.retriever import Choice, Retriever, fit
 from data_prep.stages.asking import BLOCK, Asker
 from data_prep.stages.record import Summary, count_rows, read_blocks
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column
-from data_prep.tables import catalog_pairs, parquet_writer
+from data_prep.tables import parquet_writer
 
 FILE, ITEMS = "teacher.parquet", "items.parquet"
 SCHEMA = pa.schema(
@@ -65,7 +65,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     """settings: teacher ("llm" or "retrieval"), num_items; asker: for the former."""
     matcher, n = catalog_matcher(folder), settings["num_items"]
     catalog, numbers = matcher.catalog, ItemTable(matcher)
-    lists = llm_lists(folder, n, asker, catalog.dated) if asker else retrieval_lists(folder, n, catalog)
+    lists = llm_lists(folder, n, asker, catalog.dated) if asker else retrieval_lists(folder, n, matcher)
     lines = items = in_catalog = 0
     with parquet_writer(folder / FILE, SCHEMA) as writer:
         for block in lists:
@@ -109,10 +109,13 @@ def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterat
         yield [(name, None if name in failed and not text else text) for name, text in zip(names, best, strict=True)]
 
 
-def retrieval_lists(folder: Path, num_items: int, catalog: Catalog) -> Iterator[list[tuple[str, str | None]]]:
-    """Blocks of (sample_id, list) by RetrievalTeacher, which reads the whole training split into memory."""
-    pairs = [pair for pair, year in zip(catalog_pairs(catalog), catalog.years, strict=True) if year is not None]
-    teacher = RetrievalTeacher(pq.read_table(train_file(folder), columns=RL_SCHEMA.names).to_pylist(), pairs)
-    for rows in read_blocks(folder / ROWS, BLOCK, RL_SCHEMA.names):
-        lists = teacher.lists(rows, num_items, "teacher")
-        yield [(row["sample_id"], list_text(items)) for row, items in zip(rows, lists, strict=True)]
+def retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iterator[list[tuple[str, str | None]]]:
+    """Blocks of (sample_id, list) by the retrieval, which has read the whole training split; a row's own conversation
+    has no part in its list."""
+    catalog, lines, train = matcher.catalog, matcher.catalog.lines, train_file(folder)
+    rows = (read_row(row, matcher) for block in read_blocks(train, BLOCK, RL_SCHEMA.names) for row in block)
+    retriever = Retriever(fit(rows, count_rows(train), len(catalog)), catalog.titles, Choice())
+    usable_M = np.array([year is not None for year in catalog.years])
+    for block in read_blocks(folder / ROWS, BLOCK, RL_SCHEMA.names):
+        lists = (retriever.rank(read_row(row, matcher), usable_M)[:num_items] for row in block)
+        yield [(row["sample_id"], "\n".join(lines[m] for m in items)) for row, items in zip(block, lists, strict=True)]

@@ -21,7 +21,7 @@ _YEAR = re.compile(r"[(（]\d{4}[)）]")
 def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None]], pa.Table]:
     """settings: of Recommender.load, and `why`. Returns what writes the lists of a part, of max_items each: a row of
     SCHEMA for each chat."""
-    recommender = Recommender.load(**{name: value for name, value in settings.items() if name != "why"})
+    recommender = Recommender.load(**{name: settings[name] for name in settings.keys() - {"why", "weighed"}})
 
     def write(chats: list[Chat], tell: Callable[[int], None]) -> pa.Table:
         try:

@@ -5,14 +5,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from convrec.data.schema import conversation_text, truth_of
+from convrec.data.schema import truth_of
 from convrec.errors import UserError
 from convrec.generation.answers import Answer, Store
 from convrec.generation.generate import Messages
@@ -20,11 +19,14 @@ from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
 from convrec.llm import Answer as Reply
+from convrec.retrieval.retriever import table_of
 from convrec.same_request import digest
+from recipes.evaluation.retrieval import fitted, retrieve
 from recipes.evaluation.split import Split, as_items
 
 NEIGHBOURS = 50
 EASE_PENALTY, EASE_ITEMS = 100.0, 20_000  # lambda; items of which the matrix and its inverse take 6.4 GB
+RETRIEVAL = "retrieval"
 API = "api:"  # --model api:NAME
 Lists = list[list[Item | None]]  # one for each row of the split
 
@@ -33,41 +35,10 @@ def popular(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) 
     return [list(popularity_baseline(map(truth_of, train_rows), split.matcher, num_items))] * len(split.rows)
 
 
-def retrieve(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
-    """For every row: what the NEIGHBOURS most similar training conversations wanted.
-
-    An item's score is the sum over them of cosine (TF-IDF of words) x [item is a ground truth there]; of equal scores
-    the more popular item comes first. What the scoring calls seen is left out, as a recommender that reads can; so are
-    items that no training row wants.
-    """
-    from scipy import sparse
-    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
-
-    wanted = [sorted(items) for items in split.wanted_rows(train_rows)]
-    items, ends_R = list(chain.from_iterable(wanted)), np.cumsum([0, *map(len, wanted)])
-    truth_RM = sparse.csr_matrix((np.ones(len(items)), items, ends_R), shape=(len(wanted), len(split.catalog)))
-    popularity_M = np.asarray(truth_RM.sum(axis=0)).ravel()
-    tie_break_M = popularity_M / (1e6 * (1 + popularity_M.max(initial=0)))
-
-    ignored = [*ENGLISH_STOP_WORDS, "user", "system"]  # the speakers of every conversation
-    vectorizer = TfidfVectorizer(min_df=2 if len(train_rows) > 100 else 1, sublinear_tf=True, stop_words=ignored)
-    train_RF = vectorizer.fit_transform(conversation_text(row) for row in train_rows)
-    indices: dict[str, list[int]] = {}  # of the rows of a prompt: its scores are computed once, and kept for no other
-    for index, name in enumerate(split.prompt_ids):
-        indices.setdefault(name, []).append(index)
-    reader = split.reader
-    lists: Lists = [[]] * len(split.rows)
-    for same_prompt in indices.values():
-        text = conversation_text(split.rows[same_prompt[-1]])
-        cosine_R = (vectorizer.transform([text]) @ train_RF.T).toarray().ravel()
-        nearest = np.argpartition(-cosine_R, min(NEIGHBOURS, len(cosine_R)) - 1)[:NEIGHBOURS]
-        of_all_M = cosine_R[nearest] @ truth_RM[nearest] + tie_break_M
-        for index in same_prompt:
-            scores_M = of_all_M.copy()
-            scores_M[reader.seen_rows(split.rows[index]["seen_titles"])] = -np.inf
-            order = np.argsort(-scores_M, kind="stable")[:num_items]
-            lists[index] = as_items(split.catalog, [item for item in order if scores_M[item] > 0])
-    return lists
+def retrieval(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
+    """convrec.retrieval, fitted on these rows. Titles that no training row wants are in no list."""
+    lists = retrieve(split, fitted(split, train_rows))
+    return [as_items(split.catalog, items[:num_items]) for items in lists]
 
 
 def neighbours(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
@@ -98,15 +69,11 @@ def ease(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> 
 
 def _named(split: Split, train_rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, Any]:
     """(K items that training rows have seen or want, as catalog rows; (R, K) sparse, 1 where a row does)."""
-    from scipy import sparse
-
-    wanted = split.wanted_rows(train_rows)
-    named = [
-        {*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in zip(train_rows, wanted, strict=True)
-    ]
-    items_K, index = np.unique([item for items in named for item in items], return_inverse=True)
-    ends_R = np.cumsum([0, *map(len, named)])
-    return items_K, sparse.csr_matrix((np.ones(len(index)), index, ends_R), shape=(len(named), len(items_K)))
+    rows = zip(train_rows, split.wanted_rows(train_rows), strict=True)
+    named = ({*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in rows)
+    named_RM = table_of(named, len(split.catalog))
+    items_K = np.flatnonzero(named_RM.sum(axis=0).A1)
+    return items_K, named_RM[:, items_K].astype(np.float64)
 
 
 def _going_with_seen(split: Split, items_K: np.ndarray, named_RK: Any, weights_KK: Any, num_items: int) -> Lists:
@@ -126,7 +93,7 @@ def _going_with_seen(split: Split, items_K: np.ndarray, named_RK: Any, weights_K
 # of the split, the rows of the training split, and the number of items
 BASELINES: Mapping[str, Callable[[Split, Sequence[dict[str, Any]], int], Lists]] = {
     "popularity": popular,
-    "retrieval": retrieve,
+    RETRIEVAL: retrieval,
     "neighbours": neighbours,
     "ease": ease,
 }

@@ -55,6 +55,10 @@ class EvaluationOptions:
     baselines: Sequence[str] = option(
         "lists made without a model, to score beside (popularity)", ("popularity",), nargs="*", choices=BASELINES
     )
+    retrieval: str | None = option(
+        "folder of `convrec retrieval fit`: its lists, and the model's fused with them, are scored beside"
+    )
+    weigh: bool = option("choose on these rows how much the model counts beside --retrieval, and note it there", False)
     slices: Sequence[str] | None = option(
         f"parts of the split to print: {', '.join(SLICES)} (metrics.json has these anyway), a column of it",
         nargs="*",

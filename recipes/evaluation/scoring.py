@@ -25,7 +25,8 @@ from recipes.evaluation.split import Split
 Row = dict[str, Any]
 Scored = list[Row]
 Settings = Mapping[str, Any]  # of an evaluation, as metrics.json has them
-OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines
+OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines, but
+FUSED = "fused"  # the lists of the model, constrained where there are such, with those of the retrieval
 # settings of an evaluation by which the lists of one model get other figures
 SCORED_WITH = ("num_items", "ks", "protocols", "matching", "year_tolerance", "fuzzy_cutoff", "delimiter", "limit")
 COUNTS = {  # of a summary -> a column of a table

@@ -16,6 +16,8 @@ from convrec.generation.placement import Placement
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.metrics import KS
 from convrec.lists.settings import KINDS, ListSettings
+from convrec.retrieval.folder import load
+from convrec.retrieval.retriever import Retriever
 from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences
 from recipes.evaluation.baselines import API, BASELINES
@@ -26,7 +28,7 @@ from recipes.evaluation.scoring import Row, read_earlier
 from recipes.evaluation.slices import SLICES, slice_labels
 from recipes.evaluation.split import NO_ROWS, Rows, Split, read_rows, read_split
 
-RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained")  # options, in metrics.json
+RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")  # in metrics.json
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Setup:
     matchers: dict[str, Matcher]
     train: Rows
     context: Context
+    retriever: Retriever | None
     labels: dict[str, list[str | None]]
     sampling: dict[str, Any]
     settings: dict[str, Any]
@@ -108,6 +111,11 @@ def set_up(options: EvaluationOptions) -> Setup:
     }
     train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False) if options.train else NO_ROWS
     context = context_of(split, train.rows)
+    retriever = None
+    if options.retrieval:
+        fuses = options.model is not None and not options.weigh
+        retriever, changed = load(Path(options.retrieval), options.catalog, split.matcher, fuses)
+        split.warnings.extend(changed)
     sampling: dict[str, Any] = {
         "max_tokens": options.max_response_length,
         "max_prompt_tokens": options.max_prompt_length,
@@ -131,7 +139,7 @@ def set_up(options: EvaluationOptions) -> Setup:
         **sampling,
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
-    setup = Setup(options, placement, lists, split, matchers, train, context, labels, sampling, settings)
+    setup = Setup(options, placement, lists, split, matchers, train, context, retriever, labels, sampling, settings)
     return setup.for_model(options.model, options.out, options.against)
 
 
@@ -144,12 +152,14 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
         raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
     if options.allow and not options.constrained:
         raise UserError(f"--allow {options.allow}: it says what constrained lists may hold; add --constrained")
+    if options.weigh and not options.retrieval:
+        raise UserError("--weigh: it is about a retrieval's lists; give --retrieval")
     if options.model is None:
-        if needs_model := [name for name in ("against", "constrained") if getattr(options, name)]:
+        if needs_model := [name for name in ("against", "constrained", "weigh") if getattr(options, name)]:
             raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")
-        if not options.baselines:
+        if not options.baselines and not options.retrieval:
             raise UserError(f"no --model and no --baselines: give one of them ({', '.join(BASELINES)})")
-        if not options.train:
+        if not options.train and not options.retrieval:
             names = " and ".join(options.baselines)
             raise UserError(f"no --model, and no --train for the baseline {names}: give one of them")
     return options if options.train else replace(options, baselines=())

@@ -9,10 +9,12 @@ from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, split_lines
-from recipes.evaluation.baselines import API, BASELINES, api_answers
+from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, api_answers
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
+from recipes.evaluation.retrieval import retrieve, weigh, written_rows
 from recipes.evaluation.scoring import (
+    FUSED,
     OF_MODEL,
     Scored,
     paired_differences,
@@ -23,6 +25,7 @@ from recipes.evaluation.scoring import (
 )
 from recipes.evaluation.setup import Setup, set_up
 from recipes.evaluation.slices import slice_results
+from recipes.evaluation.split import as_items
 
 Answers = dict[str, dict[str, Answer]]  # of each of OF_MODEL that there is, by prompt_id
 
@@ -92,7 +95,18 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
             [split.matcher.read_line(line) for line in split_lines(text, setup.lists.delimiter)] for text in texts
         ]
     for name in setup.options.baselines:
-        lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
+        if name != RETRIEVAL or not setup.retriever:
+            lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
+    if retriever := setup.retriever:
+        found, k = {RETRIEVAL: retrieve(split, retriever)}, setup.lists.num_items
+        if of_model := lists.get("constrained", lists.get("model")):
+            written, folder = written_rows(split, of_model), Path(setup.options.retrieval or "")
+            if setup.options.weigh:
+                retriever.fusion = weigh(split, folder, setup.options.model, k, written, found[RETRIEVAL])
+            assert retriever.fusion
+            setup.settings["fusion"] = retriever.fusion._asdict()
+            found[FUSED] = [retriever.fusion.of(*pair) for pair in zip(written, found[RETRIEVAL], strict=True)]
+        lists |= {name: [as_items(split.catalog, items[:k]) for items in of] for name, of in found.items()}
     return lists
 
 

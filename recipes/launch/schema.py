@@ -17,6 +17,7 @@ from convrec.kinds import (
     Boolean,
     Fraction,
     Integer,
+    NonNegativeInteger,
     NonNegativeNumber,
     NonPositiveNumber,
     Path,
@@ -145,6 +146,7 @@ KEPT = Setting(
 )
 MICRO_BATCH = Setting(PositiveInteger, "tokens of a micro-batch")
 SEED = Setting(Seed, "of data order and sampling", "SEED")
+CANDIDATES = Setting(NonNegativeInteger, "that prompts name, of `convrec retrieval candidates`", "CANDIDATES")
 
 EVERY: dict[str, Setting] = {
     "data.train_files": Setting(Files, "training parquet", "TRAIN_FILE", read=absolute_path),
@@ -196,6 +198,7 @@ SFT: dict[str, Setting] = {
     "data.max_length": Setting(PositiveInteger, "tokens of prompt and completion (SFT)", "MAX_LENGTH"),
     "data.max_token_len_per_gpu": MICRO_BATCH,
     "optim.lr": LEARNING_RATE,
+    "convrec.candidates": CANDIDATES,
     "optim.lr_warmup_steps_ratio": Setting(NonNegativeNumber, "share of the steps in which the learning rate rises"),
 }
 RL: dict[str, Setting] = {
@@ -233,6 +236,7 @@ RL: dict[str, Setting] = {
 }
 LISTS: dict[str, Setting] = RL | {
     "convrec.catalog_file": Setting(Path, "the catalog", "CATALOG_FILE", read=absolute_path),
+    "convrec.candidates": CANDIDATES,
     "convrec.num_items": Setting(lists.KINDS["num_items"], "items of a list = ranks (N)", "NUM_ITEMS"),
     "convrec.delimiter": Setting(lists.KINDS["delimiter"], "between items"),
     "convrec.matching": Setting(

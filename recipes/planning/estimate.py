@@ -115,7 +115,8 @@ def run_of(config: DictConfig, size: ModelSize, prompt: float | None = None, res
                 given.setdefault(entry.name, value)
     longest_prompt, longest_response = data.get("max_prompt_length"), data.get("max_response_length")
     longest = given.setdefault("longest", (longest_prompt or 0) + (longest_response or 0))
-    prompt = min(prompt or PROMPT_TOKENS, longest_prompt or longest - 1)
+    named = ITEM_TOKENS * (OmegaConf.select(config, "convrec.candidates") or 0)
+    prompt = min(prompt or PROMPT_TOKENS + named, longest_prompt or longest - 1)
     num_items = OmegaConf.select(config, "convrec.num_items") or ListSettings().num_items
     response = min(response or ITEM_TOKENS * num_items + 1, longest_response or longest - prompt)  # + 1: its end
     return Run(size, prompt, response, **given)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from convrec import gpus, kinds
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import check_hugging_face
+from convrec.data.schema import count_candidates
 from convrec.data.tokenizer import load_tokenizer
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
@@ -328,7 +330,18 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
         )
     for path in listed(config.data.val_files):
         warnings += validate(path).warnings
+        if "candidates" in config.convrec:  # not of judges
+            _check_candidates(config.convrec.candidates, path, *listed(config.data.train_files))
     return warnings
+
+
+def _check_candidates(most: int, *files: str) -> None:
+    """First prompts name candidates where the run says so, and no more: serving retrieves as many."""
+    for path, batch in ((file, one) for file in files for one in islice(pq.ParquetFile(file).iter_batches(1), 1)):
+        named = count_candidates(batch["prompt"][0].as_py()[0]["content"])
+        if named > most or named == 0 < most:
+            fix = f"take tables of `convrec retrieval candidates --count {most}`" if most else f"say CANDIDATES={named}"
+            raise UserError(f"{path}: prompts name {named} candidates, and CANDIDATES={most}; {fix}")
 
 
 def require_files(config: DictConfig) -> None:

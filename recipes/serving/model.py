@@ -36,14 +36,15 @@ def refused(error: UserError) -> Refused:
 
 
 def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
-    """What answers for a model in the front's process, which stays when the model's ends: popular items of the same
-    catalog. None where the operator wants none. Raises UserError."""
+    """What answers for a model in the front's process, which stays when the model's ends: the retrieval, without
+    one popular items, of the same catalog. None where the operator wants none. Raises UserError."""
     if limits.fallback_after_seconds is None or model.catalog is None:
         return None
     from convrec.serving.recommender import Recommender
 
     further: dict[str, Any] = {"max_items": limits.max_items, "show": model.show, "with_engine": False}
-    recommender = Recommender.load(model.path, model.catalog, state=model.state, **further)
+    files: dict[str, Any] = {"state": model.state, "retrieval": model.retrieval}
+    recommender = Recommender.load(model.path, model.catalog, **files, **further)
     recommender.popular("hello", 1)
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +77,7 @@ class ModelServer:
                 state=settings.state,
                 max_items=max_items,
                 show=settings.show,
+                retrieval=settings.retrieval,
                 tensor_parallel=settings.tensor_parallel,
                 served_model_name=settings.name,
             )

@@ -82,7 +82,7 @@ class CatalogEntry(Strict):
 
 class ListedItem(CatalogEntry):
     rank: int
-    score: float | None = Field(description="mean log-probability of the item's tokens; null in a fallback")
+    score: float | None = Field(description="mean log-probability of its tokens; null: the model did not list it")
     why: str | None = Field(description="a sentence that is so of the item; null where there is none")
 
 
@@ -95,7 +95,7 @@ class RecommendedList(Strict):
     items: list[ListedItem]
     reason: str | None = Field(description="why there are fewer items than were asked for; null where there are not")
     prompt_truncated: bool = Field(description="the conversation is longer than the model reads: its beginning was cut")
-    fallback: bool = Field(description="popular items, since the model's list did not come in time")
+    fallback: bool = Field(description="of the retrieval, or popular items: the model's list did not come in time")
 
 
 class OpenAIs(Strict):
@@ -232,7 +232,7 @@ class Limits(Strict):
     fallback_after_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="for a list, or a stream's first item; then popular items are the answer (else never)",
+        description="for a list, or a stream's first item; then the retrieval's, or popular items (else never)",
     )
 
 
@@ -243,6 +243,7 @@ class ModelSettings(Strict):
     path: str
     catalog: str | None = None  # none: a judge, or another model that is only asked for chat completions
     state: str | None = None  # folder of the catalog's changes
+    retrieval: str | None = None  # folder of `convrec retrieval`: its lists are fused with the model's
     show: list[str] = []  # columns of the catalog, for answers
     tensor_parallel: int = Field(default=1, ge=1)
 

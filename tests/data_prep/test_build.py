@@ -144,10 +144,10 @@ def test_ground_truth_whose_year_is_no_number_is_left_out_in_the_first_stage(sou
 
 
 def test_what_leaves_nothing_to_learn_from_is_said(built, source, tmp_path, capsys):
-    one = read(source / "train.parquet")[:1]
+    one = [row | {"groundtruth_with_release_year": []} for row in read(source / "train.parquet")[:1]]
     pq.write_table(pa.Table.from_pylist(one, RL_SCHEMA), tmp_path / "one.parquet")
     given = arguments(source, tmp_path / "out", *NO_MODEL, f"--train={tmp_path / 'one.parquet'}")
-    assert "these 1 have no word or title in two of them" in refusal(capsys, given)
+    assert "no training row of 1 wants an item of the catalog" in refusal(capsys, given)
 
 
 def test_a_folder_with_files_of_another_program_is_refused_before_the_first_stage(source, tmp_path, capsys):

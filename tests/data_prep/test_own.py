@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import prompt_text
+from convrec.data.schema import conversation_of, group_of, prompt_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
@@ -16,7 +16,6 @@ from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
 from data_prep.own import convert_own, format_summary, main
 from data_prep.own_data.splits import SplitRule
-from data_prep.tables import conversation_of, group_of
 from reward.catalog_match import compute_score
 
 FILMS = [{"title": "Heat", "year": 1995, "plot": "cops"}, {"title": "M", "year": "1931"}, {"title": "Up", "year": 2009}]

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.data.schema import prompt_text
+from convrec.data.schema import conversation_of, prompt_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from data_prep import reddit_v2
 from data_prep.reddit_v2 import TARGETS, convert, main
 from data_prep.released import clean_row, find_split, read_split
-from data_prep.tables import SampleIds, conversation_of
+from data_prep.tables import SampleIds
 
 TRUTH = "groundtruth_with_release_year"
 CATALOG = [("Heat", 1995), ("Rififi", "1955"), ("The Wall", 201), ("M", 1931)]

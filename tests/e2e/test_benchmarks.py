@@ -33,6 +33,7 @@ def run(name: str, options: str) -> dict[str, Any]:
         ("loss", "--repeats 2"),
         ("matching", "--repeats 2 --largest 1000"),
         ("remap_adjust", "--items 300 --conversations 300 --dimensions 16 --epochs 1"),
+        ("retrieval", "--rows 300 --items 50 --words 20 --queries 4"),
         ("trie", "--items 300"),
     ],
 )

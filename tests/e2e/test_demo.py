@@ -32,7 +32,7 @@ def test_summary_has_its_schema_and_the_path_is_the_last_line(demo):
     path = demo.out / "summary.json"
     assert demo.stdout.strip().splitlines()[-1] == str(path)
     summary = json.loads(path.read_text())
-    assert set(summary["models"]) == {"popularity", "sft", "rank_grpo"}
+    assert set(summary["models"]) == {"popularity", "retrieval", "sft", "rank_grpo", "fused"}
     for model in summary["models"].values():
         for metric in ("recall", "ndcg"):
             for k in (5, 10, 20):

@@ -1,5 +1,6 @@
 """`convrec serve`: what its command line means, and what it refuses before anything starts."""
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -53,6 +54,20 @@ def test_columns_to_show_and_the_wait_for_a_fallback_are_for_every_model(files):
     assert [model.show for model in service.models] == [["price", "link"]] * 2  # a judge has no items
     assert service.limits.fallback_after_seconds == 2.5
     assert settings(*given).limits.fallback_after_seconds is None
+
+
+def test_a_retrieval_is_one_for_all_models_or_one_for_each(files):
+    both = ["--model", "films", "--model", "b=books model", "--catalog", "catalog.parquet", "--judge", "j=films"]
+    (files / "r").mkdir()
+    (files / "r" / "retrieval.json").write_text(json.dumps({"format": 1}))
+    assert [model.retrieval for model in settings(*both).models] == [None] * 3
+    assert [model.retrieval for model in settings(*both, "--retrieval", "r").models] == [str(files / "r")] * 2 + [None]
+    for given, words in {
+        ("none",): "--retrieval none: no retrieval.json of this version",
+        ("r", "r", "r"): "--retrieval: 3 for 2 --model; give one for all, or one for each",
+    }.items():
+        with pytest.raises(UserError, match=words):
+            settings(*both, *(part for name in given for part in ("--retrieval", name)))
 
 
 def test_changes_of_two_runs_and_of_two_steps_are_kept_apart(files):

@@ -226,7 +226,7 @@ async function recommend(text) {
       } else if (kind === "end") {
         ended = true;
         const notes = [data.reason, data.prompt_truncated ? "The beginning of the conversation was too long and was cut." : ""];
-        if (data.fallback) notes.push("These are popular items: the model did not answer in time.");
+        if (data.fallback) notes.push("These are what others wanted: the model did not answer in time.");
         note.textContent = notes.filter(Boolean).join(" ");
       }
     }

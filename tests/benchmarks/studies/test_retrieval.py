@@ -7,11 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import RL_SCHEMA, split_prompt
+from convrec.data.schema import RL_SCHEMA, conversation_of, split_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
-from data_prep.tables import conversation_of
 from tests.data_prep.conftest import make_rows, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))

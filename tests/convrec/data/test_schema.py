@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.data.schema import prompt_text, split_prompt, truncate_prompt
+from convrec.data.schema import (
+    CANDIDATES_LINE,
+    count_candidates,
+    group_of,
+    prompt_text,
+    split_prompt,
+    truncate_prompt,
+    with_candidates,
+)
 from convrec.errors import UserError
 
 INSTRUCTION = prompt_text("")
@@ -85,3 +93,27 @@ def test_the_prompt_for_other_items():
     )
     assert prompt_text("USER: hi\n", item="book").startswith("Pretend you are a book recommender system.\n")
     assert '"book name" (release_year)' in prompt_text("USER: hi\n", item="book")
+
+
+def test_candidates_end_the_instruction_and_the_conversation_is_as_it_was():
+    prompt = prompt_text("USER: hello\n")
+    assert with_candidates(prompt, []) == prompt
+    named = with_candidates(prompt, ["Heat (1995)", "Up (2009)"])
+    instruction, marker, _ = prompt.partition("Here is the conversation: ")
+    assert named == f"{instruction}{CANDIDATES_LINE}Heat (1995)\nUp (2009)\n{marker}USER: hello\n"
+    assert split_prompt(named)[1] == "USER: hello\n"
+    assert (count_candidates(prompt), count_candidates(named)) == (0, 2)
+    assert with_candidates(named, ["Ran (1985)"]) == with_candidates(prompt, ["Ran (1985)"])
+    cut = truncate_prompt(
+        with_candidates(prompt_text("USER: one two\n"), ["Up (2009)"]), lambda text: "one" not in text
+    )
+    assert cut == with_candidates(prompt_text("USER: two\n"), ["Up (2009)"])  # candidates stay
+
+
+def test_rows_of_one_text_are_one_conversation_where_ids_name_none_whatever_the_candidates():
+    def row(name, text, *candidates):
+        prompt = with_candidates(prompt_text(text), candidates)
+        return {"prompt": [{"role": "user", "content": prompt}], "sample_id": name}
+
+    assert group_of(row("a_t1", "x")) == group_of(row("a_t2.1", "y")) == "a"
+    assert group_of(row("u1", "USER: x\n")) == group_of(row("u2", "USER: x\n", "Up (2009)")) != group_of(row("u3", "y"))

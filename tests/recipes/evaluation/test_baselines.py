@@ -16,7 +16,7 @@ from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from recipes import evaluate
 from recipes.evaluation import baselines
-from recipes.evaluation.baselines import BASELINES, EASE_PENALTY, ease, neighbours, retrieve
+from recipes.evaluation.baselines import BASELINES, EASE_PENALTY, ease, neighbours, retrieval
 from recipes.evaluation.split import Split, read_split
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
@@ -49,7 +49,7 @@ def split(files: dict[str, str]) -> Split:
 
 
 def test_retrieval_lists_what_similar_training_conversations_wanted(split: Split) -> None:
-    a, b, c = ([item.title for item in items if item] for items in retrieve(split, TRAIN, 3))
+    a, b, c = ([item.title for item in items if item] for items in retrieval(split, TRAIN, 3))
     # a: Heat by conversations 2 and 3, Jaws by 3 alone; Alien comes last, as popular as its one conversation
     assert a == ["Heat", "Jaws", "Alien"]
     # b: Alien was seen; no similar conversation is left, so popularity decides: Heat and Jaws twice each, catalog order
@@ -63,7 +63,7 @@ def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str],
     seen = ["ＨＥＡＴ", " jaws (1975)"]  # another width, white space, a year
     write_rows(Path(files["data"]), [row("a", "crime robbery", ["Heat"], seen)])
     split = read_split(files["data"], files["catalog"], ListSettings(matching=matching))
-    (items,) = retrieve(split, TRAIN, 3)
+    (items,) = retrieval(split, TRAIN, 3)
     assert [item.title for item in items if item] == ["Alien"]
 
 

@@ -126,6 +126,10 @@ def test_constrained_lists_stand_beside_free_ones_and_baselines(
     out = tmp_path / "out"
     table = _of_lists({"a": out}, {"a": metrics_of(out)})["table"]
     assert [column["model"] for column in table][-2:] == ["a", "a, constrained"]
+    fused = metrics_of(out)
+    fused["results"]["strict"]["fused"] = fused["results"]["strict"]["constrained"]
+    columns = [column["model"] for column in _of_lists({"a": out, "b": out}, {"a": fused, "b": fused})["table"]]
+    assert columns == ["popularity", *(f"{name}{of}" for name in "ab" for of in ("", ", constrained", ", fused"))]
     title, _, printed = format_metrics(metrics).partition("constrained minus free lists, 3 rows paired:")
     assert "2 constrained lists of 4 lines: 0 out of catalog, 0 repeated" in title
     assert "  cold items          +0.5000 ±0.0000" in printed.splitlines()

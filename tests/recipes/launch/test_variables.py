@@ -40,6 +40,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "PRESET": ("reference", "reference"),
     "CONSTRAINED": ("1", True),
     "NUM_ITEMS": ("10", 10),
+    "CANDIDATES": ("50", 50),
     "TOTAL_EPOCHS": ("17", 17),
     "TOTAL_STEPS": ("19", 19),
     "MAX_PROMPT_LENGTH": ("333", 333),

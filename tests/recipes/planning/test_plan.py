@@ -111,6 +111,8 @@ def test_old_log_probs_are_computed_where_the_batch_is_used_twice(config_with: C
 def test_responses_are_as_long_as_the_lists_that_are_asked_for(config_with: Config) -> None:
     size = KNOWN["0.5B"][1]
     assert run_of(config_with(keys={"convrec.num_items": 5}), size).response == pytest.approx(5 * 9.9 + 1)
+    named = config_with(keys={"convrec.candidates": 50})  # in its prompts
+    assert run_of(named, size).prompt == pytest.approx(run_of(config_with(), size).prompt + 50 * 9.9)
     given = run_of(config_with(), size, 500, 700)
     assert (given.prompt, given.response) == (500, 700)
     short = run_of(config_with(keys={"data.max_response_length": 64, "data.max_prompt_length": 128}), size)

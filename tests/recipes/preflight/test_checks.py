@@ -20,7 +20,7 @@ from huggingface_hub import constants
 
 from convrec import gpus
 from convrec.checkpoints import hub
-from convrec.data.schema import RL_SCHEMA
+from convrec.data.schema import RL_SCHEMA, with_candidates
 from convrec.errors import UserError
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
@@ -278,6 +278,25 @@ def test_bad_rows_are_named_with_their_file(
     message = refused(**{variable: file})
     assert message.startswith(f"{file}: rows 3, 7: no ground truth")
     assert "drop these rows" in message
+
+
+@pytest.mark.parametrize("recipe", ["rank_grpo", "sft"])
+def test_prompts_name_as_many_candidates_as_the_run_says(
+    refused: Refused, good_sft: dict[str, str], good: dict[str, str], tmp_path: Path, recipe: str, warned: Any
+) -> None:
+    source, file = (good if recipe == "rank_grpo" else good_sft)["VAL_FILE"], str(tmp_path / "named.parquet")
+    table = pq.read_table(source)
+    rows = table.to_pylist()
+    for row in rows:
+        row["prompt"][0]["content"] = with_candidates(row["prompt"][0]["content"], ["Heat (1995)", "Alien (1979)"])
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), file)
+    said = f"{file}: prompts name 2 candidates, and CANDIDATES={{}}; {{}}"
+    take = "take tables of `convrec retrieval candidates --count {}`"
+    assert refused(recipe=recipe, VAL_FILE=file) == said.format(0, "say CANDIDATES=2")
+    assert refused(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="1") == said.format(1, take.format(1))
+    message = refused(recipe=recipe, CANDIDATES="2")
+    assert message == f"{source}: prompts name 0 candidates, and CANDIDATES=2; {take.format(2)}"
+    assert warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="50") == []
 
 
 @pytest.mark.parametrize("years", ["no column", "all null"])

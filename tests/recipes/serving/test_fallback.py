@@ -15,11 +15,13 @@ from fastapi.testclient import TestClient
 
 from convrec.errors import UserError
 from convrec.serving.journal import FILE
+from recipes.retrieval import fit_retrieval
 from recipes.serving.errors import ENDED, Refused
 from recipes.serving.http import build
 from recipes.serving.model import load_fallback
 from recipes.serving.replicas import Model
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
+from tests.recipes.evaluation.small import row, write_rows
 from tests.recipes.serving.conftest import Films
 from tests.recipes.serving.test_http import error_of, events_of
 from tests.recipes.serving.test_processes import started  # noqa: F401
@@ -139,6 +141,23 @@ def test_a_service_that_could_give_none_does_not_start(settings: ModelSettings) 
         load_fallback(settings, Limits(fallback_after_seconds=1))
     judge = ModelSettings(name="judge", path="x")
     assert load_fallback(judge, Limits(fallback_after_seconds=1)) is None
+
+
+def test_with_a_retrieval_it_is_what_similar_conversations_wanted(
+    client: Callable[..., TestClient], films: Films, settings: ModelSettings
+) -> None:
+    """Ran and Heat are the popular ones. No counts and no weight beside a model are needed."""
+    catalog = Path(settings.catalog or "")
+    titles = {"Alien": 1979, "Heat": 1995, "Ran": 1985, "Up": 2009}
+    train = [row(f"a{n}_t1", "a balloon in the sky", ["Up"], films=titles) for n in range(2)]
+    train += [row(f"b{n}_t1", "robbery", ["Heat"], films=titles) for n in range(3)]
+    file = Path(write_rows(catalog.with_name("train.parquet"), train))
+    settings.retrieval = str(fit_retrieval([file], file, catalog)["out"])
+    pq.write_table(pq.read_table(catalog).drop_columns(["mentions"]), catalog)
+    service, films.refusal = client(), ENDED
+    answer = service.post("/v1/recommendations", json=ASK | {"conversation": "balloon films", "exclude": ["0"]}).json()
+    assert ([item["item_id"] for item in answer["items"]], answer["fallback"]) == (["3", "1", "2"], True)
+    assert [item["score"] for item in answer["items"]] == [None] * 3
 
 
 def test_a_killed_process_leaves_the_list_to_it(

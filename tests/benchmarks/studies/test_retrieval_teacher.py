@@ -1,14 +1,17 @@
 """The teacher without a language model: it knows only what it may, and ranks and draws as it says."""
 
+import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 
-from data_prep import retrieval_teacher
-from data_prep.retrieval_teacher import NEIGHBOURS, SHRINKAGE, Cooccurrence, RetrievalTeacher
-from data_prep.tables import conversation_of
+from convrec.data.schema import conversation_of
+from tests.data_prep.conftest import COMEDY, HORROR, make_rows, row
 
-from .conftest import COMEDY, HORROR, make_rows, row
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from benchmarks.studies import retrieval_teacher
+from benchmarks.studies.retrieval_teacher import NEIGHBOURS, SHRINKAGE, Cooccurrence, RetrievalTeacher
 
 
 def test_teacher_never_uses_the_conversation_it_answers():

@@ -1,6 +1,6 @@
 """A teacher without a language model: it ranks catalog items by what was recommended in similar training conversations,
 together with the titles named, and at all. It has read the training conversations and no others, and never the one it
-answers. `Cooccurrence`, its second part, is also what `--judge cooccurrence` of the demonstrations rates with.
+answers. The studies on the reduced ReDial were made with it; the program's own is convrec/retrieval.
 """
 
 import re
@@ -10,11 +10,10 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
-from convrec.data.schema import Pair, conversation_text, truth_of
+from convrec.data.schema import Pair, conversation_text, group_of, truth_of
 from convrec.errors import UserError
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.progress import Progress
-from data_prep.tables import group_of
 
 NEIGHBOURS = 50
 BLOCK_BYTES = 1 << 26  # of cosines with all training rows

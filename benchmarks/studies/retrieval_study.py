@@ -1,0 +1,150 @@
+"""Does reading what retrieval finds help a model, and does Rank-GRPO add to it? The plan: notes/retrieval.md.
+
+    python -m benchmarks.studies.retrieval_study --data sample --out outputs/retrieval_study/sample
+    python -m benchmarks.studies.retrieval_study --data hard --out outputs/retrieval_study/hard
+    python -m benchmarks.studies.retrieval_study --data path/to/redial --out outputs/retrieval_study/redial
+
+Data, retrieval, tables with candidates, a model, SFT and Rank-GRPO of each seed with and without candidates, their free
+and constrained lists for the test rows, each alone and fused by a weight of its own from the validation rows. What is
+there is not made again: the same command goes on. OUT/table.md has what is there so far. --smallest: all of it in a
+few minutes, which says nothing.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.studies.sample_ceiling import check_sample
+from convrec.files import read_json, write_text
+from convrec.generation.generate import engines_kept
+from convrec.runs.folder import latest_step
+from recipes.evaluation.options import EvaluationOptions
+from recipes.evaluation.single import evaluate
+from recipes.experiments.local_runs import evaluation_of, train
+from recipes.experiments.matrix_runs import MatrixRun
+from recipes.retrieval import fit_retrieval, write_candidates
+from recipes.tiny_model import make_tiny_model, read_texts, read_titles
+
+COUNT, ITEMS = 50, 20
+SEEDS = (3407, 3408, 3409)
+TABLES = ("train", "validation", "test", "sft_train", "sft_validation")
+SIZES = {"validation": 1000, "test": 5000, "sft": 300, "rank_grpo": 150}
+SMALLEST = {"validation": 20, "test": 20, "sft": 2, "rank_grpo": 2}
+PROMPT = {"": 256, "_candidates": 512}  # tokens, of 50 titles some 300
+EVALUATED = ("ndcg@20", "recall@20", "coverage", "popularity_lift", "cold_share")
+
+
+def prepare(data: str, out: Path, sizes: Mapping[str, int]) -> None:
+    folder = out / "data"
+    if not folder.exists():
+        if data in ("sample", "hard"):
+            counts = [f"--{name}={sizes[name]}" for name in ("validation", "test")]
+            requests = ["--requests", "hard"] if data == "hard" else []
+            command = ["recipes", "data", "sample", "--out", str(folder), *counts, *requests]
+        else:
+            given = ["--titles", "500", "--num-items", str(ITEMS), "--test-rows", "1000"]
+            command = ["benchmarks.studies.retrieval", "--source", data, "--out", str(folder), *given]
+        subprocess.run([sys.executable, "-m", *command], check=True)
+    train_file, validation, catalog = (folder / f"{name}.parquet" for name in ("train", "validation", "catalog"))
+    if not (out / "retrieval").exists():
+        fit_retrieval([train_file], validation, catalog, out / "retrieval")
+    if not (out / "data_candidates").exists():
+        tables = [folder / f"{name}.parquet" for name in TABLES]
+        write_candidates(out / "retrieval", catalog, tables, out / "data_candidates", COUNT)
+    if not (out / "model").exists():
+        make_tiny_model(out / "model", read_texts([folder]), read_titles([folder]))
+
+
+def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) -> list[MatrixRun]:
+    """SFT and Rank-GRPO on it, without and with candidates, of each seed."""
+    found = []
+    for seed in seeds:
+        for further, tokens in PROMPT.items():
+            data = out / f"data{further}"
+            common = {"SEED": str(seed), "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "TRAIN_BATCH_SIZE": "16"}
+            common |= {"CANDIDATES": str(COUNT if further else 0)}
+            of_sft = common | {"MODEL_PATH": str(out / "model"), "LR": "4e-3", "MAX_LENGTH": str(tokens + 128)}
+            of_rl = common | {"CATALOG_FILE": str(out / "data" / "catalog.parquet"), "LR": "1e-4", "ROLLOUT_N": "8"}
+            of_rl |= {"KL_LOSS_COEF": "0.01", "MAX_PROMPT_LENGTH": str(tokens), "MAX_RESPONSE_LENGTH": "100"}
+            for recipe, variables, prefix in (("sft", of_sft, "sft_"), ("rank_grpo", of_rl, "")):
+                steps = sizes[recipe]
+                variables |= {"TOTAL_STEPS": str(steps), "SAVE_FREQ": str(max(1, steps // 3)), "TEST_FREQ": str(steps)}
+                for name, split in (("TRAIN_FILE", "train"), ("VAL_FILE", "validation")):
+                    variables[name] = str(data / f"{prefix}{split}.parquet")
+                start = None if recipe == "sft" else f"sft{further}-s{seed}"
+                few = [] if recipe == "sft" else ["data.val_max_samples=128"]
+                variant = f"{recipe}{further}"
+                found.append(MatrixRun(f"{variant}-s{seed}", variant, recipe, start, variables, few))
+    return found
+
+
+def evaluations(run: MatrixRun, out: Path) -> list[dict[str, Any]]:
+    """Options: on validation rows, where the weight beside the retrieval is chosen, and on test rows."""
+    further = "_candidates" if "candidates" in run.variant else ""
+    data, folder, weighed = out / f"data{further}", out / "evaluation" / "validation", out / "weighed" / run.name
+    files = {"catalog": str(out / "data" / "catalog.parquet"), "train": str(out / "data" / "train.parquet")}
+    settings = {**files, "retrieval": str(weighed), "constrained": True, "max_prompt_length": PROMPT[further]}
+    settings |= {"num_items": ITEMS, "ks": (5, 10, 20), "max_response_length": 100}
+    chosen = {"data": str(data / "validation.parquet"), "out": str(folder / run.name), "against": None, "weigh": True}
+    test = {"data": str(data / "test.parquet")}  # of Rank-GRPO against its start
+    return [evaluation_of(run, out, settings | further_one) for further_one in (chosen, test)]
+
+
+def table(out: Path, given: list[MatrixRun]) -> str:
+    """Of what was evaluated: a line each of the model, its constrained lists and the fused ones, and the baselines."""
+    lines = [f"| lists | {' | '.join(EVALUATED)} | minus the retrieval, ndcg@20 | minus its start |"]
+    lines.append("|---" * (len(EVALUATED) + 3) + "|")
+    for run in given:
+        file = out / "evaluation" / run.name / "metrics.json"
+        if not file.exists():
+            continue
+        metrics = read_json(file)
+        results, minus = metrics["results"]["paper"], metrics["minus"]
+        for name in ("popularity", "retrieval") if run is given[0] else ():
+            lines.append(_line(name, results[name], "", ""))
+        gain = metrics.get("paired", {}).get("ndcg@20")
+        lines.append(_line(run.name, results["model"], _cell(minus["retrieval"]["ndcg@20"]), _cell(gain)))
+        lines += [_line(f"{run.name}, {name}", results[name], "", "") for name in ("constrained", "fused")]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(figure: Mapping[str, float] | None) -> str:
+    return "" if not figure or figure["mean"] is None else f"{figure['mean']:.4f} ± {figure['se'] or 0:.4f}"
+
+
+def _line(name: str, result: Mapping[str, Any], *further: str) -> str:
+    return f"| {' | '.join([name, *(_cell(result.get(one)) for one in EVALUATED), *further])} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="sample, hard, or a folder of ReDial's tables")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--smallest", action="store_true")
+    given = parser.parse_args()
+    out, sizes = given.out.resolve(), SMALLEST if given.smallest else SIZES
+    prepare(given.data, out, sizes)
+    ideal = check_sample(out / "data")["oracle"] if given.data == "sample" else None
+    planned = runs(out, sizes, tuple(given.seeds))
+    for run in planned:
+        if latest_step(out / run.name) < int(run.variables["TOTAL_STEPS"]):
+            train(run, out)
+        if (out / "evaluation" / run.name / "metrics.json").exists():
+            continue
+        if not (out / "weighed" / run.name).exists():
+            shutil.copytree(out / "retrieval", out / "weighed" / run.name)
+        with engines_kept():
+            for options in evaluations(run, out):
+                evaluate(EvaluationOptions(**options))
+        head = f"ideal ranking, validation rows: recall@20 {ideal[0]:.4f}, ndcg@20 {ideal[1]:.4f}\n\n" if ideal else ""
+        write_text(out / "table.md", head + table(out, planned))
+    print(out / "table.md")
+
+
+if __name__ == "__main__":
+    main()

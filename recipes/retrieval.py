@@ -1,0 +1,149 @@
+"""Retrieval: lists without a model, fitted on training conversations, and prompts that name what it finds.
+
+    convrec retrieval fit --train data/books/train.parquet --validation data/books/validation.parquet \\
+        --catalog data/books/catalog.parquet
+    convrec retrieval candidates --retrieval data/books/catalog.retrieval --catalog data/books/catalog.parquet \\
+        --tables data/books/{train,validation,test}.parquet --out data/books_50
+
+`fit` writes the folder `catalog.retrieval` beside the catalog (--out names another). What counts how much is chosen on
+the validation rows. `candidates` writes the tables with prompts that name the --count best items, for runs with
+CANDIDATES; a training row's own conversation has no part in its own.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.schema import RL_SCHEMA, with_candidates
+from convrec.data.validation import validate_rl_table
+from convrec.errors import UserError, says_user_errors
+from convrec.files import file_hash, folder_written_whole
+from convrec.lists.catalog import load_catalog, tell_problems
+from convrec.lists.matching import Matcher
+from convrec.report.page import text_table
+from convrec.retrieval.conversations import item_texts, read_row
+from convrec.retrieval.folder import NOTES, load, save
+from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
+from data_prep.stages.record import read_blocks
+from data_prep.tables import check_out, parquet_writer
+from recipes.evaluation.retrieval import CONSTANTS, answers_of, mean_ndcg
+from recipes.evaluation.split import Split, read_split
+
+K = 20  # of the NDCG that chooses
+MOST_ROWS = 2000  # of validation, evenly spaced
+NEIGHBOURS = (50, 200, 800)
+RIDGE, TEXT = (0.0, 0.25, 0.5, 1.0), (0.0, 0.1, 0.25)  # weights beside 1 for the neighbours
+
+
+def fit_retrieval(
+    train: Sequence[Path], validation: Path, catalog: Path, out: Path | None = None, overwrite: bool = False
+) -> dict[str, Any]:
+    """Write OUT, and return its retrieval.json. Raises UserError for files that cannot be read, and where OUT is
+    there."""
+    out = out or catalog.with_suffix(".retrieval")
+    check_out(out, overwrite, {path.name for path in out.iterdir()} if (out / NOTES).is_file() else set())
+    split = read_split(validation, catalog)
+    tell_problems(catalog, split.catalog.problems)
+    count = sum(
+        validate_rl_table(file, allow_empty_ground_truth=True, dated=split.catalog.dated).rows for file in train
+    )
+    blocks = (rows for file in train for rows in read_blocks(file, 1000, RL_SCHEMA.names))
+    conversations = (read_row(row, split.matcher) for rows in blocks for row in rows)
+    fitted = fit(conversations, count, len(split.catalog))
+    choice, ndcg = choose(split, Retriever(fitted, item_texts(catalog, split.catalog), Choice()))
+    files = {"catalog": catalog, "validation": validation, **{f"train {n}": file for n, file in enumerate(train)}}
+    notes = {"choice": asdict(choice), f"ndcg@{K}": ndcg, "files": {name: str(file) for name, file in files.items()}}
+    notes["sha256"] = {name: file_hash(file) for name, file in files.items()}
+    with folder_written_whole(out) as partial:
+        save(partial, fitted, split.catalog, notes)
+    return notes | {"out": out}
+
+
+def choose(split: Split, retriever: Retriever) -> tuple[Choice, dict[str, float]]:
+    """The best choice on these rows by NDCG@K, and that of popularity, of each part alone and of the choice
+    (`fused`)."""
+    rows = split.rows[:: -(-len(split.rows) // MOST_ROWS)]
+    answers, asked = answers_of(replace(split, rows=rows)), [read_row(row, split.matcher) for row in rows]
+    others = [retriever.lists(row, names=PARTS[1:]) for row in asked]
+    lists: dict[int, list[dict[str, list[int]]]] = {}
+    for retriever.neighbours.count in NEIGHBOURS:
+        of = [known | retriever.lists(row, names=PARTS[:1]) for known, row in zip(others, asked, strict=True)]
+        lists[retriever.neighbours.count] = [one | {POPULARITY: one[POPULARITY][: 2 * K]} for one in of]
+
+    def score(choice: Choice) -> float:
+        return mean_ndcg([choice.fused(of) for of in lists[choice.neighbours]], answers, K)
+
+    weights = [(1.0, *beside) for beside in product(RIDGE, TEXT)] + [(0.0, 1.0, weight) for weight in TEXT]
+    choices = [
+        Choice(count, constant, dict(zip(PARTS, of, strict=True)))
+        for count, constant, of in product(NEIGHBOURS, CONSTANTS, weights)
+    ]
+    chosen = max(choices, key=score)
+    found = {POPULARITY: replace(chosen, weights={})}
+    found |= {name: replace(chosen, weights={name: 1.0}) for name in PARTS} | {"fused": chosen}
+    return chosen, {name: score(choice) for name, choice in found.items()}
+
+
+def write_candidates(
+    retrieval: Path, catalog: Path, tables: Sequence[Path], out: Path, count: int = 50, overwrite: bool = False
+) -> list[str]:
+    """Write OUT, these tables with prompts that name `count` candidates. Returns warnings. Raises UserError."""
+    check_out(out, overwrite, {file.name for file in tables})
+    matcher = Matcher(load_catalog(catalog))
+    (retriever, warnings), lines = load(retrieval, catalog, matcher), matcher.catalog.lines
+    for file in tables:
+        validate_rl_table(file, allow_empty_ground_truth=True, dated=matcher.catalog.dated)
+
+    def named(row: Mapping[str, Any]) -> dict[str, Any]:
+        items, (prompt, *_) = retriever.rank(read_row(row, matcher))[:count], row["prompt"]
+        content = with_candidates(prompt["content"], [lines[item] for item in items])
+        return {**row, "prompt": [prompt | {"content": content}]}
+
+    with folder_written_whole(out) as partial:
+        for file in tables:
+            schema = pq.read_schema(file)
+            with parquet_writer(partial / file.name, schema) as writer:
+                for rows in read_blocks(file, 1000):
+                    writer.write_table(pa.Table.from_pylist([named(row) for row in rows], schema))
+    return warnings
+
+
+@says_user_errors
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec retrieval fit", description="Lists without a model.")
+    add = parser.add_argument
+    add("--train", type=Path, nargs="+", required=True, metavar="FILE", help="training tables of RL")
+    add("--validation", type=Path, required=True, metavar="FILE", help="rows on which weights are chosen")
+    add("--catalog", type=Path, required=True, help=".parquet or .pkl")
+    add("--out", type=Path, help="folder to write (beside the catalog, CATALOG.retrieval)")
+    add("--overwrite", action="store_true", help="replace a folder that is there")
+    notes = fit_retrieval(**vars(parser.parse_args(arguments)))
+    figures = [{"model": name, f"ndcg@{K}": value} for name, value in notes[f"ndcg@{K}"].items()]
+    print(text_table(figures, line_a_model=True))
+    print(f"chosen on {notes['files']['validation']}: {json.dumps(notes['choice'])}\nwritten to {notes['out']}")
+    return 0
+
+
+@says_user_errors
+def candidates_main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="convrec retrieval candidates", description="Prompts that name candidates.")
+    add = parser.add_argument
+    add("--retrieval", type=Path, required=True, metavar="FOLDER", help="what `convrec retrieval fit` wrote")
+    add("--catalog", type=Path, required=True, help=".parquet or .pkl")
+    add("--tables", type=Path, nargs="+", required=True, metavar="FILE", help="tables of RL and SFT, all splits")
+    add("--out", type=Path, required=True, help="folder to write")
+    add("--count", type=int, default=50, help="candidates of a prompt (%(default)s); CANDIDATES of the runs")
+    add("--overwrite", action="store_true", help="replace a folder that is there")
+    given = parser.parse_args(arguments)
+    if given.count < 1:
+        raise UserError(f"--count {given.count}: at least 1")
+    tell_problems(given.catalog, write_candidates(**vars(given)))
+    print(f"written to {given.out}: train with CANDIDATES={given.count}")
+    return 0

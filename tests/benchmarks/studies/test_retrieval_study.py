@@ -1,0 +1,49 @@
+"""The study of retrieval: each run reads the tables of its kind, starts from its own SFT, is evaluated as it reads."""
+
+import sys
+from pathlib import Path
+
+from convrec.files import write_json
+from recipes.evaluation.options import EvaluationOptions
+from recipes.launch.recipe import RECIPES
+from recipes.launch.variables import VARIABLES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from benchmarks.studies.retrieval_study import SMALLEST, evaluations, runs, table
+
+NAMES = {variable.name for variable in VARIABLES}
+
+
+def test_runs_start_from_their_own_and_read_their_own_prompts(tmp_path: Path) -> None:
+    planned = runs(tmp_path, SMALLEST)
+    assert len({run.name for run in planned}) == len(planned) == 3 * 2 * 2
+    before: set[str] = set()
+    for run in planned:
+        assert {*run.variables} <= NAMES
+        assert run.recipe in RECIPES
+        assert run.start in before if run.recipe == "rank_grpo" else run.start is None
+        assert ("candidates" in run.name) == ("candidates" in (run.start or run.name))
+        before.add(run.name)
+        folder = tmp_path / ("data_candidates" if "candidates" in run.name else "data")
+        chosen, test = (EvaluationOptions(**options) for options in evaluations(run, tmp_path))
+        for file in (run.variables["TRAIN_FILE"], run.variables["VAL_FILE"], chosen.data, test.data):
+            assert Path(file).parent == folder
+        assert run.variables["CANDIDATES"] == ("50" if "candidates" in run.name else "0")
+        assert (chosen.weigh, test.weigh, chosen.against) == (True, False, None)
+        assert test.against == (str(tmp_path / "evaluation" / run.start) if run.start else None)
+        assert (Path(chosen.data).stem, Path(test.data).stem) == ("validation", "test")
+        assert chosen.retrieval == test.retrieval == str(tmp_path / "weighed" / run.name)
+
+
+def test_the_table_has_what_is_there_so_far(tmp_path: Path) -> None:
+    planned = runs(tmp_path, SMALLEST, (1,))
+    result = {"ndcg@20": {"mean": 0.5, "se": 0.01}, "coverage": {"mean": 0.2, "se": None}}
+    names = ("model", "constrained", "popularity", "retrieval", "fused")
+    minus = {"retrieval": {"ndcg@20": result["ndcg@20"]}}
+    metrics = {"results": {"paper": dict.fromkeys(names, result)}, "minus": minus}
+    write_json(tmp_path / "evaluation" / "sft-s1" / "metrics.json", metrics)
+    _, _, *lines = table(tmp_path, planned).splitlines()
+    assert [line.split(" | ")[0] for line in lines] == [
+        "| popularity", "| retrieval", "| sft-s1", "| sft-s1, constrained", "| sft-s1, fused"
+    ]  # fmt: skip
+    assert lines[2] == "| sft-s1 | 0.5000 ± 0.0100 |  | 0.2000 ± 0.0000 |  |  | 0.5000 ± 0.0100 |  |"

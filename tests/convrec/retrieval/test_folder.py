@@ -1,0 +1,144 @@
+"""A retrieval's folder: the same lists again, another catalog, damage, and nothing pickled."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+from convrec.retrieval.conversations import Conversation, item_texts
+from convrec.retrieval.folder import load, load_notes, save
+from convrec.retrieval.retriever import PARTS, Choice, Fusion, Retriever, fit
+
+FILMS = [("Alien", 1979), ("Heat", 1995), ("Jaws", 1975), ("Balloon house", 2009)]
+CHOICE = {"neighbours": 3, "constant": 10.0, "weights": dict.fromkeys(PARTS, 1.0)}
+ROWS = [
+    Conversation("space monsters", [3], "c1", [0]),
+    Conversation("robbery detective", [0], "c2", [1]),
+    Conversation("robbery sharks", [0, 1], "c3", [1, 2]),
+]
+ASKED = [
+    Conversation("a robbery", [0]),
+    Conversation("space sharks house", []),
+    Conversation("robbery detective", [0], "c2"),
+    Conversation("", [3, 1]),
+]
+
+
+def catalog(path: Path, films: list[tuple[str, int]] = FILMS) -> Matcher:
+    titles, years = zip(*films, strict=True)
+    pq.write_table(pa.table({"title": titles, "year": pa.array(years, pa.int32())}), path)
+    return Matcher(load_catalog(path))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, Path, Matcher]:
+    """(folder, catalog's file, matcher)."""
+    file, folder = tmp_path / "catalog.parquet", tmp_path / "catalog.retrieval"
+    folder.mkdir()
+    matcher = catalog(file)
+    save(folder, fit(ROWS, len(ROWS), len(FILMS)), matcher.catalog, {"choice": CHOICE})
+    return folder, file, matcher
+
+
+def test_what_was_saved_lists_the_same(saved: tuple[Path, Path, Matcher]) -> None:
+    folder, file, matcher = saved
+    loaded, warnings = load(folder, file, matcher)
+    before = Retriever(fit(ROWS, len(ROWS), len(FILMS)), item_texts(file, matcher.catalog), Choice(**CHOICE))  # type: ignore[arg-type]
+    for asked in ASKED:
+        assert loaded.lists(asked) == before.lists(asked)
+        assert loaded.rank(asked) == before.rank(asked)
+    assert (warnings, loaded.fusion, loaded.choice) == ([], None, before.choice)
+
+
+def test_no_file_of_it_is_pickled(saved: tuple[Path, Path, Matcher]) -> None:
+    folder, _, _ = saved
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".npy", ".npz", ".txt"}
+    for path in folder.glob("*.npy"):
+        assert np.load(path, allow_pickle=False).dtype != object
+
+
+def test_a_catalog_that_has_changed_is_told_and_items_keep_what_is_known_of_them(
+    saved: tuple[Path, Path, Matcher], tmp_path: Path
+) -> None:
+    """Heat is gone, the others stand elsewhere, and Robbery is new: its words alone are known."""
+    folder, file, _ = saved
+    films = [("Robbery", 2020), ("Jaws", 1975), ("Balloon house", 2009), ("Alien", 1979)]
+    loaded, (told,) = load(folder, file, catalog(file, films))
+    assert told == f"{folder}: 1 items of {file} are new since it was fitted (it knows their words alone), 1 are gone"
+    lists = loaded.lists(Conversation("a robbery", [3]))  # Alien
+    assert lists == {"neighbours": [1], "ridge": [1], "text": [0], "popularity": [1, 3]}
+    catalog(file, FILMS[::-1])
+    again, warnings = load(folder, file, Matcher(load_catalog(file)))
+    assert warnings == []  # another order is no other catalog
+    before, _ = load(folder, *(path := tmp_path / "c.parquet", catalog(path)))
+    for asked in ASKED:
+        turned = asked._replace(named=[3 - item for item in asked.named])
+        assert {3 - item for item in again.rank(turned)} == {*before.rank(asked)}
+
+
+def test_the_catalog_of_other_data_and_damage_are_one_line_each(saved: tuple[Path, Path, Matcher]) -> None:
+    folder, file, matcher = saved
+    with pytest.raises(UserError, match=r"has none of its items; give the one that it is of"):
+        load(folder, file, catalog(file, [("Emma", 1996)]))
+    with pytest.raises(UserError, match=r"no weight beside a model's list; `convrec evaluate --weigh`"):
+        load(folder, file, matcher, fuses=True)
+    for path in (folder / "wanted_RM.npz", folder / "conversation_R.npy"):
+        content = path.read_bytes()
+        for bad in (content[:-3], b"", pickle.dumps([1, 2])):
+            path.write_bytes(bad)
+            with pytest.raises(UserError, match=rf"--retrieval {folder}: damaged .*; fit it again"):
+                load(folder, file, matcher)
+        path.unlink()
+        with pytest.raises(UserError, match=r"damaged .*; fit it again"):
+            load(folder, file, matcher)
+        path.write_bytes(content)
+    notes = json.loads((folder / "retrieval.json").read_text())
+    for bad_notes in (notes | {"format": 0}, {}):
+        (folder / "retrieval.json").write_text(json.dumps(bad_notes))
+        with pytest.raises(UserError, match=r"no retrieval.json of this version; `convrec retrieval fit` makes one"):
+            load_notes(folder)
+    for nowhere in (folder / "none", file):
+        with pytest.raises(UserError, match=r"no retrieval.json of this version"):
+            load_notes(nowhere)
+
+
+def test_the_weight_beside_a_model_is_read_with_it(saved: tuple[Path, Path, Matcher]) -> None:
+    folder, file, matcher = saved
+    notes: dict[str, Any] = load_notes(folder) | {"fusion": {"weight": 0.3, "constant": 60.0}}
+    (folder / "retrieval.json").write_text(json.dumps(notes))
+    loaded, _ = load(folder, file, matcher, fuses=True)
+    assert loaded.fusion == Fusion(0.3, 60.0)
+
+
+def test_an_items_words_are_its_title_and_its_columns_of_texts(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.parquet"
+    columns = {
+        "item_id": ["b1", "b2"],
+        "title": ["Emma", "Dune"],
+        "year": pa.array([1815, 1965], pa.int32()),
+        "display": [None, "novel"],
+        "genres": [["Romance", None], None],
+        "plot": ["a match", "sand"],
+        "price": [1.5, 2.5],
+    }
+    pq.write_table(pa.table(columns), file)
+    emma, dune = ([*text.split()] for text in item_texts(file, load_catalog(file)))
+    assert sorted(emma) == ["Emma", "Romance", "a", "match"]
+    assert sorted(dune) == ["Dune", "[novel]", "novel", "sand"]
+
+
+def test_rows_that_name_nothing_are_saved_too(saved: tuple[Path, Path, Matcher], tmp_path: Path) -> None:
+    """The ridge's arrays are empty then."""
+    _, file, matcher = saved
+    rows = [row._replace(named=[]) for row in ROWS]
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "empty", fit(rows, len(rows), len(FILMS)), matcher.catalog, {"choice": CHOICE})
+    assert load(tmp_path / "empty", file, matcher)[0].rank(ASKED[0])

@@ -1,0 +1,54 @@
+"""Weighted reciprocal ranks: by hand, and what holds of any lists."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convrec.retrieval.retriever import DEPTH, Fusion, fuse
+
+LISTS = st.lists(st.lists(st.integers(0, 30), unique=True), min_size=2, max_size=2)
+
+
+def test_fusion_by_hand() -> None:
+    """Constant 10, weights 1 and 2: a is 1/11 = .0909, b 1/12 + 2/11 = .2652, c 2/12 = .1667."""
+    assert fuse([["a", "b"], ["b", "c"]], [1, 2], 10) == ["b", "c", "a"]  # type: ignore[list-item, comparison-overlap]
+    # a has 1/11, b and c have the same 1/12: the first list's goes first
+    assert fuse([[1, 2], [1, 3]], [0.5, 0.5], 10) == [1, 2, 3]
+
+
+def test_a_small_constant_lets_first_ranks_win_and_a_large_one_agreement() -> None:
+    one, other = [1, 2, 3, 4], [5, 6, 7, 4]
+    # item 4 is last in both: 2/(c + 4) against 1/(c + 1): 2/4.5 < 1/1.5 of c = .5, 2/14 > 1/11 of c = 10
+    assert fuse([one, other], [1, 1], 0.5)[:2] == [1, 5]
+    assert fuse([one, other], [1, 1], 10)[0] == 4
+
+
+@given(LISTS, st.sampled_from([1.0, 10.0, 60.0]))
+def test_weights_1_and_0_are_either_list_alone(lists: list[list[int]], constant: float) -> None:
+    written, retrieved = lists
+    assert Fusion(1.0, constant).of(written, retrieved) == written
+    assert Fusion(0.0, constant).of(written, retrieved) == retrieved
+
+
+@given(LISTS, st.floats(0.05, 0.95), st.sampled_from([1.0, 10.0, 60.0]))
+def test_a_fused_list_has_every_item_once_and_keeps_what_both_agree_on(
+    lists: list[list[int]], weight: float, constant: float
+) -> None:
+    found = Fusion(weight, constant).of(*lists)
+    assert sorted(found) == sorted({*lists[0], *lists[1]})
+    both = [item for item in lists[0] if item in lists[1]]
+    for first in both:
+        for second in both:
+            if all(items.index(first) < items.index(second) for items in lists):
+                assert found.index(first) < found.index(second)
+
+
+def test_of_a_long_retrieval_the_first_ranks_count_beside_a_model() -> None:
+    found = Fusion(0.5, 10.0).of([DEPTH + 5], range(DEPTH + 10))
+    assert len(found) == DEPTH + 1
+    assert found[:2] == [DEPTH + 5, 0]  # 1/11 each: the model's first
+
+
+def test_a_list_for_each_weight_is_needed() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        fuse([[1]], [1, 1], 10)

@@ -1,0 +1,162 @@
+"""What is found, by hand; and that no row finds its own answer."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convrec.errors import UserError
+from convrec.retrieval import parts
+from convrec.retrieval.conversations import Conversation
+from convrec.retrieval.parts import PENALTY
+from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
+
+ALIEN, HEAT, JAWS, UP = range(4)
+TITLES = ["Alien", "Heat", "Jaws", "Balloon house"]
+ROWS = [
+    Conversation("space monsters spaceship", [], "c1", [ALIEN]),
+    Conversation("robbery detective crime", [], "c2", [HEAT]),
+    Conversation("robbery crime drama", [ALIEN], "c3", [HEAT, JAWS]),
+    Conversation("sharks beach", [ALIEN, HEAT], "c4", [JAWS]),
+]
+ALL = Choice(2, 10.0, dict.fromkeys(PARTS, 1.0))
+
+
+def retriever(rows: Sequence[Conversation] = ROWS, choice: Choice = ALL) -> Retriever:
+    return Retriever(fit(rows, len(rows), len(TITLES)), TITLES, choice)
+
+
+def nothing() -> np.ndarray:
+    return np.empty(0, int)
+
+
+def test_neighbours_are_the_sum_of_cosines_of_those_that_wanted_it() -> None:
+    """R = 4; idf(w) = ln(5 / (1 + rows)) + 1: 1.511 of robbery and crime (2 rows), 1.916 of the others (1 row).
+    Row c2 is (robbery, detective, crime) / |.| of sqrt(2 * 1.511^2 + 1.916^2) = 2.870, and so is c3."""
+    common, rare = math.log(5 / 3) + 1, math.log(5 / 2) + 1
+    cosine = 2 * common * common / (math.sqrt(2 * common**2 + rare**2) * math.sqrt(2 * common**2))
+    scores = retriever().neighbours.scores("a robbery, a crime", [], nothing())
+    np.testing.assert_allclose(scores, [0, 2 * cosine, cosine, 0], rtol=1e-6)
+    without_c3 = retriever().neighbours.scores("a robbery, a crime", [], np.array([2]))
+    np.testing.assert_allclose(without_c3, [0, cosine, 0, 0], rtol=1e-6)
+
+
+def test_of_more_than_are_wanted_the_nearest_count_and_all_that_are_as_near() -> None:
+    one = retriever(choice=Choice(1, 10.0, ALL.weights))
+    # detective is in c2 alone, which is nearer than c3; without it both are as near
+    assert np.flatnonzero(one.neighbours.scores("robbery crime detective", [], nothing())).tolist() == [HEAT]
+    assert np.flatnonzero(one.neighbours.scores("robbery crime", [], nothing())).tolist() == [HEAT, JAWS]
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 400), st.integers(0, 10_000))
+def test_the_nearest_are_those_of_a_sort(count: int, seed: int) -> None:
+    """A bound from a sixteenth of the rows must not lose one."""
+    rng = np.random.default_rng(seed)
+    cosine_R = np.round(rng.random(700) * (rng.random(700) < 0.7), 2).astype(np.float32)
+    known: Any = object.__new__(parts.Neighbours)
+    known.count = count
+    least = np.sort(cosine_R)[::-1][count - 1] if count < 700 else 0
+    expected = np.flatnonzero((cosine_R >= least) & (cosine_R > 0))
+    assert known.nearest(cosine_R).tolist() == expected.tolist()
+
+
+def test_commoner_words_are_left_out_where_all_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "POSTINGS", 2)  # detective: 1 row; robbery: 2
+    scores = retriever().neighbours.scores("robbery detective", [], nothing())
+    assert np.flatnonzero(scores).tolist() == [HEAT]  # c3 has robbery alone
+    monkeypatch.setattr(parts, "POSTINGS", 0)  # never all of them
+    assert np.flatnonzero(retriever().neighbours.scores("robbery", [], nothing())).tolist() == [HEAT, JAWS]
+
+
+def test_the_ridge_by_hand() -> None:
+    """Named X (Alien, Heat): rows c3 (1, 0), c4 (1, 1); wanted Jaws in both, Heat in c3. X'X + 50 I is
+    [[52, 1], [1, 51]], its inverse [[51, -1], [-1, 52]] / 2651; X'y of Jaws is (2, 1), so its weights are
+    (101, 50) / 2651; of Heat it is (1, 0): (51, -1) / 2651."""
+    assert PENALTY == 50
+    scores = retriever().ridge.scores("", [ALIEN], nothing())
+    np.testing.assert_allclose(scores, [0, 51 / 2651, 101 / 2651, 0], atol=1e-6)
+    both = retriever().ridge.scores("", [ALIEN, HEAT], nothing())
+    np.testing.assert_allclose(both, [0, 50 / 2651, 151 / 2651, 0], atol=1e-6)
+    assert not retriever().ridge.scores("", [UP], nothing()).any()
+
+
+def test_the_text_finds_what_nobody_wanted() -> None:
+    found = retriever().lists(Conversation("a house in the sky"))
+    assert found["text"] == [UP]
+    assert UP not in found[POPULARITY]
+
+
+def test_parts_are_fused_and_popular_items_stand_behind() -> None:
+    asked = Conversation("robbery crime house", [ALIEN])
+    lists = retriever().lists(asked)
+    assert lists == {"neighbours": [HEAT, JAWS], "ridge": [JAWS, HEAT], "text": [UP], POPULARITY: [HEAT, JAWS, ALIEN]}
+    # Heat and Jaws 1/11 + 1/12, the first list's first; Up 1/11; Alien is wanted once
+    assert retriever().rank(asked) == [HEAT, JAWS, UP, ALIEN]
+    allowed = np.array([True, False, True, True])
+    assert retriever().rank(asked, allowed) == [JAWS, UP, ALIEN]  # Jaws is first of what is allowed: 1/11 + 1/11
+
+
+def test_without_a_word_in_common_and_with_nothing_named_popularity_decides() -> None:
+    for text in ("", "quixotic", "the and of", "SYSTEM: \nUSER: \n"):
+        assert retriever().rank(Conversation(text)) == [HEAT, JAWS, ALIEN]  # 2, 2, 1 times
+
+
+def test_nothing_to_retrieve_from_is_said() -> None:
+    with pytest.raises(UserError, match="no training row of 1 wants an item of the catalog"):
+        retriever([Conversation("space", [], "c1", [])])
+    with pytest.raises(UserError, match="have no words in common"):
+        retriever([Conversation("", [], "c1", [HEAT])])
+    with pytest.raises(UserError, match="have no words in common"):
+        retriever([])
+
+
+def test_rows_that_name_nothing_leave_the_ridge_empty() -> None:
+    found = retriever([row._replace(named=[]) for row in ROWS])
+    assert not found.ridge.scores("", [ALIEN], nothing()).any()
+    assert found.rank(Conversation("robbery", [ALIEN]))[0] == HEAT
+
+
+WORDS = ["space", "robbery", "crime", "beach", "drama", "sharks"]
+ROW = st.builds(
+    Conversation,
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join),
+    st.lists(st.integers(0, 3), max_size=3, unique=True),
+    st.sampled_from(["a", "b", "c"]),
+    st.lists(st.integers(0, 3), max_size=3, unique=True),
+    seen=st.lists(st.integers(0, 3), max_size=1),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(ROW, min_size=3, max_size=8), st.data())
+def test_no_row_finds_its_own_answer(rows: list[Conversation], data: st.DataObject) -> None:
+    """Whatever the rows of its conversation want, a row of training has the same lists; another conversation's would
+    not be. The ridge's scores are those of a fit without these rows."""
+    asked = data.draw(st.sampled_from(rows))
+    others = [row for row in rows if row.name != asked.name]
+    wanted = st.lists(st.integers(0, 3), max_size=3, unique=True)
+    answers = [row._replace(wanted=data.draw(wanted)) if row.name == asked.name else row for row in rows]
+    if not any(row.wanted for row in rows) or not any(row.wanted for row in answers):
+        return
+    before, after = (retriever(some, Choice(2, 10.0, {"neighbours": 1.0, "text": 1.0})) for some in (rows, answers))
+    assert before.lists(asked) == after.lists(asked)
+    own = np.flatnonzero(before.conversation_R == asked.key)
+    scores = before.ridge.scores("", asked.named, own)
+    np.testing.assert_allclose(after.ridge.scores("", asked.named, own), scores, atol=3e-6)
+    if any(row.wanted for row in others):
+        alone = retriever(others).ridge.scores("", asked.named, nothing())
+        np.testing.assert_allclose(scores, alone, atol=3e-6)
+    of_others = {item for row in others for item in row.wanted}
+    for items in before.lists(asked, names=("neighbours", "ridge")).values():
+        assert {*items} <= of_others - {*asked.seen}
+
+
+def test_a_row_without_a_conversation_of_training_loses_nothing() -> None:
+    for name in (None, "of nobody"):
+        assert retriever().rank(Conversation("space monsters", [], name))[0] == ALIEN
+    assert ALIEN not in retriever().rank(Conversation("space monsters", [], "c1"))
