@@ -23,7 +23,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -129,15 +131,16 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     if latest_step(out / sft.name) < sft_steps:
         with usage.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
             train(sft, out)
-    if latest_step(out / rl.name) < rl_steps:
-        with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
-            train(rl, out)
-    with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
-        split = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
-        with engines_kept():
-            sft_metrics, rl_metrics = (
-                evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split))) for run in (sft, rl)
-            )
+    split = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
+    sft_lists, rl_lists = (EvaluationOptions(**evaluation_of(run, out, EVALUATION | split)) for run in (sft, rl))
+    with ThreadPoolExecutor(1) as beside, engines_kept():
+        # while Rank-GRPO starts, which leaves a core idle; its checkpoint is read into the same engine
+        of_sft = beside.submit(evaluate, replace(sft_lists, progress=False))
+        if latest_step(out / rl.name) < rl_steps:
+            with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
+                train(rl, out)
+        with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
+            sft_metrics, rl_metrics = of_sft.result(), evaluate(rl_lists)
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)
