@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -132,24 +133,27 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     if latest_step(out / sft.name) < sft_steps:
         with usage.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
             train(sft, out)
-    if latest_step(out / rl.name) < rl_steps:
-        with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
-            train(rl, out)
-    with usage.phase("retrieval", "lists without a model, of similar conversations"):
+    split: dict[str, Any] = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
+    fused = {"retrieval": str(retrieval)}
+    chosen_on = {"data": str(data / "validation.parquet"), "out": str(out / "evaluation" / "weights")}
+
+    def scored(run: MatrixRun, **further: Any) -> dict[str, Any]:
+        return evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
+
+    def beside_training() -> dict[str, Any]:
         if not retrieval.exists():
             fit_retrieval([data / "train.parquet"], data / "validation.parquet", data / "catalog.parquet", retrieval)
-    with usage.phase("evaluation", "greedy lists of both models for the test split, with vLLM"):
-        split: dict[str, Any] = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
-        beside = {"retrieval": str(retrieval)}
-        chosen_on = {"data": str(data / "validation.parquet"), "out": str(out / "evaluation" / "weights")}
+        return scored(sft, progress=False)
 
-        def scored(run: MatrixRun, **further: Any) -> dict[str, Any]:
-            return evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
-
-        with engines_kept():
-            sft_metrics = scored(sft)
-            scored(rl, **beside, **chosen_on, weigh=True, against=None)
-            rl_metrics = scored(rl, **beside)
+    with ThreadPoolExecutor(1) as beside, engines_kept():
+        of_sft = beside.submit(beside_training)  # while Rank-GRPO starts, which leaves a core idle
+        if latest_step(out / rl.name) < rl_steps:
+            with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
+                train(rl, out)
+        with usage.phase("evaluation", "greedy lists of both models for the test split, and of similar conversations"):
+            sft_metrics = of_sft.result()
+            scored(rl, **fused, **chosen_on, weigh=True, against=None)  # in SFT's engine
+            rl_metrics = scored(rl, **fused)
     with usage.phase("report", "tables, curves, conversations"):
         evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
         report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)

@@ -21,6 +21,9 @@ PINS = {
         "ray._private.runtime_env.context:RuntimeEnvContext.exec_worker": "ff162b2b53cd55f2",
         "ray._private.utils:update_envs": "4803971627040df6",
     },
+    "convrec.cpu.sampling": {
+        "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu": "4757f56b45dcfa11",
+    },
     "convrec.cpu.engine": {
         "verl.utils.distributed:initialize_global_process_group_ray": "761a94d1a2e058d3",
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": "35b7b539858443e4",

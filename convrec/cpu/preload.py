@@ -22,7 +22,8 @@ MODULES = (
 
 
 def start(folder: Path, environment: Mapping[str, str]) -> None:
-    """Have Ray, once it is started by this process, fork its workers. environment: the variables of all of them."""
+    """Have Ray, once it is started by this process, fork its workers. environment: what imports read, beside this
+    process's; each worker gets its own."""
     import ray._private.parameter as parameter
 
     # this code comes last: the environment may name another

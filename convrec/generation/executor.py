@@ -5,6 +5,7 @@ import tempfile
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from convrec.cpu import sampling
 from convrec.runs import guard
 
 
@@ -15,6 +16,10 @@ class InProcessExecutor(UniProcExecutor):
     into "mp", because threads cannot be bound to cores from within; here they are not bound, and a process, its imports
     and its hand-over of every decoded token are saved.
     """
+
+    def _init_executor(self) -> None:
+        sampling.install()
+        super()._init_executor()
 
     def _distributed_args(self) -> tuple[str, int, int]:
         _, rank, local_rank = super()._distributed_args()

@@ -49,6 +49,8 @@ def start(folder: Path, modules: Sequence[str], environment: Mapping[str, str]) 
         return subprocess.Popen(
             [sys.executable, "-P", "-m", __spec__.name, str(listening.fileno()), str(client), *modules],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # of imports: what is forked has its client's
             pass_fds=[listening.fileno()],
             env={**os.environ, **environment},
         )
@@ -137,6 +139,7 @@ def become(wanted: dict[str, Any], fds: Sequence[int]) -> None:
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["environment"])
+    _add_paths(os.environ.get("PYTHONPATH", ""))
     _place(dict(zip(fds, wanted["fds"], strict=True)))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does so by itself
@@ -151,6 +154,15 @@ def become(wanted: dict[str, Any], fds: Sequence[int]) -> None:
     else:
         sys.argv = [what, *arguments]
         runpy.run_path(what, run_name="__main__")
+
+
+def _add_paths(given: str) -> None:
+    """PYTHONPATH of this process, which may have folders that the server's had not: each behind the one before it."""
+    place = 0
+    for path in filter(None, given.split(os.pathsep)):
+        if path not in sys.path:
+            sys.path.insert(place, path)
+        place = sys.path.index(path) + 1
 
 
 def _place(numbers: dict[int, int]) -> None:

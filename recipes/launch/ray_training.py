@@ -44,6 +44,14 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     init_ray(runtime_env=runtime_env, **options)
 
 
+def begin(config: DictConfig) -> None:
+    """On one machine without a GPU: import what Ray's workers need, from now on, beside this process's checks."""
+    if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
+        preload.start(
+            Path(os.environ[guard.FOLDER_VARIABLE]), OmegaConf.select(config, f"{RUNTIME_ENV}.env_vars") or {}
+        )
+
+
 @contextlib.contextmanager
 def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
     """Ray while something trains inside; a cluster's nodes are asked first whether they can.
@@ -53,8 +61,6 @@ def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[st
     environment = process_environment(config.trainer.device != "cpu")
     folder = Path(os.environ[guard.FOLDER_VARIABLE])
     environment |= {**guard.environment(folder), **more, registration.DRIVERS_DIGEST: registration.source_digest()}
-    if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
-        preload.start(folder, environment | dict(OmegaConf.select(config, f"{RUNTIME_ENV}.env_vars") or {}))
     start_ray(config, environment)
     try:
         if os.environ.get("RAY_ADDRESS"):

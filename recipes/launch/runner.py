@@ -14,12 +14,13 @@ from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
-from recipes.launch import dry_run, same_run
+from recipes.launch import dry_run, ray_training, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import keep_to_loopback, leave, process_environment, set_thread_policy
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, save_config
 from recipes.launch.variables import misspelt_variables
+from recipes.preflight.cores import uses_ray
 
 
 def run(recipe: Recipe, arguments: list[str]) -> int:
@@ -39,15 +40,20 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
         console.say(f"warning: {text}")
     try:
         config = compose(recipe.name, arguments)
-        warnings = recipe.check(config)
         run_folder = Path(config.trainer.default_local_dir)
-        with hold(run_folder) as more:
-            supervisor.note(run=str(run_folder))
-            try:
-                status = _run(console, start, recipe, arguments, config, [*warnings, *more])
-            except OSError as error:  # of what is written before training
-                console.say(f"failed: {_said_of(error, run_folder)}")
-                status = 1
+        os.environ.update(process_environment(config.trainer.device != "cpu"))
+        with guard.guarded(_gone(recipe.title_of(config), run_folder)) as temporary:
+            supervisor.note(temporary=str(temporary))
+            if not recipe.is_sft or uses_ray(config):
+                ray_training.begin(config)
+            warnings = recipe.check(config)
+            with hold(run_folder) as more:
+                supervisor.note(run=str(run_folder))
+                try:
+                    status = _run(console, start, recipe, arguments, config, [*warnings, *more])
+                except OSError as error:  # of what is written before training
+                    console.say(f"failed: {_said_of(error, run_folder)}")
+                    status = 1
     except UserError as error:
         console.say(f"error: {error}")
         status = 2
@@ -88,7 +94,6 @@ def _run(
     for warning in warnings:
         console.say(f"warning: {warning}")
 
-    os.environ.update(process_environment(config.trainer.device != "cpu"))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run_folder))
     save_config(config, run_folder)
     note_start(run_folder)
@@ -102,15 +107,9 @@ def _run(
     supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
     if config.convrec.watchdog == "resume":
         supervisor.note(resumes="yes")
-    gone = (
-        f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
-        f"The log, {log_file}, may say why; the same command resumes."
-    )
     try:
-        with guard.guarded(gone) as temporary:
-            supervisor.note(temporary=str(temporary))
-            with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
-                recipe.train(recipe.requirements, config)
+        with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
+            recipe.train(recipe.requirements, config)
     except (KeyboardInterrupt, SystemExit):
         return _stopped(console, supervisor.stop_line(run_folder))
     except UserError:
@@ -129,6 +128,13 @@ def _run(
         return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
     console.say(f"{title} finished in {time.monotonic() - start:.0f} s: {run_folder}")
     return 0
+
+
+def _gone(title: str, run_folder: Path) -> str:
+    return (
+        f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
+        f"The log, {run_folder / 'run.log'}, may say why; the same command resumes."
+    )
 
 
 def _said_of(error: BaseException, run_folder: Path) -> str:
