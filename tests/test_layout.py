@@ -90,6 +90,7 @@ SEAMS = {
         "convrec/cpu/server.py",
         "convrec/generation/offline.py",
         "convrec/generation/executor.py",
+        "convrec/generation/sampling.py",
         "convrec/constrained/vllm_processor.py",
         "convrec/serving/",
     ),

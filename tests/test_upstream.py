@@ -21,7 +21,7 @@ PINS = {
         "ray._private.runtime_env.context:RuntimeEnvContext.exec_worker": "ff162b2b53cd55f2",
         "ray._private.utils:update_envs": "4803971627040df6",
     },
-    "convrec.cpu.sampling": {
+    "convrec.generation.sampling": {
         "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu": "4757f56b45dcfa11",
     },
     "convrec.cpu.engine": {

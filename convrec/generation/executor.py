@@ -5,7 +5,7 @@ import tempfile
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from convrec.cpu import sampling
+from convrec.generation import sampling
 from convrec.runs import guard
 
 

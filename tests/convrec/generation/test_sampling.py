@@ -5,7 +5,7 @@ import torch
 from scipy.stats import chisquare
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from convrec.cpu.sampling import draw_tokens, forward_cpu, install
+from convrec.generation.sampling import draw_tokens, forward_cpu, install
 
 V = 500
 DRAWS = 100_000
