@@ -7,7 +7,6 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -72,7 +71,7 @@ def main(arguments: list[str]) -> int:
     keep_to_loopback()
     count = usable_gpus()
     phases = [phase for phase in PHASES if not options.only or phase.name in options.only]
-    with tempfile.TemporaryDirectory(prefix="convrec-gpu-check-") as folder:
-        os.environ.update(process_environment(count > 0) | {guard.FOLDER_VARIABLE: folder})  # of the phases' processes
+    with guard.guarded_children() as folder:
+        os.environ.update(process_environment(count > 0) | guard.environment(folder))  # of the phases' processes
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # who is killed leaves it tqdm's lock
-        return check(phases, Machine(Path(folder), count), SECONDS, options.json)
+        return check(phases, Machine(folder, count), SECONDS, options.json)
