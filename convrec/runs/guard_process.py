@@ -81,10 +81,6 @@ def _inode(name: str) -> int:
         return 0
 
 
-def _is_tracker(pid: int) -> bool:
-    return b"multiprocessing.resource_tracker" in _read(pid, "cmdline")
-
-
 class Guard:
     """The state of the loop: who belongs to whom, and which shared memory is the run's."""
 
@@ -166,7 +162,8 @@ class Guard:
         number = 0
         for pid, start in keys:
             parent, actual_start = stat_of(pid) or (0, 0)
-            if actual_start != start or ((is_tracker := _is_tracker(pid)) and parent == driver_pid):
+            is_tracker = b"multiprocessing.resource_tracker" in _read(pid, "cmdline")
+            if actual_start != start or (is_tracker and parent == driver_pid):
                 continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if trackers_too or not is_tracker:
