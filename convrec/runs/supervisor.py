@@ -144,10 +144,8 @@ class Supervisor:
         self.watched = watched
         self.seconds = seconds
         self.text = b""
-        self.harder = [
-            lambda: os.kill(child, signal.SIGINT),
-            self.kill,
-        ]  # what to do at the next signal, or after `deadline`
+        # what to do at the next signal, or after `deadline`
+        self.harder = [lambda: os.kill(child, signal.SIGINT), self.kill]
         self.deadline: float | None = None
         self.last_signal = -SAME_SIGNAL_SECONDS
 
