@@ -3,7 +3,7 @@
     python benchmarks/bench_driver.py --steps 16000        JSON on stdout
 
 Each step logs as many metrics as a real one to the run's trackers, every 100th has a validation with its samples, and
-the progress bar follows the files as in a real run. Nothing is trained.
+the progress bar is told as in a real run. Nothing is trained.
 """
 
 import argparse

@@ -18,8 +18,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.cpu.engine import init_process_group, register_engine
 from convrec.rollout import queue
-from convrec.rollout.weight_socket import in_run_folder
 from convrec.runs import guard
+from convrec.runs.guard import in_run_folder
 from convrec.training.registration import register_rollout
 from recipes.launch import ray_training
 from recipes.launch.environment import process_environment

@@ -4,8 +4,6 @@ A wheel's `conf` and `reward` would be anybody's names in site-packages (setup.p
 """
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -20,11 +18,3 @@ def python_path() -> str:
     """PYTHONPATH for processes that import this project: site-packages they have by themselves."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.pathsep.join(paths if INSTALLED or str(ROOT) in paths else [str(ROOT), *paths])
-
-
-def commit() -> str:
-    """Of the checkout, short, with + where files differ from it; "" where there is none, or no git."""
-    if INSTALLED or not (ROOT / ".git").exists() or not shutil.which("git"):
-        return ""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
+from pkgutil import resolve_name
 
 from convrec.errors import need_packages
 from convrec.runs import guard, supervisor
-from convrec.shipped import commit, python_path
+from convrec.shipped import python_path
 
 COMMANDS = {  # what is typed -> help
     "demo": "the whole method, small, on a CPU",
@@ -43,6 +44,12 @@ COMMANDS = {  # what is typed -> help
     "data judge": "preferences and ratings for judges",
     "data judge-sample": "sample data for judges",
     "data judge-demonstrations": "SFT demonstrations for judges",
+}
+# Others are `main` of a module of their name: recipes/NAME.py, and of `data NAME` data_prep/NAME.py
+ELSEWHERE = {
+    "demonstrations": "data_prep.build:main",
+    "retrieval fit": "recipes.retrieval:main",
+    "retrieval candidates": "recipes.retrieval:candidates_main",
 }
 # Quick ones, and those that answer Ctrl-C in their own way
 UNSUPERVISED = {"doctor", "plan", "gpu-check", "plot", "report", "matrix", "submit", "tiny-model"}
@@ -75,9 +82,11 @@ def main() -> None:
 def list_commands(given: list[str]) -> int:
     """For --help, of a group of commands too, --version, and what is no command. Exit status."""
     if given == ["--version"]:
-        from importlib.metadata import version
+        from pathlib import Path
 
-        print(*filter(None, (version("convrec"), commit())))
+        from convrec.runs.starts import installed_version, source_commit
+
+        print(*filter(None, (installed_version("convrec"), source_commit(Path(__file__)))))
         return 0
     words = list(takewhile(lambda word: not word.startswith("-"), given))
     listed = [name for name in COMMANDS if name.split()[: len(words)] == words]
@@ -100,56 +109,10 @@ def is_submitted(command: str) -> bool:
 
 def function_of(command: str) -> Callable[[list[str]], int]:
     """What runs the command: given its arguments, it returns the exit status."""
-    match command:
-        case "demo":
-            from recipes.demo import main
-        case "doctor":
-            from recipes.doctor import main
-        case "plan":
-            from recipes.plan import main
-        case "gpu-check":
-            from recipes.gpu_check import main
-        case "recommend":
-            from recipes.recommend import main
-        case "evaluate":
-            from recipes.evaluate import main
-        case "serve":
-            from recipes.serve import main
-        case "plot":
-            from recipes.plot import main
-        case "report":
-            from recipes.report import main
-        case "matrix":
-            from recipes.matrix import main
-        case "submit":
-            from recipes.submit import main
-        case "tiny-model":
-            from recipes.tiny_model import main
-        case "demonstrations":
-            from data_prep.build import main
-        case "retrieval fit":
-            from recipes.retrieval import main
-        case "retrieval candidates":
-            from recipes.retrieval import candidates_main as main
-        case "data reddit-v2":
-            from data_prep.reddit_v2 import main
-        case "data own":
-            from data_prep.own import main
-        case "data feedback":
-            from data_prep.feedback import main
-        case "data ratings":
-            from data_prep.ratings import main
-        case "data sample":
-            from data_prep.sample import main
-        case "data judge":
-            from data_prep.judge import main
-        case "data judge-sample":
-            from data_prep.judge_sample import main
-        case "data judge-demonstrations":
-            from data_prep.judge_demonstrations import main
-        case _:
-            return _training(command)
-    return main
+    if command.startswith("train "):
+        return _training(command)
+    package, name = "data_prep" if command.startswith("data ") else "recipes", command.removeprefix("data ")
+    return resolve_name(ELSEWHERE.get(command, f"{package}.{name.replace('-', '_')}:main"))
 
 
 def _training(command: str) -> Callable[[list[str]], int]:

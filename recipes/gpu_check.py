@@ -7,7 +7,6 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,7 +16,7 @@ from pathlib import Path
 from convrec.files import write_json
 from convrec.gpus import usable_gpus
 from convrec.runs import guard
-from recipes.launch.environment import keep_to_loopback, process_environment, set_thread_policy
+from recipes.launch.environment import process_environment, set_up_process
 from recipes.selftest.checks import Machine
 from recipes.selftest.phases import PHASES
 from recipes.selftest.runner import Outcome, Phase, run
@@ -68,11 +67,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", nargs="+", metavar="PHASE", choices=names, help="these phases alone (all)")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the phases' processes are ended too
-    set_thread_policy()
-    keep_to_loopback()
+    set_up_process()
     count = usable_gpus()
     phases = [phase for phase in PHASES if not options.only or phase.name in options.only]
-    with tempfile.TemporaryDirectory(prefix="convrec-gpu-check-") as folder:
-        os.environ.update(process_environment(count > 0) | {guard.FOLDER_VARIABLE: folder})  # of the phases' processes
+    with guard.guarded_children() as folder:
+        os.environ.update(process_environment(count > 0) | guard.environment(folder))  # of the phases' processes
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # who is killed leaves it tqdm's lock
-        return check(phases, Machine(Path(folder), count), SECONDS, options.json)
+        return check(phases, Machine(folder, count), SECONDS, options.json)

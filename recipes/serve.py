@@ -20,8 +20,8 @@ from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
 from convrec.retrieval.folder import load_notes
-from convrec.runs.folder import step_of
 from convrec.serving.mentions import add_options, write_mentions
+from convrec.serving.served_model import name_of
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
 
 STATE = Path("outputs/serve")
@@ -71,27 +71,20 @@ def _model(text: str, catalog: str | None, retrieval: str | None, options: argpa
     option = "--model " if catalog else "--judge "
     path = check_model_path(path, option)
     folder = Path(path)
+    # the last part of a checkpoint's path is the same for every run
+    state = (options.state / (name or name_of(folder.resolve()).replace("/", "-"))).resolve()
     try:
         return ModelSettings(
             name=name or (folder.resolve().name if folder.is_dir() else folder.name),
             path=str(folder.resolve()) if folder.is_dir() else path,
             catalog=str(Path(catalog).resolve()) if catalog else None,
-            state=str((options.state / (name or _state_name(folder.resolve()))).resolve()) if catalog else None,
+            state=str(state) if catalog else None,
             retrieval=retrieval,
             show=options.show,
             tensor_parallel=options.tensor_parallel,
         )
     except ValidationError:
         raise UserError(f"{option}{text}: give it a name of letters, digits, '.', '_' and '-': NAME={path}") from None
-
-
-def _state_name(model: Path) -> str:
-    """RUN, or RUN-global_step_N: the last part of a checkpoint's path is the same for every run."""
-    run, step = model, ""
-    while run.name in ("huggingface", "actor") or step_of(run) is not None:
-        step = step if step_of(run) is None else f"-{run.name}"
-        run = run.parent
-    return run.name + step
 
 
 def tell_left_out(settings: ServiceSettings) -> None:

@@ -86,14 +86,12 @@ def _for_this_process(name: str, saved: Sequence[Any], like: Any) -> Any:
 def whole_tensor(name: str, saved: Sequence[DTensor]) -> torch.Tensor:
     """The tensor of which each process r has saved `saved[r]`, its rows or a copy of another process's."""
     mesh, placements = saved[0].device_mesh.mesh, saved[0].placements
-    for placement in placements[:-1]:  # a replicated group of sharded ones (HSDP): the first of each is enough
-        if not isinstance(placement, Replicate):
-            raise UserError(f"{name} was saved as {placements}: such a checkpoint is resumed by as many processes only")
+    *groups, last = placements
+    if not all(isinstance(group, Replicate) for group in groups) or type(last) not in (Replicate, Shard):
+        raise UserError(f"{name} was saved as {placements}: such a checkpoint is resumed by as many processes only")
+    for _ in groups:  # a replicated group of sharded ones (HSDP): the first of each is enough
         mesh = mesh[0]
-    last = placements[-1]
     if isinstance(last, Replicate):
         return saved[int(mesh[0])]._local_tensor
-    if type(last) is not Shard:
-        raise UserError(f"{name} was saved as {placements}: such a checkpoint is resumed by as many processes only")
     parts = [saved[int(rank)]._local_tensor for rank in mesh]
     return torch.cat([part for part in parts if part.numel()] or parts[:1], dim=last.dim)

@@ -51,7 +51,7 @@ class Process:
                 stdout=file,
                 stderr=file,
                 pass_fds=[theirs.fileno()],
-                env={**_environment(), **environment},
+                env={"VLLM_NO_USAGE_STATS": "1", **os.environ, "PYTHONPATH": python_path(), **environment},
                 process_group=0,  # vLLM's workers of several GPUs are in it
             )
         with contextlib.suppress(OSError):  # gone already: `reply` says so
@@ -85,7 +85,3 @@ class Process:
         code = self._process.wait()
         tail = self._log.read_text(errors="replace").strip().splitlines()[-LINES_SHOWN:]
         return f"exit status {code}", "\n".join([f"; the end of {self._log}:", *tail])
-
-
-def _environment() -> dict[str, str]:
-    return {"VLLM_NO_USAGE_STATS": "1", **os.environ, "PYTHONPATH": python_path()}

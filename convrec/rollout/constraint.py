@@ -37,8 +37,8 @@ class ListConstraint:
         """What any row of the sample has seen, as items."""
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
-        rows = truth.get("rows", [truth])
-        return self._excluded(tuple(sorted({title for row in rows for title in _titles(row.get("seen"))})))
+        seen = [row["seen"] for row in truth.get("rows", [truth]) if row.get("seen") is not None]
+        return self._excluded(tuple(sorted({title for titles in seen for title in titles})))
 
     def row_of(self, item: int) -> int | None:
         """The catalog row whose line lists write for an item; None for one that is in no list."""
@@ -55,7 +55,3 @@ class ListConstraint:
         mask = torch.zeros(len(response), dtype=torch.int64)
         mask[torch.from_numpy(self.reader.read(response, constraint).place_F).long()] = 1
         return {CONSTRAINT: torch.tensor(constraint), "loss_mask": mask}
-
-
-def _titles(seen: Sequence[str] | None) -> Sequence[str]:
-    return () if seen is None else seen

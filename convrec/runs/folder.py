@@ -118,32 +118,13 @@ def next_metrics_file(run_folder: Path) -> Path:
     return folder / f"{number:04d}.jsonl"
 
 
-class NewMetrics:
-    """The lines that were added to a run's metrics files since the last look, so that following a long run is cheap."""
-
-    def __init__(self, run_folder: Path) -> None:
-        self.folder = run_folder / METRICS
-        self.bytes_read: dict[Path, int] = {}
-
-    def read(self) -> list[dict[str, Any]]:
-        """One dict a line, with "step", in the order of files and lines; one that is being written comes later."""
-        rows = []
-        for path in sorted(self.folder.glob("[0-9]*.jsonl")):
-            position = self.bytes_read.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(position)
-                lines = file.readlines()
-            for line in lines:
-                try:
-                    entry = json.loads(line)
-                except json.JSONDecodeError:  # of a run that was killed while writing, or is
-                    if not line.endswith(b"\n"):
-                        break
-                else:
-                    rows.append({"step": int(entry["step"]), **entry["data"]})
-                position += len(line)
-            self.bytes_read[path] = position
-        return rows
+def _metrics_lines(run_folder: Path) -> Iterator[dict[str, Any]]:
+    """One dict a line, with "step", in the order of files and lines."""
+    for path in sorted((run_folder / METRICS).glob("[0-9]*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # of a run that was killed while writing, or is
+                entry = json.loads(line)
+                yield {"step": int(entry["step"]), **entry["data"]}
 
 
 def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
@@ -153,7 +134,7 @@ def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
     resumed run begins with.
     """
     by_step: dict[int, dict[str, Any]] = {}
-    for row in NewMetrics(run_folder).read():
+    for row in _metrics_lines(run_folder):
         by_step.setdefault(row["step"], {}).update(row)
     return [by_step[step] for step in sorted(by_step)]
 
@@ -163,7 +144,7 @@ def lacks_validation(run_folder: Path, step: int, test_freq: int, last_step: int
     before its checkpoint.)"""
     if test_freq <= 0 or (step % test_freq and step != last_step):
         return False
-    lines = [row for row in NewMetrics(run_folder).read() if row["step"] == step]
+    lines = [row for row in _metrics_lines(run_folder) if row["step"] == step]
     return bool(lines) and TRAINED in lines[-1] and ENDED not in lines[-1]
 
 

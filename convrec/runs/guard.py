@@ -45,6 +45,16 @@ def environment(folder: Path) -> dict[str, str]:
     return {FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder), COMPILED: compile_cache()}
 
 
+def in_run_folder(address: str) -> str:
+    """The socket by which weights reach vLLM, which verl puts into the temporary folder, in the run's folder.
+
+    It is called after the Ray job, and two local Rays on one machine both have job 01000000: one run would receive
+    the other's weights.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return f"ipc://{folder}/{os.path.basename(address)}" if folder else address
+
+
 def compile_cache() -> str:
     """Where torch keeps what it compiles. Its default is a folder in /tmp that an import makes and nobody removes."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convrec" / "torchinductor"

@@ -34,12 +34,18 @@ def ended(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.ended")
 
 
+def _read(pid: int, name: str) -> bytes:
+    """/proc/PID/NAME; nothing of a process that has ended, or is somebody else's."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def stat_of(pid: int) -> tuple[int, int] | None:
     """(parent, start time) of a process that is not a zombie; None when there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            text = file.read()
-    except OSError:
+    if not (text := _read(pid, "stat")):
         return None
     fields = text[text.rindex(b")") + 2 :].split(maxsplit=20)
     return None if fields[0] in b"ZX" else (int(fields[1]), int(fields[19]))
@@ -60,19 +66,12 @@ def processes_of(folder: Path) -> set[int]:
 
 
 def _has_environment(pid: int, folder: Path) -> bool:
-    try:
-        return f"{FOLDER_VARIABLE}={folder}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
+    return f"{FOLDER_VARIABLE}={folder}\0".encode() in _read(pid, "environ")
 
 
 def _mapped(pid: int) -> set[int]:
     """Inodes of /dev/shm that a process maps. Not names: a semaphore is mapped under one that it has for a moment."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return set()
-    return {int(line.split(maxsplit=5)[4]) for line in lines if "/dev/shm/" in line}
+    return {int(line.split(maxsplit=5)[4]) for line in _read(pid, "maps").splitlines() if b"/dev/shm/" in line}
 
 
 def _inode(name: str) -> int:
@@ -80,13 +79,6 @@ def _inode(name: str) -> int:
         return (SHM / name).stat().st_ino
     except OSError:
         return 0
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 class Guard:
@@ -170,7 +162,8 @@ class Guard:
         number = 0
         for pid, start in keys:
             parent, actual_start = stat_of(pid) or (0, 0)
-            if actual_start != start or ((is_tracker := _is_tracker(pid)) and parent == driver_pid):
+            is_tracker = b"multiprocessing.resource_tracker" in _read(pid, "cmdline")
+            if actual_start != start or (is_tracker and parent == driver_pid):
                 continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if trackers_too or not is_tracker:

@@ -144,7 +144,8 @@ class Supervisor:
         self.watched = watched
         self.seconds = seconds
         self.text = b""
-        self.harder = [self.interrupt, self.kill]  # what to do at the next signal, or after `deadline`
+        # what to do at the next signal, or after `deadline`
+        self.harder = [lambda: os.kill(child, signal.SIGINT), self.kill]
         self.deadline: float | None = None
         self.last_signal = -SAME_SIGNAL_SECONDS
 
@@ -192,9 +193,6 @@ class Supervisor:
         self.deadline = time.monotonic() + self.seconds
         self.harder.pop(0)()
         self.harder = self.harder or [self.kill]
-
-    def interrupt(self) -> None:
-        os.kill(self.child, signal.SIGINT)
 
     def kill(self) -> None:
         from convrec.runs import guard

@@ -38,8 +38,7 @@ from convrec.lists.titles import normalise
 from convrec.serving.columns import ITEM, check_columns, read_columns, read_values
 from convrec.serving.journal import Journal
 from convrec.serving.mentions import load_mentions
-from convrec.serving.snapshot import LINE, CatalogItem, Snapshot, Title, add_names, titled, without
-from convrec.serving.tries import TrieFile
+from convrec.serving.snapshot import LINE, CatalogItem, Snapshot, Title, TrieFile, add_names, titled, without
 
 ALLOWED_KEPT = 16  # tries of a request's `allow`, which often comes again
 Changes: TypeAlias = dict[str, CatalogItem | None]  # by item_id; None: it is removed

@@ -32,8 +32,7 @@ from convrec.serving.lists import Filters, ItemNames, Recommendations, Recommend
 from convrec.serving.mentions import COLUMN
 from convrec.serving.retrieval import ServedRetrieval
 from convrec.serving.served_model import ServedModel, find_model
-from convrec.serving.snapshot import Snapshot
-from convrec.serving.tries import TrieFile
+from convrec.serving.snapshot import Snapshot, TrieFile
 from convrec.serving.why import sentence
 
 if TYPE_CHECKING:

@@ -68,10 +68,14 @@ def _version(path: str) -> str:
     if not folder.is_dir():
         return path
     check_hugging_face(folder)
+    return f"{name_of(folder)}-{fingerprint(folder)[:12]}"
+
+
+def name_of(folder: Path) -> str:
+    """RUN/global_step_N of a checkpoint, and of a folder in it; of another model its folder's name."""
     parts = folder.absolute().parts
     step = next((index for index, part in enumerate(parts) if part.startswith("global_step_")), None)
-    name = "/".join(parts[max(0, step - 1) : step + 1]) if step is not None else folder.absolute().name
-    return f"{name}-{fingerprint(folder)[:12]}"
+    return parts[-1] if step is None else "/".join(parts[max(0, step - 1) : step + 1])
 
 
 def _noted_by_conversion(catalog: Path) -> dict[str, str]:

@@ -1,19 +1,22 @@
 """A state of the served catalog: its items by id and by title, which never changes."""
 
+import itertools
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from convrec.constrained.catalog_trie import CatalogTrie, save_catalog_trie
 from convrec.lists.catalog import shown_title
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.lists.titles import fold, normalise
 from convrec.serving.columns import YEAR
 from convrec.serving.mentions import COLUMN, Mentions
-from convrec.serving.tries import TrieFile
 
 FOLDED, LINE = "\0", "\n"  # mark keys of Snapshot.named; no title's key begins with them
 
@@ -48,6 +51,20 @@ class CatalogItem:
         """As the journal has it under its id."""
         record = {**self.columns, "title": self.clean_title, "display": self.display}
         return {name: value for name, value in record.items() if value is not None} | {"year": self.year}
+
+
+class TrieFile:
+    """A trie and its file in a folder, for the engine's process. The file goes with the last request or snapshot that
+    refers to this object."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, trie: CatalogTrie, folder: Path):
+        self.trie = trie
+        self.path = folder / f"trie-{next(self._numbers)}.npz"
+        self.longest_list = lru_cache(trie.longest_list)  # milliseconds, for each request
+        save_catalog_trie(self.path, trie)
+        weakref.finalize(self, self.path.unlink, missing_ok=True)
 
 
 @dataclass(frozen=True)

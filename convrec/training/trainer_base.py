@@ -1,7 +1,4 @@
-"""What every trainer of ours adds to verl's: worker, start-up checks, checkpoints, watching. Nothing but wiring.
-
-`scalar_grpo` is verl's own GRPO with that and no more: one reward a response, verl's estimator and loss (the judges).
-"""
+"""What every trainer of ours adds to verl's: worker, start-up checks, checkpoints, watching. Nothing but wiring."""
 
 import gc
 import logging

@@ -16,7 +16,7 @@ from convrec.cpu.engine import init_process_group, register_engine
 from convrec.cpu.platform import is_cpu_host
 from convrec.rollout.constraint import load_trie
 from convrec.rollout.queue import keep_to_this_run
-from convrec.rollout.weight_socket import in_run_folder
+from convrec.runs.guard import in_run_folder
 from convrec.training import registration
 from convrec.training.attention import varlen, without_flash
 from convrec.training.log_prob_head import constrain, fuse, leave_out_prompts

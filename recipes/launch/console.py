@@ -2,21 +2,18 @@
 
 import atexit
 import contextlib
-import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from convrec.progress import Progress
-from convrec.runs.folder import NewMetrics, latest_step
-
-FOLLOW_SECONDS = 1.0
+from convrec.runs.folder import latest_step
+from convrec.training.trackers import tracking
 
 
 class Console:
@@ -65,7 +62,7 @@ def progress(
     describe: str,
     show: Mapping[str, str],
 ) -> Iterator[None]:
-    """Progress that follows the run's metrics files: a bar, or lines.
+    """Progress by what the run logs in this process: a bar, or lines.
 
     total: steps of the run, None where epochs decide. show: metric name -> short name beside the bar.
     """
@@ -79,35 +76,23 @@ def progress(
         initial=latest_step(run_folder),
         note=lambda: "" if latest else "starting",
     )
-    latest: dict[str, float | None] = {}
-    has_ended = threading.Event()
-    metrics = NewMetrics(run_folder)
-    metrics.read()  # of earlier starts
+    latest: dict[str, float] = {}
 
-    def follow() -> None:
-        rows = metrics.read()
-        if rows and not latest:  # the rate is that of steps, without the start and the first step, which warms up
-            bar.initial, bar.start_t = rows[0]["step"], time.time()
-        for row in rows:
-            latest.update({short: row[name] for name, short in show.items() if name in row})
-        if rows and rows[-1]["step"] != bar.n:
-            numbers = {name: math.nan if value is None else value for name, value in latest.items()}  # written as null
-            bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in numbers.items()), refresh=False)
-            bar.update(rows[-1]["step"] - bar.n)
+    def follow(step: int, metrics: Mapping[str, Any]) -> None:
+        if not latest:  # the rate is that of steps, without the start and the first step, which warms up
+            bar.initial, bar.start_t = step, time.time()
+        latest.update({short: metrics[name] for name, short in show.items() if name in metrics})
+        if step != bar.n:
+            bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in latest.items()), refresh=False)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                bar.update(step - bar.n)
 
-    def follow_on() -> None:
-        while not has_ended.wait(FOLLOW_SECONDS):
-            follow()
-        follow()
-
-    thread = threading.Thread(target=follow_on, daemon=True)
-    thread.start()
+    tracking.FOLLOWERS.append(follow)
     try:
         yield
     except KeyboardInterrupt:
         bar.leave = False  # the line that says so is all there is to see
         raise
     finally:
-        has_ended.set()
-        thread.join(timeout=5)
+        tracking.FOLLOWERS.remove(follow)
         bar.close()

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -95,8 +94,6 @@ def _described(recipe: Recipe, config: DictConfig, warnings: list[str]) -> list[
     where = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"
     model = OmegaConf.select(config, recipe.requirements.model_key)
     lines = [f"{recipe.title_of(config)} of {model} on {where} into {config.trainer.default_local_dir}"]
-    if not Path(model).exists():
-        lines.append(f"model: {model} is not a folder here: it is read from the Hub's cache, or downloaded")
     lines += summary(config, recipe.requirements)
     examined = findings.examine(recipe.requirements, config, on_cluster=False)
     lines += [f"{found.check}: {found.what}" for found in examined if found.check in ("disk", "memory", "model")]

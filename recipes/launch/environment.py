@@ -10,22 +10,17 @@ SHUTDOWN_SECONDS = 30.0
 SHUTDOWN_THREAD = "ray.shutdown"
 
 
-def set_thread_policy() -> None:
-    """Let waiting OpenMP threads sleep instead of spin. Must run before torch is imported, which reads it once.
+def set_up_process() -> None:
+    """For a command that starts engines. Must run before torch and Ray are imported, which read these once.
 
-    Training, rollout and Ray's processes share the cores: with two spinning pools on two busy cores a step took twice
-    as long. Ray's workers inherit it.
+    Waiting OpenMP threads sleep instead of spinning: training, rollout and Ray's processes share the cores, and with
+    two spinning pools on two busy cores a step took twice as long. Ray's workers inherit it. Without a cluster, nothing
+    of a run listens beyond 127.0.0.1; RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 undoes it: servers of Ray, verl, vLLM and
+    TransferQueue bind to what Ray calls this node's address, and Ray's own switch for "this node is the only one" makes
+    that the loopback.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # GNU's OpenMP: torch
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's: vLLM
-
-
-def keep_to_loopback() -> None:
-    """Without a cluster, let nothing of a run listen beyond 127.0.0.1; RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 undoes it.
-
-    Servers of Ray, verl, vLLM and TransferQueue bind to what Ray calls this node's address, and Ray's own switch for
-    "this node is the only one" makes that the loopback. Must run before Ray is imported; verl imports it.
-    """
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

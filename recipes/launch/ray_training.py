@@ -121,5 +121,4 @@ def _task(config: DictConfig) -> Any:
 def register_trainers() -> None:
     """Import the trainers that conf/ names, for their entries in verl's registry; the estimator and loss come along."""
     import convrec.training.judge_trainer
-    import convrec.training.rank_trainer
-    import convrec.training.scalar_trainer  # noqa: F401
+    import convrec.training.rank_trainer  # noqa: F401

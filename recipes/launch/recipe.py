@@ -6,6 +6,7 @@ convrec/report/run_summary.py (SETTINGS); its name in COMMANDS (recipes/cli.py),
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Literal
 
 from omegaconf import DictConfig
@@ -40,23 +41,9 @@ class Recipe:
         return self.title.format(algorithm=schema.ALGORITHMS.get(config.run.algorithm, ""))
 
 
-# Imports of seconds stand inside: a wrong variable is refused before.
-def _check_sft(config: DictConfig) -> list[str]:
-    from recipes.preflight import checks
-
-    return checks.check_sft(config)
-
-
-def _check_rank_grpo(config: DictConfig) -> list[str]:
-    from recipes.preflight import checks
-
-    return checks.check_rank_grpo(config)
-
-
-def _check_judge(config: DictConfig) -> list[str]:
-    from recipes.preflight import checks
-
-    return checks.check_judge(config, "pairwise" if "orders" in config.convrec else "pointwise")
+def _check(name: str) -> Callable[[DictConfig], list[str]]:
+    """A function of recipes.preflight.checks, whose imports take seconds: a wrong variable is refused before."""
+    return lambda config: resolve_name(f"recipes.preflight.checks:{name}")(config)
 
 
 SFT = Recipe(
@@ -66,7 +53,7 @@ SFT = Recipe(
     script="run_sft.sh",
     settings=schema.SFT,
     answers="lists",
-    check=_check_sft,
+    check=_check("check_sft"),
     train=sft_training.train,
     shown={"train/loss": "loss", "val/loss": "val loss"},
     requirements=Requirements(SFT_MODEL, DATA_FILES),
@@ -80,7 +67,7 @@ RANK_GRPO = Recipe(
     script="run_rank_grpo.sh",
     settings=schema.LISTS,
     answers="lists",
-    check=_check_rank_grpo,
+    check=_check("check_rank_grpo"),
     train=ray_training.train,
     shown={
         "val/ndcg": "val NDCG",
@@ -99,7 +86,7 @@ POINTWISE_JUDGE = replace(
     script="recipes/judge/run_pointwise.sh",
     settings=schema.JUDGES,
     answers="verdicts",
-    check=_check_judge,
+    check=_check("check_judge"),
     shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
     requirements=replace(RANK_GRPO.requirements, file_keys=DATA_FILES),
 )

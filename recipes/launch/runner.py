@@ -16,7 +16,7 @@ from convrec.runs.folder import hold, lacks_validation, latest_step, next_metric
 from convrec.runs.starts import note_start
 from recipes.launch import dry_run, ray_training, same_run
 from recipes.launch.console import Console, output_to, progress
-from recipes.launch.environment import keep_to_loopback, leave, process_environment, set_thread_policy
+from recipes.launch.environment import leave, process_environment, set_up_process
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, save_config
 from recipes.launch.variables import misspelt_variables
@@ -32,8 +32,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
     """
     if (status := dry_run.answer(recipe, arguments)) is not None:
         return status
-    set_thread_policy()
-    keep_to_loopback()
+    set_up_process()
     console = Console()
     start = time.monotonic()
     for text in misspelt_variables(os.environ):  # at once: it may be why there is an error

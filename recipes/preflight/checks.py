@@ -177,8 +177,9 @@ def _check_repair(config: DictConfig) -> None:
         raise UserError(f"{key}: only lists of single_turn_agent, without enable_rollout_routing_replay, are changed")
 
 
-def check_judge(config: DictConfig, mode: str) -> list[str]:
+def check_judge(config: DictConfig) -> list[str]:
     """As `check_rank_grpo`, for a judge."""
+    mode = "pairwise" if "orders" in config.convrec else "pointwise"
     _check_rl(config)
     require_files(config)
     warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
@@ -209,7 +210,7 @@ def _check_rl(config: DictConfig) -> None:
         )
     if rollout.n < 2:
         raise UserError(f"ROLLOUT_N={rollout.n}: advantages compare the rollouts of a prompt, so at least 2 are needed")
-    check_batch(config, _check_devices(config, on_cluster=bool(os.environ.get("RAY_ADDRESS"))))
+    check_batch(config, _check_devices(config))
     lengths = {
         "MAX_PROMPT_LENGTH": config.data.max_prompt_length,
         "MAX_RESPONSE_LENGTH": config.data.max_response_length,
@@ -238,23 +239,21 @@ def _check_reward_function(function: DictConfig) -> None:
     """verl's workers will find it, as `pkg://module` or a file, and it is a function."""
     key = "reward.custom_reward_function"
     path, name = str(function.path), str(function.name)
-    if path.startswith("pkg://"):
-        try:
-            module = importlib.import_module(path.removeprefix("pkg://").replace("/", "."))
-        except ImportError as error:
-            raise UserError(f"{key}.path={path}: {error}; give pkg://package.module or a .py file") from error
-    else:
-        file = Path(path.removeprefix("file://"))
-        if not file.is_file():
+    if not path.startswith("pkg://"):  # verl runs it, once in each of its workers
+        if not Path(path.removeprefix("file://")).is_file():
             raise UserError(f"{key}.path={path}: no such file; give pkg://package.module or a .py file")
-        return  # verl runs it, once in each of its workers
+        return
+    try:
+        module = importlib.import_module(path.removeprefix("pkg://").replace("/", "."))
+    except ImportError as error:
+        raise UserError(f"{key}.path={path}: {error}; give pkg://package.module or a .py file") from error
     if not callable(getattr(module, name, None)):
         raise UserError(f"{key}.name={name}: {path} has no such function")
 
 
 def check_sft(config: DictConfig) -> list[str]:
     """As `check_rank_grpo`, for SFT."""
-    devices = _check_devices(config, on_cluster=bool(os.environ.get("RAY_ADDRESS")))
+    devices = _check_devices(config)
     check_batch(config, devices)
     lengths, key = {"MAX_LENGTH": config.data.max_length}, "data.max_token_len_per_gpu"
     if config.data.use_dynamic_bsz:
@@ -273,8 +272,8 @@ def check_sft(config: DictConfig) -> list[str]:
     return warnings
 
 
-def _check_devices(config: DictConfig, on_cluster: bool) -> int:
-    wanted = config.trainer.n_gpus_per_node
+def _check_devices(config: DictConfig) -> int:
+    wanted, on_cluster = config.trainer.n_gpus_per_node, os.environ.get("RAY_ADDRESS")
     if config.trainer.nnodes > 1 and not on_cluster:
         raise UserError(
             f"N_NODES={config.trainer.nnodes}: more than this node are a Ray cluster's: set RAY_ADDRESS, or unset it"

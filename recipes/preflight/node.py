@@ -27,7 +27,7 @@ def report(
     files: list[str],
     model: str | None,
     save_path: str,
-    mark: tuple[str, str] | None = None,
+    mark: str = "",
     driver: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
     """Versions, files, disk and memory of this machine.
@@ -36,8 +36,8 @@ def report(
     the driver's storage has it. driver: an address that this machine must be able to connect to.
     """
     problem, free = _writable(save_path)
-    if mark and not problem and not _holds(*mark):
-        problem = f"SAVE_PATH={save_path}: what the driver writes to {os.path.dirname(mark[0])} is not seen here"
+    if mark and not problem and not os.path.exists(mark):
+        problem = f"SAVE_PATH={save_path}: what the driver writes to {os.path.dirname(mark)} is not seen here"
     folders = [model] if model and hub.is_folder(model) else []
     return {
         "where": socket.gethostname(),
@@ -58,27 +58,19 @@ def report(
     }
 
 
-def _holds(file: str, text: str) -> bool:
-    try:
-        return Path(file).read_text() == text
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
-def marked(save_path: str) -> Iterator[tuple[str, str]]:
-    """A file in the run folder, or the nearest one above it that is there: who reads it has the same storage.
+def marked(save_path: str) -> Iterator[str]:
+    """A file in the run folder, or the nearest one above it that is there: who sees it has the same storage.
 
     Raises UserError when it cannot be written.
     """
-    text = uuid.uuid4().hex
-    file = _nearest_folder(save_path) / f".convrec-{text}"
+    file = _nearest_folder(save_path) / f".convrec-{uuid.uuid4().hex}"
     try:
-        file.write_text(text)
+        file.touch()
     except OSError as error:
         raise UserError(f"SAVE_PATH={save_path}: {file.parent} may not be written to ({error.strerror})") from error
     try:
-        yield str(file), text
+        yield str(file)
     finally:
         file.unlink(missing_ok=True)
 

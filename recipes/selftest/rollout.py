@@ -26,7 +26,7 @@ from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
 from convrec.data.tokenizer import load_tokenizer
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from convrec.rollout.weight_socket import in_run_folder
+from convrec.runs.guard import in_run_folder
 from recipes.selftest.checks import Machine, require, require_at_most
 
 PROMPTS, RESPONSES, NEW_TOKENS = 6, 4, 32

@@ -1,23 +1,18 @@
 """Runs phases in processes of their own, each with a time limit: what hangs or dies is a failed phase with its name."""
 
-import contextlib
-import multiprocessing
-import os
-import signal
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from pathlib import Path
+from threading import Timer
 from typing import Any, Literal
 
 from convrec.errors import one_line
+from convrec.generation.process import Died, Process
 from recipes.selftest.checks import Machine
 
-SPAWN = multiprocessing.get_context("spawn")
 START_SECONDS = 60  # of a process, for imports; added to the limit of its first phase
 TAIL_LINES = 25
 
@@ -83,57 +78,46 @@ def _has_time(phase: Phase, deadline: float) -> bool:
 def _run_process(phases: Sequence[Phase], machine: Machine, deadline: float) -> Iterator[Outcome]:
     """Outcomes of one process for these phases, until they are done, time is over, or one of them ended it."""
     log = machine.folder / f"{phases[0].name}.log"
-    log.touch()
-    reader, writer = SPAWN.Pipe(duplex=False)
-    process = SPAWN.Process(target=_child, args=(phases, machine, log, writer))
-    process.start()
-    assert process.pid
-    writer.close()
+    process = Process(load, machine, log, {})
     try:
         for number, phase in enumerate(phases):
             if number and not _has_time(phase, deadline):
                 return
-            outcome = _wait(phase, process, reader, phase.seconds + (0 if number else START_SECONDS))
+            outcome = _ask(process, phase, phase.seconds + (0 if number else START_SECONDS))
             if outcome.status != "fail":
                 yield outcome
                 continue
             yield replace(outcome, log=log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
             return  # the process hangs, is gone, or has a CUDA error that stays: no more in it
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()  # before it had a session of its own
-        process.join()
+        process.end()
 
 
-def _child(phases: Sequence[Phase], machine: Machine, log: Path, writer: Connection) -> None:
-    """The process: sends an outcome after each phase."""
-    os.setsid()  # what it starts ends with it
-    file = os.open(log, os.O_WRONLY)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    for phase in phases:
-        start = time.perf_counter()
-        try:
-            figures = phase.function(replace(machine, model_type=phase.model_type))
-            outcome = Outcome(phase.name, "pass", seconds=time.perf_counter() - start, figures=figures)
-        except Exception as error:
-            traceback.print_exc()
-            outcome = Outcome(phase.name, "fail", one_line(error))
-        writer.send(outcome)
-    os._exit(0)  # vLLM's and torch's threads would hold up the interpreter's shutdown
+def load(machine: Machine) -> Callable[[Phase, object], Outcome]:
+    """In a process of phases: what tries one."""
+    return partial(_try, machine)
 
 
-def _wait(phase: Phase, process: SpawnProcess, reader: Connection, limit: float) -> Outcome:
+def _try(machine: Machine, phase: Phase, _: object) -> Outcome:
+    start = time.perf_counter()
+    try:
+        figures = phase.function(replace(machine, model_type=phase.model_type))
+    except Exception as error:
+        traceback.print_exc()
+        return Outcome(phase.name, "fail", one_line(error))
+    return Outcome(phase.name, "pass", seconds=time.perf_counter() - start, figures=figures)
+
+
+def _ask(process: Process, phase: Phase, limit: float) -> Outcome:
     """For the phase's end, its process's, or the limit."""
-    start = time.monotonic()
-    outcome = Outcome(phase.name, "fail", f"no end after {limit:.0f} s")
-    if wait([reader, process.sentinel], limit):
-        try:
-            outcome = reader.recv()
-        except EOFError:
-            process.join()
-            status = process.exitcode or 0
-            cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-            outcome = Outcome(phase.name, "fail", f"its process ended ({cause})")
+    start, at_limit = time.monotonic(), Timer(limit, process.end)
+    at_limit.start()
+    try:
+        outcome = process.ask(phase, lambda number: None)
+    except Died as died:
+        is_late = time.monotonic() - start >= limit
+        reason = f"no end after {limit:.0f} s" if is_late else f"its process ended ({died.reason})"
+        outcome = Outcome(phase.name, "fail", reason)
+    finally:
+        at_limit.cancel()
     return replace(outcome, seconds=outcome.seconds or time.monotonic() - start)

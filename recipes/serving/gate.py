@@ -83,7 +83,8 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if self.loopback and not _is_own(headers.get("host", "localhost")):
+        host = _HOST.fullmatch(headers.get("host", "localhost"))
+        if self.loopback and not (host and is_loopback(host["v6"] or host["name"] or "")):
             raise Refused(403, "this service is for this machine alone: call it localhost, or by its address")
         path = get_route_path(scope)
         if self.key and path not in OPEN and not self._has_key(headers):
@@ -129,11 +130,6 @@ class Gate:
         except TimeoutError:
             seconds = self.limits.timeout_seconds
             raise Refused(408, f"the body was not there after {seconds:g} s, the most of this service") from None
-
-
-def _is_own(host: str) -> bool:
-    found = _HOST.fullmatch(host)
-    return found is not None and is_loopback(found["v6"] or found["name"] or "")
 
 
 async def _answer(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:

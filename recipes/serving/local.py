@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from convrec.errors import UserError
 from convrec.generation.placement import room_here
 from convrec.runs import guard, supervisor
-from recipes.launch.environment import keep_to_loopback, set_thread_policy
+from recipes.launch.environment import set_up_process
 from recipes.serving import http
 from recipes.serving.connections import BoundedProtocol
 from recipes.serving.model import load_fallback
@@ -44,8 +44,7 @@ def serve_here(
     what goes wrong in this one: LOG. Raises UserError where the port is taken, and where a model's process cannot
     start, with its last words.
     """
-    set_thread_policy()
-    keep_to_loopback()
+    set_up_process()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logs.mkdir(parents=True, exist_ok=True)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

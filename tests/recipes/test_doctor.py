@@ -413,10 +413,10 @@ def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tm
 
 def test_a_run_folder_that_is_not_the_drivers_is_seen_and_no_mark_stays(tmp_path: Path) -> None:
     run_folder, model = tmp_path / "new" / "run", str(tmp_path)
-    with node.marked(str(run_folder)) as (file, text):
+    with node.marked(str(run_folder)) as file:
         assert Path(file).parent == tmp_path  # the nearest that is there
-        same = node.report([], model, str(run_folder), mark=(file, text))
-        other = node.report([], model, str(run_folder), mark=(str(tmp_path / "elsewhere"), text))
+        same = node.report([], model, str(run_folder), mark=file)
+        other = node.report([], model, str(run_folder), mark=str(tmp_path / "elsewhere"))
     assert (same["save_problem"], same["model_problem"]) == ("", "")
     assert f"what the driver writes to {tmp_path} is not seen here" in other["save_problem"]
     assert not list(tmp_path.iterdir())

@@ -122,15 +122,11 @@ class BetweenSteps:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self.loader)
-        while True:
-            self.between(self.step)
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
+        self.between(self.step)
+        for batch in self.loader:
             self.step += 1
             yield batch
+            self.between(self.step)
 
 
 class ConvRecSFTTrainer(SFTMixin, sft_trainer.SFTTrainer):

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 SAMPLES = "samples"
 OURS = ("console", "file")  # of verl's trackers: an error of theirs is the run's
 _OPEN: list[Any] = []  # what `resumable` has opened in this process
+FOLLOWERS: list[Callable[[int, Mapping[str, Any]], None]] = []  # called with each step that is logged, and its metrics
 TOKENS = "train/total_tokens(B)"
 FINISH_SECONDS = 8.0  # that trackers get at the end of a run to upload what is left
 OFFLINE_MODES = {"swanlab": ("offline", "local", "disabled"), "wandb": ("offline", "disabled", "dryrun")}
@@ -113,11 +114,13 @@ def resumable(
 
 
 def _count_from(tracking: Any, counted: float) -> None:
-    """verl's SFT trainer counts the tokens of a start: add those of the steps before it."""
+    """verl's SFT trainer counts the tokens of a start: add those of the steps before it. And tell the FOLLOWERS."""
     log = tracking.log
 
-    def log_all(data: dict[str, Any], **where: Any) -> None:
-        log(data=data | {TOKENS: data[TOKENS] + counted} if TOKENS in data else data, **where)
+    def log_all(data: dict[str, Any], step: int, **where: Any) -> None:
+        log(data=data | {TOKENS: data[TOKENS] + counted} if TOKENS in data else data, step=step, **where)
+        for follow in FOLLOWERS:
+            follow(step, data)
 
     tracking.log = log_all
 

@@ -98,9 +98,6 @@ class Watch:
         signal.signal(signal.SIGUSR2, self._raise)
         threading.Thread(target=self._run, daemon=True, name="liveness").start()
 
-    def stop(self) -> None:
-        self.stopped.set()
-
     def _run(self) -> None:
         while not self.stopped.wait(CHECK_SECONDS):
             error = self.problem()
@@ -138,7 +135,7 @@ def watched(watch: Watch) -> Iterator[None]:
             raise watch.error from error
         raise
     finally:
-        watch.stop()
+        watch.stopped.set()
 
 
 def _lost_actor(watch: Watch) -> str:

@@ -267,7 +267,7 @@ def driver(world: World, tokenizer: Any, folder: Path, monkeypatch: pytest.Monke
     from transfer_queue import KVBatchMeta
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from convrec.training.scalar_trainer import ScalarGRPOTrainer
+    from convrec.training.judge_trainer import JudgeTrainer
 
     def sample(**_: Any) -> tuple[KVBatchMeta, None]:
         keys = [key.removeprefix("val/") for key, (_, fields) in world.rows.items() if fields]
@@ -281,7 +281,7 @@ def driver(world: World, tokenizer: Any, folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tq, "kv_batch_get", get)
     monkeypatch.setattr(tq, "kv_batch_put", lambda **_: None)
     monkeypatch.setattr(tq, "kv_clear", lambda **_: world.rows.clear())
-    trainer = ScalarGRPOTrainer.__new__(ScalarGRPOTrainer)
+    trainer = JudgeTrainer.__new__(JudgeTrainer)
     columns = {name: np.array([None] * 3, dtype=object) for name in samples()[0] if name != "uid"}
     for place, row in enumerate(samples()):
         for name, values in columns.items():

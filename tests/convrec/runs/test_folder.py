@@ -17,7 +17,6 @@ from convrec.runs.folder import (
     ENDED,
     RUNNING,
     TRAINED,
-    NewMetrics,
     hold,
     lacks_validation,
     latest_step,
@@ -208,25 +207,3 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     said = r"SAVE_PATH=.*/file/run: .*choose a folder that can be written"
     with pytest.raises(UserError, match=said), hold(tmp_path / "file" / "run"):
         pytest.fail("held")
-
-
-def bytes_read() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])  # rchar: of every read of this process
-
-
-def test_following_a_long_run_reads_what_is_new(tmp_path: Path) -> None:
-    data = {f"actor/metric_{i}": 0.123456789 for i in range(50)}
-    file = next_metrics_file(tmp_path)
-    file.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step in range(1, 4001)))
-    metrics = NewMetrics(tmp_path)
-    assert len(metrics.read()) == 4000
-    with file.open("a") as more:
-        more.write(json.dumps({"step": 4001, "data": {"loss": 2.5}}) + "\n" + '{"step": 4002, "da')
-        more.flush()
-        before = bytes_read()
-        assert metrics.read() == [{"step": 4001, "loss": 2.5}]
-        assert bytes_read() - before < 2000  # the file has 6 MB
-        more.write('ta": {"loss": 1.5}}\n')
-    next_metrics_file(tmp_path).write_text('{"step": 4001, "data": {"loss": 3.5}}\n')  # the next start repeats a step
-    assert metrics.read() == [{"step": 4002, "loss": 1.5}, {"step": 4001, "loss": 3.5}]
-    assert metrics.read() == []

@@ -441,7 +441,7 @@ def test_a_change_of_another_process_that_could_not_be_applied_is_applied_later(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("convrec.serving.tries.save_catalog_trie", fail)
+        patch.setattr("convrec.serving.snapshot.save_catalog_trie", fail)
         with pytest.raises(OSError, match="no space"):
             len(first)
     assert ids(first) == {"b", "c", "d", "300"}

@@ -17,7 +17,7 @@ from convrec.judges.criteria import DEFAULTS
 from convrec.judges.schema import judge_schema, make_row, prompt_of, swapped_row
 from convrec.training.judge_dataset import PairwiseDataset
 from convrec.training.judge_trainer import JudgeTrainer, pair_loader
-from convrec.training.scalar_trainer import ScalarGRPOTrainer
+from convrec.training.trainer_base import ConvRecMixin
 from recipes.tiny_model import train_tokenizer
 from reward import judge_pairwise
 from tests.convrec.training.conftest import nested
@@ -176,7 +176,7 @@ def test_together_both_orders_are_one_group(step: Step) -> None:
 
 def test_a_checkpoint_gets_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "global_step_3" / "actor" / "huggingface"
-    monkeypatch.setattr(ScalarGRPOTrainer, "_write_checkpoint", lambda self: model.mkdir(parents=True))
+    monkeypatch.setattr(ConvRecMixin, "_write_checkpoint", lambda self: model.mkdir(parents=True))
     trainer = JudgeTrainer.__new__(JudgeTrainer)
     trainer.run_folder, trainer.global_steps = tmp_path, 3
     rows = [make_row([{"role": "user", "content": "a"}], ["x", "y"], "A", "survey")]

@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 
 from convrec.runs import guard
 from recipes.launch import ray_training
-from recipes.launch.environment import keep_to_loopback, process_environment
+from recipes.launch.environment import process_environment, set_up_process
 
 ASK_RAY = """
-from recipes.launch.environment import keep_to_loopback
+from recipes.launch.environment import set_up_process
 
-keep_to_loopback()
+set_up_process()
 import ray
 
 print(ray.util.get_node_ip_address())
@@ -26,9 +26,9 @@ print(ray.util.get_node_ip_address())
 STOPPED_GCS = """
 import psutil, ray
 from convrec.runs import guard
-from recipes.launch.environment import keep_to_loopback, leave, shut_down_ray
+from recipes.launch.environment import leave, set_up_process, shut_down_ray
 
-keep_to_loopback()
+set_up_process()
 with guard.guarded("gone") as folder:
     ray.init("local", num_cpus=1, include_dashboard=False, _temp_dir=str(folder / "ray"))
     (gcs,) = [process for process in psutil.Process().children() if process.name() == "gcs_server"]
@@ -55,7 +55,7 @@ def test_on_a_cluster_addresses_are_left_alone(monkeypatch: pytest.MonkeyPatch) 
     for name in names:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    keep_to_loopback()
+    set_up_process()
     assert not [name for name in names if name in os.environ]
 
 

@@ -1,6 +1,7 @@
 """What the user sees of a run, and the exit status a script gets: trained, failed, interrupted, resumed."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from omegaconf import DictConfig
 from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.runs.folder import RUNNING, TRAINED, hold
+from convrec.training.trackers import tracking
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
 from recipes.preflight import findings
@@ -78,16 +80,18 @@ def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Run, tmp_path: Pat
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_without_a_terminal_lines_say_how_far_a_run_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_lines_say_how_far_a_run_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """stderr of this test is a file."""
     monkeypatch.setattr("convrec.progress.SECONDS", 0.5)
 
     def train(config: DictConfig) -> None:
         time.sleep(0.8)
-        Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text('{"step": 3, "data": {"train/loss": 2.5}}\n')
+        trackers = tracking.resumable(tmp_path / "run", "project", "experiment", [])
+        trackers.log(data={"train/loss": 2.5}, step=3)
         time.sleep(1.8)
-        with open(os.environ["VERL_FILE_LOGGER_PATH"], "a") as more:
-            more.write('{"step": 4, "data": {"train/loss": null}}\n')
+        trackers.log(data={"train/loss": math.nan}, step=4)
         time.sleep(1.8)
 
     status, err = run(train)

@@ -18,6 +18,7 @@ from recipes.selftest.runner import Phase
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """`some_phases`, in the phases' processes too."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
 def phase(name: str, process: str, seconds: int = 30, **gpus: Any) -> Phase:
@@ -63,7 +64,7 @@ def test_what_hangs_or_dies_is_a_failed_phase_and_the_next_ones_run(
     assert by_name["fine"]["figures"] == {"device": "cpu", "value": 1.5}
     assert by_name["hang"]["reason"] == "no end after 1 s"
     assert by_name["wrong"]["reason"] == "CheckFailed: difference is nan, at most 0.1 is right"
-    assert by_name["dies"]["reason"] == "its process ended (SIGABRT)"
+    assert by_name["dies"]["reason"] == "its process ended (exit status -6)"
     assert "last words" in "\n".join(by_name["dies"]["log"])
     pids = [by_name[f"pid-{number}"]["figures"]["pid"] for number in (1, 2, 3)]
     assert pids[0] != pids[1] == pids[2]  # a new process after the one that hung, and only then

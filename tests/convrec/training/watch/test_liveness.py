@@ -96,7 +96,7 @@ def test_the_main_thread_is_interrupted_while_it_waits(actors: Actors) -> None:
         with pytest.raises(ProcessLost, match="the training worker 0 is gone"):
             time.sleep(30)
     finally:
-        watch.stop()
+        watch.stopped.set()
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
@@ -122,14 +122,14 @@ def test_a_driver_that_does_not_get_away_is_ended(actors: Actors, monkeypatch: p
     with pytest.raises(ProcessLost):
         time.sleep(30)
     time.sleep(0.5)  # stands for a close that waits for the dead
-    watch.stop()
+    watch.stopped.set()
     assert statuses == [1]
 
 
 def test_a_run_that_is_over_is_not_interrupted(actors: Actors) -> None:
     watch = liveness.Watch(actors.handles)
     watch.start()
-    watch.stop()
+    watch.stopped.set()
     actors.state["training worker 0"] = "dead"
     time.sleep(0.1)
 
@@ -150,7 +150,7 @@ def test_a_phase_that_does_not_end_ends_the_run_with_the_process_that_is_to_blam
         ):
             time.sleep(30)
     finally:
-        watch.stop()
+        watch.stopped.set()
 
 
 def test_a_gcs_server_that_is_gone_is_named_and_one_that_is_restarted_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
