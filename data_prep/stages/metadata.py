@@ -13,7 +13,7 @@ from data_prep.stages.asking import BLOCK, Asker
 from data_prep.stages.record import Summary
 from data_prep.stages.rows import CATALOG, item_name
 from data_prep.stages.teacher import ITEMS
-from data_prep.tables import parquet_writer
+from data_prep.tables import table_writer
 
 FILE = "metadata.parquet"
 SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("text", pa.string())])
@@ -47,7 +47,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     catalog = [catalog_text(row) for row in pq.read_table(folder / CATALOG).to_pylist()]
     catalog += [""] * (len(items) - len(catalog))
     fallbacks = 0
-    with parquet_writer(folder / FILE, SCHEMA) as writer:
+    with table_writer(folder / FILE, SCHEMA) as add:
         for start in range(0, len(items), BLOCK):
             block, known = items[start : start + BLOCK], catalog[start : start + BLOCK]
             names = [item_name(item["title"], item["year"]) for item in block]
@@ -60,8 +60,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
                         texts[i] += "\n" + given[-1].strip()
                     else:
                         fallbacks += 1
-            rows = [{**item, "text": text} for item, text in zip(block, texts, strict=True)]
-            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+            for item, text in zip(block, texts, strict=True):
+                add({**item, "text": text})
     return {"items": len(items)} | ({"kept_catalog_text": fallbacks} | asker.summary() if asker else {})
 
 

@@ -8,7 +8,7 @@ files without a record are somebody else's.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,6 +121,10 @@ def read_blocks(path: Path, size: int, columns: Sequence[str] | None = None) -> 
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=size, columns=columns):
             yield batch.to_pylist()
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict]:
+    return chain.from_iterable(read_blocks(path, 4096, columns))
 
 
 def read_range(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.Table:

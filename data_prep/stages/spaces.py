@@ -24,7 +24,7 @@ from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.ranges import RangeMap, ranges_of
-from data_prep.stages.record import count_rows, read_blocks, read_range
+from data_prep.stages.record import count_rows, read_blocks, read_range, read_rows
 from data_prep.stages.rows import ROWS, catalog_matcher
 
 FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at most
@@ -135,6 +135,5 @@ def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]
 def training_texts(folder: Path) -> list[tuple[int, str]]:
     """(space, conversation) of the training split, evenly thinned to FIT_TEXTS."""
     step = max(1, -(-count_rows(folder / ROWS) // FIT_TEXTS))
-    blocks = read_blocks(folder / ROWS, 4096, ["prompt", "split", "group"])
-    train = (row for block in blocks for row in block if row["split"] == "train")
+    train = (row for row in read_rows(folder / ROWS, ["prompt", "split", "group"]) if row["split"] == "train")
     return [(space_of(row, 1 + FOLDS), conversation_text(row)) for row in islice(train, 0, None, step)]
