@@ -16,7 +16,7 @@ from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.generation.answers import Answer
 from convrec.lists.matching import Matcher
-from convrec.lists.metrics import evaluate_row, paired, summarise
+from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.same_request import differences
 from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Context, Figures, add_measures, figures_of
@@ -136,7 +136,7 @@ def paired_differences(
     ]
     rows_before, rows_after, contexts = zip(*both, strict=True)
     seed = settings["seed"]
-    figures = paired(rows_before, rows_after, settings["ks"], contexts, seed)
+    figures = paired(rows_before, rows_after, metric_names(settings["ks"]), contexts, seed)
     beyond = figures_of([rows_after], contexts, settings["catalog_items"], seed, minus=[rows_before])
     return {"n": len(contexts), **figures, **beyond}
 
