@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.llm import Messages
 from data_prep.stages.asking import BLOCK, Asker
 from data_prep.stages.record import Summary
-from data_prep.stages.rows import CATALOG, item_name
+from data_prep.stages.rows import CATALOG
 from data_prep.stages.teacher import ITEMS
 from data_prep.tables import table_writer
 
@@ -50,7 +51,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     with table_writer(folder / FILE, SCHEMA) as add:
         for start in range(0, len(items), BLOCK):
             block, known = items[start : start + BLOCK], catalog[start : start + BLOCK]
-            names = [item_name(item["title"], item["year"]) for item in block]
+            names = [format_item(item["title"], item["year"] or NO_YEAR) for item in block]
             texts = ["\n".join(filter(None, both)) for both in zip(names, known, strict=True)]
             if asker:
                 prompts = [_prompt(name, text) for name, text in zip(names, known, strict=True)]
@@ -70,9 +71,8 @@ def has_only_titles(folder: Path) -> bool:
     numbers, or the same words of every item that it says something about (the letters of an id)."""
     words = []
     for item in pq.read_table(folder / FILE).to_pylist():
-        said = {
-            word.lower() for word in _WORD.findall(item["text"].removeprefix(item_name(item["title"], item["year"])))
-        }
+        name = format_item(item["title"], item["year"] or NO_YEAR)
+        said = {word.lower() for word in _WORD.findall(item["text"].removeprefix(name))}
         if said:
             words.append(said)
     return not words or set.union(*words) == set.intersection(*words)

@@ -28,12 +28,11 @@ from scipy import sparse
 from convrec.errors import UserError
 from convrec.files import scratch_folder
 from convrec.lists.matching import Matcher
-from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles
 from data_prep.stages.ranges import processes, ranges_of
-from data_prep.stages.record import Summary, count_rows, read_range
+from data_prep.stages.record import Summary, by_rows, count_rows, read_range
 from data_prep.stages.rows import CATALOG, ROWS, catalog_matcher
 from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of, write_array
 from data_prep.stages.teacher import FILE as TEACHER
@@ -143,16 +142,12 @@ def run(
     with scratch_folder(folder / "remap") as scratch, processes(workers) as map_ranges:
         if settings["remap"] == "full":
             num_spaces = make_spaces(folder, scratch, settings, map_ranges)
-        with (
-            parquet_writer(folder / FILE, SCHEMA) as writer,
-            Progress(total=total, desc="remap", unit="row") as bar,
-        ):
+        with parquet_writer(folder / FILE, SCHEMA) as writer:
             vectors_of = partial(remap_range, folder, scratch, settings, num_spaces)
-            for table in map_ranges(vectors_of, ranges_of(total)):
+            for table in by_rows(map_ranges(vectors_of, ranges_of(total)), total, "remap"):
                 writer.write_table(table)
                 sizes = pc.list_value_length(table["candidates"]).to_numpy()
                 kept, short = kept + int(sizes.sum()), short + int((sizes < num_items).sum())
-                bar.update(len(table))
             if not (num_spaces or is_chosen) and 2 * short > total:
                 raise UserError(
                     f"{folder}: the catalog has nothing but titles, so --remap is none, and {short:,} of {total:,} "

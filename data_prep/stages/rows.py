@@ -15,7 +15,6 @@ from convrec.errors import UserError
 from convrec.files import file_hash, write_table
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import NO_YEAR, format_item
 from data_prep.stages.record import Summary, read_record, read_rows
 from data_prep.tables import table_writer
 
@@ -74,11 +73,6 @@ def catalog_matcher(folder: Path) -> Matcher:
 def year_column(catalog: Catalog) -> pa.Array:
     """Null where an item has no year, and so in every row of a catalog without years."""
     return pa.array(catalog.years if catalog.dated else [None] * len(catalog), pa.int32())
-
-
-def item_name(title: str, year: int | None) -> str:
-    """`title (year)`; the title alone where the item has no year."""
-    return format_item(title, NO_YEAR if year is None else year)
 
 
 def train_file(folder: Path) -> Path:
