@@ -30,17 +30,21 @@ Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
 @dataclass(frozen=True)
-class ItemFacts:
-    """Of each catalog row M, of one item's rows the first: how many training rows want it, and its genres.
+class Context:
+    """What the lists of a split are measured against.
 
-    mentions_M, genres: None where nobody says so. rows: how many training rows there are (with mentions from the
-    catalog alone: the sum of the mentions). num_items: different items of the catalog.
+    mentions_M, genres: of each catalog row M, of one item's rows the first, how many training rows want it, and its
+    genres; None where nobody says so. rows: how many training rows there are (with mentions from the catalog alone: the
+    sum of the mentions). num_items: different items of the catalog. mentioned, wanted: of each row of the split the
+    catalog rows of the titles already seen, and of those wanted.
     """
 
     num_items: int
     mentions_M: np.ndarray | None
     rows: int
     genres: Sequence[frozenset[str]] | None
+    mentioned: Sequence[Sequence[int]] = ()
+    wanted: Sequence[Sequence[int]] = ()
 
     @property
     def novelty_M(self) -> np.ndarray:
@@ -56,7 +60,7 @@ class ItemFacts:
         return table_of([sorted(names[name] for name in genres) for genres in self.genres], len(names), float)
 
 
-def facts_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> ItemFacts:
+def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
     """Mentions are counted in the training rows, without these taken from the catalog's column."""
     catalog, first_row = split.catalog, split.matcher.index.items
     items = {first_row[row] for row, year in enumerate(catalog.years) if year is not None}
@@ -67,50 +71,28 @@ def facts_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> ItemFacts
     elif catalog.mentions is not None:
         counts = [count or 0 for count in catalog.mentions]
         mentions_M, rows = np.bincount(first_row, counts, minlength=len(catalog)), sum(counts)
-    return ItemFacts(len(items), mentions_M, rows, catalog.genres)
-
-
-@dataclass(frozen=True)
-class Context:
-    """What the lists of a split are measured against: of each row the catalog rows mentioned and wanted."""
-
-    facts: ItemFacts
-    mentioned: Sequence[Sequence[int]]
-    wanted: Sequence[Sequence[int]]
-
-
-def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
-    reader, first_row = split.reader, split.matcher.index.items
+    reader = split.reader
     seen = [reader.seen_rows(row["seen_titles"] or ()) for row in split.rows]
-    mentioned = [list(dict.fromkeys(first_row[row] for row in rows)) for rows in seen]
-    return Context(facts_of(split, train_rows), mentioned, split.wanted_rows(split.rows))
+    mentioned = [list(dict.fromkeys(first_row[row] for row in of_row)) for of_row in seen]
+    return Context(len(items), mentions_M, rows, catalog.genres, mentioned, split.wanted_rows(split.rows))
 
 
 def add_measures(rows: Sequence[dict[str, Any]], context: Context) -> None:
-    """To each row with `recommended`, its list, what `figures_of` reads: the measures and `wanted_popularity`."""
-    measures = measures_of([row["recommended"] for row in rows], context.mentioned, context.facts)
-    if (mentions_M := context.facts.mentions_M) is not None:
-        measures["wanted_popularity"] = _row_means(mentions_M, table_of(context.wanted, len(mentions_M), float))
+    """To each row with `recommended`, its list of distinct catalog rows, what `figures_of` reads: the measures, NaN
+    where the list is too short, and `wanted_popularity`."""
+    lists, measures = [row["recommended"] for row in rows], dict[str, np.ndarray]()
+    if (mentions_M := context.mentions_M) is not None:
+        listed_RM, wanted_RM = (table_of(some, len(mentions_M), float) for some in (lists, context.wanted))
+        for name, values_M in zip(OF_MENTIONS, (context.novelty_M, mentions_M == 0), strict=True):
+            measures[name] = _row_means(values_M, listed_RM)
+        measures["popularity"] = _row_means(mentions_M, listed_RM)
+        measures["wanted_popularity"] = _row_means(mentions_M, wanted_RM)
+    if context.genres is not None:
+        measures["diversity"] = np.array([_diversity(context.has_genre_MG[items].toarray()) for items in lists])
+        measures["calibration"] = _calibration(context.mentioned, lists, context.has_genre_MG)
     for name, values_R in measures.items():
         for row, value in zip(rows, values_R.tolist(), strict=True):
             row[name] = value
-
-
-def measures_of(
-    lists: Sequence[Sequence[int]], mentioned: Sequence[Sequence[int]], facts: ItemFacts
-) -> dict[str, np.ndarray]:
-    """(R,) measures of R lists, NaN where a list is too short. A list has distinct catalog rows; mentioned: of each
-    list's conversation those of the titles already seen."""
-    measures: dict[str, np.ndarray] = {}
-    if facts.mentions_M is not None:
-        item_values = (facts.mentions_M, facts.novelty_M, facts.mentions_M == 0)
-        listed_RM = table_of(lists, len(facts.mentions_M), float)
-        for name, values_M in zip(("popularity", *OF_MENTIONS), item_values, strict=True):
-            measures[name] = _row_means(values_M, listed_RM)
-    if facts.genres is not None:
-        measures["diversity"] = np.array([_diversity(facts.has_genre_MG[items].toarray()) for items in lists])
-        measures["calibration"] = _calibration(mentioned, lists, facts.has_genre_MG)
-    return measures
 
 
 def _row_means(values_M: np.ndarray, listed_RM: csr_matrix) -> np.ndarray:

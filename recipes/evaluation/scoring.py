@@ -64,7 +64,7 @@ def summary(scored: Scored, split: Split, settings: Settings, context: Context |
     if context is not None:
         add_measures(scored, context)
         contexts = [name for name, row in zip(split.prompt_ids, scored, strict=True) if row["num_truth"]]
-        beyond = figures_of([kept], contexts, context.facts.num_items, seed)
+        beyond = figures_of([kept], contexts, context.num_items, seed)
     return (
         summarise(scored, settings["ks"], split.prompt_ids, seed, num_items)
         | beyond
