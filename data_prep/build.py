@@ -173,9 +173,7 @@ def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="convrec demonstrations",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="convrec demonstrations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("stage", choices=(*STAGES, "all"), help="what to run; all: every stage in this order")

@@ -128,11 +128,7 @@ def _compares_titles(folder: Path, embedding: str) -> bool:
 
 
 def run(
-    folder: Path,
-    settings: dict[str, Any],
-    num_items: int = 0,
-    is_chosen: bool = True,
-    workers: int = 1,
+    folder: Path, settings: dict[str, Any], num_items: int = 0, is_chosen: bool = True, workers: int = 1
 ) -> Summary:
     """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), trust_remote_code, and remap
     ("full" or "none"). is_chosen: whether `remap` was asked for; if not, raises UserError where most
