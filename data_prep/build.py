@@ -83,7 +83,7 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
     as_before = (read_record(Path(given.out), "remap") or {}).get("settings", {})  # of remap
     if name == "remap":
         chosen = given.remap or ("" if given.redo else as_before.get("remap"))
-        chosen = chosen or remap.choose(Path(given.out), given.embedding)
+        chosen = chosen or ("none" if remap.compares_titles(Path(given.out), given.embedding) else "full")
         if chosen == "full":
             check_embedding(given.embedding)
         _check_candidates(given, num_items)

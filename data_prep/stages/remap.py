@@ -118,12 +118,8 @@ def writable_rows(matcher: Matcher) -> np.ndarray:
 BETTER = "--metadata llm, a catalog with text columns, or --embedding sentence-transformers:MODEL"
 
 
-def choose(folder: Path, embedding: str) -> str:
-    """What --remap is where it is not given: "none" where the embedding knows items by their titles' words alone."""
-    return "none" if _compares_titles(folder, embedding) else "full"
-
-
-def _compares_titles(folder: Path, embedding: str) -> bool:
+def compares_titles(folder: Path, embedding: str) -> bool:
+    """Whether the embedding knows items by their titles' words alone: then --remap is none where it is not given."""
     return embedding == TFIDF_SVD and (folder / METADATA).exists() and has_only_titles(folder)
 
 
@@ -209,7 +205,7 @@ def _writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
 
 
 def _warnings(folder: Path, settings: dict[str, Any]) -> list[str]:
-    if not _compares_titles(folder, settings["embedding"]):
+    if not compares_titles(folder, settings["embedding"]):
         return []
     if settings["remap"] == "full":
         return [f"{NAMESAKES}; --remap none leaves them out, {BETTER} tells items apart"]
