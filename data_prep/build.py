@@ -83,7 +83,7 @@ def plan(name: str, given: argparse.Namespace) -> tuple[Callable[..., Summary], 
     as_before = (read_record(Path(given.out), "remap") or {}).get("settings", {})  # of remap
     if name == "remap":
         chosen = given.remap or ("" if given.redo else as_before.get("remap"))
-        chosen = chosen or remap.choose(Path(given.out), given.embedding)
+        chosen = chosen or ("none" if remap.compares_titles(Path(given.out), given.embedding) else "full")
         if chosen == "full":
             check_embedding(given.embedding)
         _check_candidates(given, num_items)
@@ -173,9 +173,7 @@ def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="convrec demonstrations",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="convrec demonstrations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("stage", choices=(*STAGES, "all"), help="what to run; all: every stage in this order")

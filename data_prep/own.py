@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.damage import REPORT, BadRecord, BadRow, Collected, Damage, add_skip_damaged, counted, place_of
+from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, add_skip_damaged, collected, counted, place_of
 from convrec.data.records import READABLE
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_of, prompt_text
 from convrec.errors import UserError, says_user_errors
@@ -107,10 +107,10 @@ def _facts(
     for path, number, row in rows:
         here, name = place_of(path, number), conversation_name(row)
         problems: list[BadRecord] = []
-        with Collected(problems):
+        with collected(problems):
             if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
                 raise BadRecord("id %r is that of %s too; give every row its own, or none", row.id, first)
-        with Collected(problems):
+        with collected(problems):
             if row.split and (first_split := split_of.setdefault(name, (row.split, here)))[0] != row.split:
                 raise BadRecord(
                     "split is %s, but %s puts the same conversation into %s; put all its rows into one",

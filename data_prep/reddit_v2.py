@@ -33,13 +33,7 @@ TARGETS = (
 )
 
 
-def convert(
-    source: str | Path,
-    out: str | Path,
-    *,
-    overwrite: bool = False,
-    progress: bool = False,
-) -> dict[str, Any]:
+def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, progress: bool = False) -> dict[str, Any]:
     """Write what the source has parts for; returns what summary.json holds.
 
     {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError, and then OUT is

@@ -171,15 +171,8 @@ def main(arguments: list[str]) -> int:
     what = f"plain: bags of words; hard: {', '.join(KINDS)}, as the column `{KIND}` says (%(default)s)"
     parser.add_argument("--requests", default=PLAIN, choices=REQUESTS, help=what)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
-    given = parser.parse_args(arguments)
-    counts = {split: getattr(given, split) for split in SPLITS}
-    out = write_sample(
-        given.out,
-        seed=given.seed,
-        counts=counts,
-        num_items=given.num_items,
-        requests=given.requests,
-        overwrite=given.overwrite,
-    )
-    print(f"wrote {out}: {given.train} train, {given.validation} validation, {given.test} test rows")
+    given = vars(parser.parse_args(arguments))
+    counts = {split: given.pop(split) for split in SPLITS}
+    out = write_sample(**given, counts=counts)
+    print(f"wrote {out}: {', '.join(f'{count} {split}' for split, count in counts.items())} rows")
     return 0

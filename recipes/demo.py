@@ -52,13 +52,7 @@ PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hy
 
 SFT_STEPS = 450
 RL_STEPS = 48
-SFT = {
-    "TRAIN_BATCH_SIZE": "16",
-    "LR": "4e-3",
-    "TOTAL_EPOCHS": "1000",
-    "SAVE_KEEP": "1",
-    "MAX_LENGTH": "384",
-}
+SFT = {"TRAIN_BATCH_SIZE": "16", "LR": "4e-3", "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "MAX_LENGTH": "384"}
 RANK_GRPO = {
     "TRAIN_BATCH_SIZE": "16",
     "ROLLOUT_N": "8",

@@ -52,8 +52,8 @@ def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
     tables = []
     for name, model_rows in others:
-        gains = paired(before, [model_rows[sample] for sample in samples], ks, conversations, seed)
-        of_metrics = {title_of(metric): gains[metric] for metric in metrics}
+        gains = paired(before, [model_rows[sample] for sample in samples], metrics, conversations, seed)
+        of_metrics = {title_of(metric): gain for metric, gain in gains.items()}
         tables.append(GainTable(f"{name} minus {reference}", of_metrics, caption))
     return tables
 

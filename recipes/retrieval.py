@@ -18,7 +18,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA, with_candidates
@@ -31,8 +30,8 @@ from convrec.report.page import text_table
 from convrec.retrieval.conversations import item_texts, read_row
 from convrec.retrieval.folder import NOTES, load, save
 from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
-from data_prep.stages.record import read_blocks
-from data_prep.tables import check_out, parquet_writer
+from data_prep.stages.record import read_rows
+from data_prep.tables import check_out, table_writer
 from recipes.evaluation.retrieval import CONSTANTS, answers_of, mean_ndcg
 from recipes.evaluation.split import Split, read_split
 
@@ -54,8 +53,7 @@ def fit_retrieval(
     count = sum(
         validate_rl_table(file, allow_empty_ground_truth=True, dated=split.catalog.dated).rows for file in train
     )
-    blocks = (rows for file in train for rows in read_blocks(file, 1000, RL_SCHEMA.names))
-    conversations = (read_row(row, split.matcher) for rows in blocks for row in rows)
+    conversations = (read_row(row, split.matcher) for file in train for row in read_rows(file, RL_SCHEMA.names))
     fitted = fit(conversations, count, len(split.catalog))
     choice, ndcg = choose(split, Retriever(fitted, item_texts(catalog, split.catalog), Choice()))
     files = {"catalog": catalog, "validation": validation, **{f"train {n}": file for n, file in enumerate(train)}}
@@ -109,9 +107,9 @@ def write_candidates(
     with folder_written_whole(out) as partial:
         for file in tables:
             schema = pq.read_schema(file)
-            with parquet_writer(partial / file.name, schema) as writer:
-                for rows in read_blocks(file, 1000):
-                    writer.write_table(pa.Table.from_pylist([named(row) for row in rows], schema))
+            with table_writer(partial / file.name, schema) as add:
+                for row in read_rows(file):
+                    add(named(row))
     return warnings
 
 

@@ -3,12 +3,10 @@
 An answer that names neither, or both, earns `malformed`, 0 by default, whatever the truth.
 """
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 
 from convrec.errors import UserError
-from convrec.judges.verdict import TIE, preference_verdict
+from convrec.judges.verdict import TIE, preference_verdict, truth_of
 
 
 def compute_score(
@@ -39,12 +37,7 @@ def compute_score(
 
 
 def true_preference(ground_truth: object) -> str:
-    value = ground_truth
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        with suppress(json.JSONDecodeError):  # refused below
-            value = json.loads(value)
-    if isinstance(value, Mapping):
-        value = value.get("preference")
+    value = truth_of(ground_truth, "preference")
     if value not in ("A", "B", TIE):
         raise UserError(
             f'ground truth {ground_truth!r} of a pairwise judge: expected {{"preference": "A" or "B"}}; '

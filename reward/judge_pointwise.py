@@ -5,14 +5,12 @@ the two lowest want exactly that score, and differences count in parts of the ra
 in range earns `malformed`, 0 by default, whatever the truth.
 """
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from numbers import Real
 
 from convrec.errors import UserError
 from convrec.judges.criteria import SCORES, Scores
-from convrec.judges.verdict import pointwise_reward, score_verdict
+from convrec.judges.verdict import pointwise_reward, score_verdict, truth_of
 
 
 def compute_score(
@@ -44,12 +42,7 @@ def compute_score(
 
 def true_score(ground_truth: object, scores: Scores = SCORES) -> int:
     low, high = scores
-    value = ground_truth
-    if isinstance(value, str):
-        with suppress(json.JSONDecodeError):  # what is no number either is refused below
-            value = json.loads(value)
-    if isinstance(value, Mapping):
-        value = value.get("helpfulness")
+    value = truth_of(ground_truth, "helpfulness")
     if isinstance(value, bool) or not isinstance(value, Real) or value not in range(low, high + 1):
         raise UserError(
             f'ground truth {ground_truth!r} of a pointwise judge: expected {{"helpfulness": {low}-{high}}}, a whole '

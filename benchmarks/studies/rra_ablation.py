@@ -24,7 +24,7 @@ from convrec.data.schema import truth_of
 from convrec.files import write_json
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
-from convrec.lists.metrics import evaluate_row, paired, summarise
+from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
 from convrec.lists.ranks import parse_items
 from convrec.lists.settings import ListSettings
 
@@ -149,7 +149,7 @@ def compare(
         } | {"distinct": summary["distinct_items"], "n": summary["n"]}
     for variant in scored:
         if variant != "full":
-            differences = paired(scored[variant], scored["full"], ks, contexts)
+            differences = paired(scored[variant], scored["full"], metric_names(ks), contexts)
             found[f"full minus {variant}"] = {
                 key: f"{value['mean']:+.4f} ± {value['se']:.4f}" for key, value in differences.items()
             }

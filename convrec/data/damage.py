@@ -3,7 +3,8 @@
 import argparse
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +38,7 @@ def place_of(path: str | Path, row: int) -> str:
 
 
 class BadRecord(ValueError):
-    """What is wrong with a record, and the fix; who reads the file knows its place, `Collected` says of which column.
+    """What is wrong with a record, and the fix; who reads the file knows its place, `collected` says of which column.
 
     `kind` is the same without the values, to count by: BadRecord("is %r; write train", "dev").kind is "is ...; write
     train".
@@ -71,21 +72,15 @@ class BadRow(BadRecord):
         self.problems = problems
 
 
-class Collected:
+@contextmanager
+def collected(problems: list[BadRecord], column: str = "") -> Iterator[None]:
     """A BadRecord that is raised within goes to `problems`; it is about this column."""
-
-    def __init__(self, problems: list[BadRecord], column: str = "") -> None:
-        self.problems, self.column = problems, column
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> bool:
-        if not isinstance(problem, BadRecord):
-            return False
+    try:
+        yield
+    except BadRecord as problem:
         for one in problem.problems:
-            one.column = one.column or self.column
-            self.problems.append(one)
-        return True
+            one.column = one.column or column
+            problems.append(one)
 
 
 class Problem(NamedTuple):

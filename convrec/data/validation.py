@@ -1,7 +1,7 @@
 """Whether a table is what its schema says: every broken row is named by its number, with the fix."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,34 +126,36 @@ def _check_message(add: _Add, numbers: pa.Array, messages: pa.ListArray, column:
 
 def _check_columns(path: Path, schema: pa.Schema) -> int:
     """The rows of a table that has `schema`'s columns. Raises UserError for anything that is not such a table."""
-    try:
-        with pq.ParquetFile(path) as file:
-            present, rows = file.schema_arrow, file.metadata.num_rows
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; make it with `convrec data sample` (embedded data), `convrec data "
-            "reddit-v2` (the released download) or `convrec data own` (data of your own), or set TRAIN_FILE, VAL_FILE, "
-            "CATALOG_FILE"
-        ) from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
-    missing = [name for name in schema.names if name not in present.names]
-    if missing:
-        hint = (
-            "make a stable id with `convrec data reddit-v2`"
-            if missing == ["sample_id"]
-            else "rename or add them (docs/reference/files.md)"
-        )
-        raise UserError(f"{path}: no column {', '.join(missing)}; it has {', '.join(present.names)}; {hint}")
+    made_by = (
+        "make it with `convrec data sample` (embedded data), `convrec data reddit-v2` (the released download) or "
+        "`convrec data own` (data of your own), or set TRAIN_FILE, VAL_FILE, CATALOG_FILE"
+    )
+    fix = "rename or add them (docs/reference/files.md); `convrec data reddit-v2` makes stable ids"
+    present, rows = columns_of(path, schema.names, made_by, fix)
     for name in schema.names:
         if not is_like(present.field(name).type, schema.field(name).type):
             raise UserError(
                 f"{path}: column {name} is {present.field(name).type}, "
                 f"not {schema.field(name).type}; write it in that type"
             )
+    return rows
+
+
+def columns_of(path: Path, needed: Collection[str], made_by: str, fix: str) -> tuple[pa.Schema, int]:
+    """The columns and the number of rows of a parquet file that has those needed and a row. Raises UserError, of a file
+    that is not there with `made_by`, of a column with `fix`."""
+    try:
+        with pq.ParquetFile(path) as file:
+            present, rows = file.schema_arrow, file.metadata.num_rows
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {made_by}") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
+    if missing := [name for name in needed if name not in present.names]:
+        raise UserError(f"{path}: no column {', '.join(missing)}; it has {', '.join(present.names)}; {fix}")
     if not rows:
         raise UserError(f"{path}: no rows; check how the file was written")
-    return rows
+    return present, rows
 
 
 def _is_blank(texts: pa.Array) -> pa.Array:

@@ -16,13 +16,14 @@ no_verdict says how many are missing. `by_source` and `by_label` have the first 
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from convrec.judges.criteria import SCORES, Scores
-from convrec.judges.verdict import TIE
+from convrec.judges.verdict import TIE, pointwise_reward
 from convrec.statistics import bootstrap
 
 OTHER = {"A": "B", "B": "A", TIE: TIE, None: None}
@@ -94,33 +95,31 @@ def _ties(said: Sequence[tuple[str | None, str | None]], contexts: Sequence[Hash
 # ---- pointwise
 
 
+def score_metrics(label: int, verdict: int | None, scores: Scores = SCORES) -> dict[str, float]:
+    """Of one row: its true score, and the judge's."""
+    return {
+        "exact_match": float(verdict == label),
+        "mae": math.nan if verdict is None else float(abs(verdict - label)),
+        "reward": pointwise_reward(verdict, label, scores),
+        "no_verdict": float(verdict is None),
+    }
+
+
 def pointwise_summary(
     true: Sequence[int],
     verdicts: Sequence[int | None],
-    rewards: Sequence[float],
     contexts: Sequence[Hashable],
     sources: Sequence[str] | None = None,
     scores: Scores = SCORES,
-    constant_reward: float = math.nan,
     seed: int = 3407,
 ) -> Summary:
-    """As `pairwise_summary`, of scores. constant_reward: the best mean reward of always the same score."""
-    rows = [
-        {
-            "exact_match": float(verdict == label),
-            "mae": math.nan if verdict is None else float(abs(verdict - label)),
-            "reward": reward,
-            "no_verdict": float(verdict is None),
-        }
-        for label, verdict, reward in zip(true, verdicts, rewards, strict=True)
-    ]
-    constants = np.arange(scores[0], scores[1] + 1)
-    off_SR = np.abs(constants[:, None] - np.array(true)[None])
+    """As `pairwise_summary`, of scores."""
+    rows = [score_metrics(label, verdict, scores) for label, verdict in zip(true, verdicts, strict=True)]
+    labels, shares = zip(*Counter(true).items(), strict=True)
+    always = [[score_metrics(label, one, scores) for label in labels] for one in range(scores[0], scores[1] + 1)]
     baseline = {
-        "exact_match": float((off_SR == 0).mean(1).max()),
-        "mae": float(off_SR.mean(1).min()),
-        "reward": constant_reward,
-        "no_verdict": 0.0,
+        name: best(float(np.average([of_label[name] for of_label in one], weights=shares)) for one in always)
+        for name, best in (("exact_match", max), ("mae", min), ("reward", max), ("no_verdict", min))
     }
     summary = _means(rows, contexts, seed)
     pairs, best = pair_ranking(true, verdicts, contexts), best_of_n(true, verdicts, contexts)

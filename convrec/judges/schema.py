@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from convrec.data.chat import Message
 from convrec.data.damage import Damage
-from convrec.data.validation import TableReport
-from convrec.errors import UserError
+from convrec.data.records import parquet_batches
+from convrec.data.validation import TableReport, columns_of
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, criteria_text, parse_criteria
 from convrec.judges.prompt import MODES, judge_prompt
 from convrec.judges.verdict import TIE
@@ -133,29 +132,18 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
     Raises UserError naming file, rows and the fix.
     """
     assert mode in MODES
-    try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; make it with convrec data judge or convrec data judge-sample") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
-    missing = [name for name in COLUMNS if name not in table.column_names]
-    if missing:
-        raise UserError(
-            f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}; "
-            "convrec data judge writes them"
-        )
-    rows = table.select([name for name in (*COLUMNS, "reason") if name in table.column_names]).to_pylist()
-    if not rows:
-        raise UserError(f"{path}: no rows; check how the file was written")
-    written = (table.schema.metadata or {}).get(CRITERIA)
+    made_by = "make it with convrec data judge or convrec data judge-sample"
+    present, _ = columns_of(Path(path), COLUMNS, made_by, "convrec data judge writes them")
+    written = (present.metadata or {}).get(CRITERIA)
     criteria = parse_criteria(written.decode(), mode, f"{path}, its criteria") if written else DEFAULTS[mode]
-    damage = Damage()
-    for number, row in enumerate(rows):
-        if problem := row_problem(row, mode, criteria.scores, ties=ties):
-            damage.add(path, number, problem)
+    damage, rows = Damage(), []
+    for batch, numbers in parquet_batches(Path(path), damage, [*COLUMNS, *{"reason"}.intersection(present.names)]):
+        for number, row in zip(numbers.to_pylist(), batch.to_pylist(), strict=True):
+            rows.append({**row, "criteria": criteria})
+            if problem := row_problem(row, mode, criteria.scores, ties=ties):
+                damage.add(path, number, problem)
     damage.check()
-    return [{**row, "criteria": criteria} for row in rows]
+    return rows
 
 
 def validate_judge_table(path: str | Path, mode: str) -> TableReport:

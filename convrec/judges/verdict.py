@@ -11,8 +11,10 @@ none, though an earlier tag held a 3. An answer whose tags say two things has no
 Each character is looked at a fixed number of times: megabytes of hostile text take milliseconds.
 """
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from convrec.judges.criteria import SCORES, Scores
@@ -36,6 +38,16 @@ def pointwise_reward(predicted: int | None, true: int, scores: Scores = SCORES, 
     if true <= low + 1:  # a bad response called mediocre is as wrong as one called excellent
         return float(predicted == true)
     return 1 - abs(predicted - true) / (high - low)
+
+
+def truth_of(ground_truth: object, name: str) -> object:
+    """What a row's ground truth says under this name: of a mapping, of one as JSON, or the value itself, also as JSON;
+    whether it can be true is for the caller to check."""
+    value = ground_truth
+    if isinstance(value, str):
+        with suppress(json.JSONDecodeError):
+            value = json.loads(value)
+    return value.get(name) if isinstance(value, Mapping) else value
 
 
 def outside_thinking(text: str, in_thinking: bool = False) -> str:

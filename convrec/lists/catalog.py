@@ -143,22 +143,24 @@ class Catalog:
     def spellings(self) -> list[str]:
         """One sentence for each row that matching `fuzzy` takes for an earlier row's item in another spelling, or that
         has an earlier row's id and another title."""
-        if self.item_ids:
-            first_rows = self.first_rows([normalise(title) for title in self.titles])
-            return [
-                f"row {row}: {self.titles[row]!r} has the item_id of row {first}, {self.titles[first]!r}: one item of "
-                "two titles; where they are two items, give each an id of its own"
-                for row, first in enumerate(first_rows)
-                if self.item_ids[row] is not None and normalise(self.titles[row]) != normalise(self.titles[first])
-            ]
-        if not self.dated:
+        if not (self.item_ids or self.dated):
             return []
-        first_rows = self.first_rows(self.spelling_forms())
+        if self.item_ids:
+            told = (
+                "row {row}: {title!r} has the item_id of row {first}, {other!r}: one item of two titles; where they "
+                "are two items, give each an id of its own"
+            )
+        else:
+            told = (
+                "row {row}: {title!r} ({year}) is another spelling of row {first}, {other!r}: one item, unless a "
+                "column item_id tells them apart"
+            )
+        exact = [normalise(title) for title in self.titles]
+        firsts = enumerate(self.first_rows(exact if self.item_ids else self.spelling_forms()))
         return [
-            f"row {row}: {self.titles[row]!r} ({self.years[row]}) is another spelling of row {first}, "
-            f"{self.titles[first]!r}: one item, unless a column item_id tells them apart"
-            for row, first in enumerate(first_rows)
-            if normalise(self.titles[row]) != normalise(self.titles[first])
+            told.format(row=row, title=self.titles[row], year=self.years[row], first=first, other=self.titles[first])
+            for row, first in firsts
+            if exact[row] != exact[first]
         ]
 
 

@@ -90,7 +90,7 @@ def summarise(
     """
     kept = [(row, label) for row, label in zip(rows, contexts, strict=True) if row["num_truth"]]
     scored, labels = [row for row, _ in kept], [label for _, label in kept]
-    names = _metric_names(ks)
+    names = metric_names(ks)
     values = np.array([[row[name] for name in names] for row in scored], dtype=float).reshape(len(scored), len(names))
     means, errors = bootstrap(values, labels, seed)
     known, lines = (sum(row[name] for row in scored) for name in ("num_in_catalog", "num_items"))
@@ -107,16 +107,16 @@ def summarise(
 def paired(
     rows_a: Sequence[Mapping],
     rows_b: Sequence[Mapping],
-    ks: Sequence[int],
+    names: Sequence[str],
     contexts: Sequence[Hashable],
     seed: int = 3407,
 ) -> dict:
-    """b minus a on the same rows, of those with ground truth: {"recall@5": {"mean", "se", "p"}, ...}.
+    """b minus a of these metrics, on the same rows, of those that have them (with ground truth): {"recall@5": {"mean",
+    "se", "p"}, ...}.
 
     The standard error is of the difference (bootstrap over contexts), far smaller than of two separate means. p is
     two-sided: how often the mean would be this far from 0 if in every context either model were the better by chance.
     """
-    names = _metric_names(ks)
     difference = np.array([[b[name] - a[name] for name in names] for a, b in zip(rows_a, rows_b, strict=True)], float)
     difference = difference.reshape(len(rows_a), len(names))
     keep = ~np.isnan(difference).any(axis=1)
@@ -163,7 +163,7 @@ def _closed_up_relevance(
     return relevance
 
 
-def _metric_names(ks: Sequence[int]) -> list[str]:
+def metric_names(ks: Sequence[int]) -> list[str]:
     return [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
 
 

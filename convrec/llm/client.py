@@ -25,11 +25,12 @@ class Endpoint:
     api_key: str = field(default="", repr=False)
 
 
-def endpoint(role: str = "llm") -> Endpoint:
-    """The endpoint of a role from the environment; raises UserError naming the variable to set."""
+def endpoint(role: str = "llm", model: str = "") -> Endpoint:
+    """The endpoint of a role from the environment, of this model where one is named. Raises UserError naming the
+    variable to set."""
     url_variable = f"{role.upper()}_BASE_URL"
     prefix = role.upper() if os.environ.get(url_variable, "").strip() else "LLM"
-    url, model, key = (os.environ.get(f"{prefix}_{name}", "").strip() for name in ("BASE_URL", "MODEL", "API_KEY"))
+    url, its_model, key = (os.environ.get(f"{prefix}_{name}", "").strip() for name in ("BASE_URL", "MODEL", "API_KEY"))
     if not url:
         wanted = "LLM_BASE_URL" if url_variable == "LLM_BASE_URL" else f"LLM_BASE_URL or {url_variable}"
         raise UserError(
@@ -40,7 +41,7 @@ def endpoint(role: str = "llm") -> Endpoint:
         raise UserError(f"{prefix}_BASE_URL={parts._replace(netloc=parts.hostname or '').geturl()}: an http(s) address")
     if parts.username or parts.password:
         raise UserError(f"{prefix}_BASE_URL holds a user name or password: put the key into {prefix}_API_KEY")
-    if not model:
+    if not (model := model or its_model):
         raise UserError(f"{prefix}_MODEL is not set: the name under which {url} serves the {role}")
     return Endpoint(url, model, key)
 

@@ -184,12 +184,7 @@ def _with_sweep(curves: RunCurves, file: Path, run: Path) -> RunCurves:
             " sweep again"
         )
     return replace(
-        curves,
-        series={**curves.series, **swept},
-        split=split,
-        k=largest,
-        sweep=read_json(settings),
-        warnings=warnings,
+        curves, series={**curves.series, **swept}, split=split, k=largest, sweep=read_json(settings), warnings=warnings
     )
 
 

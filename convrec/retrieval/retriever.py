@@ -116,8 +116,8 @@ def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:
     return fitted | fit_ridge(named_RM, wanted_RM)
 
 
-def table_of(rows: Iterable[Iterable[int]], items: int) -> sparse.csr_matrix:
+def table_of(rows: Iterable[Iterable[int]], items: int, dtype: type = np.float32) -> sparse.csr_matrix:
     """1 where a row has the item."""
     lists = [*map(list, rows)]
     ends, flat = np.cumsum([0, *map(len, lists)]), [*chain.from_iterable(lists)]
-    return sparse.csr_matrix((np.ones(len(flat), np.float32), flat, ends), shape=(len(lists), items))
+    return sparse.csr_matrix((np.ones(len(flat), dtype), flat, ends), shape=(len(lists), items))

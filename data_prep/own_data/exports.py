@@ -252,12 +252,7 @@ FORMS: Mapping[str, Form] = {  # a file has the first that one of its first reco
         _turns,
         partial(_by, CONVERSATION, False),
     ),
-    "columns": Form(
-        (*ROLES, "system", *CONVERSATION),
-        _fits_columns,
-        _columns,
-        partial(_by, CONVERSATION, True),
-    ),
+    "columns": Form((*ROLES, "system", *CONVERSATION), _fits_columns, _columns, partial(_by, CONVERSATION, True)),
 }
 
 

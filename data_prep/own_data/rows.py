@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
 
-from convrec.data.damage import BadRecord, BadRow, Collected
+from convrec.data.damage import BadRecord, BadRow, collected
 from convrec.data.schema import SPEAKERS, TURN, Pair, turns_of_text
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item, parse_item
@@ -67,10 +67,10 @@ def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turn
     def read(column: str, by: Callable[..., Any], otherwise: Any = None) -> Any:
         if (value := record.get(column)) is None:
             return otherwise
-        with Collected(problems, column):
+        with collected(problems, column):
             return by(value)
 
-    with Collected(problems):
+    with collected(problems):
         if "messages" in record and "conversation" in record:
             raise BadRecord("both conversation and messages, which are the same; keep one")
         turns = turns or read_turns(record.get("messages", record.get("conversation")), Counter())

@@ -25,6 +25,7 @@ from convrec.errors import UserError
 from convrec.files import scratch_folder, write_table
 from convrec.lists.matching import Matcher
 from convrec.progress import Progress
+from convrec.retrieval.retriever import table_of
 from data_prep.stages import reflect, remap
 from data_prep.stages.objective import Fit, Part, Sums, final_blocks, fit, sums
 from data_prep.stages.ranges import Range, RangeMap, processes, ranges_of
@@ -123,9 +124,7 @@ def prepare_range(
         total, hits = total + len(pairs), hits + len(among)
         if usable:
             groups.add(zlib.crc32(row["group"].encode()))
-    seen_BM, truth_BM = (
-        _matrix([len(some) for some in lists], np.concatenate([[], *lists]), None, shape) for lists in (seen, truth)
-    )
+    seen_BM, truth_BM = (table_of(lists, shape[1]) for lists in (seen, truth))
     joblib.dump(Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM), scratch / str(start))
     return groups, total, hits, np.bincount(truth_BM.indices, minlength=shape[1])
 
@@ -135,12 +134,10 @@ def _lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     return pc.list_value_length(column).to_numpy(), pc.list_flatten(column).to_numpy()
 
 
-def _matrix(
-    lengths: Sequence[int] | np.ndarray, columns: np.ndarray, values: np.ndarray | None, shape: tuple[int, int]
-) -> sparse.csr_matrix:
-    """Row by row so many columns with their values (1 where none are given), float32."""
-    data = np.ones(len(columns), np.float32) if values is None else values.astype(np.float32)
-    return sparse.csr_matrix((data, columns.astype(np.int32), np.concatenate([[0], np.cumsum(lengths)])), shape)
+def _matrix(lengths: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
+    """Row by row so many columns with their values, float32."""
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return sparse.csr_matrix((values.astype(np.float32), columns.astype(np.int32), ends), shape)
 
 
 def _vectors(folder: Path, softmax: str) -> np.ndarray:

@@ -1,19 +1,17 @@
 """The last stage: the top N of each conversation as a list, in the SFT table's columns, and how good the lists are."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH
 from convrec.lists.metrics import evaluate_row, summarise
 from convrec.lists.ranks import Item, format_item
-from data_prep.stages.record import Summary, read_blocks
+from data_prep.stages.record import Summary, read_rows
 from data_prep.stages.rows import ADJUSTED, ROWS, catalog_matcher
-from data_prep.tables import message, parquet_writer
+from data_prep.tables import message, table_writer
 
 FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
-BLOCK = 4096
 
 
 def run(folder: Path, settings: dict[str, Any]) -> Summary:
@@ -23,29 +21,18 @@ def run(folder: Path, settings: dict[str, Any]) -> Summary:
     written, short = dict.fromkeys(FILES, 0), 0
     scored: dict[str, list[tuple[str, dict]]] = {split: [] for split in FILES}
     columns = [*RL_SCHEMA.names, "split"]
-    with (
-        parquet_writer(folder / FILES["train"], SFT_SCHEMA) as train,
-        parquet_writer(folder / FILES["validation"], SFT_SCHEMA) as validation,
-    ):
-        writers = {"train": train, "validation": validation}
-        for rows, kept in zip(
-            read_blocks(folder / ROWS, BLOCK, columns), read_blocks(folder / ADJUSTED, BLOCK), strict=True
-        ):
-            rows_of: dict[str, list[dict]] = {split: [] for split in FILES}
-            for row, entry in zip(rows, kept, strict=True):
-                split, items = row.pop("split"), [names[m] for m in entry["candidates"][:n]]
-                if len(items) < n:
-                    short += 1
-                    continue
-                text = "\n".join(format_item(title, year) for title, year in items)
-                rows_of[split].append(row | {"completion": message("assistant", text)})
-                if row[TRUTH]:
-                    answer = [Item(title, year) for title, year in items]
-                    metrics = evaluate_row(answer, row[TRUTH], row["seen_titles"], matcher, ks=_ks(n))
-                    scored[split].append((row["prompt"][0]["content"], metrics))
-            for split, rows_of_split in rows_of.items():
-                writers[split].write_table(pa.Table.from_pylist(rows_of_split, SFT_SCHEMA))
-                written[split] += len(rows_of_split)
+    with ExitStack() as stack:
+        add = {split: stack.enter_context(table_writer(folder / file, SFT_SCHEMA)) for split, file in FILES.items()}
+        for row, entry in zip(read_rows(folder / ROWS, columns), read_rows(folder / ADJUSTED), strict=True):
+            split, items = row.pop("split"), [Item(*names[m]) for m in entry["candidates"][:n]]
+            if len(items) < n:
+                short += 1
+                continue
+            add[split](row | {"completion": message("assistant", "\n".join(format_item(*item) for item in items))})
+            written[split] += 1
+            if row[TRUTH]:
+                metrics = evaluate_row(items, row[TRUTH], row["seen_titles"], matcher, ks=_ks(n))
+                scored[split].append((row["prompt"][0]["content"], metrics))
     summary: Summary = {**written, "too_few_candidates": short}
     for split, results in scored.items():
         if results:

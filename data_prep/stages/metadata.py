@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.llm import Messages
 from data_prep.stages.asking import BLOCK, Asker
 from data_prep.stages.record import Summary
-from data_prep.stages.rows import CATALOG, item_name
+from data_prep.stages.rows import CATALOG
 from data_prep.stages.teacher import ITEMS
-from data_prep.tables import parquet_writer
+from data_prep.tables import table_writer
 
 FILE = "metadata.parquet"
 SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("text", pa.string())])
@@ -47,10 +48,10 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     catalog = [catalog_text(row) for row in pq.read_table(folder / CATALOG).to_pylist()]
     catalog += [""] * (len(items) - len(catalog))
     fallbacks = 0
-    with parquet_writer(folder / FILE, SCHEMA) as writer:
+    with table_writer(folder / FILE, SCHEMA) as add:
         for start in range(0, len(items), BLOCK):
             block, known = items[start : start + BLOCK], catalog[start : start + BLOCK]
-            names = [item_name(item["title"], item["year"]) for item in block]
+            names = [format_item(item["title"], item["year"] or NO_YEAR) for item in block]
             texts = ["\n".join(filter(None, both)) for both in zip(names, known, strict=True)]
             if asker:
                 prompts = [_prompt(name, text) for name, text in zip(names, known, strict=True)]
@@ -60,8 +61,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
                         texts[i] += "\n" + given[-1].strip()
                     else:
                         fallbacks += 1
-            rows = [{**item, "text": text} for item, text in zip(block, texts, strict=True)]
-            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+            for item, text in zip(block, texts, strict=True):
+                add({**item, "text": text})
     return {"items": len(items)} | ({"kept_catalog_text": fallbacks} | asker.summary() if asker else {})
 
 
@@ -70,9 +71,8 @@ def has_only_titles(folder: Path) -> bool:
     numbers, or the same words of every item that it says something about (the letters of an id)."""
     words = []
     for item in pq.read_table(folder / FILE).to_pylist():
-        said = {
-            word.lower() for word in _WORD.findall(item["text"].removeprefix(item_name(item["title"], item["year"])))
-        }
+        name = format_item(item["title"], item["year"] or NO_YEAR)
+        said = {word.lower() for word in _WORD.findall(item["text"].removeprefix(name))}
         if said:
             words.append(said)
     return not words or set.union(*words) == set.intersection(*words)

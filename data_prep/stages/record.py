@@ -8,7 +8,7 @@ files without a record are somebody else's.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json, write_json
+from convrec.progress import Progress
 from convrec.same_request import as_kept, differences
 
 Summary = dict[str, Any]
@@ -121,6 +122,18 @@ def read_blocks(path: Path, size: int, columns: Sequence[str] | None = None) -> 
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=size, columns=columns):
             yield batch.to_pylist()
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict]:
+    return chain.from_iterable(read_blocks(path, 4096, columns))
+
+
+def by_rows(blocks: Iterable[Any], total: int, desc: str) -> Iterator[Any]:
+    """The blocks, which have a length each, with a bar over their rows."""
+    with Progress(total=total, desc=desc, unit="row") as bar:
+        for block in blocks:
+            yield block
+            bar.update(len(block))
 
 
 def read_range(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.Table:

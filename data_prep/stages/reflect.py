@@ -24,13 +24,12 @@ from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, parse_cr
 from convrec.judges.prompt import form_of_answer, judge_prompt
 from convrec.judges.verdict import score_verdict
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item, parse_item, split_lines
+from convrec.lists.ranks import parse_item, split_lines
 from convrec.lists.titles import fold
-from convrec.progress import Progress
 from convrec.retrieval.retriever import table_of
 from data_prep.stages import remap
 from data_prep.stages.asking import BLOCK, Asker
-from data_prep.stages.record import Summary, count_rows, read_blocks
+from data_prep.stages.record import Summary, by_rows, count_rows, read_blocks
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file
 from data_prep.tables import catalog_pairs, parquet_writer
 
@@ -104,12 +103,13 @@ Judge = Callable[[Block], list[list[float]]]
 
 
 def list_judge(matcher: Matcher, asker: Asker) -> Judge:
+    lines = matcher.catalog.lines
     words = DATED_WORDS if matcher.catalog.dated else UNDATED_WORDS
 
     def rate(block: Block) -> list[list[float]]:
         prompts = []
         for row, candidates in block:
-            listed = "\n".join(_name(matcher, m) for m in candidates)
+            listed = "\n".join(lines[m] for m in candidates)
             text = LIST_PROMPT.format(conversation=conversation_text(row), candidates=listed, **words)
             prompts.append([{"role": "user", "content": text}])
 
@@ -131,8 +131,10 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
 
 
 def pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria) -> Judge:
+    lines = matcher.catalog.lines
+
     def rate(block: Block) -> list[list[float]]:
-        questions = [(row, _name(matcher, m)) for row, candidates in block for m in candidates[:judged]]
+        questions = [(row, lines[m]) for row, candidates in block for m in candidates[:judged]]
         prompts = [
             judge_prompt("pointwise", [{"role": "user", "content": conversation_text(row)}], [shown], criteria)
             for row, shown in questions
@@ -197,12 +199,10 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     counts: Counter[float] = Counter()  # rating -> how often
     questions = settings["judged"] if settings["judge"] == "pointwise" else 1  # a conversation
     size = max(1, BLOCK // questions)  # conversations, of about BLOCK questions
-    with (
-        parquet_writer(folder / FILE, SCHEMA) as writer,
-        Progress(total=count_rows(folder / ROWS), desc="reflect", unit="row") as bar,
-    ):
+    with parquet_writer(folder / FILE, SCHEMA) as writer:
         kept_blocks = read_blocks(folder / remap.FILE, size, ["candidates", "scores"])
-        for rows, kept in zip(read_blocks(folder / ROWS, size, RL_SCHEMA.names), kept_blocks, strict=True):
+        blocks = by_rows(read_blocks(folder / ROWS, size, RL_SCHEMA.names), count_rows(folder / ROWS), "reflect")
+        for rows, kept in zip(blocks, kept_blocks, strict=True):
             block = [(row, entry["candidates"]) for row, entry in zip(rows, kept, strict=True)]
             rated = iter(judge([(row, candidates) for row, candidates in block if candidates]))
             ratings = [next(rated) if candidates else [] for _, candidates in block]
@@ -214,7 +214,6 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
             writer.write_table(pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA))
             for given in ratings:
                 counts.update(given)
-            bar.update(len(rows))
     total = counts.total()
     summary = {
         "not_zero": round((total - counts[0.0]) / max(total, 1), 4),
@@ -234,7 +233,3 @@ def _make_judge(folder: Path, settings: dict[str, Any], matcher: Matcher, asker:
     given = settings.get("criteria")
     criteria = parse_criteria(given, "pointwise", "--criteria") if given else DEFAULTS["pointwise"]
     return pointwise_judge(matcher, asker, settings["judged"], criteria)
-
-
-def _name(matcher: Matcher, row: int) -> str:
-    return format_item(matcher.catalog.titles[row], matcher.catalog.years[row])  # type: ignore[arg-type]

@@ -28,12 +28,11 @@ from scipy import sparse
 from convrec.errors import UserError
 from convrec.files import scratch_folder
 from convrec.lists.matching import Matcher
-from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles
 from data_prep.stages.ranges import processes, ranges_of
-from data_prep.stages.record import Summary, count_rows, read_range
+from data_prep.stages.record import Summary, by_rows, count_rows, read_range
 from data_prep.stages.rows import CATALOG, ROWS, catalog_matcher
 from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of, write_array
 from data_prep.stages.teacher import FILE as TEACHER
@@ -119,21 +118,13 @@ def writable_rows(matcher: Matcher) -> np.ndarray:
 BETTER = "--metadata llm, a catalog with text columns, or --embedding sentence-transformers:MODEL"
 
 
-def choose(folder: Path, embedding: str) -> str:
-    """What --remap is where it is not given: "none" where the embedding knows items by their titles' words alone."""
-    return "none" if _compares_titles(folder, embedding) else "full"
-
-
-def _compares_titles(folder: Path, embedding: str) -> bool:
+def compares_titles(folder: Path, embedding: str) -> bool:
+    """Whether the embedding knows items by their titles' words alone: then --remap is none where it is not given."""
     return embedding == TFIDF_SVD and (folder / METADATA).exists() and has_only_titles(folder)
 
 
 def run(
-    folder: Path,
-    settings: dict[str, Any],
-    num_items: int = 0,
-    is_chosen: bool = True,
-    workers: int = 1,
+    folder: Path, settings: dict[str, Any], num_items: int = 0, is_chosen: bool = True, workers: int = 1
 ) -> Summary:
     """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), trust_remote_code, and remap
     ("full" or "none"). is_chosen: whether `remap` was asked for; if not, raises UserError where most
@@ -143,16 +134,12 @@ def run(
     with scratch_folder(folder / "remap") as scratch, processes(workers) as map_ranges:
         if settings["remap"] == "full":
             num_spaces = make_spaces(folder, scratch, settings, map_ranges)
-        with (
-            parquet_writer(folder / FILE, SCHEMA) as writer,
-            Progress(total=total, desc="remap", unit="row") as bar,
-        ):
+        with parquet_writer(folder / FILE, SCHEMA) as writer:
             vectors_of = partial(remap_range, folder, scratch, settings, num_spaces)
-            for table in map_ranges(vectors_of, ranges_of(total)):
+            for table in by_rows(map_ranges(vectors_of, ranges_of(total)), total, "remap"):
                 writer.write_table(table)
                 sizes = pc.list_value_length(table["candidates"]).to_numpy()
                 kept, short = kept + int(sizes.sum()), short + int((sizes < num_items).sum())
-                bar.update(len(table))
             if not (num_spaces or is_chosen) and 2 * short > total:
                 raise UserError(
                     f"{folder}: the catalog has nothing but titles, so --remap is none, and {short:,} of {total:,} "
@@ -218,7 +205,7 @@ def _writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
 
 
 def _warnings(folder: Path, settings: dict[str, Any]) -> list[str]:
-    if not _compares_titles(folder, settings["embedding"]):
+    if not compares_titles(folder, settings["embedding"]):
         return []
     if settings["remap"] == "full":
         return [f"{NAMESAKES}; --remap none leaves them out, {BETTER} tells items apart"]

@@ -1,6 +1,7 @@
 """The first stage: which conversations demonstrations are built for, and the catalog, in the folder of the others."""
 
 import re
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from convrec.errors import UserError
 from convrec.files import file_hash, write_table
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import NO_YEAR, format_item
-from data_prep.stages.record import Summary, read_blocks, read_record
-from data_prep.tables import parquet_writer
+from data_prep.stages.record import Summary, read_record, read_rows
+from data_prep.tables import table_writer
 
 ROWS, CATALOG = "rows.parquet", "catalog.parquet"
 ADJUSTED, ADJUST_WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"  # here: readers need no torch
@@ -32,7 +32,7 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
     """
     catalog = load_catalog(sources["catalog"])
     counts, warnings = {}, []
-    with parquet_writer(folder / ROWS, SCHEMA) as writer:
+    with table_writer(folder / ROWS, SCHEMA) as add:
         for split in ("train", "validation"):
             path = sources[split]
             report = validate_rl_table(path, allow_empty_ground_truth=True, dated=catalog.dated)
@@ -42,15 +42,11 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
             share = settings["share"] if split == "train" else 1.0
             rng = np.random.default_rng(settings["seed"])
             chosen[rng.permutation(total)[: max(1, round(share * total))]] = True
-            counts[split], start = int(chosen.sum()), 0
-            for block in read_blocks(Path(path), 4096, RL_SCHEMA.names):
-                kept = [row for row, keep in zip(block, chosen[start : start + len(block)], strict=True) if keep]
-                for row in kept:
-                    _check_list_length(path, row, settings["num_items"])
-                    row[TRUTH] = [pair for pair in row[TRUTH] or () if catalog.year_of(pair[1]) is not None]
-                rows = [row | {"split": split, "group": group_of(row)} for row in kept]
-                writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
-                start += len(block)
+            counts[split] = int(chosen.sum())
+            for row in compress(read_rows(Path(path), RL_SCHEMA.names), chosen):
+                _check_list_length(path, row, settings["num_items"])
+                row[TRUTH] = [pair for pair in row[TRUTH] or () if catalog.year_of(pair[1]) is not None]
+                add(row | {"split": split, "group": group_of(row)})
     if sources["catalog"].endswith(".parquet"):
         table = pq.read_table(sources["catalog"])
     else:
@@ -77,11 +73,6 @@ def catalog_matcher(folder: Path) -> Matcher:
 def year_column(catalog: Catalog) -> pa.Array:
     """Null where an item has no year, and so in every row of a catalog without years."""
     return pa.array(catalog.years if catalog.dated else [None] * len(catalog), pa.int32())
-
-
-def item_name(title: str, year: int | None) -> str:
-    """`title (year)`; the title alone where the item has no year."""
-    return format_item(title, NO_YEAR if year is None else year)
 
 
 def train_file(folder: Path) -> Path:

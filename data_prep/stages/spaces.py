@@ -24,7 +24,7 @@ from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.ranges import RangeMap, ranges_of
-from data_prep.stages.record import count_rows, read_blocks, read_range
+from data_prep.stages.record import by_rows, count_rows, read_blocks, read_range, read_rows
 from data_prep.stages.rows import ROWS, catalog_matcher
 
 FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at most
@@ -114,14 +114,8 @@ def _encode_here(folder: Path, scratch: Path, settings: dict[str, Any]) -> None:
 
 
 def _write_conversations(scratch: Path, total: int, blocks: Iterator[np.ndarray]) -> None:
-    with Progress(total=total, desc="encode", unit="row") as bar:
-
-        def told() -> Iterator[np.ndarray]:
-            for block in blocks:
-                yield block
-                bar.update(len(block))
-
-        write_array(scratch / CONVERSATIONS, (total, items_of(scratch, 0).shape[1]), told())
+    shape = total, items_of(scratch, 0).shape[1]
+    write_array(scratch / CONVERSATIONS, shape, by_rows(blocks, total, "encode"))
 
 
 def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
@@ -135,6 +129,5 @@ def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]
 def training_texts(folder: Path) -> list[tuple[int, str]]:
     """(space, conversation) of the training split, evenly thinned to FIT_TEXTS."""
     step = max(1, -(-count_rows(folder / ROWS) // FIT_TEXTS))
-    blocks = read_blocks(folder / ROWS, 4096, ["prompt", "split", "group"])
-    train = (row for block in blocks for row in block if row["split"] == "train")
+    train = (row for row in read_rows(folder / ROWS, ["prompt", "split", "group"]) if row["split"] == "train")
     return [(space_of(row, 1 + FOLDS), conversation_text(row)) for row in islice(train, 0, None, step)]

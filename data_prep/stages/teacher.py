@@ -14,9 +14,9 @@ from convrec.lists.ranks import Item, parse_items
 from convrec.retrieval.conversations import read_row
 from convrec.retrieval.retriever import Choice, Retriever, fit
 from data_prep.stages.asking import BLOCK, Asker
-from data_prep.stages.record import Summary, count_rows, read_blocks
+from data_prep.stages.record import Summary, count_rows, read_blocks, read_rows
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column
-from data_prep.tables import parquet_writer
+from data_prep.tables import table_writer
 
 FILE, ITEMS = "teacher.parquet", "items.parquet"
 SCHEMA = pa.schema(
@@ -67,16 +67,13 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     catalog, numbers = matcher.catalog, ItemTable(matcher)
     lists = llm_lists(folder, n, asker, catalog.dated) if asker else retrieval_lists(folder, n, matcher)
     lines = items = in_catalog = 0
-    with parquet_writer(folder / FILE, SCHEMA) as writer:
-        for block in lists:
-            rows = []
-            for sample_id, answer in block:
-                numbers_of_items = [numbers.number(item) for item in parse_items(answer or "", dated=catalog.dated)[:n]]
-                lines += len(numbers_of_items)
-                items += sum(number >= 0 for number in numbers_of_items)
-                in_catalog += sum(0 <= number < len(catalog) for number in numbers_of_items)
-                rows.append({"sample_id": sample_id, "answer": answer, "items": numbers_of_items})
-            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+    with table_writer(folder / FILE, SCHEMA) as add:
+        for sample_id, answer in lists:
+            numbers_of_items = [numbers.number(item) for item in parse_items(answer or "", dated=catalog.dated)[:n]]
+            lines += len(numbers_of_items)
+            items += sum(number >= 0 for number in numbers_of_items)
+            in_catalog += sum(0 <= number < len(catalog) for number in numbers_of_items)
+            add({"sample_id": sample_id, "answer": answer, "items": numbers_of_items})
     write_table(folder / ITEMS, numbers.table())
     summary = {
         "lines_a_list": round(lines / max(count_rows(folder / ROWS), 1), 2),
@@ -87,8 +84,8 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     return summary | (asker.summary() if asker else {})
 
 
-def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[list[tuple[str, str | None]]]:
-    """Blocks of (sample_id, answer), the prompt asked as it is. Of two answers the one with more items; None where
+def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[tuple[str, str | None]]:
+    """(sample_id, answer) of each row, the prompt asked as it is. Of two answers the one with more items; None where
     there was none."""
 
     def count(text: str) -> int:
@@ -106,16 +103,17 @@ def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterat
         )
         best = [max(texts, key=count) for texts in answers]
         failed = {entry["row"] for entry in asker.failed}
-        yield [(name, None if name in failed and not text else text) for name, text in zip(names, best, strict=True)]
+        for name, text in zip(names, best, strict=True):
+            yield name, None if name in failed and not text else text
 
 
-def retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iterator[list[tuple[str, str | None]]]:
-    """Blocks of (sample_id, list) by the retrieval, which has read the whole training split; a row's own conversation
+def retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iterator[tuple[str, str | None]]:
+    """(sample_id, list) of each row by the retrieval, which has read the whole training split; a row's own conversation
     has no part in its list."""
     catalog, lines, train = matcher.catalog, matcher.catalog.lines, train_file(folder)
-    rows = (read_row(row, matcher) for block in read_blocks(train, BLOCK, RL_SCHEMA.names) for row in block)
+    rows = (read_row(row, matcher) for row in read_rows(train, RL_SCHEMA.names))
     retriever = Retriever(fit(rows, count_rows(train), len(catalog)), catalog.titles, Choice())
     usable_M = np.array([year is not None for year in catalog.years])
-    for block in read_blocks(folder / ROWS, BLOCK, RL_SCHEMA.names):
-        lists = (retriever.rank(read_row(row, matcher), usable_M)[:num_items] for row in block)
-        yield [(row["sample_id"], "\n".join(lines[m] for m in items)) for row, items in zip(block, lists, strict=True)]
+    for row in read_rows(folder / ROWS, RL_SCHEMA.names):
+        items = retriever.rank(read_row(row, matcher), usable_M)[:num_items]
+        yield row["sample_id"], "\n".join(lines[m] for m in items)

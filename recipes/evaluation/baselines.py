@@ -1,10 +1,8 @@
 """Baselines scored as a model is: popularity, retrieval from similar training conversations, items that go with those
 seen, a model behind an API."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +69,9 @@ def _named(split: Split, train_rows: Sequence[dict[str, Any]]) -> tuple[np.ndarr
     """(K items that training rows have seen or want, as catalog rows; (R, K) sparse, 1 where a row does)."""
     rows = zip(train_rows, split.wanted_rows(train_rows), strict=True)
     named = ({*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in rows)
-    named_RM = table_of(named, len(split.catalog))
+    named_RM = table_of(named, len(split.catalog), float)
     items_K = np.flatnonzero(named_RM.sum(axis=0).A1)
-    return items_K, named_RM[:, items_K].astype(np.float64)
+    return items_K, named_RM[:, items_K]
 
 
 def _going_with_seen(split: Split, items_K: np.ndarray, named_RK: Any, weights_KK: Any, num_items: int) -> Lists:
@@ -116,11 +114,7 @@ def api_answers(
     server refuses has an empty answer, which is not kept: it is asked again next time, and a line on stderr says how
     many and why.
     """
-    if name:
-        own = role.upper() if os.environ.get(f"{role.upper()}_BASE_URL", "").strip() else "LLM"
-        os.environ.setdefault(f"{own}_MODEL", name)
-    served = endpoint(role)
-    served = replace(served, model=name or served.model)
+    served = endpoint(role, name)
     what = {"server": served.base_url, "model": served.model, "max_tokens": max_tokens, "temperature": temperature}
     store = Store(what, prompts, path)
     replies: list[Reply] = []

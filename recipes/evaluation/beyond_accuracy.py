@@ -10,15 +10,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix, diags
 
+from convrec.retrieval.retriever import table_of
 from convrec.statistics import error_of_mean, jackknife
 from recipes.evaluation.split import Split
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
 
 SMOOTHING = 0.01  # of calibration, as in its source: the list's share of a genre that it lacks
 OF_MENTIONS = ("novelty", "cold_share")
@@ -31,17 +30,21 @@ Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
 @dataclass(frozen=True)
-class ItemFacts:
-    """Of each catalog row M, of one item's rows the first: how many training rows want it, and its genres.
+class Context:
+    """What the lists of a split are measured against.
 
-    mentions_M, genres: None where nobody says so. rows: how many training rows there are (with mentions from the
-    catalog alone: the sum of the mentions). num_items: different items of the catalog.
+    mentions_M, genres: of each catalog row M, of one item's rows the first, how many training rows want it, and its
+    genres; None where nobody says so. rows: how many training rows there are (with mentions from the catalog alone: the
+    sum of the mentions). num_items: different items of the catalog. mentioned, wanted: of each row of the split the
+    catalog rows of the titles already seen, and of those wanted.
     """
 
     num_items: int
     mentions_M: np.ndarray | None
     rows: int
     genres: Sequence[frozenset[str]] | None
+    mentioned: Sequence[Sequence[int]] = ()
+    wanted: Sequence[Sequence[int]] = ()
 
     @property
     def novelty_M(self) -> np.ndarray:
@@ -50,14 +53,14 @@ class ItemFacts:
         return -np.log2(np.maximum(self.mentions_M, 1) / max(self.rows, 1))
 
     @cached_property
-    def has_genre_MG(self) -> "csr_matrix":
+    def has_genre_MG(self) -> csr_matrix:
         """1 where the item has the genre; G: all genres of the catalog."""
         assert self.genres is not None
         names = {name: index for index, name in enumerate(sorted(frozenset().union(*self.genres)))}
-        return _matrix([sorted(names[name] for name in genres) for genres in self.genres], len(names))
+        return table_of([sorted(names[name] for name in genres) for genres in self.genres], len(names), float)
 
 
-def facts_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> ItemFacts:
+def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
     """Mentions are counted in the training rows, without these taken from the catalog's column."""
     catalog, first_row = split.catalog, split.matcher.index.items
     items = {first_row[row] for row, year in enumerate(catalog.years) if year is not None}
@@ -68,61 +71,31 @@ def facts_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> ItemFacts
     elif catalog.mentions is not None:
         counts = [count or 0 for count in catalog.mentions]
         mentions_M, rows = np.bincount(first_row, counts, minlength=len(catalog)), sum(counts)
-    return ItemFacts(len(items), mentions_M, rows, catalog.genres)
-
-
-@dataclass(frozen=True)
-class Context:
-    """What the lists of a split are measured against: of each row the catalog rows mentioned and wanted."""
-
-    facts: ItemFacts
-    mentioned: Sequence[Sequence[int]]
-    wanted: Sequence[Sequence[int]]
-
-
-def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
-    reader, first_row = split.reader, split.matcher.index.items
+    reader = split.reader
     seen = [reader.seen_rows(row["seen_titles"] or ()) for row in split.rows]
-    mentioned = [list(dict.fromkeys(first_row[row] for row in rows)) for rows in seen]
-    return Context(facts_of(split, train_rows), mentioned, split.wanted_rows(split.rows))
+    mentioned = [list(dict.fromkeys(first_row[row] for row in of_row)) for of_row in seen]
+    return Context(len(items), mentions_M, rows, catalog.genres, mentioned, split.wanted_rows(split.rows))
 
 
 def add_measures(rows: Sequence[dict[str, Any]], context: Context) -> None:
-    """To each row with `recommended`, its list, what `figures_of` reads: the measures and `wanted_popularity`."""
-    measures = measures_of([row["recommended"] for row in rows], context.mentioned, context.facts)
-    if (mentions_M := context.facts.mentions_M) is not None:
-        measures["wanted_popularity"] = _row_means(mentions_M, _matrix(context.wanted, len(mentions_M)))
+    """To each row with `recommended`, its list of distinct catalog rows, what `figures_of` reads: the measures, NaN
+    where the list is too short, and `wanted_popularity`."""
+    lists, measures = [row["recommended"] for row in rows], dict[str, np.ndarray]()
+    if (mentions_M := context.mentions_M) is not None:
+        listed_RM, wanted_RM = (table_of(some, len(mentions_M), float) for some in (lists, context.wanted))
+        for name, values_M in zip(OF_MENTIONS, (context.novelty_M, mentions_M == 0), strict=True):
+            measures[name] = _row_means(values_M, listed_RM)
+        measures["popularity"] = _row_means(mentions_M, listed_RM)
+        measures["wanted_popularity"] = _row_means(mentions_M, wanted_RM)
+    if context.genres is not None:
+        measures["diversity"] = np.array([_diversity(context.has_genre_MG[items].toarray()) for items in lists])
+        measures["calibration"] = _calibration(context.mentioned, lists, context.has_genre_MG)
     for name, values_R in measures.items():
         for row, value in zip(rows, values_R.tolist(), strict=True):
             row[name] = value
 
 
-def measures_of(
-    lists: Sequence[Sequence[int]], mentioned: Sequence[Sequence[int]], facts: ItemFacts
-) -> dict[str, np.ndarray]:
-    """(R,) measures of R lists, NaN where a list is too short. A list has distinct catalog rows; mentioned: of each
-    list's conversation those of the titles already seen."""
-    measures: dict[str, np.ndarray] = {}
-    if facts.mentions_M is not None:
-        item_values = (facts.mentions_M, facts.novelty_M, facts.mentions_M == 0)
-        listed_RM = _matrix(lists, len(facts.mentions_M))
-        for name, values_M in zip(("popularity", *OF_MENTIONS), item_values, strict=True):
-            measures[name] = _row_means(values_M, listed_RM)
-    if facts.genres is not None:
-        measures["diversity"] = np.array([_diversity(facts.has_genre_MG[items].toarray()) for items in lists])
-        measures["calibration"] = _calibration(mentioned, lists, facts.has_genre_MG)
-    return measures
-
-
-def _matrix(lists: Sequence[Sequence[int]], width: int) -> "csr_matrix":
-    """(R, M) 1 where a list has the item."""
-    from scipy.sparse import csr_matrix
-
-    ends = np.cumsum([0, *map(len, lists)])
-    return csr_matrix((np.ones(ends[-1]), list(chain.from_iterable(lists)), ends), shape=(len(lists), width))
-
-
-def _row_means(values_M: np.ndarray, listed_RM: "csr_matrix") -> np.ndarray:
+def _row_means(values_M: np.ndarray, listed_RM: csr_matrix) -> np.ndarray:
     """(R,) means of the items' values, NaN of an empty list."""
     lengths_R = listed_RM.getnnz(axis=1)
     return np.divide(listed_RM @ values_M, lengths_R, out=np.full(len(lengths_R), np.nan), where=lengths_R > 0)
@@ -139,7 +112,7 @@ def _diversity(has_genre_KG: np.ndarray) -> float:
 
 
 def _calibration(
-    mentioned: Sequence[Sequence[int]], listed: Sequence[Sequence[int]], has_genre_MG: "csr_matrix"
+    mentioned: Sequence[Sequence[int]], listed: Sequence[Sequence[int]], has_genre_MG: csr_matrix
 ) -> np.ndarray:
     """(R,) KL(p || q') in nats, q' = (1 - SMOOTHING) q + SMOOTHING p; p, q: genres of the titles mentioned and of the
     list, each title's weight shared by its genres. 0: the list has them in the conversation's proportions."""
@@ -153,11 +126,9 @@ def _calibration(
     return np.where(is_known_R, np.bincount(rows, terms, len(listed)), np.nan)
 
 
-def _genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: "csr_matrix") -> "csr_matrix":
+def _genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: csr_matrix) -> csr_matrix:
     """(R, G) shares of the genres in each list; a row of zeros where no item has a genre."""
-    from scipy.sparse import diags
-
-    has_item_RM = _matrix(lists, has_genre_MG.shape[0]).sorted_indices()
+    has_item_RM = table_of(lists, has_genre_MG.shape[0], float).sorted_indices()
     counts_M = has_genre_MG.getnnz(axis=1)
     known_R = has_item_RM @ (counts_M > 0)  # items with genres
     return diags(1 / np.maximum(known_R, 1)) @ has_item_RM @ diags(1 / np.maximum(counts_M, 1)) @ has_genre_MG
@@ -181,7 +152,7 @@ class _Lists:
         self.values_RM = np.array([[row[name] for name in names] for row in rows], float)
         self._num_items = num_items
         lists = [row["recommended"] for row in rows]
-        listed_RM = _matrix(lists, 1 + max(chain.from_iterable(lists), default=0))
+        listed_RM = table_of(lists, 1 + max(chain.from_iterable(lists), default=0), float)
         self._listed_RM = listed_RM[:, listed_RM.getnnz(axis=0) > 0]  # of the items that any list has
         self._popularity_R2 = None  # of the list and of what is wanted
         self.has_popularity_R = np.zeros(len(rows), bool)

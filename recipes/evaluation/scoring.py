@@ -16,7 +16,7 @@ from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.generation.answers import Answer
 from convrec.lists.matching import Matcher
-from convrec.lists.metrics import evaluate_row, paired, summarise
+from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.same_request import differences
 from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Context, Figures, add_measures, figures_of
@@ -64,7 +64,7 @@ def summary(scored: Scored, split: Split, settings: Settings, context: Context |
     if context is not None:
         add_measures(scored, context)
         contexts = [name for name, row in zip(split.prompt_ids, scored, strict=True) if row["num_truth"]]
-        beyond = figures_of([kept], contexts, context.facts.num_items, seed)
+        beyond = figures_of([kept], contexts, context.num_items, seed)
     return (
         summarise(scored, settings["ks"], split.prompt_ids, seed, num_items)
         | beyond
@@ -136,7 +136,7 @@ def paired_differences(
     ]
     rows_before, rows_after, contexts = zip(*both, strict=True)
     seed = settings["seed"]
-    figures = paired(rows_before, rows_after, settings["ks"], contexts, seed)
+    figures = paired(rows_before, rows_after, metric_names(settings["ks"]), contexts, seed)
     beyond = figures_of([rows_after], contexts, settings["catalog_items"], seed, minus=[rows_before])
     return {"n": len(contexts), **figures, **beyond}
 

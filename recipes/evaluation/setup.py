@@ -135,7 +135,7 @@ def set_up(options: EvaluationOptions) -> Setup:
         "ks": list(ks),
         "protocols": list(options.protocols),
         "matching_of": matching_of,
-        "catalog_items": context.facts.num_items,
+        "catalog_items": context.num_items,
         **sampling,
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}

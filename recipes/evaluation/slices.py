@@ -25,8 +25,7 @@ def slice_labels(name: str, split: Split, context: Context) -> list[str | None]:
     if name == "wanted":
         return _parts([len(row[TRUTH] or ()) for row in split.rows])
     if name == "popularity":
-        mentions_M = context.facts.mentions_M
-        if mentions_M is None:
+        if (mentions_M := context.mentions_M) is None:
             return [None] * len(split.rows)
         return _parts([float(np.mean(mentions_M[list(items)])) if items else None for items in context.wanted])
     return _column(name, split)

@@ -150,7 +150,7 @@ def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[di
         shared = [key for key in shared if not math.isnan(both[0][key][names[0]])]  # rows with ground truth
         before, after = ([[rows[key] for key in shared] for rows in sides[variant]] for variant in (first, second))
         contexts = [prompt for _, prompt in shared]
-        found = paired(_means(before, names), _means(after, names), [k], contexts)
+        found = paired(_means(before, names), _means(after, names), names, contexts)
         found |= figures_of(after, contexts, num_items, minus=before)
         words = [(name, what) for name in found for what in ("mean", "se", "p") if what in found[name]]
         pair = {"variant": second, "minus": first, "seeds": len(seeds[second])}

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from convrec.checkpoints import hub
@@ -24,19 +23,12 @@ from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.generation.placement import Placement, add_placement
 from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
-from convrec.judges.metrics import Summary, comparison_metrics, pairwise_summary, pointwise_summary
+from convrec.judges.metrics import Summary, comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
-from convrec.judges.verdict import (
-    TIE,
-    comparison_verdict,
-    opens_thinking,
-    outside_thinking,
-    pointwise_reward,
-    score_verdict,
-)
+from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
+from convrec.lists.metrics import paired
 from convrec.report.page import gain_text
-from convrec.statistics import bootstrap
 from recipes.evaluation.baselines import API, api_answers
 from recipes.evaluation.scoring import metrics_of, rows_of
 from recipes.evaluation.setup import refuse_to_replace
@@ -75,10 +67,7 @@ def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, se
     verdicts = columns["verdict"]
     if mode == "pairwise":
         return pairwise_summary(labels, verdicts, columns["verdict_swapped"], queries, sources, seed)
-    rewards = [pointwise_reward(verdict, label, scores) for verdict, label in zip(verdicts, labels, strict=True)]
-    constants = range(scores[0], scores[1] + 1)
-    best = max(sum(pointwise_reward(one, label, scores) for label in labels) / len(labels) for one in constants)
-    return pointwise_summary(labels, verdicts, rewards, queries, sources, scores, best, seed)
+    return pointwise_summary(labels, verdicts, queries, sources, scores, seed)
 
 
 def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int, dict[str, Any]]:
@@ -95,7 +84,7 @@ def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int
 def compare(
     other: Mapping[int, Mapping[str, Any]], table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, seed: int
 ) -> dict[str, Any]:
-    """This evaluation minus the other on the rows both have, ties aside: {metric: {"mean", "se"}, "n"}."""
+    """This evaluation minus the other on the rows both have, ties aside: {metric: {"mean", "se", "p"}, "n"}."""
     both = [
         (row, other[row["row"]])
         for row in table
@@ -103,20 +92,15 @@ def compare(
     ]
     if not both:
         raise UserError("--against: no row of that evaluation is in this data; compare evaluations of the same data")
-    names = COMPARED[mode]
-    new, old = (
-        np.array([[_metrics(pair[which], mode, scores)[name] for name in names] for pair in both]) for which in (0, 1)
-    )
-    means, errors = bootstrap(new - old, [row["query"] for row, _ in both], seed)
-    differences = {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)}
-    return {"n": len(both)} | differences
+    new, old = ([_metrics(row, mode, scores) for row in rows] for rows in zip(*both, strict=True))
+    return {"n": len(both)} | paired(old, new, COMPARED[mode], [row["query"] for row, _ in both], seed)
 
 
 def _metrics(row: Mapping[str, Any], mode: str, scores: Scores) -> dict[str, float]:
     label, verdict = row["label"], row["verdict"]
     if mode == "pairwise":
         return comparison_metrics(label, verdict, row["verdict_swapped"])
-    return {"exact_match": float(verdict == label), "reward": pointwise_reward(verdict, label, scores)}
+    return score_metrics(label, verdict, scores)
 
 
 def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from convrec.data.schema import conversation_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.lists.ranks import parse_items
 from data_prep.sample import main, make_rows, write_sample
-from data_prep.sample_data.conversations import GENRE_WORDS
+from data_prep.sample_data.conversations import GENRE_WORDS, LINES
 from data_prep.sample_data.films import Film, FilmTable, Taste, load_films
-from data_prep.sample_data.hard import KIND, KINDS, NEWER, draw_request
+from data_prep.sample_data.hard import KIND, KINDS, draw_request
 from recipes import evaluate
 
 COUNTS = {"train": 600, "validation": 150, "test": 20}
@@ -54,7 +54,7 @@ def test_every_kind_is_drawn_and_says_what_its_taste_is() -> None:
         if kind == "comparison":
             film = table.films[taste.named[0]]
             assert film.name in text
-            newer = any(word in text.replace(film.name, "") for word in NEWER)
+            newer = any(word in text.replace(film.name, "") for word in LINES["newer"])
             assert taste.years == ((film.year + 1, None) if newer else (None, film.year - 1))
             continue
         assert any(word in said[-1] or kind == "negation" for word in GENRE_WORDS[taste.genres[0]])

@@ -40,7 +40,7 @@ def difference(
         rows.append(values_RM)
     mean_RM, zero = np.mean(rows, axis=0), {NDCG: 0.0, RECALL: 0.0}
     of_rows = [dict(zip((NDCG, RECALL), map(float, values), strict=True)) for values in mean_RM]
-    found = paired([zero] * len(of_rows), of_rows, [K], [second[at]["prompt_id"] for at in counted])
+    found = paired([zero] * len(of_rows), of_rows, (NDCG, RECALL), [second[at]["prompt_id"] for at in counted])
     between = np.std(means_of_seeds, axis=0, ddof=1) if len(seeds) > 1 else np.full(2, np.nan)
     return {m: (found[m]["mean"], found[m]["se"], float(sd)) for m, sd in zip((NDCG, RECALL), between, strict=True)}
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.damage import BadRecord, BadRow, Collected, Damage, counted
+from convrec.data.damage import BadRecord, BadRow, Damage, collected, counted
 from convrec.data.records import read_records
 from convrec.errors import UserError
 
@@ -171,7 +171,7 @@ def test_rows_are_counted_once_and_by_problems_without_their_values(tmp_path: Pa
     damage = Damage(0.5)
     for row, value in ((0, "a"), (1, "b"), (1, "c")):
         problems: list[BadRecord] = []
-        with Collected(problems, "time"):
+        with collected(problems, "time"):
             raise BadRecord("is %r; write a date", value)
         damage.add("in.parquet", row, BadRow(problems))
     assert damage.counts() == {"time is ...; write a date": 2}

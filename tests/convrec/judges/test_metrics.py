@@ -65,13 +65,13 @@ def test_accuracy_by_source() -> None:
     summary = pairwise_summary(["A"] * 3, ["A", "B", "A"], ["B", "B", "A"], range(3), ["math", "chat", "math"])
     assert {name: part["accuracy"]["mean"] for name, part in summary["by_source"].items()} == {"chat": 0, "math": 1}
     assert summary["by_source"]["math"]["right_both_ways"]["mean"] == 1 / 2
-    summary = pointwise_summary([4, 0], [4, 4], [1.0, 0.0], range(2), ["math", "chat"])
+    summary = pointwise_summary([4, 0], [4, 4], range(2), ["math", "chat"])
     assert summary["by_source"]["math"]["exact_match"]["mean"] == 1
     assert summary["by_label"]["0"]["exact_match"]["mean"] == 0
 
 
 def test_pointwise_by_hand() -> None:
-    summary = pointwise_summary([0, 1, 2, 4], [0, 3, 1, None], [1.0, 0.0, 0.75, 0.0], contexts=range(4))
+    summary = pointwise_summary([0, 1, 2, 4], [0, 3, 1, None], contexts=range(4))
     assert summary["exact_match"]["mean"] == 1 / 4  # no verdict is wrong
     assert summary["mae"]["mean"] == pytest.approx((0 + 2 + 1) / 3)  # over the verdicts
     assert summary["no_verdict"]["mean"] == 1 / 4
@@ -85,15 +85,16 @@ def test_a_pointwise_judge_ranks_the_responses_to_a_query() -> None:
     """Query p: true 4 0 0, said 3 3 1. Query q: true 4 4 0, said 2 none 3. Query r: true 1 1, all the same."""
     true = [4, 0, 0, 4, 4, 0, 1, 1]
     verdicts = [3, 3, 1, 2, None, 3, 0, 4]
-    summary = pointwise_summary(true, verdicts, [0.0] * 8, "pppqqqrr", constant_reward=0.5)
+    summary = pointwise_summary(true, verdicts, "pppqqqrr")
     # pairs of p: equal .5, right 1; of q: 2 < 3 wrong, none wrong
     assert summary["pair_ranking"]["mean"] == (0.5 + 1 + 0 + 0) / 4
     # p: two share the highest, one is the best; q: the wrong one is highest
     assert summary["best_of_n"]["mean"] == (1 / 2 + 0) / 2
     # always the same: one of three in p, two of three in q
     assert summary["baseline"]["best_of_n"] == pytest.approx((1 / 3 + 2 / 3) / 2)
-    assert (summary["baseline"]["pair_ranking"], summary["baseline"]["reward"]) == (0.5, 0.5)
-    silent = pointwise_summary(true, [None] * 8, [0.0] * 8, "pppqqqrr")
+    # always 4: right for three of eight, always 0 as often; 3 and 2 earn .75 and .5 of each of the three
+    assert (summary["baseline"]["pair_ranking"], summary["baseline"]["reward"]) == (0.5, 3 / 8)
+    silent = pointwise_summary(true, [None] * 8, "pppqqqrr")
     assert silent["best_of_n"]["mean"] == silent["pair_ranking"]["mean"] == 0
 
 
@@ -109,7 +110,7 @@ def test_standard_errors_are_over_queries() -> None:
 
 
 def test_no_verdict_at_all_has_no_error_to_report() -> None:
-    summary = pointwise_summary([1, 3], [None, None], [0.0, 0.0], contexts=range(2))
+    summary = pointwise_summary([1, 3], [None, None], contexts=range(2))
     assert summary["exact_match"]["mean"] == 0
     assert summary["no_verdict"]["mean"] == 1
     assert math.isnan(summary["mae"]["mean"])

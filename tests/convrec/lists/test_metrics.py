@@ -140,10 +140,10 @@ def test_bootstrap_is_seeded_and_has_no_error_from_one_context():
 def test_paired_difference_is_b_minus_a_row_by_row():
     a = [row(0.0), row(0.5), row(math.nan, num_truth=0), row(0.5)]
     b = [row(0.5), row(1.0), row(math.nan, num_truth=0), row(1.0)]
-    result = paired(a, b, [5], range(4))["recall@5"]
+    result = paired(a, b, ["recall@5"], range(4))["recall@5"]
     assert (result["mean"], result["se"]) == (0.5, 0.0)  # the same gain on every row: no error at all
     with pytest.raises(ValueError, match="shorter"):
-        paired(a, b[:1], [5], range(4))
+        paired(a, b[:1], ["recall@5"], range(4))
 
 
 def test_sign_flip_is_the_share_of_all_sign_assignments_that_are_as_far_from_0():

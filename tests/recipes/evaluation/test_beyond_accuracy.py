@@ -22,11 +22,9 @@ from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
     Context,
     Figures,
-    ItemFacts,
     add_measures,
     context_of,
     figures_of,
-    measures_of,
 )
 from recipes.evaluation.slices import _parts, slice_labels, slice_results
 from recipes.evaluation.split import Split, read_split
@@ -35,7 +33,7 @@ from tests.recipes.evaluation.small import row
 LISTS = [[0, 1, 2], [0, 1, 3], [0, 4], [1, 0, 5]]
 TRAINING = [[0, 1], [0], [0, 2], [1], [3, 0], [1, 2]]
 GENRES = ["horror", "horror crime", "crime", "comedy", "comedy horror", "drama", "drama", "horror"]
-FACTS = ItemFacts(
+FACTS = Context(
     num_items=8,
     mentions_M=np.bincount([item for row in TRAINING for item in row], minlength=8),
     rows=len(TRAINING),
@@ -44,9 +42,9 @@ FACTS = ItemFacts(
 WANTED = [[1], [0], [2, 3], [5]]
 
 
-def measured(lists: list[list[int]]) -> list[dict[str, Any]]:
+def measured(lists: list[list[int]], context: Context = FACTS) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{"recommended": items} for items in lists]
-    add_measures(rows, Context(FACTS, [[]] * len(lists), WANTED[: len(lists)]))
+    add_measures(rows, replace(context, mentioned=[[]] * len(lists), wanted=WANTED[: len(lists)]))
     return rows
 
 
@@ -59,14 +57,16 @@ def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[
     entropy. tests/golden/make_beyond_accuracy.py has the versions and the calls."""
     given = golden("beyond_accuracy")
     training = [item for row in given["training"] for item in row]
-    facts = ItemFacts(
+    context = Context(
         given["items"],
         np.bincount(training, minlength=30),
         len(given["training"]),
         list(map(frozenset, given["genres"])),
+        given["mentioned"],
+        given["wanted"],
     )
     rows = [{"recommended": items} for items in given["lists"]]
-    add_measures(rows, Context(facts, given["mentioned"], given["wanted"]))
+    add_measures(rows, context)
     found = figures_of([rows], range(len(rows)), given["items"], seed=0)
     for name, expected in given["expected"].items():
         if isinstance(expected, float):
@@ -86,11 +86,12 @@ def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
     assert [found[name]["n"] for name in ("coverage", "novelty", "diversity", "calibration")] == [3, 2, 1, 0]
     assert found["diversity"]["mean"] == pytest.approx(0.5)
     assert math.isnan(found["calibration"]["mean"])
-    assert measures_of([[0]], [[]], ItemFacts(8, None, 0, None)) == {}
+    assert measured([[0]], Context(8, None, 0, None)) == [{"recommended": [0]}]
     no_genres = replace(FACTS, genres=[frozenset[str]()] * 8)
-    for lists, facts in (([[0, 1], [2]], no_genres), ([[], []], FACTS), ([[], []], no_genres)):
-        measures = measures_of(lists, [[0], [1]], facts)
-        assert np.isnan([measures["diversity"], measures["calibration"]]).all()
+    for lists, context in (([[0, 1], [2]], no_genres), ([[], []], FACTS), ([[], []], no_genres)):
+        rows: list[dict[str, Any]] = [{"recommended": items} for items in lists]
+        add_measures(rows, replace(context, mentioned=[[0], [1]], wanted=WANTED[:2]))
+        assert np.isnan([[row["diversity"], row["calibration"]] for row in rows]).all()
 
 
 def test_the_jackknifes_error_of_a_mean_is_the_bootstraps() -> None:
@@ -156,8 +157,7 @@ def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path
     split = split_of(conversations, [["Alien"], ["Alien", "Heat"], ["Up"]], str(tmp_path / "test.parquet"))
     table = pa.Table.from_pylist(split.rows, RL_SCHEMA).append_column("age", pa.array(["old", None, "young"]))
     pq.write_table(table, split.data)
-    facts = ItemFacts(5, np.array([4, 2, 0, 0, 0]), 5, None)
-    context = Context(facts, [[]] * 3, [[0], [0, 1], [2]])
+    context = Context(5, np.array([4, 2, 0, 0, 0]), 5, None, [[]] * 3, [[0], [0, 1], [2]])
     labels = {name: slice_labels(name, split, context) for name in ("turns", "wanted", "popularity", "age")}
     assert labels["turns"] == ["1", "3", "1"]
     assert labels["wanted"] == ["1", "2", "1"]
@@ -225,7 +225,7 @@ def test_without_training_rows_the_catalogs_mentions_say_what_is_popular(sample:
     catalog = pq.read_table(sample / "catalog.parquet")
     pq.write_table(catalog.select(["title", "year"]), tmp_path / "bare.parquet")
     known, bare = (
-        context_of(read_split(sample / "test.parquet", file), []).facts
+        context_of(read_split(sample / "test.parquet", file), [])
         for file in (sample / "catalog.parquet", tmp_path / "bare.parquet")
     )
     assert known.mentions_M is not None
