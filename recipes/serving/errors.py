@@ -2,6 +2,20 @@
 
 from typing import Any
 
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "method_not_allowed_error",
+    408: "timeout_error",
+    413: "request_too_large_error",
+    429: "rate_limit_error",
+    431: "request_too_large_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
 
 class Refused(Exception):
     """A request that gets no answer. All of it is in `args`, so that it survives the way between processes."""
@@ -30,5 +44,5 @@ FAILED = Refused(500, "the service failed at this request; its log says why")  #
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}

@@ -27,7 +27,7 @@ def test_a_key_is_asked_for_by_all_but_page_and_health(service, prefix):
     client = TestClient(service(KEY, loopback=False), base_url=f"http://testserver{prefix}", root_path=prefix)
     for path in ("/v1/models", "/metrics", "/openapi.json"):
         refused = client.get(path)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "invalid_request_error")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
         assert client.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
         assert client.get(path, headers={"Authorization": f"Bearer {KEY}x"}).status_code == 401
         assert client.get(path, headers={"Authorization": f"Basic {KEY}"}).status_code == 401
