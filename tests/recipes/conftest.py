@@ -1,9 +1,11 @@
 """A small sample of the project's own data, and the environment of a run that would start."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +17,13 @@ from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
 from recipes.plan import planned_config
 from recipes.tiny_model import make_tiny_model
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Commands set variables of their process, which is that of the tests."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")
