@@ -22,6 +22,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -135,6 +136,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
         return evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
 
     def beside_training() -> dict[str, Any]:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread, and of the engine it starts
         if not retrieval.exists():
             fit_retrieval([data / "train.parquet"], data / "validation.parquet", data / "catalog.parquet", retrieval)
         return scored(sft, progress=False)

@@ -76,7 +76,8 @@ class FilmTable:
             weights_C = (named_LC / named_LC.sum(1, keepdims=True)).sum(0)
         weights_C /= max(weights_C.sum(), 1.0)
         affinity_F = GENRE_WEIGHT * (self.has_genre_FC @ weights_C)
-        affinity_F -= GENRE_WEIGHT * np.array([bool({*film.genres} & {*taste.unwanted}) for film in self.films])
+        unwanted_C = np.array([genre in taste.unwanted for genre in self.genres], float)
+        affinity_F -= GENRE_WEIGHT * (self.has_genre_FC @ unwanted_C > 0)
         if taste.years != (None, None):
             first, last = (taste.years[0] or -np.inf), (taste.years[1] or np.inf)
             affinity_F += YEARS_WEIGHT * np.array([first <= film.year <= last for film in self.films])
