@@ -14,8 +14,8 @@ def set_up_process() -> None:
     """For a command that starts engines. Must run before torch and Ray are imported, which read these once.
 
     Waiting OpenMP threads soon sleep instead of spinning: training, rollout and Ray's processes share the cores, and
-    with two spinning pools on two busy cores a step took twice as long. Ray's workers inherit it. Asleep at once, SFT of
-    a small model took 1.3 times as long on two cores as with a few microseconds of GOMP_SPINCOUNT. Without a cluster,
+    with two spinning pools on two busy cores a step took twice as long. Ray's workers inherit it. Asleep at once, SFT
+    of a small model took 1.3 times as long on two cores as with some microseconds of GOMP_SPINCOUNT. Without a cluster,
     nothing of a run listens beyond 127.0.0.1; RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 undoes it: servers of Ray, verl, vLLM
     and TransferQueue bind to what Ray calls this node's address, and Ray's own switch for "this node is the only one"
     makes that the loopback.
