@@ -32,7 +32,7 @@ def main(summary_file: str) -> None:
         where = [x + (place - len(MODELS) // 2) * WIDTH for x in range(len(METRICS))]
         axis.bar(where, means, WIDTH - 0.01, yerr=errors, capsize=2, label=label, color=colour)
     axis.set_xticks(range(len(METRICS)), list(METRICS.values()))
-    axis.set_ylim(0, 0.75)
+    axis.set_ylim(0, 0.9)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title("make demo, test split; bars: one standard error", fontsize=10)
     axis.legend(frameon=False, ncols=5, fontsize=8)
