@@ -1,5 +1,9 @@
-"""How vLLM's engine draws tokens on a CPU: one random number a token, where its own way draws one for each word of the
-vocabulary (an exponential race), which takes longer than a small model."""
+"""How vLLM's engine draws tokens on a CPU: by one random number a token, where its own way has one for each word of the
+vocabulary (an exponential race), which takes longer than a small model.
+
+Requests with a seed keep vLLM's way, and so their samples: in a race two policies that are nearly the same seldom draw
+differently; by the distribution function they do wherever a sum over the words before has moved.
+"""
 
 import torch
 from vllm.v1.sample.ops import topk_topp_sampler
@@ -9,16 +13,18 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 def draw_tokens(logits_BV: torch.Tensor, generators: dict[int, torch.Generator]) -> torch.Tensor:
     """(B) tokens, each drawn from softmax(logits) of its row by the inverse of the distribution function.
 
-    generators: of the rows that have one of their own; other rows take torch's.
+    generators: of the rows with a seed, where vLLM's race is run.
     """
+    probs_BV = logits_BV.softmax(dim=-1, dtype=torch.float32)
     # float64: in float32 the rare words of a large vocabulary are lost in the sum
-    up_to_BV = logits_BV.softmax(dim=-1, dtype=torch.float32).cumsum(dim=-1, dtype=torch.float64)
-    drawn_B = torch.rand(len(logits_BV), dtype=torch.float64)
-    for row, generator in generators.items():
-        drawn_B[row] = torch.rand((), dtype=torch.float64, generator=generator)
+    up_to_BV = probs_BV.cumsum(dim=-1, dtype=torch.float64)
     # in (0, sum]: the first word that reaches it has a probability above 0
-    reached_B1 = (1 - drawn_B).unsqueeze(1) * up_to_BV[:, -1:]
-    return torch.searchsorted(up_to_BV, reached_B1).squeeze(1)
+    reached_B1 = (1 - torch.rand(len(probs_BV), 1, dtype=torch.float64)) * up_to_BV[:, -1:]
+    tokens_B = torch.searchsorted(up_to_BV, reached_B1).squeeze(1)
+    for row, generator in generators.items():
+        noise_V = torch.empty_like(probs_BV[row]).exponential_(generator=generator)
+        tokens_B[row] = (probs_BV[row] / noise_V).argmax()
+    return tokens_B
 
 
 def forward_cpu(
