@@ -205,3 +205,9 @@ def test_a_server_that_is_gone_ends_its_clients(waiting):
     process.join(30)
     assert process.exitcode == 1
     forked.kill()
+
+
+def test_folders_of_a_forks_pythonpath_that_the_server_had_not_stand_behind_the_one_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["ours", "more", "site-packages"])
+    fork_server._add_paths("ours:users::more")
+    assert sys.path == ["ours", "users", "more", "site-packages"]
