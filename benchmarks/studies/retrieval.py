@@ -285,3 +285,7 @@ def main(argv: list[str] | None = None) -> None:
                 for metric in ("recall", "ndcg")
             )
             print(f"{split:>10} {name:>10}  {figures}  distinct {result['distinct_items']}  n {result['n']}")
+
+
+if __name__ == "__main__":
+    main()

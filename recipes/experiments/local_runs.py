@@ -38,6 +38,8 @@ def prepare(steps: Sequence[Preparation]) -> None:
         print(f"preparing {step.creates}", file=sys.stderr)
         if subprocess.run(command, check=False).returncode:
             raise UserError(f"prepare: `{step.run}` failed")
+        if not Path(step.creates).exists():
+            raise UserError(f"prepare: `{step.run}` ended, but {step.creates}, which it creates, is not there")
 
 
 def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConfig], out: Path) -> None:

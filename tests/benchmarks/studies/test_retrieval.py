@@ -1,5 +1,6 @@
 """The reduced task: no leak between the splits, and the right rows."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,19 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.studies.retrieval import cuts, hold_out, write_reduced
 from convrec.data.schema import RL_SCHEMA, conversation_of, split_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
 from tests.data_prep.conftest import make_rows, row
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from benchmarks.studies.retrieval import (
-    cuts,
-    hold_out,
-    write_reduced,
-)
-
+ROOT = Path(__file__).resolve().parents[3]
 SIZES = {"titles": 13, "num_items": 4, "test_rows": 20, "lists_per_cut": 4, "noise": 0.1, "title_rows": 50}
 
 
@@ -82,9 +78,11 @@ def test_ground_truths_are_catalog_titles_and_teacher_lists_distinct_unseen_ones
         assert not {item.title for item in items} & set(demonstration["seen_titles"])
 
 
-def test_same_seed_same_rows(source, written, tmp_path):
+def test_the_command_writes_the_same_rows(source, written, tmp_path):
     out, _ = written
-    write_reduced(source, tmp_path / "again", **SIZES)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
+    given = ["--source", str(source), "--out", str(tmp_path / "again"), *options]
+    subprocess.run([sys.executable, "-m", "benchmarks.studies.retrieval", *given], cwd=ROOT, check=True)
     for file in out.iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
 

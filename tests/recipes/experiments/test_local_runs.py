@@ -41,8 +41,12 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     prepare(steps)
     prepare(steps)
     assert made.read_text() == "x"
-    with pytest.raises(UserError, match="prepare: `false` failed"):
-        prepare([Preparation(creates=str(tmp_path / "never"), run="false")])
+    for command, problem in (
+        ("false", "`false` failed"),
+        ("true", "`true` ended, but .*never, which it creates, is not"),
+    ):
+        with pytest.raises(UserError, match=f"prepare: {problem}"):
+            prepare([Preparation(creates=str(tmp_path / "never"), run=command)])
 
 
 CONFIGS = {  # SFT has no lists of its own
