@@ -37,7 +37,7 @@ from rapidfuzz.distance import OSA
 
 from convrec.lists.catalog import Catalog
 from convrec.lists.english import is_english
-from convrec.lists.titles import NUMBER_WORDS, fold, forms, normalise, numbers, parts_of, short_forms
+from convrec.lists.titles import LISTED, NUMBER_WORDS, fold, forms, normalise, numbers, parts_of, short_forms
 
 FUZZY = frozenset({"fuzzy", "lenient"})
 ID = "\1"  # marks a key that is no title
@@ -49,14 +49,9 @@ FIRST_LETTERS = (1, 2)  # of the same year, of a year nearby
 LARGE_BLOCK, LONGEST_END = 256, 6  # titles; letters
 LETTERS_A_TYPO = 20
 SEVERAL = -2  # items: nobody says which
-UNSTABLE_WORDS = frozenset({"the", "a", "an", "and"})
-# Others of one or two letters are typos, though titles have them.
-SHORT_WORDS = frozenset(
-    {"a", "i", "am", "an", "as", "at", "be", "by", "do", "go", "he", "hi", "if", "in", "is", "it", "me", "my", "no"}
-    | {"of", "oh", "on", "or", "so", "to", "up", "us", "we"}
+UNSTABLE_WORDS, SHORT_WORDS, NOT_THE, ENDINGS = (
+    frozenset(LISTED[name]) for name in ("unstable", "short", "not_the", "endings")
 )
-NOT_THE = frozenset({"she", "thy", "them", "then", "they"})
-ENDINGS = frozenset({"s", "es", "d", "ed", "r", "er", "rs", "ers", "st", "est", "ing", "ly", "y", "n", "en"})
 
 
 class TitleIndex:

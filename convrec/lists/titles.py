@@ -3,10 +3,13 @@ and the `short_forms` that people write of a title with a subtitle."""
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
 
 from convrec.lists.english import is_english
 
@@ -23,36 +26,10 @@ _NOT_WORD = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
 # `Matrix, The`; `Godfather, The: Part II`; `Misérables, Les`
 _INVERTED_ARTICLE = re.compile(r"^(.+?), (the|an?|les?|l[ao]s?|el|il|das|d[ei][er])(?= ?[:(]|$)")
-_ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
-_ROMAN = {tens + ones: str(10 * t + o) for t, tens in enumerate(("", "x")) for o, ones in enumerate(_ONES) if t or o}
-_UNITS = (
-    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
-    *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_ORDINALS = (
-    *("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
-    *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
-)
-_TH = {1: "st", 2: "nd", 3: "rd"}
-# British and American; the second is taken. And two titles that are known by a digit in them.
-_SPELLINGS = (
-    "grey gray, pyjamas pajamas, judgement judgment, theatre theater, centre center, colour color, colours colors, "
-    "honour honor, neighbour neighbor, neighbours neighbors, favourite favorite, armour armor, se7en 7, thir13en 13"
-)
-NUMBER_WORDS = {
-    **{word: str(value) for value, word in enumerate(_UNITS, start=1)},
-    **{word: str(10 * value) for value, word in enumerate(_TENS, start=2)},
-}
-# `v` is read as a number, so `vs` is too: Ford v Ferrari is Ford vs. Ferrari.
-_WORDS = {
-    **_ROMAN,
-    **NUMBER_WORDS,
-    **{f"{value}{_TH.get(value, 'th')}": word for value, word in enumerate(_ORDINALS, start=1)},
-    **{"vs": "5", "versus": "5"},
-    **{"dr": "doctor", "mr": "mister", "pt": "part", "st": "saint", "vol": "volume"},
-    **dict(pair.split() for pair in _SPELLINGS.split(", ")),
-}
+LISTED: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))
+_UNITS, _TENS = LISTED["units"], LISTED["tens"]
+NUMBER_WORDS = {**_UNITS, **LISTED["teens"], **_TENS}
+_WORDS = {**LISTED["roman"], **NUMBER_WORDS, **LISTED["ordinals"], **LISTED["spellings"]}
 _NUMBERED = frozenset({"part", "chapter", "episode", "volume"})  # before a number they say nothing: Kill Bill: Vol. 2
 _NUMBERED_FIRST = re.compile(rf"^(?:{'|'.join(sorted(_NUMBERED))}) (?=\d)")
 _SEQUEL = re.compile(r"(?:(.+) )?(?!1$)(\d+)")
@@ -114,7 +91,7 @@ def forms(title: str) -> Forms:
         elif form.isdecimal():
             if len(folded) > 1 and folded[-1] in _NUMBERED:
                 folded.pop()
-            elif words[index - 1] in _TENS and word in _UNITS[:9]:  # twenty-one
+            elif words[index - 1] in _TENS and word in _UNITS:  # twenty-one
                 form = str(int(folded.pop()) + int(form))
         folded.append(form)
     return Forms(article, " ".join(folded), letters)
