@@ -19,6 +19,8 @@ NonNegativeNumber = Annotated[_Finite, Field(ge=0, description="a number of at l
 NonPositiveNumber = Annotated[_Finite, Field(le=0, description="a number of at most 0")]
 AboveOne = Annotated[_Finite, Field(gt=1, description="a number above 1")]
 Fraction = Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")]
+BelowOne = Annotated[float, Field(ge=0, lt=1, description="a number of at least 0, below 1")]
+ItemCount = Annotated[int, Field(ge=1, le=100, description="1 to 100")]
 Percentage = Annotated[float, Field(gt=0, le=100, description="a number above 0, at most 100")]
 Boolean = Annotated[bool, Field(description="true or false")]
 Character = Annotated[str, Field(pattern=r"\A[\x00-\x7f]\z", description="one ASCII character")]

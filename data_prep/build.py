@@ -26,17 +26,18 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, get_args
 
-from pydantic import Field
+import yaml
 
+from convrec import kinds
 from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash
 from convrec.judges.criteria import criteria_text, read_criteria
-from convrec.kinds import Fraction, NonNegativeInteger, NonNegativeNumber, PositiveInteger, fits, wanted
 from convrec.lists.settings import ListSettings
+from convrec.llm.client import MAX_RETRIES
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import MODEL_JUDGES, add_models, asker_of, failed_again, model_of, write_failed
+from data_prep.stages.asking import MODEL_JUDGES, add_sampling, asker_of, failed_again, model_of, write_failed
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
@@ -49,14 +50,7 @@ STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that ea
     "adjust": (["rows", "teacher", "remap", "reflect"], [rows.ADJUSTED, rows.ADJUST_WEIGHTS]),
     "demonstrations": (["rows", "adjust"], list(demonstrations.FILES.values())),
 }
-NUMBERS = {
-    **dict.fromkeys(("gamma", "conversation_weight", "penalty"), NonNegativeNumber),
-    **dict.fromkeys(("dimensions", "candidates", "judged", "workers"), PositiveInteger),
-    "share": Fraction,
-    "num_items": Annotated[int, Field(ge=1, le=100, description="1 to 100")],
-    "max_epochs": NonNegativeInteger,
-    "skip_failed": Annotated[float, Field(ge=0, lt=1, description="a number of at least 0, below 1")],
-}
+OPTIONS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("options.yaml").read_text("utf-8"))
 REMAP_SETTINGS = ("embedding", "dimensions", "candidates", "conversation_weight", "seed", "trust_remote_code")
 
 
@@ -175,61 +169,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="convrec demonstrations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add("stage", choices=(*STAGES, "all"), help="what to run; all: every stage in this order")
-    add("--out", required=True, help="folder of the stages")
-    add("--redo", action="store_true", help="run a stage again whose settings or inputs changed")
-    add("--seed", type=int, default=3407, help="of the drawn rows and of the fits (%(default)s)")
-    add("--train", help="rows: training split (parquet, columns of docs/reference/files.md)")
-    add("--validation", help="rows: validation split")
-    add("--catalog", help="rows: catalog.parquet; its further columns describe the items")
-    add("--share", type=float, default=0.25, help="rows: share of the training split (%(default)s)")
-    add(
-        "--num-items",
-        type=int,
-        default=ListSettings.num_items,
-        help="rows: items of a list, as the prompts ask (%(default)s)",
-    )
-    add(
-        "--teacher",
-        choices=("llm", "retrieval"),
-        default="llm",
-        help="teacher: who writes the first lists (%(default)s)",
-    )
-    add(
-        "--metadata",
-        choices=("llm", "columns"),
-        default="columns",
-        help="metadata: the catalog's columns, or a model too (%(default)s)",
-    )
-    add(
-        "--remap",
-        choices=("full", "none"),
-        help="remap; none: the teacher's items alone (full; none where the catalog has nothing but titles)",
-    )
-    add("--embedding", default=TFIDF_SVD, help="remap: %(default)s, or sentence-transformers:MODEL")
-    add("--trust-remote-code", action="store_true", help="remap: run the code that comes with MODEL")
-    add("--dimensions", type=int, default=256, help="remap: of tfidf-svd (%(default)s)")
-    add("--candidates", type=int, default=100, help="remap: candidates a conversation, N_r (%(default)s)")
-    add("--conversation-weight", type=float, default=1.0, help="remap: lambda (%(default)s)")
-    add(
-        "--judge",
-        choices=(*MODEL_JUDGES, "cooccurrence", "none"),
-        default="list",
-        help="reflect (%(default)s); see data_prep/stages/reflect.py",
-    )
-    add("--gamma", type=float, default=0.5, help="reflect: weight of a rating (%(default)s)")
-    add("--judged", type=int, help="reflect: candidates that a pointwise judge rates (all)")
-    add("--criteria", help="reflect: those of a pointwise judge, criteria.yaml beside it (the defaults)")
-    add("--penalty", type=float, help="adjust: on |w - 1|^2 and |b|^2 (10; 1 with --remap none)")
-    add("--max-epochs", type=int, default=500, help="adjust: most passes of the fit; 0: w = 1, b = 0 (%(default)s)")
-    add("--workers", type=int, help="remap, adjust: processes (one for every core)")
-    add_models(parser)
+    parser.add_argument("stage", choices=(*STAGES, "all"), help="what to run; all: every stage in this order")
+    numbers = {}  # name -> its kind
+    for name, option in OPTIONS.items():
+        if kind := option.get("kind"):
+            numbers[name] = getattr(kinds, kind)
+            option = {key: value for key, value in option.items() if key != "kind"} | {
+                "type": get_args(numbers[name])[0]
+            }
+        parser.add_argument(f"--{name}", **option)
+    add_sampling(parser)
+    parser.set_defaults(num_items=ListSettings.num_items, embedding=TFIDF_SVD, retries=MAX_RETRIES)
     given = parser.parse_args(argv)
-    for name, kind in NUMBERS.items():
-        value = getattr(given, name)
-        if value is not None and not fits(kind, value):
-            raise UserError(f"--{name.replace('_', '-')} {value}: give {wanted(kind)}")
+    for name, kind in numbers.items():
+        value = getattr(given, name.replace("-", "_"))
+        if value is not None and not kinds.fits(kind, value):
+            raise UserError(f"--{name} {value}: give {kinds.wanted(kind)}")
     return given
 
 

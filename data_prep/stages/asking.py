@@ -13,7 +13,6 @@ from convrec.files import write_jsonl
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.judges.verdict import outside_thinking
 from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint
-from convrec.llm.client import MAX_RETRIES
 
 BLOCK = 2048  # conversations whose questions and answers are held at once
 FAILED = "failed.jsonl"
@@ -139,15 +138,9 @@ def model_of(given: argparse.Namespace, role: str) -> LLM:
     return LLM(endpoint(role), cache, most_failed=given.skip_failed, **options)
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--concurrency", type=int, default=16, help="models: requests in flight (%(default)s)")
-    add("--retries", type=int, default=MAX_RETRIES, help="models: of one request (%(default)s)")
-    add("--timeout", type=float, default=600.0, help="models: seconds for one answer (%(default)s)")
-    add("--skip-failed", type=float, default=0.05, help="models: share of a stage's questions that may stay without "
-        "an answer; OUT/failed.jsonl names them (%(default)s)")  # fmt: skip
-    add("--cache", help="models: folder of the answers (OUT/answers)")
-    add("--sampling", type=_sampling, default={}, help="models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent")
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    told = "models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent"
+    parser.add_argument("--sampling", type=_sampling, default={}, help=told)
 
 
 def _sampling(text: str) -> dict[str, Any]:
