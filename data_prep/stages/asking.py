@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from convrec.files import write_jsonl
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.judges.verdict import outside_thinking
@@ -16,6 +18,7 @@ from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint
 
 BLOCK = 2048  # conversations whose questions and answers are held at once
 FAILED = "failed.jsonl"
+PROMPTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text("utf-8"))
 
 
 def write_failed(folder: Path, stage: str, entries: Sequence[dict[str, Any]]) -> None:

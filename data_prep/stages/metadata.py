@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.llm import Messages
-from data_prep.stages.asking import BLOCK, Asker
+from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary
 from data_prep.stages.rows import CATALOG
 from data_prep.stages.teacher import ITEMS
@@ -18,16 +18,9 @@ from data_prep.tables import table_writer
 
 FILE = "metadata.parquet"
 SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("text", pa.string())])
-PROMPT = (
-    "Describe {item} for a recommender system that compares descriptions. Reply with two lines and nothing else:\n"
-    "Keywords: ten to fifteen, separated by commas: genre, themes, mood, style, setting, period, who it is for\n"
-    "Plot: one or two sentences"
-)
-CATALOG_TEXT = "\nWhat the catalog says about it:\n{text}"
 # The name, how often an item is a training target, and what pandas leaves.
 _WORD = re.compile(r"[^\W\d_]{2,}")
 NOT_WORDS = ("title", "year", "mentions", "__index_level_0__")
-CORRECTION = 'That is not the form. Reply with two lines, one that begins with "Keywords:" and one with "Plot:".'
 
 
 def catalog_text(row: Mapping[str, Any]) -> str:
@@ -55,7 +48,9 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
             texts = ["\n".join(filter(None, both)) for both in zip(names, known, strict=True)]
             if asker:
                 prompts = [_prompt(name, text) for name, text in zip(names, known, strict=True)]
-                answers = asker.ask(prompts, lambda _, text: is_description(text), CORRECTION, "metadata", names=names)
+                answers = asker.ask(
+                    prompts, lambda _, text: is_description(text), PROMPTS["metadata_again"], "metadata", names=names
+                )
                 for i, given in enumerate(answers):
                     if is_description(given[-1]):
                         texts[i] += "\n" + given[-1].strip()
@@ -79,7 +74,7 @@ def has_only_titles(folder: Path) -> bool:
 
 
 def _prompt(name: str, text: str) -> Messages:
-    content = PROMPT.format(item=name) + (CATALOG_TEXT.format(text=text) if text else "")
+    content = PROMPTS["metadata"].format(item=name) + (PROMPTS["metadata_catalog"].format(text=text) if text else "")
     return [{"role": "user", "content": content}]
 
 

@@ -28,7 +28,7 @@ from convrec.lists.ranks import parse_item, split_lines
 from convrec.lists.titles import fold
 from convrec.retrieval.retriever import table_of
 from data_prep.stages import remap
-from data_prep.stages.asking import BLOCK, Asker
+from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary, by_rows, count_rows, read_blocks
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file
 from data_prep.tables import catalog_pairs, parquet_writer
@@ -43,20 +43,6 @@ SCHEMA = pa.schema(
 )
 LOWEST, HIGHEST = -2.0, 2.0
 SHRINKAGE = 5.0  # pairs added to what is observed and to what is expected: a few of them say little
-LIST_PROMPT = (
-    "Below are a conversation between a user and a recommender system, and candidate items. Rate how well each "
-    "candidate answers what the user asks for: 2 excellent, 1 good, 0 neutral or not known, -1 poor, -2 bad. Reply "
-    "with one line a candidate and nothing else, each in the form: {form}####rating\n"
-    "Conversation:\n{conversation}\n"
-    "Candidates:\n{candidates}"
-)
-LIST_CORRECTION = (
-    "That is not the form. Reply with one line for every candidate and nothing else: its {named} as given, "
-    "then #### and a whole number from -2 to 2, like: {example}####1"
-)
-DATED_WORDS = {"form": "title (year)", "named": "title and year", "example": "Heat (1995)"}
-UNDATED_WORDS = {"form": "title", "named": "title", "example": "Heat"}
-CORRECTION = "There is no verdict. {form}"
 
 _RATING = re.compile(r"[^\d+\-−–]*([+\-−–]?)\s?(\d+(?:\.\d+)?)(?![\d%])")
 
@@ -104,13 +90,13 @@ Judge = Callable[[Block], list[list[float]]]
 
 def list_judge(matcher: Matcher, asker: Asker) -> Judge:
     lines = matcher.catalog.lines
-    words = DATED_WORDS if matcher.catalog.dated else UNDATED_WORDS
+    words = PROMPTS["list_dated" if matcher.catalog.dated else "list_undated"]
 
     def rate(block: Block) -> list[list[float]]:
         prompts = []
         for row, candidates in block:
             listed = "\n".join(lines[m] for m in candidates)
-            text = LIST_PROMPT.format(conversation=conversation_text(row), candidates=listed, **words)
+            text = PROMPTS["list"].format(conversation=conversation_text(row), candidates=listed, **words)
             prompts.append([{"role": "user", "content": text}])
 
         def is_good(index: int, text: str) -> bool:
@@ -119,7 +105,7 @@ def list_judge(matcher: Matcher, asker: Asker) -> Judge:
 
         ratings = []
         names = [row["sample_id"] for row, _ in block]
-        answers = asker.ask(prompts, is_good, LIST_CORRECTION.format(**words), "judge", names=names)
+        answers = asker.ask(prompts, is_good, PROMPTS["list_again"].format(**words), "judge", names=names)
         for (_, candidates), texts in zip(block, answers, strict=True):
             found: dict[int, float] = {}
             for text in texts:  # what the second answer says counts more; what only the first rated stays
@@ -142,7 +128,7 @@ def pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Crite
         answers = asker.ask(
             prompts,
             lambda _, text: pointwise_rating(text, criteria.scores) is not None,
-            CORRECTION.format(form=form_of_answer("pointwise", criteria.scores)),
+            PROMPTS["pointwise_again"].format(form=form_of_answer("pointwise", criteria.scores)),
             "judge",
             thinks=True,
             names=[f"{row['sample_id']}: {shown}" for row, shown in questions],

@@ -13,7 +13,7 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, parse_items
 from convrec.retrieval.conversations import read_row
 from convrec.retrieval.retriever import Choice, Retriever, fit
-from data_prep.stages.asking import BLOCK, Asker
+from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary, count_rows, read_blocks, read_rows
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column
 from data_prep.tables import table_writer
@@ -28,10 +28,6 @@ SCHEMA = pa.schema(
 )
 # The catalog's rows first, then the items outside of it that the teacher named.
 ITEMS_SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("in_catalog", pa.bool_())])
-CORRECTION = (
-    "That is not the list. Reply with exactly {num_items} lines and nothing else, one recommendation a line, best "
-    "first, each in the form: {form}"
-)
 
 
 class ItemTable:
@@ -91,13 +87,13 @@ def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterat
     def count(text: str) -> int:
         return sum(item is not None for item in parse_items(text, dated=dated))
 
-    correction = CORRECTION.format(num_items=num_items, form="title (release year)" if dated else "title")
+    form = "title (release year)" if dated else "title"
     for rows in read_blocks(folder / ROWS, BLOCK, ["sample_id", "prompt"]):
         names = [row["sample_id"] for row in rows]
         answers = asker.ask(
             [row["prompt"] for row in rows],
             lambda _, text: 2 * count(text) >= num_items,
-            correction,
+            PROMPTS["teacher_again"].format(num_items=num_items, form=form),
             "teacher",
             names=names,
         )
