@@ -17,6 +17,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.lists.matching import Matcher
 from convrec.progress import Progress
 from data_prep.own import FILES, add_output_options, format_summary, write_data
+from data_prep.own_data import NAMES
 from data_prep.own_data.catalog import read_catalog
 from data_prep.own_data.histories import cut, in_order, rows_of
 from data_prep.own_data.ratings import ROLES, read_ratings
@@ -24,7 +25,6 @@ from data_prep.own_data.rows import SPLITS
 from data_prep.own_data.splits import Borders, SplitRule, borders_at_shares, check_rule
 from data_prep.tables import check_out, hash64, split_by_hash
 
-TITLES = ("title", "name", "booktitle", "productname", "appname")
 # MovieLens' items without a header: what divides their columns, and the first of these
 WITHOUT_HEADER = {".dat": ("::", ("item_id", "title", "genres")), ".item": ("|", ("item_id", "title"))}
 
@@ -109,7 +109,9 @@ def item_records(path: Path, damage: Damage) -> Records:
         return
     for number, record in read_records(path, damage):
         plain = {key.lower().replace("_", ""): cell for key, cell in record.items()}
-        item_id, title = (next((plain[one] for one in known if one in plain), "") for known in (ROLES["item"], TITLES))
+        item_id, title = (
+            next((plain[one] for one in known if one in plain), "") for known in (ROLES["item"], NAMES["titles"])
+        )
         kept = {name: record[name] for name in ("year", "genres", "display", "aliases") if name in record}
         if item_id in (None, ""):
             told = "no id of an item (the keys are %s); call it item_id"

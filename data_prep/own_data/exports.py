@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import Records, read_records
+from data_prep.own_data import NAMES
 from data_prep.own_data.rows import KEYS
 
 Record: TypeAlias = Mapping[str, Any]
@@ -23,12 +24,8 @@ Group: TypeAlias = Sequence[tuple[int, Record]]  # with their rows
 Role: TypeAlias = Callable[..., str]  # role_of for these recommenders
 LOOKED_AT = 50  # records by which a form is guessed
 WANTED = frozenset({"ground_truth", "demonstration"})
-USERS = ("user", "human", "seeker", "customer", "client", "requester", "end-user", "initiator")
-RECOMMENDERS = ("assistant", "recommender", "gpt", "chatgpt", "bot", "model", "agent", "ai", "respondent")
-ROLES = dict.fromkeys(USERS, "user") | dict.fromkeys(RECOMMENDERS, "assistant")
-# columns of tables, by any of these names
-SPEAKER, TEXT = ("speaker", "role", "from", "author", "sender"), ("text", "content", "message", "utterance", "body")
-CONVERSATION = ("conversation_id", "dialog_id", "dialogue_id", "session_id", "thread_id", "ticket_id")
+ROLES = {name: role for role in ("user", "assistant") for name in NAMES[role]}
+SPEAKER, TEXT, CONVERSATION = (NAMES["turns"][name] for name in ("speaker", "text", "conversation"))  # columns
 # `[31/12/2020, 21:41:00] Ann: hi` of an iPhone, `12/31/20, 9:41 PM - Ann: hi` of Android
 _WHATSAPP = re.compile(
     r"[\u200e\ufeff]*\[?(?P<day>\d{1,4}[./-]\d{1,2}[./-]\d{1,4}),?\s(?:klo\s)?\d{1,2}[:.]\d\d(?:[:.]\d\d)?"

@@ -11,20 +11,12 @@ import pyarrow as pa
 
 from convrec.lists.catalog import Catalog
 from convrec.lists.ranks import NO_YEAR, format_item
+from data_prep.own_data import NAMES
 from data_prep.own_data.rows import SPLITS, Row
 from data_prep.tables import hash64
 
 COLD = 3  # a history of fewer items is a cold start
-WORDINGS = (
-    "I liked {}. What next?",
-    "I enjoyed {}. What should I try now?",
-    "My favourites are {}. What would you recommend?",
-    "These were good: {}. Any ideas?",
-    "Can you suggest something for somebody who likes {}?",
-    "What goes well with {}?",
-    "Based on {}, what else could I like?",
-    "Something in the vein of {}, please.",
-)
+WORDINGS: list[str] = NAMES["wordings"]
 
 
 def in_order(users_E: np.ndarray, items_E: np.ndarray, times_E: np.ndarray | None) -> np.ndarray:

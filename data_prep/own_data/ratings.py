@@ -14,14 +14,9 @@ from pyarrow import csv
 from convrec.data.damage import BadRecord, Damage, kind_of
 from convrec.data.records import parquet_batches, read_records
 from convrec.errors import UserError
+from data_prep.own_data import NAMES
 
-# role -> what MovieLens, Amazon, Goodreads, Steam and others call its column, in small letters without `_`
-ROLES = {
-    "user": ("user", "userid", "reviewerid", "username", "customerid", "steamid"),
-    "item": ("item", "itemid", "movieid", "parentasin", "asin", "bookid", "appid", "productid", "gameid", "isbn"),
-    "rating": ("rating", "overall", "stars", "starrating", "score", "bookrating", "isrecommended", "recommend"),
-    "time": ("time", "timestamp", "unixreviewtime", "timestampcreated", "dateadded", "date", "datetime"),
-}
+ROLES: dict[str, list[str]] = NAMES["ratings"]  # role -> columns
 FIXES = {"user": "fill it in", "item": "fill it in", "rating": "write a number", "time": "write a date, or seconds"}
 WITHOUT_HEADER = ("u.data", "ratings.dat")  # MovieLens; their columns are the roles
 BLOCK_ROWS = 1 << 18

@@ -13,18 +13,12 @@ from convrec.data.damage import BadRecord, BadRow, collected
 from convrec.data.schema import SPEAKERS, TURN, Pair, turns_of_text
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item, parse_item
+from data_prep.own_data import NAMES
 from data_prep.own_data.cells import ItemReader
 
 KEYS: tuple[str, ...] = ("conversation", "ground_truth", "seen", "demonstration", "exposure")
 KEYS += ("time", "conversation_id", "split", "id", "extra")
-# What other programs call these.
-ALSO_CALLED = {
-    **dict.fromkeys(("dialogue", "dialog", "turns", "history", "chat", "context", "prompt", "text"), "conversation"),
-    **dict.fromkeys(("label", "labels", "target", "targets", "answer", "answers", "gold", "truth"), "ground_truth"),
-    **dict.fromkeys(("completion", "response", "recommendations", "list", "output"), "demonstration"),
-    **dict.fromkeys(("date", "created", "created_utc"), "time"),
-    **dict.fromkeys(("session_id", "thread_id", "dialog_id"), "conversation_id"),
-}
+ALSO_CALLED = {name: key for key, names in NAMES["keys"].items() for name in names}
 SPLITS = ("train", "validation", "test")
 INSTRUCTIONS = ("system", "developer")  # roles that are no speaker
 TOOLS = ("tool", "function")
