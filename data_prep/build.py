@@ -26,18 +26,16 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import yaml
-
-from convrec import kinds
 from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash
 from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.lists.settings import ListSettings
 from convrec.llm.client import MAX_RETRIES
+from data_prep.options import check_kinds, parser_of
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import MODEL_JUDGES, add_sampling, asker_of, failed_again, model_of, write_failed
+from data_prep.stages.asking import MODEL_JUDGES, asker_of, failed_again, model_of, sampling, write_failed
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
 from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
 
@@ -50,7 +48,6 @@ STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that ea
     "adjust": (["rows", "teacher", "remap", "reflect"], [rows.ADJUSTED, rows.ADJUST_WEIGHTS]),
     "demonstrations": (["rows", "adjust"], list(demonstrations.FILES.values())),
 }
-OPTIONS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("options.yaml").read_text("utf-8"))
 REMAP_SETTINGS = ("embedding", "dimensions", "candidates", "conversation_weight", "seed", "trust_remote_code")
 
 
@@ -166,25 +163,11 @@ def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="convrec demonstrations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("stage", choices=(*STAGES, "all"), help="what to run; all: every stage in this order")
-    numbers = {}  # name -> its kind
-    for name, option in OPTIONS.items():
-        if kind := option.get("kind"):
-            numbers[name] = getattr(kinds, kind)
-            option = {key: value for key, value in option.items() if key != "kind"} | {
-                "type": get_args(numbers[name])[0]
-            }
-        parser.add_argument(f"--{name}", **option)
-    add_sampling(parser)
+    parser = parser_of("demonstrations", __doc__, stage={"choices": (*STAGES, "all")}, sampling={"type": sampling})
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(num_items=ListSettings.num_items, embedding=TFIDF_SVD, retries=MAX_RETRIES)
     given = parser.parse_args(argv)
-    for name, kind in numbers.items():
-        value = getattr(given, name.replace("-", "_"))
-        if value is not None and not kinds.fits(kind, value):
-            raise UserError(f"--{name} {value}: give {kinds.wanted(kind)}")
+    check_kinds("demonstrations", given)
     return given
 
 

@@ -3,7 +3,6 @@
 OUT.jsonl has the rows as `convrec data own` reads them, the folder OUT what it makes of them.
 """
 
-import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import write_jsonl
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.ranks import parse_item
+from data_prep.options import parser_of
 from data_prep.own import add_output_options, convert_own, format_summary
 from data_prep.own_data.splits import SplitRule
 
@@ -66,13 +66,10 @@ def _seen(name: str | int, title_of: dict[str, str], catalog: Catalog) -> str:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec data feedback", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", required=True, help="folder to write")
-    parser.add_argument("--state", type=Path, default=Path("outputs/serve"), help="the service's (%(default)s)")
-    parser.add_argument("--catalog", required=True, metavar="FILE", help="what was served, as .parquet")
+    parser = parser_of("data feedback", __doc__)
     add_output_options(parser, "rows")
     given = vars(parser.parse_args(arguments))
-    rule, state = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("state")
+    rule, state = SplitRule(*(given.pop(name) for name in SplitRule._fields)), Path(given.pop("state"))
     rows, files = Path(f"{Path(given['out'])}.jsonl"), sorted(state.glob(FILES))
     if not files:
         raise UserError(f"{state}: no {FILES}; give the --state of a service that was started with --feedback")

@@ -1,6 +1,5 @@
 """Preferences and ratings -> the judges' parquet (convrec.judges.schema). Forms and rules: docs/how-to/judges.md."""
 
-import argparse
 import json
 import os
 import sys
@@ -16,7 +15,6 @@ from convrec.data.records import READABLE
 from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
 from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
-from convrec.judges.prompt import MODES
 from convrec.judges.schema import judge_schema, label_of
 from data_prep.judge_data.formats import FORMATS, load
 from data_prep.judge_data.rows import (
@@ -30,6 +28,7 @@ from data_prep.judge_data.rows import (
     split_rows,
     without_duplicates,
 )
+from data_prep.options import parser_of
 from data_prep.tables import check_out
 
 VALIDATION_SHARE = 0.1  # but where everything is test
@@ -136,20 +135,7 @@ def _count(values: Iterable[Any]) -> dict[str, int]:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec data judge", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--mode", required=True, choices=MODES, help="what the judge is to give: a score, or the better one"
-    )
-    parser.add_argument("--input", dest="inputs", metavar="FILE", required=True, nargs="+", help=READABLE)
-    parser.add_argument("--out", required=True, help="folder to write; must not exist")
-    parser.add_argument("--format", dest="form", choices=FORMATS, help="of the records (shown by their columns)")
-    parser.add_argument("--criteria", help="YAML file with task, principles and scores (the defaults)")
-    parser.add_argument("--chosen-score", type=int, help="pointwise (the highest)")
-    parser.add_argument("--rejected-score", type=int, help="pointwise (the lowest)")
-    parser.add_argument("--both-orders", dest="both_orders_in_train", action="store_true", help="pairwise: in train")
-    parser.add_argument("--validation-share", type=float, help=f"({VALIDATION_SHARE}; 0 with --test-share 1)")
-    parser.add_argument("--test-share", type=float, default=0.1, help="1 for a benchmark (%(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the order of sides and of the splits (%(default)s)")
+    parser = parser_of("data judge", __doc__, input={"help": READABLE}, format={"choices": FORMATS})
     summary = convert(**vars(parser.parse_args(arguments)))
     print(json.dumps(summary, indent=2, ensure_ascii=False))
     for warning in summary["warnings"]:

@@ -4,7 +4,6 @@ The thinking of an answer is the row's `reason`, or empty; with --answers, anoth
 right (rejection sampling).
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import pyarrow.parquet as pq
 from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.errors import UserError, says_user_errors
 from convrec.files import write_table
-from convrec.judges.prompt import MODES, query_text, verdict_text
+from convrec.judges.prompt import query_text, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import preference_verdict, score_verdict
+from data_prep.options import parser_of
 from data_prep.tables import check_out, message
 
 
@@ -68,11 +68,7 @@ def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | No
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec data judge-demonstrations", description=__doc__.splitlines()[0])
-    parser.add_argument("--mode", required=True, choices=MODES, help="the kind of judge that --data is for")
-    parser.add_argument("--data", required=True, help="judge rows (parquet)")
-    parser.add_argument("--out", required=True, help="parquet to write; must not exist")
-    parser.add_argument("--answers", help="rows.parquet of another judge's evaluation on --data")
+    parser = parser_of("data judge-demonstrations", __doc__)
     written, rows = build(**vars(parser.parse_args(arguments)))
     print(f"{written} demonstrations of {rows} rows")
     return 0

@@ -11,7 +11,6 @@ pointwise  4: the genre asked for; 3: it and another; 2: no genre at all; 1: two
 `reason` is a short thought for demonstrations: the genre that was asked for.
 """
 
-import argparse
 import os
 import random
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any
 from convrec.errors import says_user_errors
 from convrec.files import folder_written_whole, write_jsonl
 from data_prep.judge import convert
+from data_prep.options import check_kinds, parser_of
 from data_prep.sample_data.films import load_films
 from data_prep.tables import check_out
 
@@ -88,10 +88,7 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec data judge-sample", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", required=True, help="folder to write; must not exist")
-    parser.add_argument("--count", type=int, default=2000, help="preferences, and as many ratings")
-    parser.add_argument("--seed", type=int, default=3407, help="of the texts (%(default)s)")
-    options = parser.parse_args(arguments)
+    options = parser_of("data judge-sample", __doc__).parse_args(arguments)
+    check_kinds("data judge-sample", options)
     print(f"wrote {write_sample(options.out, options.count, options.seed)}")
     return 0

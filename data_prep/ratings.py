@@ -16,6 +16,7 @@ from convrec.data.records import Records, read_records
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.matching import Matcher
 from convrec.progress import Progress
+from data_prep.options import check_kinds, parser_of
 from data_prep.own import FILES, add_output_options, format_summary, write_data
 from data_prep.own_data import NAMES
 from data_prep.own_data.catalog import read_catalog
@@ -38,9 +39,6 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
     borders = check_rule(given.rule)
     if missing := [file for file in (path, items_path) if not file.is_file()]:
         raise UserError(f"{missing[0]}: no such file; name one file of ratings, and one of items")
-    for name in ("max_history", "wanted", "rows_per_user", "num_items"):
-        if getattr(given, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(given, name)}: give 1 or more")
     table, num_read = read_ratings(path, given.columns, given.min_rating, damage)
     users, names = (table[name].chunk(0) for name in ("user", "item"))
     ids = names.dictionary.to_pylist()
@@ -122,21 +120,11 @@ def item_records(path: Path, damage: Damage) -> Records:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec data ratings", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--ratings", required=True, metavar="FILE", help="CSV, JSONL, parquet, MovieLens' own; also .gz"
-    )
-    parser.add_argument("--items", metavar="FILE", help="the items; without it the ratings name items by their titles")
-    parser.add_argument("--out", required=True, help="folder to write")
-    parser.add_argument("--columns", nargs="+", default=(), help="ROLE=NAME; without a header user item rating time, -")
-    parser.add_argument("--min-rating", type=float, metavar="RATING", help="lower ones are left out")
-    parser.add_argument("--max-history", type=int, default=10, metavar="N", help="items a question names (%(default)s)")
-    parser.add_argument("--wanted", type=int, default=3, metavar="N", help="next items that are wanted (%(default)s)")
-    parser.add_argument("--rows-per-user", type=int, default=1, metavar="N", help="of train, at most (%(default)s)")
-    parser.add_argument("--split-by", choices=("time", "user"), help="time, where the ratings have one")
-    parser.add_argument("--seed", type=int, default=3407, help="of the wordings (%(default)s)")
+    parser = parser_of("data ratings", __doc__)
     add_output_options(parser, "ratings")
+    parser.set_defaults(columns=())
     given = parser.parse_args(arguments)
+    check_kinds("data ratings", given)
     given.rule = SplitRule(*(getattr(given, name) for name in SplitRule._fields))
     print(format_summary(convert_ratings(given), given.out))
     return 0

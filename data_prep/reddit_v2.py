@@ -3,7 +3,6 @@
 Rows stream through; memory holds one batch, one row group and 64 bits a row. OUT appears whole or not at all.
 """
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json, write_table
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
+from data_prep.options import parser_of
 from data_prep.released import ReleasedSplit, Target, clean_row, find_split, read_split
 from data_prep.tables import SampleIds, TableNumbers, check_out, describe, table_writer
 
@@ -137,10 +137,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec data reddit-v2", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--source", default="processed_datasets", help="the unpacked download (%(default)s)")
-    parser.add_argument("--out", default="data/reddit_v2", help="folder to write (%(default)s)")
-    parser.add_argument("--overwrite", action="store_true", help="write every file anew")
+    parser = parser_of("data reddit-v2", __doc__)
     given = parser.parse_args(arguments)
     summary = convert(**vars(given), progress=True)
     print(format_summary(summary))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,6 +112,14 @@ class Damage:
         for one in problem.problems:
             self.findings.append(Problem(path, row, one, lost))
 
+    @contextmanager
+    def of(self, path: str | Path, row: int) -> Iterator[None]:
+        """A BadRecord that is raised within is added."""
+        try:
+            yield
+        except BadRecord as problem:
+            self.add(path, row, problem)
+
     def rows(self) -> dict[tuple[str | Path, int], Problem]:
         """(file, row) -> the first that was found there."""
         first: dict[tuple[str | Path, int], Problem] = {}
@@ -142,23 +151,19 @@ class Damage:
             raise UserError("\n".join([first, *counted(counts)]))
 
     def _raise_if_any(self) -> None:
-        rows: dict[tuple[str | Path, str], list[int]] = {}
-        order: dict[tuple[str | Path, str], int] = {}  # one of every kind comes before a second of any
-        kinds: Counter[tuple[str | Path, str]] = Counter()
+        found: dict[tuple[str | Path, str], dict[str, list[int]]] = {}  # file, kind -> message -> rows
         for finding in sorted(self.findings, key=lambda finding: finding.lost > 0):
             if self.share is None or not finding.lost:
-                key = (finding.path, str(finding.problem))
-                rows.setdefault(key, []).append(finding.row)
-                if key not in order:
-                    order[key] = kinds[finding.path, finding.problem.kind]
-                    kinds[finding.path, finding.problem.kind] += 1
+                messages = found.setdefault((finding.path, finding.problem.kind), {})
+                messages.setdefault(str(finding.problem), []).append(finding.row)
         told = [
-            f"{key[0]}: {named_rows(rows[key], unit_of(key[0]), self.named)}: {key[1]}"
-            for key in sorted(rows, key=order.__getitem__)[:SHOWN]
+            [f"{path}: {named_rows(rows, unit_of(path), self.named)}: {text}" for text, rows in messages.items()]
+            for (path, _), messages in found.items()
         ]
-        more = [f"and {len(rows) - SHOWN:,} more such messages"] if len(rows) > SHOWN else []
-        if told:
-            raise UserError("\n".join([*told, *more, self.end]).rstrip())
+        lines = [*filter(None, chain(*zip_longest(*told)))]  # one of every kind before a second of any
+        more = [f"and {len(lines) - SHOWN:,} more such messages"] if len(lines) > SHOWN else []
+        if lines:
+            raise UserError("\n".join([*lines[:SHOWN], *more, self.end]).rstrip())
 
     def write_report(self, path: Path) -> None:
         """A JSON object a row."""

@@ -65,20 +65,20 @@ def _read_jsonl(path: Path, damage: Damage, by_record: bool = False) -> Records:
     lines = ((line, text) for line, text in _lines(path) if isinstance(text, BadRecord) or text.strip())
     for record, (line, text) in enumerate(lines):
         number = record if by_record else line
-        try:
-            if isinstance(text, BadRecord):
-                raise text
-            yield number, _checked(_parsed(text, "write one object a line, line breaks in texts as \\n"))
-        except BadRecord as problem:
-            damage.add(path, number, problem)
+        with damage.of(path, number):
+            yield number, _checked(_parsed(_sound(text), "write one object a line, line breaks in texts as \\n"))
 
 
 def _read_lines(path: Path, damage: Damage) -> Records:
     for line, text in _lines(path):
-        if isinstance(text, BadRecord):
-            damage.add(path, line, text)
-        else:
-            yield line, {"line": text.rstrip("\r\n")}
+        with damage.of(path, line):
+            yield line, {"line": _sound(text).rstrip("\r\n")}
+
+
+def _sound(text: str | BadRecord) -> str:
+    if isinstance(text, BadRecord):
+        raise text
+    return text
 
 
 def _read_json(path: Path, damage: Damage) -> Records:
@@ -101,10 +101,8 @@ def _read_json(path: Path, damage: Damage) -> Records:
     if not isinstance(value, list) or value == [{}]:
         raise UserError(f"{path}: its JSON is no list of records; write [{{...}}, ...], or a record a line")
     for number, entry in enumerate(value):
-        try:
+        with damage.of(path, number):
             yield number, _checked(entry)
-        except BadRecord as problem:
-            damage.add(path, number, problem)
 
 
 def _parsed(text: str, fix: str) -> Any:

@@ -272,14 +272,12 @@ def load(paths: Sequence[str | Path], mode: str, scores: Scores, form: str | Non
     loaded, damage = [], Damage()
     for path in map(Path, paths):
         for row, record in read_records(path, damage):
-            try:
+            with damage.of(path, row):
                 items = items_of(record, form, scores)
                 for item in items:
                     if isinstance(item, dict) and (problem := row_problem(item, mode, scores, ties=True)):
                         raise BadRecord(problem)
                 source = source_of(record, path.name.partition(".")[0])
                 loaded.append(Loaded(items, source, place_of(path.name, row)))
-            except BadRecord as error:
-                damage.add(path, row, error)
     damage.check()
     return loaded

@@ -62,7 +62,7 @@ def read_catalog(
     first: dict[tuple[str, int | None, str | None], int] = {}
     impossible: dict[int, BadRecord] = {}
     for row, record in records.items():
-        try:
+        with damage.of(path, row):
             title, year = _read_entry(record)
             if year is not None and not OLDEST_YEAR <= year <= NEWEST_YEAR:
                 text = f"%r has the year %s; write one from {OLDEST_YEAR} to {NEWEST_YEAR}"
@@ -74,8 +74,6 @@ def read_catalog(
                 text = f"%r is on {unit_of(path)} %s already; leave one out, or give each an item_id"
                 raise BadRecord(text, title, earlier)
             items[row] = {**record, "title": title, "year": year}
-        except BadRecord as problem:
-            damage.add(path, row, problem)
     undated = [row for row, item in items.items() if item["year"] is None]
     if 0 < len(undated) < len(items):
         num_dated = len(items) - len(undated)

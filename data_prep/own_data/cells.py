@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeAlias
 
-from convrec.data.damage import BadRecord, BadRow
+from convrec.data.damage import BadRecord, BadRow, collected
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
@@ -228,10 +228,8 @@ def _read_all(entries: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
     found: list[Any] = []
     problems: list[BadRecord] = []
     for entry in entries:
-        try:
+        with collected(problems):
             found.append(read(entry))
-        except BadRecord as problem:
-            problems += problem.problems
     if problems:
         raise BadRow(problems)
     return found

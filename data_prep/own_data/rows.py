@@ -139,7 +139,7 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
     if not isinstance(turns, list):
         raise BadRecord("conversation is a %s; " + TURNS, type(turns).__name__)
     for index, turn in enumerate(turns):
-        try:
+        with collected(problems):
             if not isinstance(turn, dict) or "role" not in turn or "content" not in turn:
                 raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
             role, content = turn["role"], _texts(turn["content"], index, left_out)
@@ -149,8 +149,6 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
                 left_out["instructions to a model"] += 1
             else:
                 read.append(_read_turn(role, content, index, turn.get("items")))
-        except BadRecord as problem:
-            problems.append(problem)
     if problems:
         raise BadRow(problems)
     if not read:

@@ -49,11 +49,9 @@ class Source:
         self.left_out.clear()
         for path, form in self.forms.items():
             for number, record in read_export(path, form, self.recommenders, damage, self.not_read, self.left_out):
-                try:
+                with damage.of(path, number):
                     for row, turns in self._rows_of(record, form):
                         yield path, number, read_row(row, self.reader, self.num_items, turns)
-                except BadRecord as problem:
-                    damage.add(path, number, problem)
 
     def _rows_of(self, record: dict[str, Any], form: str) -> Iterator[tuple[Mapping[str, Any], Sequence[Turn] | None]]:
         try:

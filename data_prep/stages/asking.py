@@ -141,12 +141,7 @@ def model_of(given: argparse.Namespace, role: str) -> LLM:
     return LLM(endpoint(role), cache, most_failed=given.skip_failed, **options)
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    told = "models: parameters as JSON, '{\"top_p\": 0.9}'; null: not sent"
-    parser.add_argument("--sampling", type=_sampling, default={}, help=told)
-
-
-def _sampling(text: str) -> dict[str, Any]:
+def sampling(text: str) -> dict[str, Any]:
     value = json.loads(text)  # a ValueError becomes argparse's message
     if not isinstance(value, dict):
         raise ValueError("an object")

@@ -140,7 +140,7 @@ def test_without_items_the_ratings_name_them(tmp_path: Path) -> None:
         (["--test-from", "2020-01-01"], "--validation-from and --test-from go by time"),
         (["--ratings", "none.csv"], "none.csv: no such file; name one file of ratings"),
         (["--items", "none.dat"], "none.dat: no such file; name one file of ratings, and one of items"),
-        (["--wanted", "0"], "--wanted 0: give 1 or more"),
+        (["--wanted", "0"], "--wanted 0: give a positive integer"),
         (["--columns", "item=place"], "of its 10 ratings none is of an item in"),
     ],
 )
