@@ -20,7 +20,7 @@ from typing import Any
 from convrec.errors import says_user_errors
 from convrec.files import folder_written_whole, write_jsonl
 from data_prep.judge import convert
-from data_prep.options import check_kinds, parser_of
+from data_prep.options import parse, parser_of
 from data_prep.sample_data.films import load_films
 from data_prep.tables import check_out
 
@@ -88,7 +88,6 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    options = parser_of("data judge-sample", __doc__).parse_args(arguments)
-    check_kinds("data judge-sample", options)
+    options = parse("data judge-sample", parser_of("data judge-sample", __doc__), arguments)
     print(f"wrote {write_sample(options.out, options.count, options.seed)}")
     return 0

@@ -1,6 +1,7 @@
-"""Options of the commands that make data: options.yaml has them by command."""
+"""Options of the commands that make data, and the smallest models: options.yaml has them by command."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,16 +19,20 @@ def parser_of(command: str, about: str | None, **more: dict[str, Any]) -> argpar
     """about: the module's docstring, whose first line is the description. more: of an option, what only code knows."""
     parser = argparse.ArgumentParser(prog=f"convrec {command}", description=(about or "").split("\n")[0])
     for name, option in OPTIONS[command].items():
-        kind = {"type": get_args(getattr(kinds, option["kind"]))[0]} if "kind" in option else {}
-        own = {key: value for key, value in option.items() if key != "kind"}
-        parser.add_argument(name, **own, **kind, **more.get(name.strip("-"), {}))
+        said = {key: value for key, value in option.items() if key != "kind"}
+        if kind := option.get("kind"):
+            said["type"] = Path if kind == "Path" else get_args(getattr(kinds, kind))[0]
+        parser.add_argument(name, **said, **more.get(name.strip("-"), {}))
     return parser
 
 
-def check_kinds(command: str, given: argparse.Namespace) -> None:
+def parse(command: str, parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Raises UserError for a number that is not of its kind."""
+    given = parser.parse_args(arguments)
     for name, option in OPTIONS[command].items():
-        kind = getattr(kinds, option.get("kind", ""), None)
         value = getattr(given, option.get("dest", name.strip("-").replace("-", "_")))
-        if kind and value is not None and not kinds.fits(kind, value):
-            raise UserError(f"{name} {value}: give {kinds.wanted(kind)}")
+        if isinstance(value, int | float) and "kind" in option:
+            kind = getattr(kinds, option["kind"])
+            if not kinds.fits(kind, value):
+                raise UserError(f"{name} {value}: give {kinds.wanted(kind)}")
+    return given

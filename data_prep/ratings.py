@@ -16,7 +16,7 @@ from convrec.data.records import Records, read_records
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.matching import Matcher
 from convrec.progress import Progress
-from data_prep.options import check_kinds, parser_of
+from data_prep.options import parse, parser_of
 from data_prep.own import FILES, add_output_options, format_summary, write_data
 from data_prep.own_data import NAMES
 from data_prep.own_data.catalog import read_catalog
@@ -123,8 +123,7 @@ def main(arguments: list[str]) -> int:
     parser = parser_of("data ratings", __doc__)
     add_output_options(parser, "ratings")
     parser.set_defaults(columns=())
-    given = parser.parse_args(arguments)
-    check_kinds("data ratings", given)
+    given = parse("data ratings", parser, arguments)
     given.rule = SplitRule(*(getattr(given, name) for name in SplitRule._fields))
     print(format_summary(convert_ratings(given), given.out))
     return 0

@@ -10,7 +10,6 @@ the validation rows. `candidates` writes the tables with prompts that name the -
 CANDIDATES; a training row's own conversation has no part in its own.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA, with_candidates
 from convrec.data.validation import validate_rl_table
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import says_user_errors
 from convrec.files import file_hash, folder_written_whole
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.lists.matching import Matcher
@@ -30,6 +29,7 @@ from convrec.report.page import text_table
 from convrec.retrieval.conversations import item_texts, read_row
 from convrec.retrieval.folder import NOTES, load, save
 from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
+from data_prep.options import parse, parser_of
 from data_prep.stages.record import read_rows
 from data_prep.tables import check_out, table_writer
 from recipes.evaluation.retrieval import CONSTANTS, answers_of, mean_ndcg
@@ -115,13 +115,7 @@ def write_candidates(
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec retrieval fit", description="Lists without a model.")
-    add = parser.add_argument
-    add("--train", type=Path, nargs="+", required=True, metavar="FILE", help="training tables of RL")
-    add("--validation", type=Path, required=True, metavar="FILE", help="rows on which weights are chosen")
-    add("--catalog", type=Path, required=True, help=".parquet or .pkl")
-    add("--out", type=Path, help="folder to write (beside the catalog, CATALOG.retrieval)")
-    add("--overwrite", action="store_true", help="replace a folder that is there")
+    parser = parser_of("retrieval fit", "Lists without a model.")
     notes = fit_retrieval(**vars(parser.parse_args(arguments)))
     figures = [{"model": name, f"ndcg@{K}": value} for name, value in notes[f"ndcg@{K}"].items()]
     print(text_table(figures, line_a_model=True))
@@ -131,17 +125,8 @@ def main(arguments: list[str]) -> int:
 
 @says_user_errors
 def candidates_main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec retrieval candidates", description="Prompts that name candidates.")
-    add = parser.add_argument
-    add("--retrieval", type=Path, required=True, metavar="FOLDER", help="what `convrec retrieval fit` wrote")
-    add("--catalog", type=Path, required=True, help=".parquet or .pkl")
-    add("--tables", type=Path, nargs="+", required=True, metavar="FILE", help="tables of RL and SFT, all splits")
-    add("--out", type=Path, required=True, help="folder to write")
-    add("--count", type=int, default=50, help="candidates of a prompt (%(default)s); CANDIDATES of the runs")
-    add("--overwrite", action="store_true", help="replace a folder that is there")
-    given = parser.parse_args(arguments)
-    if given.count < 1:
-        raise UserError(f"--count {given.count}: at least 1")
+    parser = parser_of("retrieval candidates", "Prompts that name candidates.")
+    given = parse("retrieval candidates", parser, arguments)
     tell_problems(given.catalog, write_candidates(**vars(given)))
     print(f"written to {given.out}: train with CANDIDATES={given.count}")
     return 0

@@ -10,7 +10,6 @@ words ("It" is no part of "Italian"), and the space before a title stays apart, 
 a conversation and in a list.
 """
 
-import argparse
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole
 from convrec.judges import prompt as judge_prompt
 from convrec.lists.ranks import NO_YEAR, format_item
+from data_prep.options import parse, parser_of
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -215,23 +215,8 @@ def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec tiny-model", description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    data_help = "sample folder or parquet files; a catalog's titles become tokens"
-    add("--data", nargs="+", default=["data/sample"], help=data_help)
-    add("--out", required=True, help="model folder to write; must not exist")
-    add("--judge", action="store_true", help="a token for each constant part of a judge's prompt")
-    add("--vocab-size", type=int, default=4096, help="tokens of the tokenizer (%(default)s)")
-    add("--fill-vocab", action="store_true", help="as many words as that, where texts are too few")
-    add("--tie-word-embeddings", action="store_true", help="as Qwen2.5-0.5B")
-    add("--model-type", choices=MODEL_TYPES, default=MODEL_TYPES[0], help="in config.json (%(default)s)")
-    add("--hidden-size", type=int, default=128, help="numbers of a hidden state (%(default)s)")
-    add("--num-layers", type=int, default=3, help="transformer layers (%(default)s)")
-    add("--num-heads", type=int, default=4, help="attention heads of a layer (%(default)s)")
-    add("--num-kv-heads", type=int, default=2, help="heads of keys and values (%(default)s)")
-    add("--intermediate-size", type=int, default=384, help="width of the feed-forward (%(default)s)")
-    add("--seed", type=int, default=3407, help="of the weights (%(default)s)")
-    given = vars(parser.parse_args(arguments))
+    parser = parser_of("tiny-model", __doc__, **{"model-type": {"choices": MODEL_TYPES, "default": MODEL_TYPES[0]}})
+    given = vars(parse("tiny-model", parser, arguments))
     data, out = given.pop("data"), given.pop("out")
     parts = judge_prompt.phrases() if given.pop("judge") else []
     make_tiny_model(out, read_texts(data), [*read_titles(data), *parts], **given)

@@ -195,7 +195,7 @@ def test_tables_get_prompts_that_name_what_other_conversations_lead_to(
     assert candidates_main([*given, "--out", str(out)]) == 2
     assert f"error: {out}: already there; give --overwrite" in capsys.readouterr().err
     assert candidates_main([*given, "--count", "0", "--out", str(out)]) == 2
-    assert "--count 0: at least 1" in capsys.readouterr().err
+    assert "--count 0: give a positive integer" in capsys.readouterr().err
 
 
 def test_on_real_conversations_each_part_knows_something_and_all_know_most(shared_dir: Path, tmp_path: Path) -> None:
