@@ -52,25 +52,22 @@ class _Writer:
 
 
 def preferences(count: int, seed: int) -> list[dict[str, Any]]:
-    writer = _Writer(seed)
-    records = []
+    writer, records = _Writer(seed), []
     for _ in range(count):
         genre, other = writer.rng.sample(writer.genres, 2)
-        chosen, rejected = writer.response(genre), writer.response(other)
-        reason = REASON.format(genre=genre)
-        records.append({"prompt": writer.query(genre), "chosen": chosen, "rejected": rejected, "reason": reason})
+        responses = {"chosen": writer.response(genre), "rejected": writer.response(other)}
+        records.append({"prompt": writer.query(genre), **responses, "reason": REASON.format(genre=genre)})
     return records
 
 
 def ratings(count: int, seed: int) -> list[dict[str, Any]]:
-    writer = _Writer(seed)
-    records = []
+    writer, records = _Writer(seed), []
     for index in range(count):
         genre, first, second = writer.rng.sample(writer.genres, 3)
         score = index % 5
         response = writer.response(*((first,), (first, second), (), (genre, first), (genre,))[score])
-        reason = REASON.format(genre=genre)
-        records.append({"prompt": writer.query(genre), "response": response, "helpfulness": score, "reason": reason})
+        said = {"prompt": writer.query(genre), "response": response, "helpfulness": score}
+        records.append(said | {"reason": REASON.format(genre=genre)})
     return records
 
 

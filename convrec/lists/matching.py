@@ -64,23 +64,16 @@ class Identity(NamedTuple):
     key: str
 
 
-class _Found(NamedTuple):
-    """What a rank stands for: the Identity of its item, and the item's year."""
-
-    row: int
-    key: str
-    year: int
-
-
-_NOT_AN_ITEM = _Found(-1, "\n", NO_YEAR)  # no title's key has a line break
-
-
 class Truth(NamedTuple):
-    """An item that a row wants: Identity, and the year that a hit's year is near; None for one that is never hit."""
+    """An item that a row wants, or that a rank stands for: Identity, and the year, which a hit's year is near; None for
+    a wanted one that is never hit."""
 
     index: int  # type: ignore[assignment]
     key: str
     year: int | None
+
+
+_NOT_AN_ITEM = Truth(-1, "\n", NO_YEAR)  # no title's key has a line break
 
 
 class Matcher:
@@ -140,7 +133,7 @@ class Matcher:
         return self._match(list(map(self._find_line, lines)), ground_truth, seen)
 
     def _match(
-        self, found: list[_Found], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
+        self, found: list[Truth], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
         truth = [(wanted.key, wanted.year) for wanted in self.truths(ground_truth) if wanted.year is not None]
         seen_items: set[int] = set()
@@ -168,12 +161,12 @@ class Matcher:
                     relevance[rank] = self._take_nearest(truth, key, year)
         return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows)
 
-    def _find_item(self, item: Item | None) -> _Found:
+    def _find_item(self, item: Item | None) -> Truth:
         if item is None:
             return _NOT_AN_ITEM
         row, key = self.identify_line.__wrapped__(*item)
         # NO_YEAR: a line without one, which matching `lenient` reads, or a catalog without years
-        return _Found(row, key, item.year or (self.catalog.years[row] if row >= 0 else None) or NO_YEAR)
+        return Truth(row, key, item.year or (self.catalog.years[row] if row >= 0 else None) or NO_YEAR)
 
     def truths(self, ground_truth: Iterable[tuple[str, object]]) -> list[Truth]:
         """The items that a row wants, each once, however often and however spelled it stands there. Matching
@@ -358,12 +351,12 @@ def _without_year(title: str) -> str | None:
     return title[: year.start()].rstrip() if year else None
 
 
-def _repeats(found: Sequence[_Found]) -> list[bool]:
+def _repeats(found: Sequence[Truth]) -> list[bool]:
     """Whether an item stands at an earlier rank: the same row of the catalog, outside of it the same title and year."""
     earlier: set[object] = set()
     repeats = []
     for one in found:
-        identity = one.row if one.row >= 0 else one
+        identity = one.index if one.index >= 0 else one
         repeats.append(identity in earlier and one is not _NOT_AN_ITEM)
         earlier.add(identity)
     return repeats

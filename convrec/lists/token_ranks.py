@@ -58,26 +58,14 @@ def table_from_bytes(
     `fallback` maps the ids of byte-fallback tokens to their bytes.
     """
     mark = _delimiter_byte(delimiter)
-    blank = _SPACE + mark
-    codes = [0] * (len(token_bytes) + 1)
-    newlines = [0] * (len(token_bytes) + 1)
-    for token_id, text in enumerate(token_bytes):
-        core = text.strip(blank)
-        if mark not in text:
-            codes[token_id] = _CONTENT if core else 0
-            continue
-        newlines[token_id] = text.count(mark)
-        if not core:
-            codes[token_id] = _TRAIL
-            continue
-        start = text.index(core)
-        code = _CONTENT
-        if mark in text[:start]:
-            code |= _LEAD
-        if mark in text[start + len(core) :]:
-            code |= _TRAIL
-        inner = sum(1 for line in core.split(mark) if line.strip(_SPACE)) - 1
-        codes[token_id] = code | inner << _INNER_SHIFT
+    codes, newlines = [], []
+    for text in (*token_bytes, b""):
+        core = text.strip(_SPACE + mark)
+        before, _, behind = text.partition(core) if core else (b"", b"", text)
+        lines = sum(map(bool, (line.strip(_SPACE) for line in core.split(mark)))) if mark in core else 1
+        code = (_CONTENT if core else 0) | (lines - 1) << _INNER_SHIFT
+        codes.append(code | (_LEAD if mark in before else 0) | (_TRAIL if mark in behind else 0))
+        newlines.append(text.count(mark))
     codes_V, newlines_V = torch.tensor(codes, dtype=torch.int16), torch.tensor(newlines, dtype=torch.int16)
     if not fallback:
         return VocabTable(codes_V, newlines_V)

@@ -76,13 +76,11 @@ def _batch(record: Record, role: Role) -> Dialog:
         raise BadRecord("an answer without its request; give the file that the batch was made from")
     asked, answer = record["body"], record["response"]["body"] if record.get("response") else {}
     if "messages" in asked:
-        return Dialog(
-            [*asked["messages"], *(one["message"] for one in answer.get("choices", [])[:1])], record["custom_id"]
-        )
-    said = [turn("user", asked["input"])] if isinstance(asked["input"], str) else asked["input"]  # /v1/responses
-    return Dialog(
-        [*said, *(part for part in answer.get("output", []) if part["type"] == "message")], record["custom_id"]
-    )
+        turns = [*asked["messages"], *(one["message"] for one in answer.get("choices", [])[:1])]
+    else:  # /v1/responses
+        said = [turn("user", asked["input"])] if isinstance(asked["input"], str) else asked["input"]
+        turns = [*said, *(part for part in answer.get("output", []) if part["type"] == "message")]
+    return Dialog(turns, record["custom_id"])
 
 
 def _sharegpt(record: Record, role: Role) -> Dialog:
