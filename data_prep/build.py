@@ -167,7 +167,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("demonstrations", __doc__, stage={"choices": (*STAGES, "all")}, sampling={"type": sampling})
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(num_items=ListSettings.num_items, embedding=TFIDF_SVD, retries=MAX_RETRIES)
-    return parse_options("demonstrations", parser, argv)
+    return parse_options(parser, argv, "demonstrations")
 
 
 @says_user_errors

@@ -15,7 +15,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import write_jsonl
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.ranks import parse_item
-from data_prep.options import parser_of
+from data_prep.options import parse, parser_of
 from data_prep.own import add_output_options, convert_own, format_summary
 from data_prep.own_data.splits import SplitRule
 
@@ -68,7 +68,7 @@ def _seen(name: str | int, title_of: dict[str, str], catalog: Catalog) -> str:
 def main(arguments: list[str]) -> int:
     parser = parser_of("data feedback", __doc__)
     add_output_options(parser, "rows")
-    given = vars(parser.parse_args(arguments))
+    given = vars(parse(parser, arguments, "output"))
     rule, state = SplitRule(*(given.pop(name) for name in SplitRule._fields)), Path(given.pop("state"))
     rows, files = Path(f"{Path(given['out'])}.jsonl"), sorted(state.glob(FILES))
     if not files:

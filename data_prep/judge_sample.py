@@ -85,6 +85,6 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    options = parse("data judge-sample", parser_of("data judge-sample", __doc__), arguments)
+    options = parse(parser_of("data judge-sample", __doc__), arguments, "data judge-sample")
     print(f"wrote {write_sample(options.out, options.count, options.seed)}")
     return 0

@@ -24,6 +24,7 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
+from data_prep.options import add_options, parse, parser_of
 from data_prep.own_data.catalog import CatalogRead
 from data_prep.own_data.exports import FORMS
 from data_prep.own_data.rows import Row, read_again
@@ -265,40 +266,26 @@ def _columns(text: str) -> dict[str, str]:
 
 def add_output_options(parser: argparse.ArgumentParser, what: str) -> None:
     """What `write_data` and a SplitRule are told; `what` is split."""
-    parser.add_argument("--item", default="movie", help="what the prompt calls an item (%(default)s)")
-    parser.add_argument(
-        "--num-items", type=int, default=ListSettings.num_items, help="items the prompt asks for (%(default)s)"
-    )
-    parser.add_argument("--validation-from", metavar="DATE", help=f"{what} from this date or time on are validation")
-    parser.add_argument("--test-from", metavar="DATE", help="and from this one on test")
-    parser.add_argument("--validation-share", type=float, default=0.0, metavar="SHARE", help=f"of the {what}, by time")
-    parser.add_argument("--test-share", type=float, default=0.0, metavar="SHARE", help="and the last of them")
+    of = {"from": f"{what} from this date or time on are validation", "share": f"of the {what}, by time"}
+    add_options(parser, "output", **{f"validation-{name}": {"help": told} for name, told in of.items()})
+    parser.set_defaults(num_items=ListSettings.num_items)
     add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
 
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec data own", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--conversations", required=True, nargs="+", metavar="FILE", help=READABLE)
-    parser.add_argument("--catalog", required=True, metavar="FILE", help=READABLE)
-    parser.add_argument(
-        "--columns", type=_columns, default={}, metavar="OURS=THEIRS,...", help="what the catalog calls title, ..."
-    )
-    parser.add_argument("--out", help="folder to write")
-    parser.add_argument("--preview", type=int, metavar="N", help="show what would become of the first N rows instead")
-    parser.add_argument("--format", dest="form", choices=FORMS, help="of the conversations (guessed)")
-    parser.add_argument("--truth", choices=TRUTHS, default=GIVEN, help="what was wanted (%(default)s)")
+    readable, truths = {"help": READABLE}, {"choices": TRUTHS, "default": GIVEN}
+    known: dict[str, dict[str, Any]] = {"format": {"choices": FORMS}, "truth": truths, "columns": {"type": _columns}}
+    parser = parser_of("data own", __doc__, conversations=readable, catalog=readable, **known)
     parser.add_argument(
         "--recommender", dest="recommenders", nargs="+", default=(), metavar="NAME", help="who recommends in a chat"
     )
     add_output_options(parser, "rows")
-    given = vars(parser.parse_args(arguments))
+    given = vars(parse(parser, arguments, "data own", "output"))
     rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
     if (count is None) == (given["out"] is None):
         parser.error("give --out, or --preview to look first")
-    if count is not None and count < 1:
-        parser.error(f"--preview {count}: give 1 or more")
     if count is not None:
         names = ("conversations", "catalog", "num_items", "columns", "form", "truth", "recommenders")
         print(preview(count, **{name: given[name] for name in names}))

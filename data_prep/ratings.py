@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
     parser = parser_of("data ratings", __doc__)
     add_output_options(parser, "ratings")
     parser.set_defaults(columns=())
-    given = parse("data ratings", parser, arguments)
+    given = parse(parser, arguments, "data ratings", "output")
     given.rule = SplitRule(*(getattr(given, name) for name in SplitRule._fields))
     print(format_summary(convert_ratings(given), given.out))
     return 0

@@ -126,7 +126,7 @@ def main(arguments: list[str]) -> int:
 @says_user_errors
 def candidates_main(arguments: list[str]) -> int:
     parser = parser_of("retrieval candidates", "Prompts that name candidates.")
-    given = parse("retrieval candidates", parser, arguments)
+    given = parse(parser, arguments, "retrieval candidates")
     tell_problems(given.catalog, write_candidates(**vars(given)))
     print(f"written to {given.out}: train with CANDIDATES={given.count}")
     return 0

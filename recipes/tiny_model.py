@@ -216,7 +216,7 @@ def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
 @says_user_errors
 def main(arguments: list[str]) -> int:
     parser = parser_of("tiny-model", __doc__, **{"model-type": {"choices": MODEL_TYPES, "default": MODEL_TYPES[0]}})
-    given = vars(parse("tiny-model", parser, arguments))
+    given = vars(parse(parser, arguments, "tiny-model"))
     data, out = given.pop("data"), given.pop("out")
     parts = judge_prompt.phrases() if given.pop("judge") else []
     make_tiny_model(out, read_texts(data), [*read_titles(data), *parts], **given)

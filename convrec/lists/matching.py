@@ -158,7 +158,7 @@ class Matcher:
         if not truth_keys.isdisjoint(keys):
             for rank, (row, key, year) in enumerate(found):
                 if row >= 0 and key in truth_keys and not was_seen[rank] and not duplicate[rank]:
-                    relevance[rank] = self._take_nearest(truth, key, year)
+                    relevance[rank] = self._take_nearest(truth, key, year)  # type: ignore[arg-type]  # a rank has one
         return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows)
 
     def _find_item(self, item: Item | None) -> Truth:

@@ -136,11 +136,8 @@ def popularity_baseline(
     spellings that it takes for one item are counted together and listed once.
     """
     catalog = matcher.catalog
-    counts: Counter[int] = Counter()
-    for truth in truths:
-        for title, raw_year in truth:
-            if (index := matcher.wanted(title, raw_year).index) >= 0:
-                counts[index] += 1
+    wanted = (matcher.wanted(*pair).index for truth in truths for pair in truth)
+    counts = Counter(index for index in wanted if index >= 0)
     top = sorted(counts, key=lambda index: (-counts[index], index))[:n]
     return [Item(catalog.titles[index], catalog.years[index]) for index in top]  # type: ignore[arg-type]
 

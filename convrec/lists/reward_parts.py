@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, labels_of
 from convrec.lists.titles import normalise
@@ -93,13 +95,14 @@ class RewardParts:
         rows: each line's catalog row, -1 for none. repeated: it stands at an earlier rank; seen: in the conversation.
         """
         new = [-1 if again or old else row for row, again, old in zip(rows, repeated, seen, strict=True)]
-        new += [-1] * (num_ranks - len(new))
+        lacking = num_ranks - len(new)
+        new += [-1] * lacking
         found: dict[str, list[float]] = {}
         for name, weight in self.weights.items():
             if name == "repeats":
-                found[name] = _padded([float(again) for again in repeated], num_ranks)
+                found[name] = [float(again) for again in repeated] + [0.0] * lacking
             elif name == "out_of_catalog":
-                found[name] = _padded([float(row < 0) for row in rows], num_ranks)
+                found[name] = [float(row < 0) for row in rows] + [0.0] * lacking
             elif name in self._labels_M:
                 found[name] = _diversity(new, self._labels_M[name], 0.0 if weight > 0 else 1.0)
             elif name in self._values_M:
@@ -168,10 +171,7 @@ def _of_items(numbers_M: Sequence[float], first_rows_M: Sequence[int] | None) ->
     """Each item's sum, at its first row."""
     if first_rows_M is None:
         return numbers_M
-    sums_M = [0.0] * len(numbers_M)
-    for first, number in zip(first_rows_M, numbers_M, strict=True):
-        sums_M[first] += number
-    return sums_M
+    return np.bincount(first_rows_M, numbers_M, len(numbers_M)).tolist()
 
 
 def _of_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:
@@ -199,7 +199,3 @@ def _diversity(new: Sequence[int], labels_M: Sequence[frozenset[str]], worst: fl
 def _trigrams(title: str) -> frozenset[str]:
     """Of the letters; a shorter title is one of its own."""
     return frozenset(title[start : start + 3] for start in range(max(len(title) - 2, 1))) - {""}
-
-
-def _padded(values: list[float], num_ranks: int) -> list[float]:
-    return values + [0.0] * (num_ranks - len(values))
