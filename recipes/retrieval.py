@@ -115,8 +115,7 @@ def write_candidates(
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = parser_of("retrieval fit", "Lists without a model.")
-    notes = fit_retrieval(**vars(parser.parse_args(arguments)))
+    notes = fit_retrieval(**vars(parser_of("retrieval fit", "Lists without a model.").parse_args(arguments)))
     figures = [{"model": name, f"ndcg@{K}": value} for name, value in notes[f"ndcg@{K}"].items()]
     print(text_table(figures, line_a_model=True))
     print(f"chosen on {notes['files']['validation']}: {json.dumps(notes['choice'])}\nwritten to {notes['out']}")

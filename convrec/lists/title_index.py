@@ -48,9 +48,7 @@ FIRST_LETTERS = (1, 2)  # of the same year, of a year nearby
 LARGE_BLOCK, LONGEST_END = 256, 6  # titles; letters
 LETTERS_A_TYPO = 20
 SEVERAL = -2  # items: nobody says which
-UNSTABLE_WORDS, SHORT_WORDS, NOT_THE, ENDINGS = (
-    frozenset(LISTED[name]) for name in ("unstable", "short", "not_the", "endings")
-)
+UNSTABLE_WORDS, SHORT_WORDS, NOT_THE, ENDINGS = map(frozenset, LISTED["guard"].values())
 
 
 class TitleIndex:

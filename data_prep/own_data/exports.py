@@ -44,10 +44,9 @@ class Dialog(NamedTuple):
 
 
 class Form(NamedTuple):
-    """reads: the columns that the reader looks at. fits: whether a record can be of this form. groups: the records that
-    are read together; None: each is a conversation."""
+    """fits: whether a record can be of this form. groups: the records that are read together; None: each is a
+    conversation."""
 
-    reads: Collection[str]
     fits: Callable[[Record], bool]
     read: Callable[[Any, Role], Dialog | None]
     groups: Callable[[Records], Iterable[Group]] | None = None
@@ -219,35 +218,25 @@ def _fits_columns(record: Record) -> bool:
 
 OWN = "own"
 FORMS: Mapping[str, Form] = {  # a file has the first that one of its first records fits
-    "redial": Form(
-        ("movieMentions", "messages", "conversationId", "respondentWorkerId"),
-        _has("movieMentions", "messages"),
-        _redial,
-    ),
-    "zendesk": Form(("comments", "requester_id", "id", "created_at"), _has("comments", "requester_id"), _zendesk),
-    "chatgpt": Form(("mapping", "current_node", "create_time", "id"), _has("mapping", "current_node"), _chatgpt),
-    "sharegpt": Form(("conversations", "id"), _has("conversations"), _sharegpt),
-    "openai-batch": Form(("custom_id", "body", "response"), _has("custom_id"), _batch),
-    OWN: Form(KEYS, lambda record: "conversation" in record or not WANTED.isdisjoint(record), _chat),
-    "chat": Form(("messages",), _has("messages"), _chat),
-    "alpaca": Form(("instruction", "input", "output", "history"), _has("instruction", "output"), _alpaca),
-    "prompt-completion": Form(("prompt", "completion"), _has("prompt", "completion"), _prompt_completion),
-    "slack": Form(
-        ("type", "subtype", "ts", "thread_ts", "text", "user", "username", "bot_id"),
-        _has("type", "ts", "text"),
-        _slack,
-        partial(_by, ("thread_ts",), False),
-    ),
-    "whatsapp": Form(
-        ("line", "day", "name", "text"), lambda record: bool(_WHATSAPP.match(record.get("line", ""))), _whatsapp, _days
-    ),
+    "redial": Form(_has("movieMentions", "messages"), _redial),
+    "zendesk": Form(_has("comments", "requester_id"), _zendesk),
+    "chatgpt": Form(_has("mapping", "current_node"), _chatgpt),
+    "sharegpt": Form(_has("conversations"), _sharegpt),
+    "openai-batch": Form(_has("custom_id"), _batch),
+    OWN: Form(lambda record: "conversation" in record or not WANTED.isdisjoint(record), _chat),
+    "chat": Form(_has("messages"), _chat),
+    "alpaca": Form(_has("instruction", "output"), _alpaca),
+    "prompt-completion": Form(_has("prompt", "completion"), _prompt_completion),
+    "slack": Form(_has("type", "ts", "text"), _slack, partial(_by, ("thread_ts",), False)),
+    "whatsapp": Form(lambda record: bool(_WHATSAPP.match(record.get("line", ""))), _whatsapp, _days),
     "turns": Form(
-        (*SPEAKER, *TEXT, *CONVERSATION, "movies"),
-        lambda record: bool(_first(SPEAKER, record) and _first(TEXT, record)),
-        _turns,
-        partial(_by, CONVERSATION, False),
+        lambda record: bool(_first(SPEAKER, record) and _first(TEXT, record)), _turns, partial(_by, CONVERSATION, False)
     ),
-    "columns": Form((*ROLES, "system", *CONVERSATION), _fits_columns, _columns, partial(_by, CONVERSATION, True)),
+    "columns": Form(_fits_columns, _columns, partial(_by, CONVERSATION, True)),
+}
+READS: Mapping[str, Collection[str]] = NAMES["forms"] | {  # columns
+    "turns": (*SPEAKER, *TEXT, *CONVERSATION, "movies"),
+    "columns": (*ROLES, "system", *CONVERSATION),
 }
 
 
@@ -282,8 +271,9 @@ def read_export(
             if dialog is None:
                 left_out["conversations in which nobody recommends (--recommender ID names who does)"] += 1
                 continue
-            keys = {key for _, record in group for key in record} - {*form.reads, *KEYS}
-            not_read |= {key for key in keys if key.lower() not in form.reads}  # a speaker's column in any case
-            given = {key: first[key] for key in KEYS if key in first and key not in form.reads}
+            reads = READS[name]
+            keys = {key for _, record in group for key in record} - {*reads, *KEYS}
+            not_read |= {key for key in keys if key.lower() not in reads}  # a speaker's column in any case
+            given = {key: first[key] for key in KEYS if key in first and key not in reads}
             said = {"conversation": dialog.turns, "conversation_id": dialog.conversation_id, "time": dialog.time}
             yield number, given | {key: value for key, value in said.items() if value is not None}

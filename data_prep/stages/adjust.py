@@ -9,7 +9,7 @@ candidates   a conversation's candidates alone, which come in another order; gro
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,8 @@ def run(folder: Path, settings: dict[str, Any], workers: int = 1) -> Summary:
         if not (num_fitted := int(truth_M.sum())):
             where = "among its candidates; raise --candidates" if softmax == "candidates" else "in the catalog"
             raise UserError(f"{folder}: no training conversation has a ground truth {where}")
-        fitted = _fit(folder, scratch, settings, writable_M, ranges, map_ranges)
+        sums_of = partial(sum_range, folder, scratch, softmax)
+        fitted = _fit(sums_of, settings, writable_M, ranges, map_ranges)
         top = _rewrite(folder, scratch, softmax, _weights(fitted.w_M, fitted.b_M, writable_M), ranges, map_ranges)
     write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, truth_M, *top))
     summary = {
@@ -150,18 +151,13 @@ def _vectors(folder: Path, softmax: str) -> np.ndarray:
 
 
 def _fit(
-    folder: Path,
-    scratch: Path,
-    settings: dict[str, Any],
-    writable_M: np.ndarray,
-    ranges: Sequence[Range],
-    map_ranges: RangeMap,
+    sums_of: Callable[..., Sums], settings: dict[str, Any], writable_M: np.ndarray, ranges: list[Range], over: RangeMap
 ) -> Fit:
     with Progress(desc="adjust", unit="row") as bar:
 
         def pass_over(w_M: np.ndarray, b_M: np.ndarray, powers: int) -> Sums:
             weights = _weights(w_M, b_M, writable_M)
-            parts = map_ranges(partial(sum_range, folder, scratch, settings["softmax"], weights, powers), ranges)
+            parts = over(partial(sums_of, weights, powers), ranges)
             found = Sums(0.0, np.zeros((powers, len(w_M))), np.zeros((powers, len(w_M))))
             for (start, stop), some in zip(ranges, parts, strict=True):
                 found += some
