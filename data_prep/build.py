@@ -33,8 +33,7 @@ from convrec.files import file_hash
 from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.lists.settings import ListSettings
 from convrec.llm.client import MAX_RETRIES
-from data_prep.options import parse as parse_options
-from data_prep.options import parser_of
+from data_prep import options
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import MODEL_JUDGES, asker_of, failed_again, model_of, sampling, write_failed
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding
@@ -164,10 +163,12 @@ def _check_candidates(given: argparse.Namespace, num_items: int) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("demonstrations", __doc__, stage={"choices": (*STAGES, "all")}, sampling={"type": sampling})
+    parser = options.parser_of(
+        "demonstrations", __doc__, stage={"choices": (*STAGES, "all")}, sampling={"type": sampling}
+    )
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(num_items=ListSettings.num_items, embedding=TFIDF_SVD, retries=MAX_RETRIES)
-    return parse_options(parser, argv, "demonstrations")
+    return options.parse(parser, argv, "demonstrations")
 
 
 @says_user_errors
