@@ -46,7 +46,8 @@ def read_answers(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[in
     except (FileNotFoundError, pa.ArrowInvalid, OSError, KeyError) as error:
         raise UserError(f"--answers {path}: no rows.parquet of an evaluation of a judge ({error})") from error
     answers = {}
-    for row, query, text in (entry.values() for entry in table.to_pylist()):
+    columns = (table[name].to_pylist() for name in ("row", "query", "text"))
+    for row, query, text in zip(*columns, strict=True):
         if not isinstance(row, int) or not 0 <= row < len(rows) or query_text(rows[row]["input"]) != query:
             raise UserError(f"--answers {path}: row {row!r} has another query than --data: evaluate on the same file")
         answers[row] = text or ""
