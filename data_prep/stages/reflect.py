@@ -196,8 +196,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
                 [score + settings["gamma"] * rating for score, rating in zip(entry["scores"], given, strict=True)]
                 for entry, given in zip(kept, ratings, strict=True)
             ]
-            columns = [row["sample_id"] for row in rows], ratings, scores
-            writer.write_table(pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA))
+            writer.write_table(pa.table([[row["sample_id"] for row in rows], ratings, scores], SCHEMA))
             for given in ratings:
                 counts.update(given)
     total = counts.total()
