@@ -30,6 +30,7 @@ titles (catalogs of some 100,000), letters are added. What this loses are titles
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from string import ascii_lowercase, digits
 
 from rapidfuzz import fuzz, process
 from rapidfuzz.distance import OSA
@@ -132,10 +133,9 @@ class TitleIndex:
         return found
 
     def _undo_typo(self, word: str, index: int) -> str:
-        if index == 0 and word not in NOT_THE and _with_a_typo(word, ("the",)):
+        if index == 0 and word in _THE and word not in NOT_THE:
             return "the"
-        number = _with_a_typo(word, _NUMBERS)
-        return NUMBER_WORDS[number] if number and not self._is_word(word) else word
+        return NUMBER_WORDS[_NUMBERS[word]] if word in _NUMBERS and not self._is_word(word) else word
 
     def by_short_form(self, title: str, year: int) -> int:
         """The item of this year with whose title this one differs by parts left out or added; -1 for none, SEVERAL."""
@@ -266,13 +266,19 @@ class TitleIndex:
         return None
 
 
-_NUMBERS = tuple(NUMBER_WORDS)
+def _with_a_typo(words: Iterable[str]) -> dict[str, str]:
+    """What is written with one wrong letter, or two swapped -> the first of the words that is meant."""
+    meant: dict[str, str] = {}
+    for word in words:
+        for before, after in ((word[:cut], word[cut:]) for cut in range(len(word) + 1)):
+            typos = [before + after[1:], before + after[1:2] + after[:1] + after[2:]]
+            typos += [before + letter + rest for letter in ascii_lowercase + digits for rest in (after, after[1:])]
+            for typo in typos:
+                meant.setdefault(typo, word)
+    return meant
 
 
-def _with_a_typo(word: str, words: Sequence[str]) -> str:
-    """Which of the words this one is, but for one wrong letter at most, or two swapped; "" for none."""
-    found = process.extractOne(word, words, scorer=OSA.distance, score_cutoff=1) if word.isascii() else None
-    return found[0] if found else ""
+_THE, _NUMBERS = _with_a_typo(["the"]).keys() - {"the"}, _with_a_typo(NUMBER_WORDS)
 
 
 def _end(side: str, folded: str, letters: int) -> str:
