@@ -23,6 +23,7 @@ from convrec.shipped import ROOT as HERE
 from convrec.shipped import RUNTIME_ENV
 from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
+from recipes.planning.work import model_of
 
 PATHS = ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "SAVE_PATH")
 RUN_FOLDER = "trainer.default_local_dir"
@@ -89,7 +90,7 @@ def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str
     for name in (name for name in PATHS if keys[name]):
         path = values.get(name) or OmegaConf.select(config, keys[name][0])
         if name == "SAVE_PATH" and not path:
-            path = f"checkpoints/{recipe.name}/{Path(OmegaConf.select(config, recipe.requirements.model_key)).name}"
+            path = f"checkpoints/{recipe.name}/{Path(model_of(config)).name}"
         if isinstance(path, str):
             values[name] = _absolute(name, path)
     if values.get("MODEL_PATH") and not _is_hub_id(values["MODEL_PATH"]):

@@ -11,13 +11,7 @@ from typing import Literal
 
 from omegaconf import DictConfig
 
-from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch import ray_training, schema, sft_training
-from recipes.planning.estimate import Requirements
-
-# in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
-TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
-DATA_FILES = ("data.train_files", "data.val_files")
 
 
 @dataclass(frozen=True)
@@ -31,9 +25,8 @@ class Recipe:
     settings: Mapping[str, schema.Setting]  # key of the config -> what it may be, of recipes/launch/schema.py
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
-    train: Callable[[Requirements, DictConfig], None]
+    train: Callable[[DictConfig], None]
     shown: Mapping[str, str]  # metric -> short name beside the progress bar
-    requirements: Requirements
     host_group: str = "host"  # the Hydra group of conf/ with the settings of hosts with and without GPUs
     is_sft: bool = False
 
@@ -56,7 +49,6 @@ SFT = Recipe(
     check=_check("check_sft"),
     train=sft_training.train,
     shown={"train/loss": "loss", "val/loss": "val loss"},
-    requirements=Requirements(SFT_MODEL, DATA_FILES),
     host_group="sft_host",
     is_sft=True,
 )
@@ -76,7 +68,6 @@ RANK_GRPO = Recipe(
         "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
         "actor/kl": "KL",
     },
-    requirements=Requirements(RL_MODEL, (*DATA_FILES, "convrec.catalog_file", TRIE_KEY)),
 )
 POINTWISE_JUDGE = replace(
     RANK_GRPO,
@@ -88,7 +79,6 @@ POINTWISE_JUDGE = replace(
     answers="verdicts",
     check=_check("check_judge"),
     shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
-    requirements=replace(RANK_GRPO.requirements, file_keys=DATA_FILES),
 )
 PAIRWISE_JUDGE = replace(
     POINTWISE_JUDGE,
