@@ -22,7 +22,7 @@ class Recipe:
     title: str  # what a run calls itself; {algorithm} stands for the algorithm's title
     command: str  # convrec <command> starts it
     script: str  # the same, from a shell without convrec
-    settings: Mapping[str, schema.Setting]  # key of the config -> what it may be, of recipes/launch/schema.py
+    settings: Mapping[str, schema.Setting]  # key of the config -> what it may be, of recipes/launch/settings.yaml
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
     train: Callable[[DictConfig], None]
