@@ -1,7 +1,7 @@
 """A run on a cluster that is not here, in figures: its work, a step's time by part, what a GPU and a disk hold."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from convrec.rank_grpo.on_policy import is_on_policy
 from recipes.planning import estimate
 from recipes.planning.estimate import GIB, Run
 from recipes.planning.models import model_size
-from recipes.planning.step_time import CONSTANTS, GPU, GPUS, START, received_bytes, step_parts
+from recipes.planning.step_time import CONSTANTS, GPU, GPUS, RANGES, between, received_bytes, step_parts
 from recipes.planning.work import checkpoints_of, model_of, rows_of, steps_of
 
 
@@ -46,7 +46,7 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
 
     parts = step_parts(run, gpu, written / steps, validations / steps if validated else 0.0, validated)
     step = np.sum(list(parts.values()), axis=0)
-    hours = (START.range * bool(run.tensor_parallel) + steps * step) / 3600
+    hours = (between("start") * bool(run.tensor_parallel) + steps * step) / 3600
     training, sampling = estimate.gpu_parts(run, gpu.memory)
     checkpoint, short = estimate.checkpoint_bytes(run.size) / GIB, estimate.lacks(run, gpu.memory)
     return {
@@ -70,7 +70,7 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
             "a GPU receives in a step, GiB": received_bytes(run) / GIB,
         },
         "lacks": [*short],
-        "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
+        "constants": [{"unit": ""} | constant for constant in (*CONSTANTS.values(), RANGES[gpu.training_share])],
     }
 
 

@@ -12,7 +12,7 @@ from recipes.launch.recipe import RANK_GRPO, SFT
 from recipes.planning.estimate import GIB, gpu_parts, lacks, run_of
 from recipes.planning.models import KNOWN, model_size
 from recipes.planning.plan import make_plan, shown, summary
-from recipes.planning.step_time import GPUS, START
+from recipes.planning.step_time import GPUS, between
 from recipes.preflight.findings import memory_findings
 
 Config = Callable[..., DictConfig]
@@ -51,7 +51,7 @@ def test_sft_has_96_sequences_a_device(config_with: Config) -> None:
 
 
 def test_hours_are_the_start_and_the_steps(config_with: Config) -> None:
-    for recipe, start in (("rank_grpo", START.range), ("sft", 0 * START.range)):
+    for recipe, start in (("rank_grpo", between("start")), ("sft", 0 * between("start"))):
         plan = plan_of(config_with(recipe))
         *parts, step = plan["seconds of a step"].values()
         for end in (0, 1):
