@@ -2,7 +2,7 @@
 
     make demo            (or: convrec demo [--out outputs/demo])
 
-Every part is the real one: the scripts run_sft.sh and run_rank_grpo.sh, which drive verl, Ray, FSDP2 and vLLM. An
+Every part is the real one: what run_sft.sh and run_rank_grpo.sh start, which drives verl, Ray, FSDP2 and vLLM. An
 interrupted demo continues where it was; a finished one is left alone.
 
 OUT/summary.json:

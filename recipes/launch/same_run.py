@@ -10,9 +10,9 @@ from convrec.checkpoints.files import fingerprint
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.runs.card import SETTINGS
-from convrec.runs.folder import read_config, setting
+from convrec.runs.folder import listed, read_config, setting
 from convrec.same_request import differences, digest
-from recipes.planning.work import FILE_KEYS, listed, model_key, model_of
+from recipes.planning.work import FILE_KEYS, model_key, model_of
 
 # a folder that moves, more steps or other devices leave a run what it is
 _TRAINS_NOTHING = {"watchdog", "watchdog_seconds"}

@@ -1,11 +1,9 @@
 """How much a run will do, steps and checkpoints; and what it reads: its model and its files."""
 
-from typing import Any
-
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from convrec.runs.folder import RL_MODEL, SFT_MODEL
+from convrec.runs.folder import RL_MODEL, SFT_MODEL, listed
 
 # in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
 TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
@@ -45,11 +43,6 @@ def kept_checkpoints(config: DictConfig) -> int:
         return checkpoints_of(config, steps_of(config))[1]
     except (OSError, UserError):
         return 1
-
-
-def listed(files: Any) -> list[str]:
-    """Of a setting that has a path, several, or null."""
-    return [files] if isinstance(files, str) else list(files or ())
 
 
 def rows_of(config: DictConfig, key: str = "train_files") -> int:

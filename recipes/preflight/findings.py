@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from convrec.checkpoints import hub
+from convrec.runs.folder import listed
 from convrec.runs.starts import installed_version
 from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, models, work
@@ -151,5 +152,5 @@ def examine(config: DictConfig, on_cluster: bool) -> list[Finding]:
 
 def paths_of(config: DictConfig) -> tuple[list[str], str, str]:
     """(files every node reads, the model, the run folder)"""
-    files = [path for key in work.FILE_KEYS for path in work.listed(OmegaConf.select(config, key))]
+    files = [path for key in work.FILE_KEYS for path in listed(OmegaConf.select(config, key))]
     return files, work.model_of(config), config.trainer.default_local_dir
