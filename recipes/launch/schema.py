@@ -122,7 +122,12 @@ class Setting:
         return [key for key, setting in recipe.settings.items() if setting.name == self.name]
 
 
-def _settings(*sections: str) -> dict[str, Setting]:
+def read_table(name: str) -> Any:
+    """A YAML file beside this one."""
+    return yaml.load(Path(__file__).with_name(name).read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
+def settings_of(*sections: str) -> dict[str, Setting]:
     """Key of the config -> its setting, of these sections of settings.yaml."""
     entries = {key: entry for section in sections for key, entry in _TABLE[section].items()}
     return {key: _setting(**entry) for key, entry in entries.items()}
@@ -134,9 +139,4 @@ def _setting(kind: str | list[str], read: str = "", **more: Any) -> Setting:
     return Setting(one_of(kind) if isinstance(kind, list) else known[kind], read=known.get(read), **more)
 
 
-_TABLE = yaml.load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
-SFT = _settings("sft_model", "every", "sft")
-RL = _settings("rl_model", "every", "rl")
-LISTS = RL | _settings("lists")
-JUDGES = RL | _settings("judges")
-PAIRWISE = JUDGES | _settings("pairwise")
+_TABLE = read_table("settings.yaml")
