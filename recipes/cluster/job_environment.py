@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from convrec.checkpoints import hub
 from convrec.errors import UserError
 from convrec.lists import user_rewards
 from convrec.shipped import ROOT as HERE
@@ -93,7 +94,7 @@ def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str
             path = f"checkpoints/{recipe.name}/{Path(model_of(config)).name}"
         if isinstance(path, str):
             values[name] = _absolute(name, path)
-    if values.get("MODEL_PATH") and not _is_hub_id(values["MODEL_PATH"]):
+    if values.get("MODEL_PATH") and not hub.is_id(values["MODEL_PATH"]):
         values["MODEL_PATH"] = _absolute("MODEL_PATH", values["MODEL_PATH"])
     return values
 
@@ -120,11 +121,6 @@ def _absolute(name: str, text: str) -> str:
     return os.path.abspath(expanded)
 
 
-def _is_hub_id(text: str) -> bool:
-    """organisation/name, and nothing here goes by that name."""
-    return text.count("/") == 1 and text[0] not in "./~" and not Path(text.split("/")[0]).is_dir()
-
-
 def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Raise UserError for an override that names a file relative to a folder that the job does not have.
 
@@ -145,7 +141,7 @@ def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
             if not is_path or not isinstance(value, str) or value in ("", "null"):
                 continue
             is_absolute = value.startswith(("/", "${")) or "://" in value
-            if not is_absolute and not (HUB_KEYS.fullmatch(key) and _is_hub_id(value)):
+            if not is_absolute and not (HUB_KEYS.fullmatch(key) and hub.is_id(value)):
                 raise UserError(f"{argument}: a relative path means nothing on the cluster: give an absolute one")
 
 

@@ -37,14 +37,6 @@ def checkpoints_of(config: DictConfig, steps: int) -> tuple[int, int]:
     return written, min(written, keep + 2) if keep else written
 
 
-def kept_checkpoints(config: DictConfig) -> int:
-    """How many will lie on disk at once; 1 where the files that say how many steps there are cannot be read."""
-    try:
-        return checkpoints_of(config, steps_of(config))[1]
-    except (OSError, UserError):
-        return 1
-
-
 def rows_of(config: DictConfig, key: str = "train_files") -> int:
     """That are read of the files that config.data names under this key. Raises OSError for a file that is not there,
     UserError for one that is no parquet."""

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from convrec.checkpoints import hub
+from convrec.errors import UserError
 from convrec.runs.folder import listed
 from convrec.runs.starts import installed_version
 from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
@@ -88,7 +89,10 @@ def size_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
         what = "its weights are not in the Hub's cache here: they are downloaded before training starts"
         findings.append(Finding("model", "warning", model, what, "nothing; HF_HOME says where to"))
     checkpoint = estimate.checkpoint_bytes(size)
-    kept = work.kept_checkpoints(config)
+    try:
+        _, kept = work.checkpoints_of(config, work.steps_of(config))
+    except (OSError, UserError):  # the files that say how many steps there are cannot be read
+        kept = 1
     disk = min(nodes, key=lambda report: report["disk_free"])
     free, where = disk["disk_free"], disk["where"]
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {free / GIB:.1f} GiB are free"
