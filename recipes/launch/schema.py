@@ -70,7 +70,8 @@ Weights = Annotated[
     Field(min_length=1, description=f"part: weight, of {', '.join(PART_NAMES)}; weights other than 0"),
 ]
 Gamma = RANK_REWARDS["exp_gamma"].parameters["gamma"]
-Algorithm, Matching, Combination, Orders = map(one_of, (ALGORITHMS, MATCHERS, COMBINATIONS, ORDERS))
+Algorithm, Matching = one_of(ALGORITHMS), one_of(MATCHERS)
+Combination, Orders = one_of(COMBINATIONS), one_of(ORDERS)
 
 
 def absolute_path(text: str) -> str:
