@@ -20,11 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 from convrec.checkpoints import hub
 from convrec.errors import UserError
 from convrec.lists import user_rewards
+from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from convrec.shipped import ROOT as HERE
 from convrec.shipped import RUNTIME_ENV
 from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
-from recipes.planning.work import model_of
 
 PATHS = ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "SAVE_PATH")
 RUN_FOLDER = "trainer.default_local_dir"
@@ -91,7 +91,8 @@ def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str
     for name in (name for name in PATHS if keys[name]):
         path = values.get(name) or OmegaConf.select(config, keys[name][0])
         if name == "SAVE_PATH" and not path:
-            path = f"checkpoints/{recipe.name}/{Path(model_of(config)).name}"
+            model = OmegaConf.select(config, RL_MODEL) or OmegaConf.select(config, SFT_MODEL)
+            path = f"checkpoints/{recipe.name}/{Path(model).name}"
         if isinstance(path, str):
             values[name] = _absolute(name, path)
     if values.get("MODEL_PATH") and not hub.is_id(values["MODEL_PATH"]):
