@@ -31,7 +31,7 @@ from convrec.report.html import Cell, Grid
 from convrec.runs.folder import LATEST, latest_step
 from convrec.runs.supervisor import die_with
 from convrec.same_request import as_kept
-from recipes.demo import RANK_GRPO
+from recipes.demo import experiment
 from recipes.gpu_check import line
 from recipes.launch.variables import VARIABLES
 from recipes.planning.step_time import GPUS
@@ -100,8 +100,8 @@ Kept = dict[str, dict[str, Any]]  # part -> what became of it, as in PART.json; 
 def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]:
     """Commands that there are anyway. gpu_name: as torch says it, for the plan; without one that of an H100."""
     folder, data, sft = shlex.quote(str(out)), shlex.quote(str(demo / "data")), demo / "sft"
-    files = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
-    common = RANK_GRPO | {name: str(demo / "data" / f"{file}.parquet") for name, file in files.items()}
+    (_, rl), _ = experiment(demo, 450, 48)
+    common = {name: text for name, text in rl.variables.items() if name != "TOTAL_STEPS"}
     common |= {"SAVE_FREQ": "4", "SAVE_KEEP": "all", "TEST_FREQ": "8", "LOGGER": "console,file"}
 
     def train(name: str, steps: int, model: Path, run: str, **variables: str) -> Command:

@@ -23,7 +23,6 @@ from convrec.runs.guard import in_run_folder
 from convrec.training.registration import register_rollout
 from recipes.launch import ray_training
 from recipes.launch.environment import process_environment
-from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose, save_config
 
 STOCK = [
@@ -82,7 +81,7 @@ def main() -> None:
     queue.start = lambda settings: None  # verl's processes know only the queue that verl's task starts
     with guard.guarded("stock: gone"):
         ray_training.begin(config)
-        ray_training.train(RECIPES["rank_grpo"].requirements, config)
+        ray_training.train(config)
 
 
 def run_bare(config: DictConfig) -> None:

@@ -2,7 +2,7 @@
 
     make demo            (or: convrec demo [--out outputs/demo])
 
-Every part is the real one: the scripts run_sft.sh and run_rank_grpo.sh, which drive verl, Ray, FSDP2 and vLLM. An
+Every part is the real one: what run_sft.sh and run_rank_grpo.sh start, which drives verl, Ray, FSDP2 and vLLM. An
 interrupted demo continues where it was; a finished one is left alone.
 
 OUT/summary.json:
@@ -24,9 +24,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ from recipes.cluster.jobs import say
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.experiments.local_runs import evaluation_of, train
-from recipes.experiments.matrix_runs import MatrixRun
+from recipes.experiments.matrix_file import read_matrix
+from recipes.experiments.matrix_runs import MatrixRun, runs_of
 from recipes.launch.variables import VARIABLES
 from recipes.report import report as write_report
 from recipes.retrieval import fit_retrieval
@@ -53,19 +55,6 @@ PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hy
 
 SFT_STEPS = 450
 RL_STEPS = 48
-SFT = {"TRAIN_BATCH_SIZE": "16", "LR": "4e-3", "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "MAX_LENGTH": "384"}
-RANK_GRPO = {
-    "TRAIN_BATCH_SIZE": "16",
-    "ROLLOUT_N": "8",
-    "LR": "1e-4",
-    "KL_LOSS_COEF": "0.01",
-    "TOTAL_EPOCHS": "1000",
-    "SAVE_KEEP": "1",
-    "MAX_PROMPT_LENGTH": "256",
-    "MAX_RESPONSE_LENGTH": "100",
-}
-SPLIT = {"data": "test", "catalog": "catalog", "train": "train"}  # of an evaluation -> a file of the sample data
-EVALUATION = {"ks": KS, "max_prompt_length": 256, "max_response_length": 100}
 
 
 def schedule(steps: int, validations: int) -> dict[str, str]:
@@ -96,24 +85,19 @@ class DemoSeconds:
             write_json(self.path, {"seconds": self.seconds})
 
 
-def trainings(out: Path, settings: Mapping[str, dict[str, str]]) -> tuple[MatrixRun, MatrixRun]:
-    data = out / "data"
-    sft = {"TRAIN_FILE": str(data / "sft_train.parquet"), "VAL_FILE": str(data / "sft_validation.parquet")}
-    sft |= {"MODEL_PATH": str(out / "model"), **settings["sft"]}
-    files = {"TRAIN_FILE": "train", "VAL_FILE": "validation", "CATALOG_FILE": "catalog"}
-    rl = {name: str(data / f"{file}.parquet") for name, file in files.items()} | settings["rank_grpo"]
-    return (
-        MatrixRun("sft", "sft", "sft", None, sft),
-        MatrixRun("rank_grpo", "rank_grpo", "rank_grpo", "sft", rl, ["data.val_max_samples=128"]),
-    )
+def experiment(out: Path, *steps: int) -> tuple[list[MatrixRun], dict[str, Any]]:
+    """SFT and Rank-GRPO, of so many steps, and how they are evaluated: demo.yaml."""
+    os.environ["DEMO"] = str(out)
+    matrix = read_matrix(Path(__file__).with_name("demo.yaml"))
+    pairs = zip(runs_of(matrix), map(schedule, steps, (2, 6)), strict=True)
+    return [replace(run, variables={**run.variables, **more}) for run, more in pairs], matrix.evaluate
 
 
 def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     usage = DemoSeconds(out)
     data, start, retrieval = out / "data", out / "model", out / "retrieval"
-    settings = {"sft": SFT | schedule(sft_steps, 2), "rank_grpo": RANK_GRPO | schedule(rl_steps, 6)}
-    sft, rl = trainings(out, settings)
+    (sft, rl), evaluation = experiment(out, sft_steps, rl_steps)
     for name in {variable.name for variable in VARIABLES} - {"LOGGER"} | {"RAY_ADDRESS"}:
         os.environ.pop(name, None)  # what the caller's shell says to other runs
     if not data.exists():
@@ -128,12 +112,11 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
     if latest_step(out / sft.name) < sft_steps:
         with usage.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
             train(sft, out)
-    split: dict[str, Any] = {name: str(data / f"{file}.parquet") for name, file in SPLIT.items()}
     fused = {"retrieval": str(retrieval)}
     chosen_on = {"data": str(data / "validation.parquet"), "out": str(out / "evaluation" / "weights")}
 
     def scored(run: MatrixRun, **further: Any) -> dict[str, Any]:
-        return evaluate(EvaluationOptions(**evaluation_of(run, out, EVALUATION | split | further)))
+        return evaluate(EvaluationOptions(**evaluation_of(run, out, evaluation | further)))
 
     def beside_training() -> dict[str, Any]:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread, and of the engine it starts
@@ -163,7 +146,7 @@ def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path
         "gain": gain,
         "seconds": usage.seconds,
         "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "settings": settings,
+        "settings": {run.name: run.variables for run in (sft, rl)},
         "report": str(report),
     }
     write_json(out / "summary.json", summary)

@@ -52,7 +52,7 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
     findings = findings or [Finding("settings and data", "ok", recipe.name, "read and checked")]
     try:
         on_cluster = node.connect()
-        return findings + examine(recipe.requirements, config, on_cluster)
+        return findings + examine(config, on_cluster)
     except UserError as error:
         return [*findings, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
 

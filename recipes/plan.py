@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError, says_user_errors
@@ -22,7 +22,7 @@ from recipes.planning.estimate import run_of
 from recipes.planning.models import KNOWN, model_size
 from recipes.planning.plan import make_plan, plan_lines
 from recipes.planning.step_time import GPUS
-from recipes.planning.work import rows_of
+from recipes.planning.work import model_of, rows_of
 from recipes.preflight.batch import check_batch, check_heads
 
 GPUS_PER_NODE = 8  # where N_GPUS_PER_NODE does not say it: the machine here is not the cluster
@@ -62,7 +62,7 @@ def answer(options: argparse.Namespace) -> str:
         gpu = replace(gpu, network=options.network_gbit * 1e9 / 8 / gpus)
     check_batch(config, gpus * nodes)
     rows = planned_rows(config, options)
-    name = options.model or OmegaConf.select(config, recipe.requirements.model_key)
+    name = options.model or model_of(config)
     try:
         size = model_size(resolve_model(name) if Path(name).exists() else name)
     except (OSError, ValueError) as error:

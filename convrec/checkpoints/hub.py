@@ -15,6 +15,11 @@ def is_folder(model: str) -> bool:
     return os.path.isabs(os.path.expanduser(model)) or os.path.isdir(model)
 
 
+def is_id(text: str) -> bool:
+    """organisation/name, and nothing here goes by that name."""
+    return text.count("/") == 1 and text[0] not in "./~" and " " not in text and not os.path.isdir(text.split("/")[0])
+
+
 def is_cached(model: str) -> bool:
     """Whether config and weights (of several parts, the list of them) of this id lie in the Hub's cache here."""
     from huggingface_hub import try_to_load_from_cache

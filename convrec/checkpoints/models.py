@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from convrec.checkpoints import hub
 from convrec.checkpoints.files import (
     SHARDS,
     check_hugging_face,
@@ -50,8 +51,7 @@ def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> s
             )
         return str(folder)
     _check_step(folder, given_as)
-    is_hub_id = text.count("/") == 1 and not text.startswith((".", "/", "~")) and " " not in text
-    if not is_hub_id or Path(text.split("/")[0]).is_dir():
+    if not hub.is_id(text):
         raise UserError(f"{given_as}{text}: no such folder, and not a Hugging Face id (organisation/name)")
     return text
 

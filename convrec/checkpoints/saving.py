@@ -179,7 +179,8 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     """
     tracker, named = run_folder / LATEST, tracked_step(run_folder)
     folders, complete = _step_folders(run_folder), complete_steps(run_folder)
-    unwritten = {step for step, folder in folders.items() if not _has_been_complete(folder)}
+    written = {step for step, folder in folders.items() if (folder / MANIFEST).exists() or (folder / DAMAGED).exists()}
+    unwritten = folders.keys() - written
     warnings = [
         f"{folders[step]} was cut off while it was written: ignored, and overwritten when the run gets there"
         for step in sorted(unwritten)
@@ -212,10 +213,6 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     else:
         tracker.unlink(missing_ok=True)
     return warnings
-
-
-def _has_been_complete(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (MANIFEST, DAMAGED))
 
 
 def check_shards_to_load(run_folder: Path, processes: int) -> list[str]:

@@ -39,15 +39,11 @@ def _resident_bytes(*args: Any) -> int:
 
 
 def _device_module() -> types.ModuleType:
-    """`torch.cpu` with the calls verl makes on `torch.cuda`: memory is this process's, streams do not exist."""
+    """`torch.cpu` with what verl also calls of `torch.cuda`: memory is this process's, streams do not exist."""
     module = types.ModuleType("convrec_cpu_device")
     total = psutil.virtual_memory().total
     module.__dict__.update(
-        {name: getattr(torch.cpu, name) for name in ("Stream", "current_stream", "stream", "synchronize")},
-        is_available=_constant(True),
-        device_count=_constant(1),
-        current_device=_constant("cpu"),
-        set_device=_constant(None),
+        vars(torch.cpu),
         manual_seed=torch.manual_seed,
         manual_seed_all=torch.manual_seed,
         get_rng_state=lambda *args: torch.get_rng_state(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.files import write_text
-from convrec.runs.folder import read_config, read_metrics, setting, start_model
+from convrec.runs.folder import listed, read_config, read_metrics, setting, start_model
 
 CARD = "README.md"
 SETTINGS = (  # those that decide what is learned; a run has some of them
@@ -61,8 +61,8 @@ def sections(run_folder: Path, step: int) -> str:
     if not config:
         return ""
     settings = [(key, value) for key in SETTINGS if (value := setting(config, key)) is not None]
-    files = [name for key in ("train_files", "val_files") for name in _names(setting(config, f"data.{key}"))]
-    data = ", ".join(f"`{name}`" for name in files)
+    files = [file for key in ("train_files", "val_files") for file in listed(setting(config, f"data.{key}"))]
+    data = ", ".join(f"`{Path(file).name}`" for file in files)
     parts = [
         f"Step {step} of the run `{run_folder.name}`, trained with convrec on {data}.",
         _table(("setting", "value"), settings),
@@ -83,10 +83,6 @@ def write_card(model_folder: Path, run_folder: Path, step: int) -> None:
         front_matter(base, ["recommendation", "conversational", method]) + title + origin + sections(run_folder, step)
     )
     write_text(model_folder / CARD, text)
-
-
-def _names(files: Any) -> list[str]:
-    return [Path(file).name for file in ([files] if isinstance(files, str) else files or [])]
 
 
 def _table(head: tuple[str, str], rows: Sequence[tuple[str, Any]]) -> str:

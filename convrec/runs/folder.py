@@ -202,6 +202,11 @@ def setting(config: dict[str, Any], key: str) -> Any:
     return value
 
 
+def listed(files: Any) -> list[str]:
+    """Of a setting that has a path, several, or null."""
+    return [files] if isinstance(files, str) else list(files or ())
+
+
 def recipe_of(config: dict[str, Any]) -> str:
     """The name of the recipe that wrote this config; "" where it names none."""
     return setting(config, "run.recipe") or ""

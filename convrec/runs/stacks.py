@@ -20,7 +20,8 @@ SIGNAL_SECONDS = 0.5  # for those that have not written by then
 STACKS = "stacks"
 ASKED = "asked"
 STACKS_SIGNAL = signal.SIGRTMIN + 3  # nothing else of a run uses it
-STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for a disk or a network file system"}
+STOPPED = {"stopped": "is stopped", "tracing-stop": "is stopped by a debugger"}  # by psutil's words for a state
+STATES = STOPPED | {"disk-sleep": "waits for a disk or a network file system"}
 
 
 def write_on_signal(folder: Path) -> None:
@@ -39,12 +40,6 @@ def write_if_asked(folder: Path, answered: str) -> str:
     except OSError:  # nobody has asked, or the run ends
         return answered
     return asked
-
-
-def state_of(pid: int) -> str:
-    """The kernel's letter for a process: R, S, D, T, Z. Raises OSError when it has ended."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    return text[text.rindex(")") + 2]
 
 
 def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
@@ -68,13 +63,14 @@ def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
 
 def _of_process(pid: int, folder: Path, node: str) -> tuple[str, str] | None:
     """(its stacks for the log, what is said of it where it cannot run or ""); None for one of no interest."""
+    import psutil  # here: every process of a run reads this module
+
     try:
-        program = Path(os.readlink(f"/proc/{pid}/exe")).name
-        name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
-        state = state_of(pid)
-    except OSError:  # it has ended
+        process = psutil.Process(pid)
+        program, name, state = process.exe(), " ".join(process.cmdline())[:80], process.status()
+    except psutil.Error:  # it has ended
         return None
-    if not program.startswith("python") and state not in "Tt":
+    if not Path(program).name.startswith("python") and state not in STOPPED:
         return None
     file = folder / STACKS / str(pid)
     text = file.read_text(errors="replace").strip() if file.exists() else ""

@@ -14,6 +14,7 @@ from convrec.judges.criteria import Criteria
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import opens_thinking
+from convrec.runs.folder import listed
 from convrec.training.dataset import rl_item
 
 
@@ -31,7 +32,7 @@ class JudgeDataset(RLHFDataset):
         self.criteria = rows[0]["criteria"]
         if any(row["criteria"] != self.criteria for row in rows):
             raise UserError(f"{', '.join(self.data_files)}: labelled by different criteria; train on one of them")
-        is_train = self.data_files == _as_list(self.config.get("train_files"))
+        is_train = self.data_files == listed(self.config.get("train_files"))
         self.are_pairs = is_train and self.config.get("orders", SEPARATE) != SEPARATE
         units = [[row] for row in rows]  # what is there or not together
         if self.are_pairs:
@@ -68,10 +69,6 @@ class JudgeDataset(RLHFDataset):
             extra["pair"] = item // 2  # for the trainer: the same for both orders of one
         truth = {self.label: label_of(row, self.mode)}
         return rl_item(item, self._prompt(row), row["source"] or "judge", truth, extra)
-
-
-def _as_list(files: Any) -> list[str]:
-    return [files] if isinstance(files, str) else list(files or ())
 
 
 class PointwiseDataset(JudgeDataset):

@@ -13,7 +13,7 @@ Shapes: T positions of hidden states, P of them that predict a token of a respon
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -31,13 +31,6 @@ from convrec.training.registration import OTHER_LOGITS
 
 CHUNK = 512  # tokens whose logits are in memory at a time
 Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
-
-
-class _Request:
-    """What the head is to compute. A class of its own: FSDP looks for tensors in tuples and dataclasses."""
-
-    def __init__(self, chosen: Any, temperature: float, with_entropy: bool):
-        self.chosen, self.temperature, self.with_entropy = chosen, temperature, with_entropy
 
 
 def constrain(engine: Any, catalog: CatalogTrie) -> None:
@@ -120,11 +113,13 @@ def _compute_in_head(
         inputs, output_arguments = prepare(micro_batch=micro_batch)
         with_entropy = tensordict_utils.get_non_tensor_data(micro_batch, "calculate_entropy", False)
         length = None if inputs["attention_mask"] is None else inputs["input_ids"].shape[1]
-        inputs["asked"] = _Request(choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
+        # as a namespace: FSDP looks for tensors in tuples, mappings and dataclasses
+        asked = (choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
+        inputs["asked"] = SimpleNamespace(arguments=asked)
         return inputs, output_arguments
 
-    def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, asked: _Request) -> Pair:
-        return compute(hidden.flatten(0, 1), self.weight, asked.chosen, asked.temperature, asked.with_entropy)
+    def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, asked: SimpleNamespace) -> Pair:
+        return compute(hidden.flatten(0, 1), self.weight, *asked.arguments)
 
     engine.prepare_model_inputs = prepare_model_inputs
     model = _model_with_head(engine)
@@ -140,7 +135,7 @@ def _model_with_head(engine: Any) -> Any:
 def _forward(
     model: Any,
     *,
-    asked: _Request,
+    asked: SimpleNamespace,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,

@@ -17,8 +17,10 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from convrec.checkpoints import hub
 from convrec.errors import UserError
 from convrec.lists import user_rewards
+from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from convrec.shipped import ROOT as HERE
 from convrec.shipped import RUNTIME_ENV
 from recipes.launch.recipe import Recipe
@@ -89,10 +91,11 @@ def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str
     for name in (name for name in PATHS if keys[name]):
         path = values.get(name) or OmegaConf.select(config, keys[name][0])
         if name == "SAVE_PATH" and not path:
-            path = f"checkpoints/{recipe.name}/{Path(OmegaConf.select(config, recipe.requirements.model_key)).name}"
+            model = OmegaConf.select(config, RL_MODEL) or OmegaConf.select(config, SFT_MODEL)
+            path = f"checkpoints/{recipe.name}/{Path(model).name}"
         if isinstance(path, str):
             values[name] = _absolute(name, path)
-    if values.get("MODEL_PATH") and not _is_hub_id(values["MODEL_PATH"]):
+    if values.get("MODEL_PATH") and not hub.is_id(values["MODEL_PATH"]):
         values["MODEL_PATH"] = _absolute("MODEL_PATH", values["MODEL_PATH"])
     return values
 
@@ -119,11 +122,6 @@ def _absolute(name: str, text: str) -> str:
     return os.path.abspath(expanded)
 
 
-def _is_hub_id(text: str) -> bool:
-    """organisation/name, and nothing here goes by that name."""
-    return text.count("/") == 1 and text[0] not in "./~" and not Path(text.split("/")[0]).is_dir()
-
-
 def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Raise UserError for an override that names a file relative to a folder that the job does not have.
 
@@ -144,7 +142,7 @@ def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
             if not is_path or not isinstance(value, str) or value in ("", "null"):
                 continue
             is_absolute = value.startswith(("/", "${")) or "://" in value
-            if not is_absolute and not (HUB_KEYS.fullmatch(key) and _is_hub_id(value)):
+            if not is_absolute and not (HUB_KEYS.fullmatch(key) and hub.is_id(value)):
                 raise UserError(f"{argument}: a relative path means nothing on the cluster: give an absolute one")
 
 

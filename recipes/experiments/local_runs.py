@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.runs.supervisor import die_with
-from convrec.shipped import INSTALLED, ROOT
 from recipes.cluster.jobs import say
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.options import EvaluationOptions
@@ -63,18 +62,13 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
 
 
 def train(run: MatrixRun, out: Path) -> None:
-    """The recipe's script; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails.
+    """The recipe's command; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails.
 
-    The script ends with this process; Ctrl-C ends it in its own way first.
+    It ends with this process; Ctrl-C ends it in its own way first.
     """
-    script = RECIPES[run.recipe].script
-    ours = ["bash", str(ROOT / script)]
-    if INSTALLED:  # a wheel has no scripts
-        ours = [*OURS["convrec"], *RECIPES[run.recipe].command.split()]
-    environment = run.environment(out) | {"PYTHON": sys.executable}
-    with subprocess.Popen(
-        [*ours, *run.overrides], env=environment, preexec_fn=partial(die_with, os.getpid())
-    ) as process:
+    words = RECIPES[run.recipe].command
+    command, environment = [*OURS["convrec"], *words.split(), *run.overrides], run.environment(out)
+    with subprocess.Popen(command, env=environment, preexec_fn=partial(die_with, os.getpid())) as process:
         try:
             status = process.wait()
         except KeyboardInterrupt:
@@ -82,7 +76,7 @@ def train(run: MatrixRun, out: Path) -> None:
             process.wait()  # it ends within a bounded time (convrec.runs.supervisor)
             raise
     if status:
-        raise UserError(f"{script} ended with status {status}; the same command resumes")
+        raise UserError(f"convrec {words} ended with status {status}; the same command resumes")
 
 
 def train_and_evaluate(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> Generator[None]:

@@ -89,13 +89,13 @@ def help_text(recipe: Recipe) -> str:
 def _described(recipe: Recipe, config: DictConfig, warnings: list[str]) -> list[str]:
     """The run in lines of text. Raises UserError for what the doctor calls a failure."""
     from recipes.planning.plan import summary
+    from recipes.planning.work import model_of
     from recipes.preflight import finding, findings
 
     where = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"
-    model = OmegaConf.select(config, recipe.requirements.model_key)
-    lines = [f"{recipe.title_of(config)} of {model} on {where} into {config.trainer.default_local_dir}"]
-    lines += summary(config, recipe.requirements)
-    examined = findings.examine(recipe.requirements, config, on_cluster=False)
+    lines = [f"{recipe.title_of(config)} of {model_of(config)} on {where} into {config.trainer.default_local_dir}"]
+    lines += summary(config)
+    examined = findings.examine(config, on_cluster=False)
     lines += [f"{found.check}: {found.what}" for found in examined if found.check in ("disk", "memory", "model")]
     warnings += finding.stop_on_failure(examined)
     return [*lines, *(f"warning: {warning}" for warning in warnings), "nothing was started (--dry-run)"]

@@ -3,7 +3,10 @@
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 RAY_STARTS = 3
 SHUTDOWN_SECONDS = 30.0
@@ -30,30 +33,12 @@ def set_up_process() -> None:
 
 
 def process_environment(has_accelerator: bool) -> dict[str, str]:
-    """Variables every process of a run needs, the driver included. What the user has set is kept."""
-    wanted = {
-        # its value picks code paths when verl is imported
-        "TRANSFER_QUEUE_ENABLE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "VLLM_NO_USAGE_STATS": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # it would be compiled at every start, by nvcc, which a machine with a driver alone lacks
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        # verl: "1", as files were damaged when engines wrote at once; PyTorch writes them whole from 2.10 on
-        "VLLM_DISABLE_COMPILE_CACHE": "0",
-        # metrics agents of Ray: noise in the log of a local run
-        "RAY_DEDUP_LOGS": "0",
-    }
+    """Those of environment.yaml."""
+    table = yaml.safe_load(Path(__file__).with_name("environment.yaml").read_text(encoding="utf-8"))
+    wanted = table["every"]
     if not has_accelerator:
-        wanted |= {
-            "VERL_PLATFORM": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
-            "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            # vLLM compiles a count over log-probs: 7 s at every start (PyTorch keeps the header in the run's TMPDIR)
-            "TORCH_COMPILE_DISABLE": "1",
-        }
+        # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
+        wanted |= table["cpu"] | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 

@@ -17,7 +17,6 @@ from convrec.runs import guard
 from convrec.training import registration
 from convrec.training.trackers import tracking
 from recipes.launch.environment import init_ray, process_environment, shut_down_ray
-from recipes.planning.estimate import Requirements
 
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
@@ -53,7 +52,7 @@ def begin(config: DictConfig) -> None:
 
 
 @contextlib.contextmanager
-def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
+def started_ray(config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
     """Ray while something trains inside; a cluster's nodes are asked first whether they can.
 
     more: environment variables of the workers. Raises UserError for a cluster that cannot train this.
@@ -66,7 +65,7 @@ def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[st
         if os.environ.get("RAY_ADDRESS"):
             from recipes.preflight import finding, findings
 
-            for warning in finding.stop_on_failure(findings.examine(requirements, config, on_cluster=True)):
+            for warning in finding.stop_on_failure(findings.examine(config, on_cluster=True)):
                 print(f"warning: {warning}", file=sys.stderr)
         yield
     finally:
@@ -74,7 +73,7 @@ def started_ray(requirements: Requirements, config: DictConfig, more: Mapping[st
         shut_down_ray()
 
 
-def train(requirements: Requirements, config: DictConfig) -> None:
+def train(config: DictConfig) -> None:
     """Run verl's task in this process (its remote form costs one more process and its imports).
 
     Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
@@ -87,7 +86,7 @@ def train(requirements: Requirements, config: DictConfig) -> None:
         from recipes.preflight import constrained
 
         constrained.use_trie(config)
-    with started_ray(requirements, config, users):
+    with started_ray(config, users):
         with ThreadPoolExecutor(1) as beside:
             queue = beside.submit(rollout_queue.start, config.transfer_queue)
             task = _task(config)

@@ -1,23 +1,17 @@
-"""What a recipe is: one record each, in the table RECIPES, from which everything else reads what differs.
+"""What a recipe is: one record each, of recipes.yaml, from which everything else reads what differs.
 
-To add one: an entry in RECIPES, conf/<name>.yaml, its curves in convrec/report/curves.py (PANELS) and its settings in
+To add one: its entry there, conf/<name>.yaml, its curves in convrec/report/curves.py (PANELS) and its settings in
 convrec/report/run_summary.py (SETTINGS); its name in COMMANDS (recipes/cli.py), and a script that starts it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Literal
+from typing import Any, Literal
 
 from omegaconf import DictConfig
 
-from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from recipes.launch import ray_training, schema, sft_training
-from recipes.planning.estimate import Requirements
-
-# in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
-TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
-DATA_FILES = ("data.train_files", "data.val_files")
 
 
 @dataclass(frozen=True)
@@ -28,12 +22,11 @@ class Recipe:
     title: str  # what a run calls itself; {algorithm} stands for the algorithm's title
     command: str  # convrec <command> starts it
     script: str  # the same, from a shell without convrec
-    settings: Mapping[str, schema.Setting]  # key of the config -> what it may be, of recipes/launch/schema.py
+    settings: Mapping[str, schema.Setting]  # key of the config -> what it may be, of recipes/launch/settings.yaml
     answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
     check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
-    train: Callable[[Requirements, DictConfig], None]
+    train: Callable[[DictConfig], None]
     shown: Mapping[str, str]  # metric -> short name beside the progress bar
-    requirements: Requirements
     host_group: str = "host"  # the Hydra group of conf/ with the settings of hosts with and without GPUs
     is_sft: bool = False
 
@@ -41,63 +34,17 @@ class Recipe:
         return self.title.format(algorithm=schema.ALGORITHMS.get(config.run.algorithm, ""))
 
 
-def _check(name: str) -> Callable[[DictConfig], list[str]]:
-    """A function of recipes.preflight.checks, whose imports take seconds: a wrong variable is refused before."""
-    return lambda config: resolve_name(f"recipes.preflight.checks:{name}")(config)
+def _recipe(name: str, settings: list[str], check: str, **fields: Any) -> Recipe:
+    """Of an entry of recipes.yaml. check: of recipes.preflight.checks, whose imports take seconds: a wrong variable is
+    refused before."""
+    return Recipe(
+        name=name,
+        settings=schema.settings_of(*settings),
+        check=lambda config: resolve_name(f"recipes.preflight.checks:{check}")(config),
+        train=(sft_training if fields.get("is_sft") else ray_training).train,
+        **fields,
+    )
 
 
-SFT = Recipe(
-    name="sft",
-    title="SFT",
-    command="train sft",
-    script="run_sft.sh",
-    settings=schema.SFT,
-    answers="lists",
-    check=_check("check_sft"),
-    train=sft_training.train,
-    shown={"train/loss": "loss", "val/loss": "val loss"},
-    requirements=Requirements(SFT_MODEL, DATA_FILES),
-    host_group="sft_host",
-    is_sft=True,
-)
-RANK_GRPO = Recipe(
-    name="rank_grpo",
-    title="{algorithm}",
-    command="train rank-grpo",
-    script="run_rank_grpo.sh",
-    settings=schema.LISTS,
-    answers="lists",
-    check=_check("check_rank_grpo"),
-    train=ray_training.train,
-    shown={
-        "val/ndcg": "val NDCG",
-        "rank_grpo/return@1": "return@1",
-        "rank_grpo/dcg": "DCG",
-        "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
-        "actor/kl": "KL",
-    },
-    requirements=Requirements(RL_MODEL, (*DATA_FILES, "convrec.catalog_file", TRIE_KEY)),
-)
-POINTWISE_JUDGE = replace(
-    RANK_GRPO,
-    name="judge_pointwise",
-    title="GRPO of a pointwise judge",
-    command="train judge pointwise",
-    script="recipes/judge/run_pointwise.sh",
-    settings=schema.JUDGES,
-    answers="verdicts",
-    check=_check("check_judge"),
-    shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
-    requirements=replace(RANK_GRPO.requirements, file_keys=DATA_FILES),
-)
-PAIRWISE_JUDGE = replace(
-    POINTWISE_JUDGE,
-    name="judge_pairwise",
-    title="GRPO of a pairwise judge",
-    command="train judge pairwise",
-    script="recipes/judge/run_pairwise.sh",
-    settings=schema.PAIRWISE,
-    shown={"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
-)
-
-RECIPES = {recipe.name: recipe for recipe in (SFT, RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE)}
+RECIPES = {name: _recipe(name, **entry) for name, entry in schema.read_table("recipes.yaml").items()}
+SFT, RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE = RECIPES.values()

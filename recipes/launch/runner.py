@@ -20,6 +20,7 @@ from recipes.launch.environment import leave, process_environment, set_up_proces
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, save_config
 from recipes.launch.variables import misspelt_variables
+from recipes.planning.work import model_of
 from recipes.preflight.cores import uses_ray
 
 
@@ -72,9 +73,9 @@ def _run(
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
     done, steps = latest_step(run_folder), config.trainer.total_training_steps
-    OmegaConf.update(config, "run.contents", same_run.contents(config, recipe.requirements), force_add=True)
+    OmegaConf.update(config, "run.contents", same_run.contents(config), force_add=True)
     if done:
-        warnings += same_run.changes(config, run_folder, recipe.requirements.model_key)
+        warnings += same_run.changes(config, run_folder)
     is_unvalidated = lacks_validation(run_folder, done, config.trainer.test_freq, steps)
     if is_unvalidated:
         warnings.append(f"the run ended between the checkpoint of step {done} and its validation, which is made now")
@@ -89,7 +90,7 @@ def _run(
     warnings += saving.check_shards_to_load(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
-        warnings += finding.stop_on_failure(findings.examine(recipe.requirements, config, on_cluster=False))
+        warnings += finding.stop_on_failure(findings.examine(config, on_cluster=False))
     for warning in warnings:
         console.say(f"warning: {warning}")
 
@@ -97,8 +98,7 @@ def _run(
     save_config(config, run_folder)
     note_start(run_folder)
     log_file = run_folder / "run.log"
-    model = OmegaConf.select(config, recipe.requirements.model_key)
-    console.say(f"{title} of {model} into {run_folder}, full log in {log_file}")
+    console.say(f"{title} of {model_of(config)} into {run_folder}, full log in {log_file}")
     if done:
         console.say(f"resuming after step {done}")
     parts = "verl's SFT trainer" if recipe.is_sft else "Ray, the FSDP actor and the vLLM rollout server"
@@ -108,7 +108,7 @@ def _run(
         supervisor.note(resumes="yes")
     try:
         with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
-            recipe.train(recipe.requirements, config)
+            recipe.train(config)
     except (KeyboardInterrupt, SystemExit):
         return _stopped(console, supervisor.stop_line(run_folder))
     except UserError:

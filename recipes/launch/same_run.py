@@ -10,26 +10,25 @@ from convrec.checkpoints.files import fingerprint
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.runs.card import SETTINGS
-from convrec.runs.folder import read_config, setting
+from convrec.runs.folder import listed, read_config, setting
 from convrec.same_request import differences, digest
-from recipes.planning.estimate import Requirements
-from recipes.planning.work import listed
+from recipes.planning.work import FILE_KEYS, model_key, model_of
 
 # a folder that moves, more steps or other devices leave a run what it is
 _TRAINS_NOTHING = {"watchdog", "watchdog_seconds"}
 
 
-def contents(config: DictConfig, requirements: Requirements) -> dict[str, str]:
+def contents(config: DictConfig) -> dict[str, str]:
     """Key of the config -> digest of the files it names, for `run.contents`; of a model of the Hub its id."""
-    model = OmegaConf.select(config, requirements.model_key)
-    found = {requirements.model_key: model if not hub.is_folder(model) else fingerprint(Path(model).expanduser())}
-    for key in requirements.file_keys:
+    model = model_of(config)
+    found = {model_key(config): model if not hub.is_folder(model) else fingerprint(Path(model).expanduser())}
+    for key in FILE_KEYS:
         if files := listed(OmegaConf.select(config, key)):
             found[key] = digest([file_hash(file) for file in files])
     return found
 
 
-def changes(config: DictConfig, run_folder: Path, model_key: str) -> list[str]:
+def changes(config: DictConfig, run_folder: Path) -> list[str]:
     """Warnings for settings and data that a run with checkpoints was not started with. A model and data are the same
     in another place, and others in the same one, where their contents are.
 
@@ -42,13 +41,13 @@ def changes(config: DictConfig, run_folder: Path, model_key: str) -> list[str]:
     were, are = (setting(one, "run.contents") or {} for one in (before, now))
     same = {key for key in were if were[key] == are.get(key)}
     changed = [key for key in were if key not in same and setting(before, key) == setting(now, key)]
-    identity = {"recipe": "run.recipe", "algorithm": "run.algorithm", "model": model_key}
+    identity = {"recipe": "run.recipe", "algorithm": "run.algorithm", "model": model_key(config)}
     noted, asked_for = (
         {name: setting(one, key) for name, key in identity.items() if key not in same} for one in (before, now)
     )
     other = differences(noted, asked_for)
-    if model_key in changed:
-        other.append(f"the files of the model {setting(now, model_key)} have changed")
+    if model_key(config) in changed:
+        other.append(f"the files of the model {model_of(config)} have changed")
     if other:
         raise UserError(
             f"{run_folder} holds the checkpoints of another run: {'; '.join(other)}. Choose another SAVE_PATH, or move "

@@ -18,6 +18,7 @@ from convrec.shipped import CONF
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
+from recipes.planning import work
 from recipes.preflight.batch import model_settings
 from recipes.preflight.cores import needed_slots, uses_ray
 
@@ -105,8 +106,7 @@ def _value(config: DictConfig, key: str) -> Any:
 
 
 def _complete(config: DictConfig, recipe: Recipe) -> None:
-    model_key = recipe.requirements.model_key
-    model = OmegaConf.select(config, model_key)
+    model_key, model = work.model_key(config), work.model_of(config)
     OmegaConf.update(config, model_key, resolve_model(model))
     # flash-attn is built against the installed torch, so it cannot be among our dependencies
     if config.trainer.device != "cpu" and not find_spec("flash_attn"):

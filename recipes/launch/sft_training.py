@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from convrec.checkpoints.plain_load import use_plain_load
 from convrec.training.trackers import tracking
 from recipes.launch.ray_training import started_ray
-from recipes.planning.estimate import Requirements
 from recipes.preflight.cores import uses_ray
 
 # what torchrun would set; torch takes a free port
@@ -18,11 +17,11 @@ ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_S
 ONE_PROCESS |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-def train(requirements: Requirements, config: DictConfig) -> None:
+def train(config: DictConfig) -> None:
     if not uses_ray(config):
         _train_here(config)
         return
-    with started_ray(requirements, config, {}):
+    with started_ray(config, {}):
         from verl.trainer import sft_trainer_ray
 
         from convrec.training.sft.on_ray import ConvRecRaySFTTrainer

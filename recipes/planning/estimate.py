@@ -35,14 +35,6 @@ PROMPT_TOKENS = 400.0  # assumed: conversation and instruction
 ITEM_TOKENS = 9.9  # mean of Reddit-v2's titles, with year and line break: notes/performance.md
 
 
-@dataclass(frozen=True)
-class Requirements:
-    """Where a recipe's config says what its runs need: the model it starts from, and the files every node reads."""
-
-    model_key: str
-    file_keys: tuple[str, ...]
-
-
 def at(*keys: str, default: Any = None) -> Any:
     """A field that the config has under one of these keys, below `actor_rollout_ref` or at its top."""
     return field(default=default, metadata={"keys": [top + key for key in keys for top in ("actor_rollout_ref.", "")]})

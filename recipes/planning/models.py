@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from convrec.errors import UserError
 from convrec.files import read_json
 
@@ -22,15 +24,8 @@ class ModelSize:
     experts: int = 1
 
 
-# size -> its Hugging Face id, and what transformers counts
-KNOWN = {
-    "0.5B": ("Qwen/Qwen2.5-0.5B-Instruct", ModelSize(494_032_768, 24, 896, 151_936, 14, 2, 64)),
-    "1B": ("meta-llama/Llama-3.2-1B-Instruct", ModelSize(1_235_814_400, 16, 2048, 128_256, 32, 8, 64)),
-    "3B": ("meta-llama/Llama-3.2-3B-Instruct", ModelSize(3_212_749_824, 28, 3072, 128_256, 24, 8, 128)),
-    "8B": ("meta-llama/Llama-3.1-8B-Instruct", ModelSize(8_030_261_248, 32, 4096, 128_256, 32, 8, 128)),
-    "32B": ("Qwen/Qwen3-32B", ModelSize(32_762_123_264, 64, 5120, 151_936, 64, 8, 128)),
-    "70B": ("meta-llama/Llama-3.3-70B-Instruct", ModelSize(70_553_706_496, 80, 8192, 128_256, 64, 8, 128)),
-}
+FIGURES: dict[str, Any] = yaml.load(Path(__file__).with_name("figures.yaml").read_text(), yaml.CSafeLoader)
+KNOWN = {size: (model, ModelSize(*shape)) for size, (model, *shape) in FIGURES["models"].items()}  # model: its id
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number
 
 

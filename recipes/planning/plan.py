@@ -1,19 +1,19 @@
 """A run on a cluster that is not here, in figures: its work, a step's time by part, what a GPU and a disk hold."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from convrec.errors import UserError
 from convrec.rank_grpo.on_policy import is_on_policy
 from recipes.planning import estimate
 from recipes.planning.estimate import GIB, Run
 from recipes.planning.models import model_size
-from recipes.planning.step_time import CONSTANTS, GPU, GPUS, START, received_bytes, step_parts
-from recipes.planning.work import checkpoints_of, rows_of, steps_of
+from recipes.planning.step_time import CONSTANTS, GPU, GPUS, RANGES, between, received_bytes, step_parts
+from recipes.planning.work import checkpoints_of, model_of, rows_of, steps_of
 
 
 def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
 
     parts = step_parts(run, gpu, written / steps, validations / steps if validated else 0.0, validated)
     step = np.sum(list(parts.values()), axis=0)
-    hours = (START.range * bool(run.tensor_parallel) + steps * step) / 3600
+    hours = (between("start") * bool(run.tensor_parallel) + steps * step) / 3600
     training, sampling = estimate.gpu_parts(run, gpu.memory)
     checkpoint, short = estimate.checkpoint_bytes(run.size) / GIB, estimate.lacks(run, gpu.memory)
     return {
@@ -70,7 +70,7 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
             "a GPU receives in a step, GiB": received_bytes(run) / GIB,
         },
         "lacks": [*short],
-        "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
+        "constants": [{"unit": ""} | constant for constant in (*CONSTANTS.values(), RANGES[gpu.training_share])],
     }
 
 
@@ -103,7 +103,7 @@ def shown(figure: int | float | Sequence[float]) -> str:
     return " to ".join(f"{float(f'{end:.{digits}g}'):,.12g}" for end in ends)
 
 
-def summary(config: DictConfig, requirements: estimate.Requirements) -> list[str]:
+def summary(config: DictConfig) -> list[str]:
     """Of a dry run: steps, checkpoints and, on GPUs, hours. The files of the config are there (Recipe.check)."""
     rows = rows_of(config)
     steps = steps_of(config, rows)
@@ -112,7 +112,7 @@ def summary(config: DictConfig, requirements: estimate.Requirements) -> list[str
     validations = f"a validation every {test} steps" if test > 0 else "no validation on the way"
     text = [f"steps: {steps:,} of {batch:,} rows out of {rows:,}; {validations}"]
     try:
-        size = model_size(OmegaConf.select(config, requirements.model_key))
+        size = model_size(model_of(config))
     except (OSError, ValueError):
         return [*text, f"checkpoints: {written}, {kept} of them kept; the model is not here, so their size is unknown"]
     each = estimate.checkpoint_bytes(size) / GIB

@@ -22,48 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.planning.estimate import EXPORT_BYTES, SHARD_BYTES, Run, cache_bytes, cache_bytes_of_token, rollout_weights
-from recipes.planning.models import ModelSize
+from recipes.planning.models import FIGURES, ModelSize
 
 Range = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Constant:
-    """A range: what makes a run fast, and what makes it slow. source: where it was measured, or that it is assumed;
-    "expected": by somebody who has run such clusters."""
-
-    name: str
-    fast: float
-    slow: float
-    unit: str
-    source: str
-
-    @property
-    def range(self) -> Range:
-        """(fast, slow): formulas compute with it as with a number, and give such arrays."""
-        return np.array([self.fast, self.slow])
-
-
-LONGEST = Constant("longest answer over the mean", 1.3, 2, "", "assumed: 384 lists that end; one that goes on")
-DECODE_STEP = Constant("least time of a step of decoding", 4, 8, "ms", "assumed: scheduler, sampler, CUDA graph")
-BANDWIDTH = Constant("share of the memory bandwidth in decoding", 0.7, 0.5, "", "assumed")
-PREFILL = Constant("share of the peak in prefill", 0.5, 0.3, "", "assumed: forward passes of long rows")
-ALL_REDUCE = Constant("an all-reduce of tensor parallelism", 15, 30, "us", "assumed: vLLM's own kernel in a node")
-UPDATE = Constant("an update besides its arithmetic", 0.2, 0.5, "s", "0.2 measured: SFT on one H100, notes/gpu.md")
-SYNC = Constant("weight sync, sleep and wake", 1, 1.5, "s", "expected; .42 measured without waking: notes/gpu.md")
-RESPONSE = Constant("the driver, for a response", 1.1, 3.2, "ms", "measured on two busy cores, and half of it")
-WAITED = Constant("network time that is waited for", 0, 1.5, "", "assumed: none; all, at two thirds of the bandwidth")
-WRITER = Constant("a process writes of a checkpoint", 2, 1, "GB/s", "assumed: serialised, checksum, fsync")
-START = Constant("a start", 150, 300, "s", "153 to 196 measured on one H100, tiny models: notes/gpu.md")
-CONSTANTS = (LONGEST, DECODE_STEP, BANDWIDTH, PREFILL, ALL_REDUCE, UPDATE, SYNC, RESPONSE, WAITED, WRITER, START)
-# torchtitan has published .33 to .39 of H100s' peak and .52 to .58 of A100s', by FSDP2 and compiled layers
-HOPPER = Constant("share of the peak in training", 0.39, 0.15, "", "torchtitan's best; eager layers: .15-.20 expected")
-AMPERE = Constant("share of the peak in training", 0.58, 0.25, "", "torchtitan's best; assumed of eager layers")
+CONSTANTS = FIGURES["constants"]
+RANGES = CONSTANTS | FIGURES["training_shares"]
 
 
 @dataclass(frozen=True)
 class GPU:
-    """By NVIDIA's data sheets of SXM forms: dense bf16 FLOP/s, bytes, bytes/s in one direction; an adapter a GPU."""
+    """One of figures.yaml, memory in bytes. training_share: of RANGES."""
 
     name: str
     flops: float
@@ -71,45 +41,48 @@ class GPU:
     memory: float
     nvlink: float
     network: float
-    training_share: Constant
+    training_share: str
 
 
-MIB = 2**20
-GPUS = {  # memory: as nvidia-smi gives it
-    "H100": GPU("H100", 989e12, 3.35e12, 81_559 * MIB, 450e9, 50e9, HOPPER),
-    "H200": GPU("H200", 989e12, 4.8e12, 143_771 * MIB, 450e9, 50e9, HOPPER),
-    "A100": GPU("A100", 312e12, 2.039e12, 81_920 * MIB, 300e9, 25e9, AMPERE),
-}
+GPUS = {name: GPU(name, memory=gpu.pop("mib") * 2**20, **gpu) for name, gpu in FIGURES["gpus"].items()}
+
+
+def between(name: str) -> Range:
+    """(fast, slow): formulas compute with it as with a number, and give such arrays."""
+    return np.array([RANGES[name]["fast"], RANGES[name]["slow"]])
 
 
 def step_parts(run: Run, gpu: GPU, checkpoints: float, validations: float, validation_rows: int) -> dict[str, Range]:
     """checkpoints, validations: in a step, so below 1."""
     check = replace(run, prompts=validation_rows, rollouts=1)
     checked = rollout_seconds(check, gpu) if run.tensor_parallel else forward_seconds(check, gpu)
-    saved = (SHARD_BYTES / run.gpus + EXPORT_BYTES) * run.size.parameters / (WRITER.range * 1e9)
+    saved = (SHARD_BYTES / run.gpus + EXPORT_BYTES) * run.size.parameters / (between("writer") * 1e9)
     parts: dict[str, Range] = {}
     if run.tensor_parallel:
         parts["rollout"] = rollout_seconds(run, gpu)
         parts["log-probs"] = run.passes * forward_seconds(run, gpu)
-        parts["weight sync"] = SYNC.range
-        parts["driver"] = run.prompts * run.rollouts * RESPONSE.range / 1e3
+        parts["weight sync"] = between("sync")
+        parts["driver"] = run.prompts * run.rollouts * between("response") / 1e3
     training = {"update": update_seconds(run, gpu), "network": network_seconds(run, gpu)}
     return parts | training | {"checkpoints": checkpoints * saved, "validation": validations * checked}
 
 
 def rollout_seconds(run: Run, gpu: GPU) -> Range:
     prompts = ceil(run.prompts / (run.gpus // run.tensor_parallel))  # of the busiest replica: all rollouts of a prompt
-    peak = run.tensor_parallel * gpu.flops * PREFILL.range
+    peak = run.tensor_parallel * gpu.flops * between("prefill")
     prefill = prompts * run.prompt * forward_flops(run.size, run.prompt) / peak
     room = int(cache_bytes(run, gpu.memory) / (cache_bytes_of_token(run) * (run.prompt + run.response)))
     rows = max(1, min(prompts * run.rollouts, run.max_sequences, room))
     reads = rollout_weights(run) + rows * (run.prompt + run.response / 2) * cache_bytes_of_token(run)
-    reading, computing = reads / (gpu.bandwidth * BANDWIDTH.range), rows * 2 * run.size.parameters / peak
-    token = np.maximum(np.maximum(reading, computing), DECODE_STEP.range / 1e3)
+    reading, computing = (
+        reads / (gpu.bandwidth * between("bandwidth")),
+        rows * 2 * run.size.parameters / peak,
+    )
+    token = np.maximum(np.maximum(reading, computing), between("decode_step") / 1e3)
     if run.tensor_parallel > 1:
-        token += 2 * run.size.layers * ALL_REDUCE.range * 1e-6
+        token += 2 * run.size.layers * between("all_reduce") * 1e-6
     # responses that wait for room come in turns; the last of them end with the longest
-    return prefill + run.response * (prompts * run.rollouts / rows - 1 + LONGEST.range) * token
+    return prefill + run.response * (prompts * run.rollouts / rows - 1 + between("longest")) * token
 
 
 def forward_flops(size: ModelSize, length: float) -> float:
@@ -119,13 +92,13 @@ def forward_flops(size: ModelSize, length: float) -> float:
 
 def forward_seconds(run: Run, gpu: GPU) -> Range:
     """Of a GPU's share of a step's tokens."""
-    return run.tokens * forward_flops(run.size, run.prompt + run.response) / (gpu.flops * gpu.training_share.range)
+    return run.tokens * forward_flops(run.size, run.prompt + run.response) / (gpu.flops * between(gpu.training_share))
 
 
 def update_seconds(run: Run, gpu: GPU) -> Range:
     """Of all updates of a step."""
     passes = 3 - bool(run.lora_rank) + run.recomputes
-    return run.mu * (passes * forward_seconds(run, gpu) + run.prompts // run.mini_batch * UPDATE.range)
+    return run.mu * (passes * forward_seconds(run, gpu) + run.prompts // run.mini_batch * between("update"))
 
 
 def received_bytes(run: Run) -> float:
@@ -138,4 +111,4 @@ def received_bytes(run: Run) -> float:
 def network_seconds(run: Run, gpu: GPU) -> Range:
     """Over NVLink, or all of a node's adapters together where they are narrower: as much enters each node."""
     link = min(gpu.nvlink, gpu.network * run.gpus_per_node) if run.sharing > run.gpus_per_node else gpu.nvlink
-    return received_bytes(run) / link * WAITED.range
+    return received_bytes(run) / link * between("waited")

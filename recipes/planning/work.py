@@ -1,10 +1,22 @@
-"""How much a run will do: steps and checkpoints."""
+"""How much a run will do, steps and checkpoints; and what it reads: its model and its files."""
 
-from typing import Any
-
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
+from convrec.runs.folder import RL_MODEL, SFT_MODEL, listed
+
+# in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
+TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
+FILE_KEYS = ("data.train_files", "data.val_files", "convrec.catalog_file", TRIE_KEY)  # what every node reads
+
+
+def model_key(config: DictConfig) -> str:
+    """Where the config names the model that its run starts from."""
+    return RL_MODEL if "actor_rollout_ref" in config else SFT_MODEL
+
+
+def model_of(config: DictConfig) -> str:
+    return str(OmegaConf.select(config, model_key(config)))
 
 
 def steps_of(config: DictConfig, rows: int | None = None) -> int:
@@ -23,19 +35,6 @@ def checkpoints_of(config: DictConfig, steps: int) -> tuple[int, int]:
     keep = keep or config.trainer.get("max_ckpt_to_keep")
     written = max(1, -(-steps // every)) if every > 0 else 1
     return written, min(written, keep + 2) if keep else written
-
-
-def kept_checkpoints(config: DictConfig) -> int:
-    """How many will lie on disk at once; 1 where the files that say how many steps there are cannot be read."""
-    try:
-        return checkpoints_of(config, steps_of(config))[1]
-    except (OSError, UserError):
-        return 1
-
-
-def listed(files: Any) -> list[str]:
-    """Of a setting that has a path, several, or null."""
-    return [files] if isinstance(files, str) else list(files or ())
 
 
 def rows_of(config: DictConfig, key: str = "train_files") -> int:

@@ -27,9 +27,9 @@ from convrec.lists.matching import FUZZY, MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.ranks import format_item
 from convrec.lists.reward_parts import RewardParts
+from convrec.runs.folder import listed
 from convrec.shipped import REWARD
 from convrec.training import registration
-from recipes.planning.work import listed
 from recipes.preflight import constrained
 from recipes.preflight.batch import check_batch, check_heads, check_logits, check_micro_batch, model_settings
 from recipes.preflight.cores import rollout_devices

@@ -20,8 +20,8 @@ from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
+from convrec.runs.folder import listed
 from convrec.training import registration
-from recipes.planning.work import listed
 from recipes.preflight.batch import check_logits
 
 ON = "CONSTRAINED=1 (convrec.constrained)"

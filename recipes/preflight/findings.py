@@ -12,10 +12,12 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from convrec.checkpoints import hub
+from convrec.errors import UserError
+from convrec.runs.folder import listed
 from convrec.runs.starts import installed_version
 from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, models, work
-from recipes.planning.estimate import FULL, Requirements
+from recipes.planning.estimate import FULL
 from recipes.preflight import node
 from recipes.preflight.cluster_findings import device_findings, node_findings, slot_findings, slots_for
 from recipes.preflight.finding import GIB, Finding
@@ -74,9 +76,9 @@ def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Fin
     return findings
 
 
-def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def size_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """Disk and memory against what the model and the batch need."""
-    model = OmegaConf.select(config, requirements.model_key)
+    model = work.model_of(config)
     try:
         size = models.model_size(model)
     except (OSError, ValueError) as error:
@@ -87,7 +89,10 @@ def size_findings(config: DictConfig, requirements: Requirements, nodes: Sequenc
         what = "its weights are not in the Hub's cache here: they are downloaded before training starts"
         findings.append(Finding("model", "warning", model, what, "nothing; HF_HOME says where to"))
     checkpoint = estimate.checkpoint_bytes(size)
-    kept = work.kept_checkpoints(config)
+    try:
+        _, kept = work.checkpoints_of(config, work.steps_of(config))
+    except (OSError, UserError):  # the files that say how many steps there are cannot be read
+        kept = 1
     disk = min(nodes, key=lambda report: report["disk_free"])
     free, where = disk["disk_free"], disk["where"]
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {free / GIB:.1f} GiB are free"
@@ -134,10 +139,10 @@ def memory_findings(config: DictConfig, run: estimate.Run, nodes: Sequence[dict[
     return findings
 
 
-def examine(requirements: Requirements, config: DictConfig, on_cluster: bool) -> list[Finding]:
+def examine(config: DictConfig, on_cluster: bool) -> list[Finding]:
     """Everything. On a cluster Ray is connected already, and every node looks for itself."""
     findings = version_findings("driver") + key_findings(config, os.environ)
-    files, model, run_folder = paths_of(config, requirements)
+    files, model, run_folder = paths_of(config)
     if on_cluster:
         driver = node.report([], None, run_folder)
         nodes = node.reports_of_cluster(files, model, run_folder)
@@ -146,10 +151,10 @@ def examine(requirements: Requirements, config: DictConfig, on_cluster: bool) ->
     else:
         driver = node.report(files, model, run_folder)
         nodes = [driver]
-    return findings + node_findings(driver, nodes) + size_findings(config, requirements, nodes)
+    return findings + node_findings(driver, nodes) + size_findings(config, nodes)
 
 
-def paths_of(config: DictConfig, requirements: Requirements) -> tuple[list[str], str, str]:
+def paths_of(config: DictConfig) -> tuple[list[str], str, str]:
     """(files every node reads, the model, the run folder)"""
-    files = [path for key in requirements.file_keys for path in work.listed(OmegaConf.select(config, key))]
-    return files, OmegaConf.select(config, requirements.model_key), config.trainer.default_local_dir
+    files = [path for key in work.FILE_KEYS for path in listed(OmegaConf.select(config, key))]
+    return files, work.model_of(config), config.trainer.default_local_dir

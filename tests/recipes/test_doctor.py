@@ -22,6 +22,7 @@ from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose, compose_files
 from recipes.planning import estimate
 from recipes.planning.models import ModelSize
+from recipes.planning.work import model_key
 from recipes.preflight import cluster_findings, finding, findings, node
 
 GIB = 2**30
@@ -283,8 +284,8 @@ def test_disk(tmp_path: Path, recipe: Recipe, trainer: dict[str, int], free: int
     shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
     Qwen2Config(vocab_size=151_936, num_key_value_heads=2, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
     asked = (config if recipe is RANK_GRPO else sft_config)(**trainer)
-    OmegaConf.update(asked, recipe.requirements.model_key, str(tmp_path))
-    found = findings.size_findings(asked, recipe.requirements, [machine(disk_free=free * GIB)])
+    OmegaConf.update(asked, model_key(asked), str(tmp_path))
+    found = findings.size_findings(asked, [machine(disk_free=free * GIB)])
     (disk,) = [finding for finding in found if finding.check == "disk"]
     assert disk.status == status
     assert what in disk.what
@@ -391,7 +392,7 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
     monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
-    found = [f for f in findings.examine(RANK_GRPO.requirements, config, on_cluster=True) if f.check == "devices"]
+    found = [f for f in findings.examine(config, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
 

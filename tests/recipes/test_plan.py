@@ -16,7 +16,7 @@ from recipes import plan
 from recipes.planning.estimate import GIB, checkpoint_bytes, run_of
 from recipes.planning.models import KNOWN
 from recipes.planning.plan import make_plan, shown
-from recipes.planning.step_time import GPUS, UPDATE, forward_seconds, network_seconds, update_seconds
+from recipes.planning.step_time import GPUS, between, forward_seconds, network_seconds, update_seconds
 from tests.recipes.planning.conftest import run as run_with
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +120,7 @@ def test_the_papers_run_takes_what_the_pages_say(config_with: Callable[..., Dict
     fast, slow = seconds["a step"]
     assert fast < 5
     assert slow > 8
-    for end, besides in enumerate(UPDATE.range):
+    for end, besides in enumerate(between("update")):
         assert 0.2 < (seconds["log-probs"][end] + seconds["update"][end] - besides) / seconds["a step"][end] < 0.25
     for page in ("README.md", "docs/explanation/performance.md"):
         assert f"{shown([fast, slow])} s a step" in " ".join((ROOT / page).read_text(encoding="utf-8").split())

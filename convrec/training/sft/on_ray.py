@@ -4,12 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import ray
+from verl.single_controller import ray as verl_ray
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.base import RayResourcePool
 from verl.trainer import sft_trainer, sft_trainer_ray
 from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
-from verl.workers.utils.losses import sft_loss
 
 from convrec.runs.phases import Phases
 from convrec.training import registration
@@ -58,22 +57,9 @@ class ConvRecRaySFTTrainer(SFTMixin, sft_trainer_ray.SFTTrainer):
 
     def _build_engine(self) -> None:
         """verl's, with our worker, and one CPU slot for each where it asks for ten."""
-        trainer = self.config.trainer
-        worker_config = TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=self.model_config,
-            engine_config=self.engine_config,
-            optimizer_config=self.optimizer_config,
-            checkpoint_config=self.checkpoint_config,
-            profiler_config=self.profiler_config,
-        )
-        self.training_client = RayWorkerGroup(
-            resource_pool=RayResourcePool([trainer.n_gpus_per_node] * trainer.nnodes, max_colocate_count=1),
-            ray_cls_with_init=RayClassWithInitArgs(ray.remote(SFTWorker), config=worker_config),
-            device_name=trainer.device,
-        )
-        self.training_client.set_loss_fn(loss_fn=partial(sft_loss, config=None))
-        self.training_client.reset()
+        sft_trainer_ray.TrainingWorker = SFTWorker
+        verl_ray.RayResourcePool = partial(RayResourcePool, max_colocate_count=1)
+        super()._build_engine()
 
     def _build_ckpt_handler(self) -> None:
         super()._build_ckpt_handler()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from convrec.runs import guard, stacks
@@ -75,7 +76,7 @@ def test_a_process_that_looks_writes_the_stacks_of_all_its_threads_whenever_it_i
 def test_a_stopped_process_says_so(process: subprocess.Popen, folder: Path) -> None:
     process.send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + 5
-    while stacks.state_of(process.pid) != "T" and time.monotonic() < deadline:
+    while psutil.Process(process.pid).status() != "stopped" and time.monotonic() < deadline:
         time.sleep(0.01)
     _, (blamed,) = stacks.of_this_node(str(folder), "node-a")
     assert blamed.startswith(f"process {process.pid} on node-a (")

@@ -15,15 +15,15 @@ from recipes.experiments.matrix_runs import MatrixRun
 
 
 def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "run_rank_grpo.sh"
-    script.write_text('echo "$MODEL_PATH $SAVE_PATH $MU $1" > seen; exit ${STATUS:-0}\n')
-    monkeypatch.setattr(local_runs, "ROOT", tmp_path)
+    convrec = tmp_path / "convrec"
+    convrec.write_text('echo "$MODEL_PATH $SAVE_PATH $MU $@" > seen; exit ${STATUS:-0}\n')
+    monkeypatch.setitem(local_runs.OURS, "convrec", ["bash", str(convrec)])
     monkeypatch.chdir(tmp_path)
     run = MatrixRun("r-s1", "r", "rank_grpo", "sft", {"MU": "2", "SEED": "1"}, ["a=b"])
     train(run, Path("out"))
-    assert (tmp_path / "seen").read_text() == "out/sft out/r-s1 2 a=b\n"
+    assert (tmp_path / "seen").read_text() == "out/sft out/r-s1 2 train rank-grpo a=b\n"
     monkeypatch.setenv("STATUS", "3")
-    with pytest.raises(UserError, match=r"^run_rank_grpo\.sh ended with status 3"):
+    with pytest.raises(UserError, match=r"^convrec train rank-grpo ended with status 3"):
         train(run, Path("out"))
 
 

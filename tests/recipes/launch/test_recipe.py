@@ -109,7 +109,7 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])  # a small machine may be refused
     with mock.patch.dict(os.environ):  # `run` sets some
         assert runner.run(replace(added, train=lambda *args: trained.append(args)), ["convrec.gamma=2"]) == 0
-    assert trained[0][1].convrec.gamma == 2
+    assert trained[0][0].convrec.gamma == 2
     said = capfd.readouterr().err
     assert f"Wide GRPO of short lists of {variables['MODEL_PATH']} into {tmp_path / 'run'}" in said
     assert "Wide GRPO of short lists finished" in said

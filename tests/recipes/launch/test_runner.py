@@ -40,7 +40,7 @@ def run(
             Path(file).touch()
         given = {"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9", "MODEL_PATH": str(model)} | files | variables
         set_variables(given)
-        recipe = replace(SFT, title="Training", check=check, train=lambda requirements, config: train(config))
+        recipe = replace(SFT, title="Training", check=check, train=train)
         status = runner.run(recipe, [])
         out, err = capfd.readouterr()
         assert out == ""

@@ -8,10 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from convrec.errors import UserError
-from convrec.runs.folder import RL_MODEL
 from recipes.launch.same_run import changes, contents
 from recipes.launch.settings import save_config
-from recipes.planning.estimate import Requirements
 
 MODEL = "actor_rollout_ref__model__path"
 
@@ -34,13 +32,13 @@ def settings(**changed: Any) -> Any:
 def test_more_steps_on_more_nodes_are_the_same_run(tmp_path: Path) -> None:
     save_config(settings(), tmp_path)
     now = settings(trainer__total_training_steps=200, trainer__nnodes=2, convrec__watchdog_seconds=600)
-    assert changes(now, tmp_path, RL_MODEL) == []
+    assert changes(now, tmp_path) == []
 
 
 def test_what_the_run_is_trained_by_is_named_where_it_has_changed(tmp_path: Path) -> None:
     save_config(settings(), tmp_path)
     now = settings(actor_rollout_ref__actor__optim__lr=3e-4, convrec__reward="log_decay", data__train_batch_size=32)
-    assert changes(now, tmp_path, RL_MODEL) == [
+    assert changes(now, tmp_path) == [
         f"{tmp_path} goes on with other settings: actor_rollout_ref.actor.optim.lr was 0.001 and is 0.0003",
         f"{tmp_path} goes on with other settings: convrec.reward was 'exp_inf' and is 'log_decay'",
         f"{tmp_path} goes on with other settings: data.train_batch_size was 16 and is 32",
@@ -58,14 +56,16 @@ def test_what_the_run_is_trained_by_is_named_where_it_has_changed(tmp_path: Path
 def test_another_run_is_refused(tmp_path: Path, key: str, value: str, said: str) -> None:
     save_config(settings(), tmp_path)
     with pytest.raises(UserError, match=f"{said}. Choose another SAVE_PATH"):
-        changes(settings(**{key: value}), tmp_path, RL_MODEL)
+        changes(settings(**{key: value}), tmp_path)
 
 
 @pytest.fixture
 def files(tmp_path: Path, sound_model: Callable[..., Path]) -> dict[str, str]:
     (tmp_path / "train.parquet").write_text("rows")
     (tmp_path / "catalog.parquet").write_text("items")
-    paths = {"data__train_files": "train.parquet", "convrec__catalog_file": "catalog.parquet"}
+    (tmp_path / "validation.parquet").write_text("rows")
+    paths = {"data__train_files": "train.parquet", "data__val_files": "validation.parquet"}
+    paths["convrec__catalog_file"] = "catalog.parquet"
     sound_model(tmp_path / "model")
     return {key: str(tmp_path / name) for key, name in (paths | {MODEL: "model"}).items()}
 
@@ -73,7 +73,7 @@ def files(tmp_path: Path, sound_model: Callable[..., Path]) -> dict[str, str]:
 def started(run: Path, files: dict[str, str]) -> Any:
     """The settings of a start, of which the config is kept where there is none."""
     config = settings(**files)
-    config.run.contents = contents(config, Requirements(RL_MODEL, ("data.train_files", "convrec.catalog_file")))
+    config.run.contents = contents(config)
     if not (run / "config.yaml").exists():
         save_config(config, run)
     return config
@@ -83,16 +83,16 @@ def test_data_that_changed_under_its_path_is_said_and_a_model_that_did_is_refuse
     tmp_path: Path, files: dict[str, str], sound_model: Callable[..., Path]
 ) -> None:
     run = tmp_path / "run"
-    assert changes(started(run, files), run, RL_MODEL) == []
+    assert changes(started(run, files), run) == []
     for name, key in (("train", "data.train_files"), ("catalog", "convrec.catalog_file")):
         (tmp_path / f"{name}.parquet").write_text("others")
-        (warning, *_) = changes(started(run, files), run, RL_MODEL)
+        (warning, *_) = changes(started(run, files), run)
         assert f"{tmp_path}/{name}.parquet has changed since ({key})" in warning
         (tmp_path / f"{name}.parquet").write_text({"train": "rows", "catalog": "items"}[name])
-    assert changes(started(run, files), run, RL_MODEL) == []
+    assert changes(started(run, files), run) == []
     sound_model(tmp_path / "model", weight=0.25)
     with pytest.raises(UserError, match=f"the files of the model {tmp_path}/model have changed. Choose another"):
-        changes(started(run, files), run, RL_MODEL)
+        changes(started(run, files), run)
 
 
 def test_a_model_and_data_in_another_place_are_the_same(tmp_path: Path, files: dict[str, str]) -> None:
@@ -101,12 +101,12 @@ def test_a_model_and_data_in_another_place_are_the_same(tmp_path: Path, files: d
     moved = {}
     for key, path in files.items():
         moved[key] = str(Path(path).rename(tmp_path / f"moved-{Path(path).name}"))
-    assert changes(started(run, moved), run, RL_MODEL) == []
+    assert changes(started(run, moved), run) == []
 
 
 def test_a_setting_that_the_run_did_not_have_is_no_change(tmp_path: Path) -> None:
     earlier = settings()
     del earlier["convrec"]["gamma"]
-    assert changes(settings(), tmp_path, RL_MODEL) == []  # no config.yaml at all
+    assert changes(settings(), tmp_path) == []  # no config.yaml at all
     save_config(earlier, tmp_path)
-    assert changes(settings(convrec__gamma=0.5), tmp_path, RL_MODEL) == []
+    assert changes(settings(convrec__gamma=0.5), tmp_path) == []

@@ -13,12 +13,16 @@ from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
 from convrec.lists.reward_parts import PART_NAMES
 from recipes.launch.recipe import RANK_GRPO, RECIPES
-from recipes.launch.schema import VERL_TRACKERS
+from recipes.launch.schema import SFT_SEQUENCES_PER_DEVICE, VERL_TRACKERS
 from recipes.launch.settings import check, compose_files
 from recipes.launch.variables import VARIABLES, overrides_from_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 NO_VARIABLES: Mapping[str, str] = {}
+
+
+def test_the_words_for_sfts_batch_have_its_number() -> None:
+    assert RECIPES["sft"].settings["data.train_batch_size"].null == f"{SFT_SEQUENCES_PER_DEVICE} a device"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from recipes.launch.recipe import RANK_GRPO, SFT
 from recipes.planning.estimate import GIB, gpu_parts, lacks, run_of
 from recipes.planning.models import KNOWN, model_size
 from recipes.planning.plan import make_plan, shown, summary
-from recipes.planning.step_time import GPUS, START
+from recipes.planning.step_time import GPUS, between
 from recipes.preflight.findings import memory_findings
 
 Config = Callable[..., DictConfig]
@@ -51,7 +51,7 @@ def test_sft_has_96_sequences_a_device(config_with: Config) -> None:
 
 
 def test_hours_are_the_start_and_the_steps(config_with: Config) -> None:
-    for recipe, start in (("rank_grpo", START.range), ("sft", 0 * START.range)):
+    for recipe, start in (("rank_grpo", between("start")), ("sft", 0 * between("start"))):
         plan = plan_of(config_with(recipe))
         *parts, step = plan["seconds of a step"].values()
         for end in (0, 1):
@@ -199,7 +199,7 @@ def config_of(config_with: Config, sample: Path, model: Path) -> Callable[[str],
 def test_hours_of_a_dry_run_are_the_plans(recipe, config_of: Callable[[str], DictConfig], model: Path) -> None:
     config = config_of(recipe.name)
     config.trainer.total_epochs = 3
-    steps, checkpoints, time = summary(config, recipe.requirements)
+    steps, checkpoints, time = summary(config)
     assert steps.startswith("steps: 15 of 8 rows out of 40; ")
     assert checkpoints.startswith("checkpoints: 1, 1 of them kept: 0.00 GiB each")
     plan = make_plan(config, run_of(config, model_size(str(model))), GPUS["H100"], 40, 10)
@@ -213,4 +213,4 @@ def test_no_hours_without_gpus_nor_for_verdicts(config_of: Callable[[str], DictC
     with open_dict(judge):
         del judge.convrec.num_items
     for config in (on_cpu, judge):
-        assert len(summary(config, RANK_GRPO.requirements)) == 2
+        assert len(summary(config)) == 2

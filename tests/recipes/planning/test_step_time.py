@@ -9,7 +9,7 @@ import pytest
 from recipes.planning import step_time
 from recipes.planning.estimate import Run, cache_bytes, cache_bytes_of_token
 from recipes.planning.models import KNOWN, ModelSize
-from recipes.planning.step_time import CONSTANTS, GPUS
+from recipes.planning.step_time import CONSTANTS, GPUS, RANGES
 from tests.recipes.planning.conftest import run
 
 EIGHT_B, H100 = KNOWN["8B"][1], GPUS["H100"]
@@ -129,9 +129,10 @@ def test_the_parts_of_a_step() -> None:
 
 
 def test_every_constant_goes_from_fast_to_slow_and_says_where_it_is_from() -> None:
-    every = [*CONSTANTS, *(gpu.training_share for gpu in GPUS.values())]
-    assert all(constant.source and constant.fast != constant.slow for constant in every)
-    assert len({constant.name for constant in every}) == len(CONSTANTS) + 1
+    every = RANGES.values()
+    assert {gpu.training_share for gpu in GPUS.values()} == RANGES.keys() - CONSTANTS.keys()
+    assert all(constant["source"] and constant["fast"] != constant["slow"] for constant in every)
+    assert len({constant["name"] for constant in every}) == len(CONSTANTS) + 1
     for model in KNOWN:
         for part, (fast, slow) in step_time.step_parts(run(model, nodes=2), H100, 0.1, 0.1, 10).items():
             assert fast < slow, part

@@ -385,7 +385,7 @@ def test_sfts_own_machine_is_examined_where_it_trains_there(
 ) -> None:
     """A cluster's nodes are examined once Ray is there."""
     found: list[bool] = []
-    monkeypatch.setattr(findings, "examine", lambda requirements, config, on_cluster: found.append(on_cluster) or [])
+    monkeypatch.setattr(findings, "examine", lambda config, on_cluster: found.append(on_cluster) or [])
     monkeypatch.setitem(RECIPES, "sft", replace(RECIPES["sft"], train=lambda *args: None))
     set_variables(good_sft | {"N_GPUS_PER_NODE": str(devices)})
     monkeypatch.setenv("RAY_ADDRESS", address)

@@ -12,7 +12,6 @@ from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from convrec.rollout.constraint import load_trie
 from recipes.launch import settings
-from recipes.launch.recipe import RANK_GRPO
 from recipes.preflight import checks, constrained, findings
 
 Compose = Callable[..., DictConfig]
@@ -50,7 +49,7 @@ def test_the_trie_is_made_once_and_reaches_rollout_and_nodes(compose: Compose, t
     trie = load_trie(rollout)
     assert trie is not None
     assert trie.num_items > 3
-    assert str(file) in findings.paths_of(config, RANK_GRPO.requirements)[0]
+    assert str(file) in findings.paths_of(config)[0]
     assert load_trie(compose(CONSTRAINED="0").actor_rollout_ref.rollout) is None
 
 
