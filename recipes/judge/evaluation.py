@@ -23,7 +23,7 @@ from convrec.generation.answers import Answer, GenerationRequest, model_answers
 from convrec.generation.placement import Placement, add_placement
 from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
-from convrec.judges.metrics import Summary, comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
+from convrec.judges.metrics import comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
@@ -61,15 +61,6 @@ def rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> li
     return table
 
 
-def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, seed: int) -> Summary:
-    columns = {name: [row[name] for row in table] for name in table[0]}
-    labels, queries, sources = columns["label"], columns["query"], columns["source"]
-    verdicts = columns["verdict"]
-    if mode == "pairwise":
-        return pairwise_summary(labels, verdicts, columns["verdict_swapped"], queries, sources, seed)
-    return pointwise_summary(labels, verdicts, queries, sources, scores, seed)
-
-
 def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int, dict[str, Any]]:
     """Row number -> line of an earlier evaluation. Raises UserError where there is none of that mode and of data with
     these contents (its `sha256`)."""
@@ -82,7 +73,7 @@ def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int
 
 
 def compare(
-    other: Mapping[int, Mapping[str, Any]], table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, seed: int
+    other: Mapping[int, dict[str, Any]], table: Sequence[dict[str, Any]], mode: str, scores: Scores, seed: int
 ) -> dict[str, Any]:
     """This evaluation minus the other on the rows both have, ties aside: {metric: {"mean", "se", "p"}, "n"}."""
     both = [
@@ -92,15 +83,11 @@ def compare(
     ]
     if not both:
         raise UserError("--against: no row of that evaluation is in this data; compare evaluations of the same data")
-    new, old = ([_metrics(row, mode, scores) for row in rows] for rows in zip(*both, strict=True))
+    new, old = (
+        [comparison_metrics(row) if mode == "pairwise" else score_metrics(row, scores) for row in rows]
+        for rows in zip(*both, strict=True)
+    )
     return {"n": len(both)} | paired(old, new, COMPARED[mode], [row["query"] for row, _ in both], seed)
-
-
-def _metrics(row: Mapping[str, Any], mode: str, scores: Scores) -> dict[str, float]:
-    label, verdict = row["label"], row["verdict"]
-    if mode == "pairwise":
-        return comparison_metrics(label, verdict, row["verdict_swapped"])
-    return score_metrics(label, verdict, scores)
 
 
 def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
@@ -153,7 +140,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
         "settings": {"judge": mode, "model": model, "model_path": model_path, "data": data, "limit": options.limit}
         | {"sha256": contents}
         | settings,
-        "results": summary_of(table, mode, scores, seed),
+        "results": pairwise_summary(table, seed) if mode == "pairwise" else pointwise_summary(table, scores, seed),
         "generation": {
             "prompts": len(prompts),
             "generated": generated,
