@@ -19,7 +19,7 @@ from convrec.data.chat import fits, render_prompt
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash, write_json, write_table
-from convrec.generation.answers import Answer, GenerationRequest, model_answers
+from convrec.generation.answers import Answer, GenerationRequest
 from convrec.generation.placement import Placement, add_placement
 from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
@@ -29,7 +29,7 @@ from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_
 from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
 from convrec.lists.metrics import paired
 from convrec.report.page import gain_text
-from recipes.evaluation.baselines import API, api_answers
+from recipes.evaluation.baselines import API, answers_to
 from recipes.evaluation.scoring import metrics_of, rows_of
 from recipes.evaluation.setup import refuse_to_replace
 
@@ -44,19 +44,12 @@ def rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> li
     """A line a row; verdicts None where there are none. texts: by whether A and B were swapped."""
     table: list[dict[str, Any]] = []
     for index, (number, row) in enumerate(kept):
-        record: dict[str, Any] = {
-            "row": number,
-            "query": query_text(row["input"]),
-            "source": row["source"] or "",
-            "label": label_of(row, mode),
-        }
-        record["text"] = texts[False][index]
-        if mode == "pointwise":
-            record["verdict"] = score_verdict(record["text"], scores_of(row))
-        else:
-            record["text_swapped"] = texts[True][index]
-            record["verdict"] = comparison_verdict(record["text"])
-            record["verdict_swapped"] = comparison_verdict(record["text_swapped"])
+        query, source = query_text(row["input"]), row["source"] or ""
+        record = {"row": number, "query": query, "source": source, "label": label_of(row, mode)}
+        for is_swapped, of_order in texts.items():
+            text, end = of_order[index], "_swapped" if is_swapped else ""
+            verdict = score_verdict(text, scores_of(row)) if mode == "pointwise" else comparison_verdict(text)
+            record |= {f"text{end}": text, f"verdict{end}": verdict}
         table.append(record)
     return table
 
@@ -123,12 +116,8 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {"max_tokens": options.max_response_length, "temperature": 0.0, "seed": seed}
     settings |= {"max_prompt_tokens": options.max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start, path = time.monotonic(), out / "generations.parquet"
-    if is_api:
-        answers, generated = api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
-    else:
-        answers, generated = model_answers(
-            GenerationRequest(model_path, prompts, path), placement=placement, **settings
-        )
+    asked_for = GenerationRequest(model_path, prompts, path)
+    answers, generated = answers_to(asked_for, placement, role="judge", **settings)
     seconds = time.monotonic() - start
     texts = {
         order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
