@@ -4,7 +4,6 @@ Models, options and files: docs/how-to/judges.md.
 """
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS,
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
 from convrec.lists.metrics import paired
-from convrec.report.page import gain_text
+from convrec.report.page import gain_text, number_text
 from recipes.evaluation.baselines import API, answers_to
 from recipes.evaluation.scoring import metrics_of, rows_of
 from recipes.evaluation.setup import refuse_to_replace
@@ -209,11 +208,7 @@ def _line(part: Mapping[str, Any]) -> str:
 
 
 def _with_error(value: Mapping[str, float]) -> str:
-    return f"{_number(value['mean'])} ±{_number(value['se'])}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else "-"
+    return f"{number_text(value['mean'])} ±{number_text(value['se'])}"
 
 
 @says_user_errors
