@@ -5,7 +5,6 @@ What CHATS may have and what a row of OUT has: docs/how-to/serving.md. Stopped, 
 
 import argparse
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
 from convrec.generation.placement import Placement, add_placement, visible_gpus
-from convrec.generation.pool import Pool
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.progress import Progress
 from convrec.retrieval.folder import NOTES, load_notes
@@ -64,14 +62,13 @@ def recommend(given: argparse.Namespace) -> dict[str, Any]:
             print(f"{parts.folder}: lists of another request are replaced", file=sys.stderr)
         done = parts.rows_done()
         # the checkpoint itself: of a run that still trains, each replica would find another best one
-        checkpoint = str(Path(found.path).absolute()) if Path(found.path).exists() else found.path
-        asked = {"model": checkpoint, "catalog": str(catalog.absolute()), "max_items": given.k, **settings}
+        asked = {"model": found.path, "catalog": str(catalog), "max_items": given.k, **settings}
         asked["tensor_parallel"] = given.tensor_parallel
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
             bar = Progress(total=rows, initial=done, unit=" lists")
-            with bar, placement.open() as room, closing(Pool(room, load, asked, log)) as pool:
+            with bar, placement.open(load, asked, log) as pool:
                 for _, table in pool.answers(parts.missing(read_chats(source))):
                     parts.keep(table)
                     bar.update(table.num_rows)

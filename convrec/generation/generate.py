@@ -8,7 +8,7 @@ not depend on what is computed together: in float32, which a CPU has.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from convrec.checkpoints.files import BESIDE_WEIGHTS, fingerprint
 from convrec.checkpoints.models import check_model_path
 from convrec.generation import offline
 from convrec.generation.offline import Answer
-from convrec.generation.placement import Placement
-from convrec.generation.pool import Pool, Room
+from convrec.generation.placement import Placement, visible_gpus
+from convrec.generation.pool import Pool
 from convrec.generation.prompts import Messages, prompt_id
 from convrec.progress import Progress
 
@@ -70,14 +70,14 @@ def generate(
         return []
     sampling = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "seed": seed if temperature > 0 else None}
     request = offline.Request(
-        model=str(Path(model).absolute()) if Path(model).exists() else model,
+        model=model,
         max_tokens=max_tokens,
         max_prompt_tokens=max_prompt_tokens,
         sampling=sampling,
         seed=seed,
         tensor_parallel=placement.tensor_parallel,
         chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
-        trie=str(Path(constraint.trie).absolute()) if constraint else None,
+        trie=constraint.trie if constraint else None,
         num_items=constraint.num_items if constraint else 0,
     )
     exclude = constraint.exclude if constraint else {}
@@ -95,8 +95,8 @@ def generate(
         bar.set_description_str("generating", refresh=False)
         bar.update(number)
 
-    with bar, _replicas(request, placement, log_file) as (room, pool):
-        size = size_of_batch(len(prompts), len(room.starts), room.on_gpu)
+    with bar, _replicas(request, placement, log_file) as pool:
+        size = size_of_batch(len(prompts), len(pool.environments), bool(visible_gpus()))
         starts = range(0, len(prompts), size)
         batches = ((request.model, asked[start : start + size]) for start in starts)
         for number, found in pool.answers(batches, advance):
@@ -121,7 +121,7 @@ class _Engines:
     """Replicas that may outlive a call of `generate`: what they were started for, and what ends them."""
 
     request: Any = None
-    replicas: tuple[Room, Pool] | None = None
+    replicas: Any = None
     stack: ExitStack = field(default_factory=ExitStack)
 
 
@@ -142,18 +142,15 @@ def engines_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _replicas(request: offline.Request, placement: Placement, log: str | Path | None) -> Iterator[tuple[Room, Pool]]:
+def _replicas(request: offline.Request, placement: Placement, log: str | Path | None) -> Iterator[Pool]:
     engines = _kept or _Engines()
     folder = Path(request.model)
     alike = fingerprint(folder, BESIDE_WEIGHTS) if folder.is_dir() else request.model
     wanted = (replace(request, model=alike), placement)
-    with ExitStack() as at_the_end:
-        if engines is not _kept:
-            at_the_end.enter_context(engines.stack)
-        if engines.replicas is None or engines.request != wanted:
-            engines.replicas = None  # also where the next cannot be opened
+    with nullcontext() if engines is _kept else engines.stack:
+        if engines.request != wanted:
+            engines.request = None  # also where the next cannot be opened
             engines.stack.close()
-            room = engines.stack.enter_context(placement.open())
-            pool = engines.stack.enter_context(closing(Pool(room, offline.load, request, log)))
-            engines.request, engines.replicas = wanted, (room, pool)
+            engines.replicas = engines.stack.enter_context(placement.open(offline.load, request, log))
+            engines.request = wanted
         yield engines.replicas

@@ -9,13 +9,13 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from convrec.errors import UserError
 from convrec.generation.engine_settings import NO_COMPILER
-from convrec.generation.pool import Room
-from convrec.generation.process import Process
+from convrec.generation.pool import Pool
+from convrec.generation.process import Load
 from convrec.runs import guard, supervisor
 
 AUTO = "auto"  # --replicas: as many as there is room for
@@ -39,14 +39,17 @@ class Placement:
                 raise UserError(f"{option} {value}: give {choice}")
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Room]:
-        """On leaving, whatever has been started there is ended.
+    def open(self, load: Load, settings: Any, log: str | Path | None = None) -> Iterator[Pool]:
+        """On leaving, whatever has been started there is ended. load, settings, log: as Pool has them; log None: it is
+        not kept.
 
         Raises UserError for more replicas than the GPUs are enough for.
         """
         with guard.guarded_children() as folder:  # whatever happens, no engine is left
             supervisor.note(temporary=str(folder))
-            yield room_here(self.replicas, self.tensor_parallel, folder, guard.environment(folder))
+            environments = environments_here(self.replicas, self.tensor_parallel, guard.environment(folder))
+            with contextlib.closing(Pool(environments, load, settings, Path(log or folder / "vllm.log"))) as pool:
+                yield pool
 
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
@@ -65,12 +68,12 @@ def _replicas(text: str) -> int | str:
     return text if text == AUTO else int(text)
 
 
-def room_here(replicas: int | str, tensor_parallel: int, folder: Path, environment: Mapping[str, str]) -> Room:
-    """On this node. environment: of all replicas, beside what says which part of the node each has."""
-    gpus = visible_gpus()
-    parts = divide_node(replicas, tensor_parallel, gpus, len(os.sched_getaffinity(0)))
-    starts = [partial(Process, environment={**environment, **part}) for part in parts]
-    return Room(starts, bool(gpus), folder)
+def environments_here(
+    replicas: int | str, tensor_parallel: int, environment: Mapping[str, str]
+) -> list[Mapping[str, str]]:
+    """Of each replica on this node `environment`, and what says which part of the node it has."""
+    parts = divide_node(replicas, tensor_parallel, visible_gpus(), len(os.sched_getaffinity(0)))
+    return [{**environment, **part} for part in parts]
 
 
 def visible_gpus() -> list[str]:

@@ -3,51 +3,37 @@
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tqdm import tqdm
 
 from convrec.generation.process import Died, Load, Process
 
 ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
-Start: TypeAlias = Callable[[Load, Any, Path], Process]  # of (load, settings, log), as Process takes them
-
-
-@dataclass(frozen=True)
-class Room:
-    """Where replicas are started: each of `starts` has GPUs or cores of its own, and can be called again and again.
-
-    folder: of this node, removed with the replicas, also where this process is killed.
-    """
-
-    starts: Sequence[Start]
-    on_gpu: bool
-    folder: Path
 
 
 class Pool:
-    """The replicas of a room, each started when there is a task for it. `close` ends them."""
+    """A replica for each environment, with GPUs or cores of its own, started when there is a task for it. `close` ends
+    them."""
 
-    def __init__(self, room: Room, load: Load, settings: Any, log: str | Path | None = None) -> None:
+    def __init__(self, environments: Sequence[Mapping[str, str]], load: Load, settings: Any, log: Path) -> None:
         """
         Args:
-            room: open for as long as this is.
             load: what each replica calls with the settings.
-            log: of the first one, the others' have their index in the name; None: it goes with the room.
+            log: of the first one; the others' have their index in the name.
         """
-        self._room, self._load, self._settings = room, load, settings
-        self._log = Path(log or room.folder / "vllm.log")
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._load, self._settings = load, settings
+        self.environments, self.log = environments, log
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._replicas: dict[int, Process] = {}  # by its index in the room
+        self._replicas: dict[int, Process] = {}  # by its index
         self._own = threading.local()  # a thread's index
         # a thread a replica, which lives as long as the pool: see Process
-        self._executor = ThreadPoolExecutor(len(room.starts), "convrec-replica", self._begin, (itertools.count(),))
+        self._executor = ThreadPoolExecutor(len(environments), "convrec-replica", self._begin, (itertools.count(),))
 
     def answers(
         self, tasks: Iterable[Any], progress: Callable[[int], object] = lambda number: None
@@ -60,7 +46,7 @@ class Pool:
         running: dict[Future[Any], int] = {}
         for number, task in enumerate(tasks):
             running[self._executor.submit(self._ask, task, progress)] = number
-            if len(running) == 2 * len(self._room.starts):  # for each replica one that it does and one that waits
+            if len(running) == 2 * len(self.environments):  # for each replica one that it does and one that waits
                 yield from _finished(running)
         while running:
             yield from _finished(running)
@@ -105,8 +91,8 @@ class Pool:
             if self._is_closed:
                 raise Died("closed")
             if index not in self._replicas:
-                log = self._log if index == 0 else self._log.with_stem(f"{self._log.stem}-{index}")
-                self._replicas[index] = self._room.starts[index](self._load, self._settings, log)
+                log = self.log if index == 0 else self.log.with_stem(f"{self.log.stem}-{index}")
+                self._replicas[index] = Process(self._load, self._settings, log, self.environments[index])
             return self._replicas[index]
 
 

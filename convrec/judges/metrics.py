@@ -30,14 +30,17 @@ OTHER = {"A": "B", "B": "A", TIE: TIE, None: None}
 PAIRWISE = ("accuracy", "right_both_ways")  # by source and by label
 POINTWISE = ("exact_match", "reward")
 Summary = dict[str, Any]
+# "label": the better response, "A" or "B", or "tie"; a score. "verdict", and of a pair "verdict_swapped", when A and B
+# were swapped: the same, None for none. "query", which errors resample. "source".
 Row = dict[str, Any]
+Value = tuple[float, Hashable]  # with its query
 
 
 # ---- pairwise
 
 
-def comparison_metrics(label: str, verdict: str | None, swapped: str | None) -> dict[str, float]:
-    """Of one row. label: "A" or "B"; verdict: "A", "B", "tie" or None; swapped: the one when A and B were swapped."""
+def comparison_metrics(row: Row) -> dict[str, float]:
+    label, verdict, swapped = row["label"], row["verdict"], row["verdict_swapped"]
     back = OTHER[swapped]  # in terms of the row's own order
     said = [v for v in (verdict, swapped) if v in ("A", "B")]
     right, wrong = [v == label for v in (verdict, back)], [v == OTHER[label] for v in (verdict, back)]
@@ -54,49 +57,29 @@ def comparison_metrics(label: str, verdict: str | None, swapped: str | None) -> 
     }
 
 
-def pairwise_summary(
-    true: Sequence[str],
-    verdicts: Sequence[str | None],
-    swapped_verdicts: Sequence[str | None],
-    contexts: Sequence[Hashable],
-    sources: Sequence[str] | None = None,
-    seed: int = 3407,
-) -> Summary:
-    """true: the better response, "A" or "B", or "tie", of each row; contexts: the query, which errors resample.
-
-    {name: {"mean", "se"}} and "n", "num_contexts", "by_source", "by_label", "ties", "baseline".
-    """
-    ties = [index for index, label in enumerate(true) if label == TIE]
-    kept = [index for index, label in enumerate(true) if label != TIE]
-    rows = [comparison_metrics(true[i], verdicts[i], swapped_verdicts[i]) for i in kept]
-    queries, labels = [contexts[i] for i in kept], [true[i] for i in kept]
-    share = sum(label == "A" for label in labels) / len(labels) if labels else math.nan
-    constant = dict.fromkeys(comparison_metrics("A", "A", "A"), 0.0) | {"inconsistent": 1.0, "prefers_a": 1.0}
+def pairwise_summary(rows: Sequence[Row], seed: int = 3407) -> Summary:
+    """{name: {"mean", "se"}} and "n", "num_contexts", "by_source", "by_label", "ties", "baseline"."""
+    constant = dict.fromkeys(comparison_metrics({"label": "A", "verdict": "A", "verdict_swapped": "A"}), 0.0)
+    names = [*constant]
+    scored = [row | comparison_metrics(row) for row in rows]
+    kept = [row for row in scored if row["label"] != TIE]
+    tied = [row | {"tied": float(not row["no_verdict"] and not row["agreement"])} for row in scored]
+    share = sum(row["label"] == "A" for row in kept) / len(kept) if kept else math.nan
+    constant |= {"inconsistent": 1.0, "prefers_a": 1.0}
     constant |= {"accuracy": max(share, 1 - share), "accuracy_swapped": max(share, 1 - share)}
-    return _means(rows, queries, seed) | {
-        "by_source": _by([sources[i] for i in kept] if sources else [], rows, queries, PAIRWISE, seed),
-        "by_label": _by(labels, rows, queries, PAIRWISE, seed),
-        "ties": _ties([(verdicts[i], swapped_verdicts[i]) for i in ties], [contexts[i] for i in ties], seed),
+    return _means(kept, names, seed) | {
+        "by_source": _by("source", kept, PAIRWISE, seed),
+        "by_label": _by("label", kept, PAIRWISE, seed),
+        "ties": _means([row for row in tied if row["label"] == TIE], ("tied", "no_verdict"), seed),
         "baseline": constant,
     }
-
-
-def _ties(said: Sequence[tuple[str | None, str | None]], contexts: Sequence[Hashable], seed: int) -> Summary:
-    rows = [
-        {
-            "tied": float(None not in (verdict, swapped) and not (verdict in ("A", "B") and verdict == OTHER[swapped])),
-            "no_verdict": sum(v is None for v in (verdict, swapped)) / 2,
-        }
-        for verdict, swapped in said
-    ]
-    return _means(rows, contexts, seed)
 
 
 # ---- pointwise
 
 
-def score_metrics(label: int, verdict: int | None, scores: Scores = SCORES) -> dict[str, float]:
-    """Of one row: its true score, and the judge's."""
+def score_metrics(row: Row, scores: Scores = SCORES) -> dict[str, float]:
+    label, verdict = row["label"], row["verdict"]
     return {
         "exact_match": float(verdict == label),
         "mae": math.nan if verdict is None else float(abs(verdict - label)),
@@ -105,97 +88,85 @@ def score_metrics(label: int, verdict: int | None, scores: Scores = SCORES) -> d
     }
 
 
-def pointwise_summary(
-    true: Sequence[int],
-    verdicts: Sequence[int | None],
-    contexts: Sequence[Hashable],
-    sources: Sequence[str] | None = None,
-    scores: Scores = SCORES,
-    seed: int = 3407,
-) -> Summary:
+def pointwise_summary(rows: Sequence[Row], scores: Scores = SCORES, seed: int = 3407) -> Summary:
     """As `pairwise_summary`, of scores."""
-    rows = [score_metrics(label, verdict, scores) for label, verdict in zip(true, verdicts, strict=True)]
-    labels, shares = zip(*Counter(true).items(), strict=True)
-    always = [[score_metrics(label, one, scores) for label in labels] for one in range(scores[0], scores[1] + 1)]
+    labels, shares = zip(*Counter(row["label"] for row in rows).items(), strict=True)
+    always = [
+        [score_metrics({"label": label, "verdict": one}, scores) for label in labels]
+        for one in range(scores[0], scores[1] + 1)
+    ]
+    best_of = {"exact_match": max, "mae": min, "reward": max, "no_verdict": min}
     baseline = {
         name: best(float(np.average([of_label[name] for of_label in one], weights=shares)) for one in always)
-        for name, best in (("exact_match", max), ("mae", min), ("reward", max), ("no_verdict", min))
+        for name, best in best_of.items()
     }
-    summary = _means(rows, contexts, seed)
-    pairs, best = pair_ranking(true, verdicts, contexts), best_of_n(true, verdicts, contexts)
-    if pairs:
-        summary["pair_ranking"] = _mean([value for value, _ in pairs], [c for _, c in pairs], seed)
-        summary["best_of_n"] = _mean([value for value, _ in best], [c for _, c in best], seed)
-        constant = [value for value, _ in best_of_n(true, [0] * len(true), contexts)]
+    scored = [row | score_metrics(row, scores) for row in rows]
+    summary = _means(scored, [*best_of], seed)
+    if pairs := pair_ranking(rows):
+        summary |= {"pair_ranking": _mean(pairs, seed), "best_of_n": _mean(best_of_n(rows), seed)}
+        constant = [value for value, _ in best_of_n([row | {"verdict": 0} for row in rows])]
         baseline |= {"pair_ranking": 0.5, "best_of_n": sum(constant) / len(constant)}
     return summary | {
-        "by_source": _by(sources or [], rows, contexts, POINTWISE, seed),
-        "by_label": _by(true, rows, contexts, POINTWISE, seed),
+        "by_source": _by("source", scored, POINTWISE, seed),
+        "by_label": _by("label", scored, POINTWISE, seed),
         "baseline": baseline,
     }
+
+
+def pair_ranking(rows: Sequence[Row]) -> list[Value]:
+    """Of each pair of responses to one query with different true scores: 1 where the verdicts are in the same order,
+    0.5 where they are equal, 0 where they are not or one is missing."""
+    values: list[Value] = []
+    for query, responses in _grouped("query", rows).items():
+        for pair in itertools.combinations(responses, 2):
+            worse, better = sorted(pair, key=lambda row: row["label"])
+            if worse["label"] == better["label"]:
+                continue
+            low, high = worse["verdict"], better["verdict"]
+            value = 0.0 if high is None or low is None else 1.0 if high > low else 0.5 if high == low else 0.0
+            values.append((value, query))
+    return values
+
+
+def best_of_n(rows: Sequence[Row]) -> list[Value]:
+    """Of each query whose responses differ in true score: the chance that the response with the highest verdict is one
+    of the truly best, where equal verdicts are drawn among; 0 without any verdict. RewardBench-2's accuracy."""
+    values: list[Value] = []
+    for query, responses in _grouped("query", rows).items():
+        labels = [row["label"] for row in responses]
+        if min(labels) == max(labels):
+            continue
+        highest = max((row["verdict"] for row in responses if row["verdict"] is not None), default=None)
+        chosen = [row["label"] for row in responses if highest is not None and row["verdict"] == highest]
+        values.append((chosen.count(max(labels)) / len(chosen) if chosen else 0.0, query))
+    return values
 
 
 # ---- means
 
 
-def _means(rows: Sequence[Row], contexts: Sequence[Hashable], seed: int) -> Summary:
-    summary: Summary = {name: _mean([row[name] for row in rows], contexts, seed) for name in (rows[0] if rows else ())}
-    return summary | {"n": len(rows), "num_contexts": len(set(contexts))}
+def _means(rows: Sequence[Row], names: Sequence[str], seed: int) -> Summary:
+    queries = [row["query"] for row in rows]
+    columns = {name: [row[name] for row in rows] for name in (names if rows else ())}
+    summary: Summary = {name: _mean([*zip(values, queries, strict=True)], seed) for name, values in columns.items()}
+    return summary | {"n": len(rows), "num_contexts": len(set(queries))}
 
 
-def _mean(values: Sequence[float], contexts: Sequence[Hashable], seed: int) -> Summary:
+def _mean(values: Sequence[Value], seed: int) -> Summary:
     """Over the values that are numbers."""
-    there = [not math.isnan(value) for value in values]
-    kept = [context for context, keep in zip(contexts, there, strict=True) if keep]
-    means, errors = bootstrap(np.array(values, float)[there][:, None], kept, seed)
+    kept = [(value, query) for value, query in values if not math.isnan(value)]
+    means, errors = bootstrap(np.array([[value] for value, _ in kept]).reshape(-1, 1), [q for _, q in kept], seed)
     return {"mean": float(means[0]), "se": float(errors[0])}
 
 
-def _by(
-    names: Sequence[Hashable], rows: Sequence[Row], contexts: Sequence[Hashable], metrics: Sequence[str], seed: int
-) -> dict[str, Summary]:
-    return {
-        str(name): _means([{key: rows[i][key] for key in metrics} for i in own], [contexts[i] for i in own], seed)
-        for name, own in sorted(indexes_by(names).items(), key=lambda item: str(item[0]))
-    }
+def _by(key: str, rows: Sequence[Row], names: Sequence[str], seed: int) -> dict[str, Summary]:
+    parts = _grouped(key, rows)
+    return {str(part): _means(parts[part], names, seed) for part in sorted(parts, key=str)}
 
 
-Value = tuple[float, Hashable]  # with its query
-
-
-def pair_ranking(true: Sequence[int], verdicts: Sequence[int | None], contexts: Sequence[Hashable]) -> list[Value]:
-    """Of each pair of responses to one query with different true scores: 1 where the verdicts are in the same order,
-    0.5 where they are equal, 0 where they are not or one is missing."""
-    values: list[Value] = []
-    for context, indexes in indexes_by(contexts).items():
-        for one, other in itertools.combinations(indexes, 2):
-            better, worse = (one, other) if true[one] > true[other] else (other, one)
-            if true[better] == true[worse]:
-                continue
-            high, low = verdicts[better], verdicts[worse]
-            value = 0.0 if high is None or low is None else 1.0 if high > low else 0.5 if high == low else 0.0
-            values.append((value, context))
-    return values
-
-
-def best_of_n(true: Sequence[int], verdicts: Sequence[int | None], contexts: Sequence[Hashable]) -> list[Value]:
-    """Of each query whose responses differ in true score: the chance that the response with the highest verdict is one
-    of the truly best, where equal verdicts are drawn among; 0 without any verdict. RewardBench-2's accuracy."""
-    values: list[Value] = []
-    for context, indexes in indexes_by(contexts).items():
-        best = max(true[index] for index in indexes)
-        if all(true[index] == best for index in indexes):
-            continue
-        given = [verdict for index in indexes if (verdict := verdicts[index]) is not None]
-        chosen = [index for index in indexes if given and verdicts[index] == max(given)]
-        right = sum(true[index] == best for index in chosen)
-        values.append((right / len(chosen) if chosen else 0.0, context))
-    return values
-
-
-def indexes_by(names: Sequence[Hashable]) -> dict[Hashable, list[int]]:
-    """Name -> where it stands, in the order of first appearance."""
-    indexes: dict[Hashable, list[int]] = {}
-    for index, name in enumerate(names):
-        indexes.setdefault(name, []).append(index)
-    return indexes
+def _grouped(key: str, rows: Sequence[Row]) -> dict[Hashable, list[Row]]:
+    """In the order of first appearance."""
+    parts: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(row[key], []).append(row)
+    return parts

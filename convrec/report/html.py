@@ -79,8 +79,8 @@ def _metrics_grid(table: Table) -> Grid:
     rows = []
     for metric in dict.fromkeys(key for row in table for key in row if key != "model"):
         values = [row.get(metric) for row in table]
-        means = [_mean_of(value) for value in values]
-        known = [mean for mean in means if mean is not None]
+        means = [value[0] if isinstance(value, tuple) else value for value in values]
+        known = [mean for mean in means if isinstance(mean, int | float) and math.isfinite(mean)]
         higher_is_better = metric.lower().startswith(("recall", "ndcg"))
         best = max(known) if higher_is_better and len(known) > 1 else None
         cells = [
@@ -89,11 +89,6 @@ def _metrics_grid(table: Table) -> Grid:
         ]
         rows.append((metric, cells))
     return Grid([str(row["model"]) for row in table], rows)
-
-
-def _mean_of(value: Any) -> float | None:
-    mean = value[0] if isinstance(value, tuple) else value
-    return float(mean) if isinstance(mean, int | float) and math.isfinite(mean) else None
 
 
 def _differing(facts: Mapping[str, Mapping[str, Any]]) -> tuple[Grid | None, dict[str, str]]:

@@ -3,7 +3,6 @@ seen, a model behind an API."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from tqdm import tqdm
 
 from convrec.data.schema import truth_of
 from convrec.errors import UserError
-from convrec.generation.answers import Answer, Store
-from convrec.generation.generate import Messages
+from convrec.generation.answers import Answer, GenerationRequest, Store, model_answers
+from convrec.generation.placement import Placement
 from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint
@@ -97,32 +96,27 @@ BASELINES: Mapping[str, Callable[[Split, Sequence[dict[str, Any]], int], Lists]]
 }
 
 
-def api_answers(
-    name: str,
-    prompts: Mapping[str, Messages],
-    path: Path,
-    *,
-    max_tokens: int,
-    temperature: float,
-    role: str = "llm",
-    **_: object,
+def answers_to(
+    request: GenerationRequest, placement: Placement, *, role: str = "llm", progress: bool = True, **settings: Any
 ) -> tuple[dict[str, Answer], int]:
-    """prompt_id -> zero-shot answer of a model behind an OpenAI-compatible endpoint, and how many are new.
+    """`model_answers`, also of a model behind an OpenAI-compatible endpoint (API), and how many are new.
 
-    The address and key are the environment's, of the role (LLM_BASE_URL, LLM_API_KEY, see convrec.llm); LLM_MODEL is
-    `name` where it is not empty. Answers got before an interruption are kept in `path`'s folder. A prompt that the
-    server refuses has an empty answer, which is not kept: it is asked again next time, and a line on stderr says how
-    many and why.
+    An endpoint's are zero-shot, of max_tokens and temperature alone. Its address and key are the environment's, of the
+    role (LLM_BASE_URL, LLM_API_KEY, see convrec.llm); LLM_MODEL is the name after API where there is one. Answers got
+    before an interruption are kept in the path's folder. A prompt that the server refuses has an empty answer, which is
+    not kept: it is asked again next time, and a line on stderr says how many and why.
     """
-    served = endpoint(role, name)
-    what = {"server": served.base_url, "model": served.model, "max_tokens": max_tokens, "temperature": temperature}
-    store = Store(what, prompts, path)
+    if not request.model_path.startswith(API):
+        return model_answers(request, placement=placement, progress=progress, **settings)
+    served, prompts, path = endpoint(role, request.model_path.removeprefix(API)), request.prompts, request.path
+    sampling = {name: settings[name] for name in ("max_tokens", "temperature")}
+    store = Store({"server": served.base_url, "model": served.model, **sampling}, prompts, path)
     replies: list[Reply] = []
     if missing := store.missing():
         # the client's own keys leave the address out; here another server's model of that name is another model
         server_key = digest(served.base_url)[:12]
         client = LLM(served, cache=path.parent / "api_answers" / server_key)
-        replies = client.ask_all(missing, label="asking", max_tokens=max_tokens, temperature=temperature)
+        replies = client.ask_all(missing, label="asking", **sampling)
         with store.written_at_the_end():
             store.keep([(index, _record(reply)) for index, reply in enumerate(replies) if not reply.error])
     if refused := [reply for reply in replies if reply.error]:

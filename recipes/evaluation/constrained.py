@@ -59,23 +59,19 @@ def read_allowed(file: Path, matcher: Matcher) -> set[int]:
         raise UserError(f"--allow {file}: no such file")
     if file.suffix in SUFFIXES:
         part = load_catalog(file)
-        named = [
-            (f"row {row}", item)
-            for row, item in enumerate(zip(part.titles, part.years, strict=True))
-            if item[1] is not None
-        ]
+        named = [(f"row {row}", part.titles[row], year) for row, year in enumerate(part.years) if year is not None]
     else:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise UserError(f"--allow {file}: no UTF-8 ({error}); write one `Title (Year)` a line") from None
         named = [
-            (f"line {number}", parse_item(line, matcher.catalog.dated) or (line, None))
+            (f"line {number}", *(parse_item(line, matcher.catalog.dated) or (line, None)))
             for number, line in enumerate(lines, 1)
             if line.strip()
         ]
     rows: set[int] = set()
-    for where, (title, year) in named:
+    for where, title, year in named:
         item = matcher.wanted(title, year).index
         if item < 0:
             raise UserError(f"--allow {file}, {where}: {title!r} is no item of the catalog; write `Title (Year)` as it")

@@ -56,8 +56,8 @@ def score(
 
 
 def summary(scored: Scored, split: Split, settings: Settings, context: Context | None = None) -> dict[str, Any]:
-    """metrics.summarise with repeats_per_list, lists_with_repeats, and what the list-length errors are; with `context`
-    also the measures beyond accuracy, of each row too."""
+    """metrics.summarise with repeats_per_list and items_per_list; with `context` also the measures beyond accuracy, of
+    each row too."""
     num_items, seed = settings["num_items"], settings["seed"]
     kept = [row for row in scored if row["num_truth"]]
     beyond: Figures = {}
@@ -70,9 +70,6 @@ def summary(scored: Scored, split: Split, settings: Settings, context: Context |
         | beyond
         | {
             "repeats_per_list": sum(row["repeats"] for row in kept) / len(kept),
-            "lists_with_repeats": sum(row["repeats"] > 0 for row in kept),
-            "short_lists": sum(row["num_items"] < num_items for row in kept),
-            "long_lists": sum(row["num_items"] > num_items for row in kept),
             "items_per_list": sum(row["num_items"] for row in kept) / len(kept),
         }
     )

@@ -6,10 +6,10 @@ from typing import Any
 
 from convrec.data.damage import REPORT
 from convrec.files import write_json, write_jsonl
-from convrec.generation.answers import Answer, GenerationRequest, model_answers
+from convrec.generation.answers import Answer, GenerationRequest
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, split_lines
-from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, api_answers
+from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, answers_to
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.retrieval import retrieve, weigh, written_rows
@@ -76,14 +76,12 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
 
 
 def _answers(request: GenerationRequest, setup: Setup) -> tuple[dict[str, Answer], int]:
-    """prompt_id -> answer, and how many are new. An endpoint takes what it knows of the settings."""
+    """prompt_id -> answer, and how many are new."""
+    answers, new = answers_to(request, setup.placement, progress=setup.options.progress, **setup.sampling)
     if request.model_path.startswith(API):
-        answers, new = api_answers(
-            request.model_path.removeprefix(API), request.prompts, request.path, **setup.sampling
-        )
         # a policy's thinking would be ranks of its list, as in training; another model's is not its list
-        return {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}, new
-    return model_answers(request, placement=setup.placement, progress=setup.options.progress, **setup.sampling)
+        answers = {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}
+    return answers, new
 
 
 def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]:

@@ -84,22 +84,19 @@ def slice_results(
     (None: not there), of which the gain is. Standard errors are over conversations.
     """
     columns = [*metrics, *(f"{metric} gain" for metric in metrics)]
-    values_RM = np.full((len(rows), len(columns)), math.nan)
-    for index, row in enumerate(rows):
-        values_RM[index, : len(metrics)] = [row[metric] for metric in metrics]
-        if earlier := before[index] if before else None:
-            values_RM[index, len(metrics) :] = [row[metric] - earlier[metric] for metric in metrics]
+    values_RM = np.array([[row[metric] for metric in metrics] for row in rows], float)
+    none = dict.fromkeys(metrics, math.nan)
+    before_RM = np.array([[(row or none)[metric] for metric in metrics] for row in before or [None] * len(rows)], float)
+    values_RM = np.hstack([values_RM, values_RM - before_RM])
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for name, label_R in labels.items():
-        indices: dict[str, list[int]] = {}
-        for index, (label, row) in enumerate(zip(label_R, rows, strict=True)):
-            if label is not None and row["num_truth"]:
-                indices.setdefault(label, []).append(index)
+        kept_R = [label if row["num_truth"] else None for label, row in zip(label_R, rows, strict=True)]
         results[name] = {}
-        for label in sorted(indices, key=_order):
-            figures = means(columns, values_RM[indices[label]], [contexts[index] for index in indices[label]])
+        for label in sorted({label for label in kept_R if label is not None}, key=_order):
+            own = [index for index, kept in enumerate(kept_R) if kept == label]
+            figures = means(columns, values_RM[own], [contexts[index] for index in own])
             known = {column: {"mean": of["mean"], "se": of["se"]} for column, of in figures.items() if of["n"]}
-            results[name][label] = {"n": len(indices[label]), **known}
+            results[name][label] = {"n": len(own), **known}
     return results
 
 

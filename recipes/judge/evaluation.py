@@ -4,7 +4,6 @@ Models, options and files: docs/how-to/judges.md.
 """
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,17 +18,17 @@ from convrec.data.chat import fits, render_prompt
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash, write_json, write_table
-from convrec.generation.answers import Answer, GenerationRequest, model_answers
+from convrec.generation.answers import Answer, GenerationRequest
 from convrec.generation.placement import Placement, add_placement
 from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
-from convrec.judges.metrics import Summary, comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
+from convrec.judges.metrics import comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
 from convrec.lists.metrics import paired
-from convrec.report.page import gain_text
-from recipes.evaluation.baselines import API, api_answers
+from convrec.report.page import gain_text, number_text
+from recipes.evaluation.baselines import API, answers_to
 from recipes.evaluation.scoring import metrics_of, rows_of
 from recipes.evaluation.setup import refuse_to_replace
 
@@ -44,30 +43,14 @@ def rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> li
     """A line a row; verdicts None where there are none. texts: by whether A and B were swapped."""
     table: list[dict[str, Any]] = []
     for index, (number, row) in enumerate(kept):
-        record: dict[str, Any] = {
-            "row": number,
-            "query": query_text(row["input"]),
-            "source": row["source"] or "",
-            "label": label_of(row, mode),
-        }
-        record["text"] = texts[False][index]
-        if mode == "pointwise":
-            record["verdict"] = score_verdict(record["text"], scores_of(row))
-        else:
-            record["text_swapped"] = texts[True][index]
-            record["verdict"] = comparison_verdict(record["text"])
-            record["verdict_swapped"] = comparison_verdict(record["text_swapped"])
+        query, source = query_text(row["input"]), row["source"] or ""
+        record = {"row": number, "query": query, "source": source, "label": label_of(row, mode)}
+        for is_swapped, of_order in texts.items():
+            text, end = of_order[index], "_swapped" if is_swapped else ""
+            verdict = score_verdict(text, scores_of(row)) if mode == "pointwise" else comparison_verdict(text)
+            record |= {f"text{end}": text, f"verdict{end}": verdict}
         table.append(record)
     return table
-
-
-def summary_of(table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, seed: int) -> Summary:
-    columns = {name: [row[name] for row in table] for name in table[0]}
-    labels, queries, sources = columns["label"], columns["query"], columns["source"]
-    verdicts = columns["verdict"]
-    if mode == "pairwise":
-        return pairwise_summary(labels, verdicts, columns["verdict_swapped"], queries, sources, seed)
-    return pointwise_summary(labels, verdicts, queries, sources, scores, seed)
 
 
 def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int, dict[str, Any]]:
@@ -82,7 +65,7 @@ def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int
 
 
 def compare(
-    other: Mapping[int, Mapping[str, Any]], table: Sequence[Mapping[str, Any]], mode: str, scores: Scores, seed: int
+    other: Mapping[int, dict[str, Any]], table: Sequence[dict[str, Any]], mode: str, scores: Scores, seed: int
 ) -> dict[str, Any]:
     """This evaluation minus the other on the rows both have, ties aside: {metric: {"mean", "se", "p"}, "n"}."""
     both = [
@@ -92,15 +75,11 @@ def compare(
     ]
     if not both:
         raise UserError("--against: no row of that evaluation is in this data; compare evaluations of the same data")
-    new, old = ([_metrics(row, mode, scores) for row in rows] for rows in zip(*both, strict=True))
+    new, old = (
+        [comparison_metrics(row) if mode == "pairwise" else score_metrics(row, scores) for row in rows]
+        for rows in zip(*both, strict=True)
+    )
     return {"n": len(both)} | paired(old, new, COMPARED[mode], [row["query"] for row, _ in both], seed)
-
-
-def _metrics(row: Mapping[str, Any], mode: str, scores: Scores) -> dict[str, float]:
-    label, verdict = row["label"], row["verdict"]
-    if mode == "pairwise":
-        return comparison_metrics(label, verdict, row["verdict_swapped"])
-    return score_metrics(label, verdict, scores)
 
 
 def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
@@ -136,12 +115,8 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {"max_tokens": options.max_response_length, "temperature": 0.0, "seed": seed}
     settings |= {"max_prompt_tokens": options.max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start, path = time.monotonic(), out / "generations.parquet"
-    if is_api:
-        answers, generated = api_answers(model.removeprefix(API), prompts, path, role="judge", **settings)
-    else:
-        answers, generated = model_answers(
-            GenerationRequest(model_path, prompts, path), placement=placement, **settings
-        )
+    asked_for = GenerationRequest(model_path, prompts, path)
+    answers, generated = answers_to(asked_for, placement, role="judge", **settings)
     seconds = time.monotonic() - start
     texts = {
         order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
@@ -153,7 +128,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
         "settings": {"judge": mode, "model": model, "model_path": model_path, "data": data, "limit": options.limit}
         | {"sha256": contents}
         | settings,
-        "results": summary_of(table, mode, scores, seed),
+        "results": pairwise_summary(table, seed) if mode == "pairwise" else pointwise_summary(table, scores, seed),
         "generation": {
             "prompts": len(prompts),
             "generated": generated,
@@ -233,11 +208,7 @@ def _line(part: Mapping[str, Any]) -> str:
 
 
 def _with_error(value: Mapping[str, float]) -> str:
-    return f"{_number(value['mean'])} ±{_number(value['se'])}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else "-"
+    return f"{number_text(value['mean'])} ±{number_text(value['se'])}"
 
 
 @says_user_errors

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from starlette._utils import get_route_path  # the router's own: the two must mean one path
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,10 +19,6 @@ from recipes.serving.schema import KEY_VARIABLE, Limits, is_loopback
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")  # the header: name or address, then a port
 OPEN = ("/", "/page.css", "/page.js", "/docs", "/health")  # without the key: the page asks for it
 CLIENT_CLOSED = 499  # nginx's status of a client that has gone; nobody reads it but /metrics
-
-
-class ClientGone(Exception):
-    """The client has closed the connection before it had its answer."""
 
 
 class Gate:
@@ -72,7 +69,7 @@ class Gate:
             await self._pass(scope, watched_receive, watched)
         except Refused as refused:
             await JSONResponse(refused.body, refused.status, refused.headers)(scope, receive, watched)
-        except ClientGone:
+        except ClientDisconnect:
             pass
         except Exception:  # the server's log has it
             if status == CLIENT_CLOSED:  # nothing was sent
@@ -92,7 +89,7 @@ class Gate:
         if scope["method"] in ("GET", "HEAD", "OPTIONS") or path not in self.takes_body:
             await self.app(scope, receive, send)
             return
-        body = await self._body(headers, receive)
+        body = await self._body(Request(scope, receive))
         if self.running >= self.limits.max_concurrent:
             raise Refused(
                 429, f"{self.running} requests are being answered, the most of this service; ask again", retry_after=1
@@ -110,23 +107,20 @@ class Gate:
         assert self.key
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.key.encode())
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        most = self.limits.max_body_bytes
+    async def _body(self, request: Request) -> bytes:
+        """Raises ClientDisconnect, too."""
+        most, length = self.limits.max_body_bytes, request.headers.get("content-length", "0")
         too_large = Refused(413, f"the body is larger than {most:,} bytes, the most of this service")
-        if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > most:
+        if length.isdigit() and int(length) > most:
             raise too_large
         body = bytearray()
         try:
             async with asyncio.timeout(self.limits.timeout_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message.get("body", b"")
+                async for part in request.stream():
+                    body += part
                     if len(body) > most:
                         raise too_large
-                    if not message.get("more_body"):
-                        return bytes(body)
+            return bytes(body)
         except TimeoutError:
             seconds = self.limits.timeout_seconds
             raise Refused(408, f"the body was not there after {seconds:g} s, the most of this service") from None
@@ -150,5 +144,5 @@ async def _answer(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, sen
             answer.cancel()
             await asyncio.wait((answer,))
     if not is_over:
-        raise ClientGone
+        raise ClientDisconnect
     answer.result()

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from convrec.errors import UserError
-from convrec.generation.placement import room_here
+from convrec.generation.placement import environments_here
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import set_up_process
 from recipes.serving import http
@@ -79,12 +79,12 @@ def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path)
     # a core is left for HTTP and the scheduler of the engine
     environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
     try:
-        room = room_here(len(planned), settings.models[0].tensor_parallel, folder, environment)
+        environments = environments_here(len(planned), settings.models[0].tensor_parallel, environment)
     except UserError as error:
         raise UserError(f"{len(settings.models)} models, each with {replicas} replicas: {error}") from None
-    for number, (start, (model, index)) in enumerate(zip(room.starts, planned, strict=True)):
+    for number, (own, (model, index)) in enumerate(zip(environments, planned, strict=True)):
         log = logs / f"{model.name}-{index}.log" if index else logs / f"{model.name}.log"
-        yield ModelProcess(start, model, settings.limits.max_items, log, folder / f"{number}.socket")
+        yield ModelProcess(own, model, settings.limits.max_items, log, folder / f"{number}.socket")
 
 
 def bound(host: str, port: int) -> socket.socket:

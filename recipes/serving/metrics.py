@@ -1,7 +1,7 @@
 """GET /metrics: what the front counts itself, and vLLM's figures of every replica, in Prometheus' text form."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -37,19 +37,10 @@ class Metrics:
         self.seconds.labels(path).observe(seconds)
 
     def text(self, expositions: Mapping[str, str]) -> bytes:
-        """expositions: replica -> its exposition; its samples get the label `replica`."""
-        return generate_latest(self.registry) + generate_latest(_OfReplicas(expositions))
-
-
-@dataclass(frozen=True)
-class _OfReplicas:
-    """The families of vLLM in several expositions, each once, with the label `replica`."""
-
-    texts: Mapping[str, str]
-
-    def collect(self) -> Iterable[Metric]:
+        """expositions: replica -> its exposition, of which the families of vLLM are taken, each once; their samples get
+        the label `replica`."""
         families: dict[str, Metric] = {}
-        for replica, text in self.texts.items():
+        for replica, text in expositions.items():
             for family in text_string_to_metric_families(text):
                 if not family.name.startswith("vllm:"):
                     continue
@@ -57,4 +48,4 @@ class _OfReplicas:
                 for sample in family.samples:
                     if not sample.name.endswith("_created"):
                         into.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-        return families.values()
+        return generate_latest(self.registry) + generate_latest(SimpleNamespace(collect=families.values))

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
@@ -18,6 +18,9 @@ from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused
 from recipes.serving.replicas import Fallback
 from recipes.serving.schema import Limits, ModelSettings, RecommendationRequest
+
+if TYPE_CHECKING:
+    from convrec.serving.recommender import Recommender
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
 MOST_TOKENS = 16_384  # of a prompt and its answer, where there is no catalog: the cache for its keys must be held free
@@ -40,11 +43,7 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
     one popular items, of the same catalog. None where the operator wants none. Raises UserError."""
     if limits.fallback_after_seconds is None or model.catalog is None:
         return None
-    from convrec.serving.recommender import Recommender
-
-    further: dict[str, Any] = {"max_items": limits.max_items, "show": model.show, "with_engine": False}
-    files: dict[str, Any] = {"state": model.state, "retrieval": model.retrieval}
-    recommender = Recommender.load(model.path, model.catalog, **files, **further)
+    recommender = load_recommender(model, limits.max_items, with_engine=False)
     recommender.popular("hello", 1)
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -56,6 +55,13 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
     return Fallback(limits.fallback_after_seconds, answer)
 
 
+def load_recommender(model: ModelSettings, max_items: int, **further: Any) -> "Recommender":
+    from convrec.serving.recommender import Recommender
+
+    given = model.model_dump(exclude={"name", "path", "catalog"})
+    return Recommender.load(model.path, str(model.catalog), max_items=max_items, **given, **further)
+
+
 class ModelServer:
     """Blocks until the engine is ready. Raises UserError for a model or a catalog that cannot be served.
 
@@ -64,23 +70,13 @@ class ModelServer:
 
     def __init__(self, settings: ModelSettings, max_items: int) -> None:
         from convrec.serving.engine import Engine
-        from convrec.serving.recommender import Recommender
         from recipes.serving.chat import ChatCompletions
 
         self.name = settings.name
         self.process = f"{settings.name}-{uuid.uuid4().hex[:8]}"
         self.recommender: Recommender | None = None
         if settings.catalog:
-            self.recommender = Recommender.load(
-                settings.path,
-                settings.catalog,
-                state=settings.state,
-                max_items=max_items,
-                show=settings.show,
-                retrieval=settings.retrieval,
-                tensor_parallel=settings.tensor_parallel,
-                served_model_name=settings.name,
-            )
+            self.recommender = load_recommender(settings, max_items, served_model_name=settings.name)
             self.engine, self.model = self.recommender.engine, self.recommender.model
         else:
             self.model = find_model(settings.path, Path(), None, None)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
@@ -20,7 +20,6 @@ from typing import Any
 import grpc
 
 from convrec.errors import UserError
-from convrec.generation.pool import Start
 from convrec.generation.process import Died, Process
 from recipes.serving.errors import Refused
 from recipes.serving.model import ModelServer
@@ -82,9 +81,11 @@ class ModelProcess:
     """One of them, a recipes.serving.replicas.Backend. ready: set when it listens for the first time, with the
     largest k of its lists (0: it has no catalog); raises UserError where that does not come."""
 
-    def __init__(self, start: Start, settings: ModelSettings, max_items: int, log: Path, socket: Path) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], settings: ModelSettings, max_items: int, log: Path, socket: Path
+    ) -> None:
         self.name, self.settings = settings.name, (settings, max_items)
-        self.start, self.log, self.socket = start, log, socket
+        self.environment, self.log, self.socket = environment, log, socket
         self.ready: Future[int] = Future()
         self.is_up, self.running = False, 0
         self._lock = threading.Lock()
@@ -119,7 +120,7 @@ class ModelProcess:
         with self._lock:
             if self._is_closed:
                 return None
-            self._replica = self.start(load, self.settings, self.log)
+            self._replica = Process(load, self.settings, self.log, self.environment)
             return self._replica
 
     def _listens(self, max_items: int) -> None:

@@ -130,10 +130,8 @@ def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys:
     assert "\n0 of " in capsys.readouterr().out  # nothing is generated twice
     metrics = json.loads((out / "metrics.json").read_text())
     table = pq.read_table(out / "rows.parquet").to_pylist()
-    labels = [row["label"] for row in table]
-    assert len(labels) == len(read_judge_table(data / "test.parquet", "pairwise"))
-    columns = [[row[name] for row in table] for name in ("verdict", "verdict_swapped", "query", "source")]
-    summary = pairwise_summary(labels, *columns)
+    assert len(table) == len(read_judge_table(data / "test.parquet", "pairwise"))
+    summary = pairwise_summary(table)
     assert metrics["results"] == json.loads(json.dumps(summary))
     assert summary["no_verdict"]["mean"] < 0.5
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.checkpoints.saving import BEST
+from convrec.generation import placement
 from convrec.serving.served_model import find_model
 from recipes import recommend as recipe
 from recipes.batch.chats import Chat
@@ -39,7 +40,7 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
     asked = []
 
     class Pool:
-        def __init__(self, room: Any, load: Any, settings: dict[str, Any], log: Path) -> None:
+        def __init__(self, environments: Any, load: Any, settings: dict[str, Any], log: Path) -> None:
             asked.append(settings)
 
         def answers(self, tasks: Iterable[list[Chat]]) -> Iterator[tuple[int, pa.Table]]:
@@ -49,13 +50,13 @@ def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_o
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(recipe, "Pool", Pool)
+    monkeypatch.setattr(placement, "Pool", Pool)
     out = tmp_path / "lists.parquet"
     assert recipe.main(["--model", "run", "--catalog", str(catalog), "--in", str(chats), "--out", str(out)]) == 0
     assert f"{catalog}: " in capsys.readouterr().err  # Ran, which has no year
     assert pq.read_table(out)["row"].to_pylist() == [0, 1, 2]
     (given,) = asked
-    assert given["model"] == str(run / "global_step_2" / "actor" / "huggingface")
+    assert Path(given["model"]).absolute() == run / "global_step_2" / "actor" / "huggingface"
     loaded = find_model(given["model"], Path(given["catalog"]), given["item"], given["num_items"])
     assert (loaded.version, loaded.lists, loaded.item) == (found.version, found.lists, found.item)
     assert loaded.chat_template_kwargs == found.chat_template_kwargs == {"enable_thinking": True}

@@ -5,15 +5,13 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.pool import ASKED_AT_MOST, Pool, Room
-from convrec.generation.process import Process
+from convrec.generation.pool import ASKED_AT_MOST, Pool
 
 # A task is a list of words. "kill": the process is killed at it, each time; "kill once": the first time.
 TARGET = """
@@ -51,8 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def two(folder: Path) -> "closing[Pool]":
-    room = Room([partial(Process, environment={})] * 2, on_gpu=False, folder=folder)
-    return closing(Pool(room, import_module("words_target").load, str(folder), folder / "log"))
+    return closing(Pool([{}, {}], import_module("words_target").load, str(folder), folder / "log"))
 
 
 def asked(folder: Path) -> list[str]:
@@ -102,13 +99,10 @@ def test_tasks_are_drawn_as_they_are_needed(folder: Path) -> None:
 def test_replicas_and_their_folder_end_with_a_parent_that_is_killed(folder: Path) -> None:
     code = f"""
 import os, signal
-from contextlib import closing
-from pathlib import Path
 from convrec.generation.placement import Placement
-from convrec.generation.pool import Pool
 from words_target import load
-with Placement(2).open() as room, closing(Pool(room, load, {str(folder)!r})) as pool:
-    print(room.folder, flush=True)
+with Placement(2).open(load, {str(folder)!r}) as pool:
+    print(pool.log.parent, flush=True)
     for _ in pool.answers([["a"], ["b"]] * 2):
         os.kill(os.getpid(), signal.SIGKILL)
 """

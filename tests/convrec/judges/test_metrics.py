@@ -1,11 +1,35 @@
 """The judges' metrics by hand, and where they have no value."""
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from convrec.judges.metrics import pairwise_summary, pointwise_summary
+from convrec.judges import metrics
+
+
+def pairwise_summary(
+    true: Sequence[str],
+    verdicts: Sequence[str | None],
+    swapped: Sequence[str | None],
+    contexts: Iterable[object],
+    sources: Sequence[str] = (),
+) -> dict[str, Any]:
+    columns = {"label": true, "verdict": verdicts, "verdict_swapped": swapped, "query": contexts}
+    return metrics.pairwise_summary(rows_of(columns, sources))
+
+
+def pointwise_summary(
+    true: Sequence[int], verdicts: Sequence[int | None], contexts: Iterable[object], sources: Sequence[str] = ()
+) -> dict[str, Any]:
+    return metrics.pointwise_summary(rows_of({"label": true, "verdict": verdicts, "query": contexts}, sources))
+
+
+def rows_of(columns: dict[str, Any], sources: Sequence[str]) -> list[dict[str, Any]]:
+    columns["source"] = sources or [""] * len(columns["label"])
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def test_pairwise_by_hand() -> None:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.process import Process
+from recipes.serving import processes as module
 from recipes.serving.errors import Refused
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
@@ -66,15 +65,13 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     (tmp_path / "films_target.py").write_text(TARGET)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(module, "load", import_module("films_target").load)
     processes: list[ModelProcess] = []
 
     def start(count: int, path: str = "here") -> Model:
-        def process(_: object, settings: Any, log: Path) -> Process:
-            return Process(import_module("films_target").load, settings, log, {})
-
         for number in range(count):
             log, socket = tmp_path / f"{number}.log", tmp_path / f"{number}.socket"
-            processes.append(ModelProcess(process, ModelSettings(name="films", path=path), 100, log, socket))
+            processes.append(ModelProcess({}, ModelSettings(name="films", path=path), 100, log, socket))
         for one in processes:
             assert one.ready.result(60) == 17  # the largest k
         return Model(processes, 600)
