@@ -29,6 +29,7 @@ from data_prep.own_data.exports import FORMS
 from data_prep.own_data.rows import Row, read_again
 from data_prep.own_data.source import GIVEN, TRUTHS, open_source, preview
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
+from data_prep.questions import add_ask_option, add_questions
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
@@ -59,12 +60,13 @@ def convert_own(
     overwrite: bool = False,
     skip_damaged: float | None = None,
     progress: bool = False,
+    ask: Sequence[str] | None = None,
     **reading: Any,
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds (`write_data`). Raises UserError, and then OUT is as it was.
 
     skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. reading: columns
-    of `read_catalog`; form, truth and recommenders of `Source`.
+    of `read_catalog`; form, truth and recommenders of `Source`. ask: attributes that demonstrations ask about.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     check_out(out, overwrite, FILES)
@@ -93,9 +95,8 @@ def convert_own(
     sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
     writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
     about = {"read": source.told(), "splits": described, "warnings": warnings}
-    return write_data(
-        out, items, matcher, writing, lambda row: split_of[conversation_name(row)], item, num_items, damage, about
-    )
+    arguments = item, num_items, damage, about, ask
+    return write_data(out, items, matcher, writing, lambda row: split_of[conversation_name(row)], *arguments)
 
 
 def _facts(
@@ -138,6 +139,7 @@ def write_data(
     num_items: int,
     damage: Damage,
     about: dict[str, Any],
+    ask: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Write OUT; returns what its summary.json holds.
 
@@ -150,6 +152,7 @@ def write_data(
         noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
         pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
         files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
+        asked = {"questions": add_questions(folder, ask, matcher, num_items)} if ask else {}
         summary = {
             "files": files,
             "catalog": {
@@ -162,6 +165,7 @@ def write_data(
             "read": [*items.told, *about["read"]],
             "rows": counts,
             "damaged": damage.counts(),
+            **asked,
         }
         write_json(folder / "summary.json", summary)
         if damage:
@@ -246,6 +250,7 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
     lines += summary["read"]
     lines.append("split by " + "; ".join([splits["by"], *(f"{k} {v}" for k, v in splits.items() if k != "by" and v)]))
     lines += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "read"]
+    lines += [f"{name}: {count:,} questions" for name, count in summary.get("questions", {}).items()]
     lines += [f"warning: {warning}" for warning in summary["warnings"]]
     if summary["damaged"]:
         lines.append(f"{sum(summary['damaged'].values()):,} damaged rows left out, named in {REPORT}:")
@@ -293,6 +298,7 @@ def main(arguments: list[str]) -> int:
         "--recommender", dest="recommenders", nargs="+", default=(), metavar="NAME", help="who recommends in a chat"
     )
     add_output_options(parser, "rows")
+    add_ask_option(parser)
     given = vars(parser.parse_args(arguments))
     rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
     if (count is None) == (given["out"] is None):

@@ -97,6 +97,16 @@ def beyond_accuracy_row(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {name: (value["mean"], value["se"]) for name, value in measured.items()}
 
 
+def dialogue_row(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Of conversations with questions what recipes.evaluate found: its own words, then NDCG by number of questions."""
+    row = {name.replace("@", " by turn "): (of["mean"], of["se"]) for name, of in figures.items() if "mean" in of}
+    for count, of in figures.get("by_questions", {}).items():
+        k = max(int(name.removeprefix("ndcg@")) for name in of if name.startswith("ndcg@"))
+        row[f"with {count} questions: rows"] = of["n"]
+        row[f"with {count} questions: NDCG@{k}"] = (of[f"ndcg@{k}"]["mean"], of[f"ndcg@{k}"]["se"])
+    return row
+
+
 def not_measured(figures: Mapping[str, Any]) -> list[str]:
     """A sentence for each kind of measures beyond accuracy that an evaluation lacks; none of one that has no others."""
     if "coverage" not in figures:

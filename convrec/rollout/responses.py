@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+# Of extra_fields, where rollouts may ask: {"turn" from 0, "question", "malformed", "asked": questions of the rollout}
+TURN = "turn"
+
 
 @dataclass
 class Prompt:
@@ -16,6 +19,7 @@ class Prompt:
     sampling_params: dict[str, Any]
     trajectory: dict[str, Any]
     n: int  # responses asked for
+    first_session: int = 0
 
 
 @dataclass
@@ -28,7 +32,8 @@ class SampledResponse:
     @property
     def key(self) -> str:
         """verl's form: prompt, session, index among the outputs of a session (a single turn has one)."""
-        return f"{self.sample['uid']}_{self.sample['session_id']}_0"
+        turn = self.output.extra_fields.get(TURN, {"turn": 0})["turn"]
+        return f"{self.sample['uid']}_{self.sample['session_id']}_{turn}"
 
     @property
     def info(self) -> dict[str, Any]:
@@ -49,13 +54,14 @@ class SampledResponse:
 
     def for_reward(self) -> dict[str, Any]:
         """Arguments of `GroupRewardManager.score`."""
+        is_malformed = self.output.extra_fields.get(TURN, {}).get("malformed", False)
         extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
         extra |= {
             "num_turns": self.output.num_turns,
             "rollout_reward_scores": self.sample.get("reward_scores", {}),
         }
         return {
-            "response_ids": self.output.response_ids,
+            "response_ids": [] if is_malformed else self.output.response_ids,
             "data_source": self.sample["data_source"],
             "ground_truth": self.sample["reward_model"]["ground_truth"],
             "extra_info": extra,

@@ -160,16 +160,21 @@ def model_line(metrics: Mapping[str, Any], model: str = "model") -> dict[str, fl
     return line | {column: results[model][name] for name, column in COUNTS.items()}
 
 
-def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:
+def write_rows(
+    path: Path,
+    split: Split,
+    answers: Mapping[str, Answer],
+    scored: Mapping[str, Scored],
+    led: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """rows.parquet: metrics of the first protocol under their names, of further ones with theirs in front; where the
-    catalog has ids, `recommended_ids`, those of `recommended`."""
+    catalog has ids, `recommended_ids`, those of `recommended`. led: of each row what stands in place of its answer."""
     first, *others = scored
     ids = split.catalog.item_ids
     table = []
     for index, (prompt_id, row) in enumerate(zip(split.prompt_ids, split.rows, strict=True)):
-        answer = answers[prompt_id]
         record = {"sample_id": row["sample_id"], "prompt_id": prompt_id}
-        record |= {name: answer[name] for name in ("text", "finish_reason")}
+        record |= led[index] if led else {name: answers[prompt_id][name] for name in ("text", "finish_reason")}
         record |= {name: value for name, value in scored[first][index].items() if name != "catalog_rows"}
         if ids:
             record["recommended_ids"] = [

@@ -8,6 +8,7 @@ from typing import Any
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.data.tokenizer import load_tokenizer
+from convrec.dialogue.attributes import load_attributes
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json
 from convrec.generation.answers import GenerationRequest
@@ -28,6 +29,7 @@ from recipes.evaluation.scoring import Row, read_earlier
 from recipes.evaluation.slices import SLICES, slice_labels
 from recipes.evaluation.split import NO_ROWS, Rows, Split, read_rows, read_split
 
+OF_DIALOGUES = ("user", "ask", "max_turns")  # recorded where there is a user
 RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")  # in metrics.json
 
 
@@ -136,6 +138,7 @@ def set_up(options: EvaluationOptions) -> Setup:
         "protocols": list(options.protocols),
         "matching_of": matching_of,
         "catalog_items": context.num_items,
+        **({name: getattr(options, name) for name in OF_DIALOGUES} if options.user else {}),
         **sampling,
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
@@ -154,6 +157,14 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
         raise UserError(f"--allow {options.allow}: it says what constrained lists may hold; add --constrained")
     if options.weigh and not options.retrieval:
         raise UserError("--weigh: it is about a retrieval's lists; give --retrieval")
+    if (options.user is None) != (not options.ask):
+        raise UserError("--user and --ask: give both, who answers and what may be asked about, or neither")
+    if options.user:
+        if with_user := [name for name in ("constrained", "retrieval") if getattr(options, name)]:
+            raise UserError(f"--user, --{with_user[0]}: conversations are played with free turns; give one of them")
+        if options.max_turns < 1:
+            raise UserError(f"--max-turns {options.max_turns}: at least 1, the list")
+        load_attributes(options.catalog, options.ask or ())
     if options.model is None:
         if needs_model := [name for name in ("against", "constrained", "weigh") if getattr(options, name)]:
             raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")

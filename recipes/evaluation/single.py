@@ -1,6 +1,8 @@
 """One model evaluated on one split: answers, their scores, the baselines beside, and three files."""
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, split_lines
 from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, api_answers
 from recipes.evaluation.constrained import check_lists
+from recipes.evaluation.dialogues import dialogue_figures, dialogues, items_of
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.retrieval import retrieve, weigh, written_rows
 from recipes.evaluation.scoring import (
@@ -46,6 +49,8 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     as "constrained", "constrained" how many were checked and, "paired", how much they gain over the free ones, which
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
     """
+    if setup.options.user:
+        return _converse(setup)
     start = time.monotonic()
     answers: Answers = {}
     generated = 0
@@ -72,6 +77,36 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     if setup.constraint:
         metrics["constrained"] |= check_lists(setup.split, answers["constrained"], setup.lists)
     _write(setup, answers, scored, metrics)
+    return metrics
+
+
+def _converse(setup: Setup) -> dict[str, Any]:
+    """answer_and_score of conversations that a user answers in: lists are those with which they end, the baselines are
+    dialogues.ASKING, and "dialogue" has dialogue_figures of each."""
+    start, new = time.monotonic(), Counter[str]()
+
+    def answers_of(request: GenerationRequest) -> dict[str, Answer]:
+        answers, generated = _answers(request, setup)
+        cut_off = sum(answer["finish_reason"] != "stop" for answer in answers.values())
+        new.update(prompts=len(answers), generated=generated, unfinished_responses=cut_off)
+        new.update(truncated_prompts=sum(answer["prompt_truncated"] for answer in answers.values()))
+        return answers
+
+    led = dialogues(setup, answers_of)
+    scored = {
+        protocol: {
+            name: score(setup.split, matcher, items_of(setup, one), protocol, setup.settings)
+            for name, one in led.items()
+        }
+        for protocol, matcher in setup.matchers.items()
+    }
+    metrics = _metrics(setup, scored)
+    first = next(iter(scored.values()))
+    metrics["dialogue"] = {name: dialogue_figures(setup, one, first[name]) for name, one in led.items()}
+    counts = {name: new[name] for name in ("prompts", "generated", "truncated_prompts", "unfinished_responses")}
+    metrics["generation"] = counts | {"seconds": round(time.monotonic() - start, 2)}
+    rows = [{"text": one.text, "dialogue": one.dialogue, "questions": len(one.asked)} for one in led.get("model", ())]
+    _write(setup, {"model": {}} if rows else {}, scored, metrics, rows)
     return metrics
 
 
@@ -142,12 +177,19 @@ def _metrics(setup: Setup, scored: dict[str, dict[str, Scored]]) -> dict[str, An
     return metrics
 
 
-def _write(setup: Setup, answers: Answers, scored: dict[str, dict[str, Scored]], metrics: dict[str, Any]) -> None:
+def _write(
+    setup: Setup,
+    answers: Answers,
+    scored: dict[str, dict[str, Scored]],
+    metrics: dict[str, Any],
+    led: Sequence[dict[str, Any]] = (),
+) -> None:
     out, split = Path(setup.options.out), setup.split
     for name in OF_MODEL:
         file = out / ("rows.parquet" if name == "model" else f"rows_{name}.parquet")
         if name in answers:
-            write_rows(file, split, answers[name], {protocol: by_name[name] for protocol, by_name in scored.items()})
+            of_name = {protocol: by_name[name] for protocol, by_name in scored.items()}
+            write_rows(file, split, answers[name], of_name, led)
         else:
             file.unlink(missing_ok=True)  # an earlier evaluation's, which metrics.json is no longer of
     damaged = [

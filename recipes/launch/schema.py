@@ -66,6 +66,7 @@ Trackers = Annotated[
     only(lambda names: {*([names] if isinstance(names, str) else names)} <= {*VERL_TRACKERS}),
     Field(description=f"one or several of {', '.join(VERL_TRACKERS)}"),
 ]
+Names = Annotated[list[str], Field(min_length=1, description="names")]
 Schedule = Annotated[
     list[Annotated[list[float], Field(min_length=2, max_length=2)]],
     only(_rises_from_step_0),
@@ -270,6 +271,15 @@ LISTS: dict[str, Setting] = RL | {
         one_of(("none", "zero")), "zero: of a prompt that no rollout hits, one gets a wanted title", "REPAIR"
     ),
     "convrec.repair_ranks": Setting(PositiveInteger, "a repair takes one of the first so many ranks", null="all N"),
+    "convrec.ask": Setting(
+        Names,
+        "attributes that the model may ask about before it lists, columns of the catalog or decade, comma-separated",
+        "ASK",
+        null="it lists at once",
+        read=comma_separated,
+    ),
+    "convrec.max_turns": Setting(PositiveInteger, "ASK: turns of the model, the last of which is a list", "MAX_TURNS"),
+    "convrec.ask_cost": Setting(PositiveNumber, "ASK: what a question costs, in DCG of its list", "ASK_COST"),
     "convrec.overflow_penalty": Setting(NonPositiveNumber, "advantage of an item after the N-th"),
     "convrec.underflow_penalty": Setting(NonPositiveNumber, "advantage of a stop before the N-th item"),
     "convrec.mask_truncated": Setting(

@@ -18,6 +18,7 @@ from convrec.checkpoints.files import check_hugging_face
 from convrec.data.schema import count_candidates
 from convrec.data.tokenizer import load_tokenizer
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
+from convrec.dialogue.attributes import load_attributes
 from convrec.errors import UserError
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import read_judge_table, validate_judge_table
@@ -44,6 +45,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     _check_rollout_correction(config.algorithm)
     _check_dynamic_sampling(config)
     _check_repair(config)
+    _check_asking(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
@@ -175,6 +177,31 @@ def _check_repair(config: DictConfig) -> None:
         raise UserError(f"{key}: another reward.custom_reward_function does not say what hits; give REWARD a function")
     if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.enable_rollout_routing_replay:
         raise UserError(f"{key}: only lists of single_turn_agent, without enable_rollout_routing_replay, are changed")
+
+
+def _check_asking(config: DictConfig) -> None:
+    """A question is a row of the batch, and its credit is by rank-level units."""
+    ours, actor, key = config.convrec, config.actor_rollout_ref.actor, "convrec.ask (ASK)"
+    if not ours.ask:
+        return
+    load_attributes(ours.catalog_file, list(ours.ask), "ASK")
+    if ours.max_turns < 2:
+        raise UserError(
+            f"{key}, MAX_TURNS={ours.max_turns}: the one turn is the list; take 2 or more, or leave out ASK"
+        )
+    if config.algorithm.adv_estimator != registration.NAME or ours.preset != "paper":
+        raise UserError(f"{key}: a question is credited as a rank is; take ALGORITHM=rank_grpo and PRESET=paper")
+    if ours.repair != "none":
+        raise UserError(
+            f"{key}, REPAIR={ours.repair}: lists behind different answers are not repaired; take one of them"
+        )
+    agent = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if config.trainer.v1.trainer_mode != registration.NAME or agent != "single_turn_agent":
+        raise UserError(f"{key}: turns are rollouts of single_turn_agent in groups: take trainer_mode=rank_grpo")
+    if actor.ppo_mini_batch_size != config.data.train_batch_size:
+        raise UserError(
+            f"{key}: questions make a batch longer; take one update of it, actor.ppo_mini_batch_size=TRAIN_BATCH_SIZE"
+        )
 
 
 def check_judge(config: DictConfig) -> list[str]:
