@@ -29,7 +29,7 @@ from data_prep.own_data.exports import FORMS
 from data_prep.own_data.rows import Row, read_again
 from data_prep.own_data.source import GIVEN, TRUTHS, open_source, preview
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
-from data_prep.questions import add_ask_option, add_questions
+from data_prep.questions import HELP, add_questions
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
@@ -95,8 +95,10 @@ def convert_own(
     sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
     writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
     about = {"read": source.told(), "splits": described, "warnings": warnings}
-    arguments = item, num_items, damage, about, ask
-    return write_data(out, items, matcher, writing, lambda row: split_of[conversation_name(row)], *arguments)
+    name_of = conversation_name
+    return write_data(
+        out, items, matcher, writing, lambda row: split_of[name_of(row)], item, num_items, damage, about, ask
+    )
 
 
 def _facts(
@@ -152,7 +154,7 @@ def write_data(
         noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
         pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
         files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
-        asked = {"questions": add_questions(folder, ask, matcher, num_items)} if ask else {}
+        counts |= add_questions(folder, ask, matcher, num_items) if ask else {}
         summary = {
             "files": files,
             "catalog": {
@@ -165,7 +167,6 @@ def write_data(
             "read": [*items.told, *about["read"]],
             "rows": counts,
             "damaged": damage.counts(),
-            **asked,
         }
         write_json(folder / "summary.json", summary)
         if damage:
@@ -250,7 +251,6 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
     lines += summary["read"]
     lines.append("split by " + "; ".join([splits["by"], *(f"{k} {v}" for k, v in splits.items() if k != "by" and v)]))
     lines += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "read"]
-    lines += [f"{name}: {count:,} questions" for name, count in summary.get("questions", {}).items()]
     lines += [f"warning: {warning}" for warning in summary["warnings"]]
     if summary["damaged"]:
         lines.append(f"{sum(summary['damaged'].values()):,} damaged rows left out, named in {REPORT}:")
@@ -298,7 +298,7 @@ def main(arguments: list[str]) -> int:
         "--recommender", dest="recommenders", nargs="+", default=(), metavar="NAME", help="who recommends in a chat"
     )
     add_output_options(parser, "rows")
-    add_ask_option(parser)
+    parser.add_argument("--ask", nargs="+", metavar="ATTRIBUTE", help=HELP)
     given = vars(parser.parse_args(arguments))
     rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
     if (count is None) == (given["out"] is None):

@@ -3,7 +3,6 @@
 A row becomes one for each of its turns: questions, then its list, in which items that fit what was told come first.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,13 +16,14 @@ from convrec.dialogue.attributes import Attributes, load_attributes
 from convrec.dialogue.turns import MAX_TURNS, question_text, with_answer
 from convrec.dialogue.users import Asked, RuleUser, draw
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item, split_lines
+from convrec.lists.ranks import split_lines
 from data_prep.tables import message
 
 QUESTION_IDS = tuple(f"_q{number}" for number in range(1, MAX_TURNS))  # end the sample_id of a question's row
 ASK_SHARE = 0.3  # of the turns that may ask, of rows whose wanted items the catalog has
 SEED = 3407
 SPLITS = ("train", "validation")  # of demonstrations
+HELP = "demonstrations that ask about these columns of the catalog, or decade"
 
 
 def add_questions(
@@ -35,20 +35,19 @@ def add_questions(
     the conversation has seen. Raises UserError for attributes that the catalog cannot be asked about.
     """
     attributes = load_attributes(folder / "catalog.parquet", ask)
-    tables = {name: _read(folder / f"{name}.parquet") for split in SPLITS for name in (split, f"sft_{split}")}
-    wanted = (matcher.wanted(*pair).index for row in tables["train"] for pair in truth_of(row))
-    popular = [row for row, _ in Counter(row for row in wanted if row >= 0).most_common()]
-    maker = _Maker(attributes, matcher, RuleUser(attributes, seed), popular, num_items)
+    files = {name: folder / f"{name}.parquet" for split in SPLITS for name in (split, f"sft_{split}")}
+    tables = {name: pq.read_table(file).to_pylist() if file.exists() else [] for name, file in files.items()}
+    wanted = Counter(item for row in tables["train"] for item in matcher.wanted_rows(truth_of(row)))
+    popular = [row for row, _ in wanted.most_common()]
+    maker = _Maker(attributes, matcher, RuleUser(attributes, seed), popular, matcher.catalog.lines, num_items)
     questions = {}
     for split in SPLITS:
         demonstrated = {row["sample_id"] for row in tables[f"sft_{split}"]}
         rows = tables[f"sft_{split}"] + [row for row in tables[split] if row["sample_id"] not in demonstrated]
         made = [turn for row in rows for turn in maker.turns(row)]
         if made:
-            names = {name for row in made for name in row}
-            schema = pa.schema([field for field in SFT_SCHEMA if field.name in names])
-            pq.write_table(pa.Table.from_pylist(made, schema), folder / f"sft_{split}.parquet")
-        questions[f"sft_{split}"] = sum(row["sample_id"].endswith(QUESTION_IDS) for row in made)
+            pq.write_table(pa.Table.from_pylist(made, SFT_SCHEMA), files[f"sft_{split}"])
+        questions[f"questions_of_sft_{split}"] = sum(row["sample_id"].endswith(QUESTION_IDS) for row in made)
     return questions
 
 
@@ -57,10 +56,11 @@ class _Maker(NamedTuple):
     matcher: Matcher
     user: RuleUser
     popular: Sequence[int]
+    lines: Sequence[str]  # of the catalog
     num_items: int
 
     def turns(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        wanted = [index for pair in truth_of(row) if (index := self.matcher.wanted(*pair).index) >= 0]
+        wanted = self.matcher.wanted_rows(truth_of(row))
         random, prompt = draw(self.user.seed, row["sample_id"], "turns"), row["prompt"][0]["content"]
         told: dict[str, list[str]] = {}
         left = list(self.attributes.names) if wanted else []
@@ -79,24 +79,8 @@ class _Maker(NamedTuple):
 
     def list_of(self, lines: Sequence[str], seen: Sequence[str], told: dict[str, list[str]]) -> list[str]:
         """The demonstration's items and, behind them, popular ones, by what was told."""
-        catalog, excluded = self.matcher.catalog, set(self.matcher.seen_rows(seen))
+        excluded = set(self.matcher.seen_rows(seen))
         own = [row for row in self.matcher.match_lines(lines, (), None).catalog_index if row >= 0]
         rows = [row for row in dict.fromkeys([*own, *self.popular]) if row not in excluded]
         ordered = self.attributes.by_what_was_told(rows, told)[: self.num_items]
-        return [format_item(catalog.titles[row], catalog.years[row]) for row in ordered]  # type: ignore[arg-type]
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    present = pq.read_schema(path).names
-    return pq.read_table(path, columns=[name for name in SFT_SCHEMA.names if name in present]).to_pylist()
-
-
-def add_ask_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ask",
-        nargs="+",
-        metavar="ATTRIBUTE",
-        help="demonstrations that ask about these columns of the catalog, or decade",
-    )
+        return [self.lines[row] for row in ordered]

@@ -28,7 +28,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
-from data_prep.questions import add_ask_option, add_questions
+from data_prep.questions import HELP, add_questions
 from data_prep.sample_data.conversations import write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 from data_prep.sample_data.hard import KIND, KINDS, draw_request
@@ -89,14 +89,7 @@ def what_is_said(taste: Taste, rng: np.random.Generator) -> Taste:
     return (Taste(()), Taste(taste.genres), Taste((), taste.era))[int(rng.choice(3, p=(0.5, 0.25, 0.25)))]
 
 
-def make_rows(
-    table: FilmTable,
-    split: str,
-    count: int,
-    seed: int,
-    num_items: int,
-    requests: str = PLAIN,
-) -> list[dict]:
+def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int, requests: str = PLAIN) -> list[dict]:
     """`count` rows with completions; row i of a split depends on the seed and the requests, and on nothing else."""
     rows = []
     for index in Progress(range(count), desc=split, unit="row"):
@@ -199,7 +192,7 @@ def main(arguments: list[str]) -> int:
     )
     what = f"plain: bags of words; hard: {', '.join(KINDS)}, as the column `{KIND}` says (%(default)s)"
     parser.add_argument("--requests", default=PLAIN, choices=REQUESTS, help=what)
-    add_ask_option(parser)
+    parser.add_argument("--ask", nargs="+", metavar="ATTRIBUTE", help=HELP)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = vars(parser.parse_args(arguments))
     counts = {split: given.pop(split) for split in SPLITS}

@@ -13,15 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from convrec.errors import says_user_errors
-from convrec.report.page import (
-    beyond_accuracy_row,
-    dialogue_row,
-    gain_text,
-    not_measured,
-    number_text,
-    table_row,
-    text_table,
-)
+from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.options import EvaluationOptions, add_options
 from recipes.evaluation.scoring import OF_MODEL
@@ -50,8 +42,6 @@ def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> st
             lines += [text_table(beyond), *not_measured(results[order[0]]), ""]
     if fusion := settings.get("fusion"):
         lines.append(f"fused: weight {fusion['weight']:g} for the model, constant {fusion['constant']:g}")
-    if led := metrics.get("dialogue"):
-        lines += [text_table([{"model": name, **dialogue_row(figures)} for name, figures in led.items()]), ""]
     if held := metrics.get("constrained"):
         counts = ", ".join(f"{held[name]} {name.replace('_', ' ')}" for name in WRONG)
         lines.append(f"{held['lists']} constrained lists of {held['lines']} lines: {counts}")
@@ -63,6 +53,7 @@ def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> st
     for name, pair in metrics.get("minus", {}).items():
         metric = f"ndcg@{max(settings['ks'])}"
         lines.append(f"the model minus {name}, {metric}: {gain_text(pair[metric])}  p {number_text(pair[metric]['p'])}")
+    slices = [*slices, *({"questions"} & metrics["slices"].keys())]
     if table := slices_table({name: metrics["slices"][name] for name in slices}):
         name = "model" if settings["model"] else next(iter(results))
         lines += [f"parts of the split, {name}:", text_table(table, line_a_model=True), ""]

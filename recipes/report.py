@@ -13,15 +13,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.lists.metrics import paired
 from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, labels_of
-from convrec.report.page import (
-    GainTable,
-    beyond_accuracy_row,
-    dialogue_row,
-    gain_text,
-    not_measured,
-    number_text,
-    table_row,
-)
+from convrec.report.page import GainTable, beyond_accuracy_row, gain_text, not_measured, number_text, table_row
 from convrec.report.run_summary import facts_of, settings_of
 from convrec.runs.folder import read_config
 from convrec.statistics import FLIPS
@@ -141,18 +133,12 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
     gains = gain_tables(folders, ks, first["seed"])
     columns: dict[str, dict[str, Any]] = {}
-    asking: dict[str, dict[str, Any]] = {}
     for by_model in results.values():
         columns |= {name: result for name, result in by_model.items() if name not in (*OF_MODEL, FUSED)}
     for name, by_model in results.items():
-        led = metrics[name].get("dialogue", {})
-        asking |= {(name if who == "model" else who): figures for who, figures in led.items()}
         columns[name] = by_model["model"]
         columns |= {f"{name}, {of}": by_model[of] for of in ("constrained", FUSED) if of in by_model}
-    table = [
-        table_row(name, result, ks) | beyond_accuracy_row(result) | dialogue_row(asking.get(name, {}))
-        for name, result in columns.items()
-    ]
+    table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
     summary = next(iter(columns.values()))
     split = Path(first["data"]).name
     about = (

@@ -6,6 +6,7 @@ has a key of everything that it depends on, so that a file never goes with anoth
 
 import contextlib
 import itertools
+import json
 import os
 import zipfile
 from bisect import bisect_left, bisect_right
@@ -292,9 +293,7 @@ ARRAYS = {"tokens": np.int32, "ends_S": np.int64, "row_W": np.int32, "item_W": n
 
 def save_catalog_trie(path: Path, trie: CatalogTrie) -> None:
     arrays = {name: getattr(trie, name) for name in ("eos_token_id", *ARRAYS)}
-    if trie.questions:
-        arrays["questions"] = np.array([*itertools.chain(*trie.questions)], np.int32)
-        arrays["question_lengths"] = np.array([*map(len, trie.questions)])
+    arrays["questions"] = json.dumps(trie.questions)
     with written_whole(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
 
@@ -304,13 +303,11 @@ def load_catalog_trie(path: Path) -> CatalogTrie:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name].astype(kind) for name, kind in ARRAYS.items()}
-            lengths = file["question_lengths"].tolist() if "question_lengths" in file else []
-            tokens = iter(file["questions"].tolist() if lengths else [])
-            questions = tuple(tuple(itertools.islice(tokens, length)) for length in lengths)
+            questions = tuple(map(tuple, json.loads(str(file["questions"]))))
             trie = CatalogTrie(eos_token_id=int(file["eos_token_id"]), questions=questions, **arrays)
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not readable as a trie of catalog lines ({error}); remove it") from None
-    wanted = (2 * len(trie.row_W), len(trie.row_W), len(trie.tokens))
-    if (len(trie.ends_S), len(trie.item_W), int(trie.ends_S[-1]) if len(trie.ends_S) else -1) != wanted:
+    lengths = (2 * len(trie.row_W), len(trie.row_W), len(trie.tokens))
+    if (len(trie.ends_S), len(trie.item_W), int(trie.ends_S[-1]) if len(trie.ends_S) else -1) != lengths:
         raise UserError(f"{path}: its arrays do not fit each other; remove it")
     return trie

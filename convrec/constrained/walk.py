@@ -16,8 +16,7 @@ class Walk:
     excluded: items, by their first rows; -1 - q opens the trie's question q, which may stand in place of a list, so at
     its beginning alone. node: where the list is in the trie. taken: of each node, how many sequences below it are
     excluded or written. closed: of each node, its children below which none is left (but for nodes that
-    only one sequence has, where its first node is enough). items: what was written, as first rows. asked: the question
-    that was written, None for a list.
+    only one sequence has, where its first node is enough). items: what was written, as first rows, or -1 - q alone.
     """
 
     def __init__(self, catalog: CatalogTrie, num_items: int, excluded: Iterable[int] = ()):
@@ -29,7 +28,6 @@ class Walk:
         self._token, self._parent = trie.token_L.data, trie.parent_L.data
         self._first, self._leaves = trie.first_child.data, trie.leaves_L.data
         self._own = trie.own_S.data
-        self.asked: int | None = None
         given = set(excluded)
         self._open = [question for question in range(len(catalog.questions)) if -1 - question in given]
         self._close_questions(set(range(len(catalog.questions))) - set(self._open))
@@ -89,7 +87,8 @@ class Walk:
             self.node = child
             return child
         if (question := line - 2 * len(self.catalog.row_W) - 1) >= 0:
-            self.asked, self.node = question % len(self.catalog.questions), END
+            self.items.append(-1 - question % len(self.catalog.questions))
+            self.node = END
             return child
         if not self.items:
             self._close_questions(self._open)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from scipy.stats import entropy
+
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, labels_of, load_catalog
 from convrec.lists.titles import fold, normalise
@@ -46,11 +48,18 @@ class Attributes:
 
     def by_what_was_told(self, rows: Iterable[int], told: Mapping[str, Sequence[str]]) -> list[int]:
         """The rows, those first that have more of the labels that were told of each attribute; else in their order."""
+        return sorted(rows, key=lambda row: -self._fit(row, told))
 
-        def fitting(row: int) -> int:
-            return sum(len(self.values[name][row].intersection(labels)) for name, labels in told.items())
+    def most_uncertain(self, names: Sequence[str], rows: Sequence[int], told: Mapping[str, Sequence[str]]) -> str:
+        """The attribute whose labels have the greatest entropy over the rows that fit best what was told."""
+        fits = [self._fit(row, told) for row in rows]
+        most = max(fits, default=0)
+        best = [row for row, fit in zip(rows, fits, strict=True) if fit == most]
+        of_best = {name: Counter(label for row in best for label in self.values[name][row]) for name in names}
+        return max(names, key=lambda name: entropy([*of_best[name].values()] or [1]))
 
-        return sorted(rows, key=lambda row: -fitting(row))
+    def _fit(self, row: int, told: Mapping[str, Sequence[str]]) -> int:
+        return sum(len(self.values[name][row].intersection(labels)) for name, labels in told.items())
 
     def said(self, attribute: str, rows: Sequence[int], conversation: str) -> bool:
         """Whether the conversation has every label that these items share; True where they share none."""
@@ -77,21 +86,18 @@ def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str
         column = next((column for column in (name, f"{name}s") if column in present), None)
         if column is not None:
             cells = pq.read_table(catalog_file, columns=[column]).column(0).to_pylist()
-            try:
-                values[name] = [labels_of(cell) for cell in cells]
-            except UserError as error:
-                raise UserError(f"{setting} {name}: {catalog_file}: {column}: {error}") from None
         elif name == DECADE and catalog.dated:
-            values[name] = [frozenset() if year is None else frozenset([f"{year // 10}0s"]) for year in catalog.years]
+            cells = [None if year is None else f"{year // 10}0s" for year in catalog.years]
         else:
+            known = f"{', '.join(present)}" + (f", and {DECADE} of its years" if catalog.dated else "")
             raise UserError(
-                f"{setting} {name}: the catalog {catalog_file} has no column {name} or {name}s; it has "
-                f"{', '.join(present)}" + (f", and {DECADE} of its years" if catalog.dated else "")
+                f"{setting} {name}: the catalog {catalog_file} has no column {name} or {name}s; it has {known}"
             )
-        labels = sorted(frozenset().union(*values[name]))
-        if len(labels) < 2:
-            raise UserError(
-                f"{setting} {name}: {catalog_file}: {column or name} has {len(labels)} values of texts "
-                f"({', '.join(labels)}): there is nothing to ask; name another column"
-            )
+        try:
+            values[name] = [labels_of(cell) for cell in cells]
+        except UserError as error:
+            raise UserError(f"{setting} {name}: {catalog_file}: {column}: {error}") from None
+        if len(labels := sorted(frozenset().union(*values[name]))) < 2:
+            told = f"{column or name} has {len(labels)} values of texts ({', '.join(labels)})"
+            raise UserError(f"{setting} {name}: {catalog_file}: {told}: there is nothing to ask; name another column")
     return Attributes(catalog, values)

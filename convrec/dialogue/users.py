@@ -4,11 +4,13 @@ A user is asked many questions at once and returns a text for each. Half of a ru
 No answer names a wanted title, or has a label that is like one.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import yaml
 from rapidfuzz import fuzz
 
 from convrec.data.schema import split_prompt
@@ -20,26 +22,8 @@ from convrec.llm import LLM
 USERS = ("rule", "random", "other", "llm")
 ALIKE = 85.0  # similarity, 0 to 100, above which a label is like a title
 
-LABEL_WORDINGS = (  # in turn for training and for evaluation
-    "{labels}, please.",
-    "Something with {labels}.",
-    "I would like {labels}.",
-    "{labels} would be best.",
-    "Let's say {labels}.",
-    "I was thinking of {labels}.",
-    "{labels} sounds right.",
-    "Make that {labels}.",
-)
-OPEN_WORDINGS = (
-    "I don't mind.",
-    "Any is fine.",
-    "No preference.",
-    "Whatever you think.",
-    "That doesn't matter to me.",
-    "All are fine with me.",
-    "I don't care much about that.",
-    "You choose.",
-)
+_SAID = yaml.safe_load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))
+LABEL_WORDINGS, OPEN_WORDINGS, LLM_PROMPT = _SAID["labels"], _SAID["open"], _SAID["model"]
 
 
 class Asked(NamedTuple):
@@ -53,15 +37,18 @@ class Asked(NamedTuple):
 
 
 def draw(seed: int, *what: object) -> Random:
-    text = "/".join(map(str, (seed, *what))).encode()
-    return Random(int.from_bytes(hashlib.sha256(text).digest()[:8]))
+    return Random("/".join(map(str, (seed, *what))))
 
 
+@dataclass
 class RuleUser:
-    """Answers with the labels that all wanted items have ("Comedy, please."), or that nothing is wanted there."""
+    """Answers with the labels that all wanted items have ("Comedy, please."), or that nothing is wanted there.
+    evaluation: in the wordings that are kept for it. others: who else is there, by what they want."""
 
-    def __init__(self, attributes: Attributes, seed: int, evaluation: bool = False) -> None:
-        self.attributes, self.seed, self.evaluation = attributes, seed, evaluation
+    attributes: Attributes
+    seed: int = 0
+    evaluation: bool = False
+    others: Sequence[Sequence[int]] = ()
 
     def answers(self, asked: Sequence[Asked]) -> list[str]:
         return [self.wording(one, self.labels(one)) for one in asked]
@@ -110,8 +97,6 @@ class RandomUser(RuleUser):
 class OtherUser(RuleUser):
     """A control: answers for somebody else's wanted items, of `others`; the same one's throughout a conversation."""
 
-    others: Sequence[Sequence[int]] = ()
-
     def labels(self, asked: Asked) -> Sequence[str]:
         random, own = draw(self.seed, asked.key, "other"), set(asked.wanted)
         drawn = (random.choice(self.others) for _ in range(100 if self.others else 0))
@@ -119,19 +104,11 @@ class OtherUser(RuleUser):
         return self.attributes.shared(asked.attribute, rows)
 
 
-LLM_PROMPT = """You are looking for one of these: {titles}.
-You have not said so. So far the conversation was:
-{conversation}
-The recommender asks: {question}
-Answer as that user, in one short sentence, by what these have in common. If they have nothing of that in common, say \
-that you do not mind. Never write a title or a name from it."""
-
-
 class LLMUser(RuleUser):
     """A model that is told the wanted titles; in place of an answer that names one, it does not mind."""
 
     def __init__(self, attributes: Attributes, llm: LLM) -> None:
-        super().__init__(attributes, 0)
+        super().__init__(attributes)
         self.llm = llm
 
     def answers(self, asked: Sequence[Asked]) -> list[str]:

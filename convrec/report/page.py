@@ -25,6 +25,11 @@ BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/how-to/evaluation.md ha
     "cold_share": "cold items",
     "diversity": "diversity in a list",
     "calibration": "calibration (KL)",
+    "questions": "questions",
+    "useful": "useful questions",
+    "malformed": "malformed turns",
+    **{f"success_by_{turn}": f"success by turn {turn}" for turn in (1, 2, 3)},
+    **{f"ndcg_after_{count}": f"NDCG after {count} questions" for count in (0, 1, 2)},
 }
 
 
@@ -95,16 +100,6 @@ def beyond_accuracy_row(figures: Mapping[str, Any]) -> dict[str, Any]:
     """The measures beyond accuracy that there are, in the tables' words."""
     measured = {name: figures[key] for key, name in BEYOND_ACCURACY.items() if key in figures}
     return {name: (value["mean"], value["se"]) for name, value in measured.items()}
-
-
-def dialogue_row(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Of conversations with questions what recipes.evaluate found: its own words, then NDCG by number of questions."""
-    row = {name.replace("@", " by turn "): (of["mean"], of["se"]) for name, of in figures.items() if "mean" in of}
-    for count, of in figures.get("by_questions", {}).items():
-        k = max(int(name.removeprefix("ndcg@")) for name in of if name.startswith("ndcg@"))
-        row[f"with {count} questions: rows"] = of["n"]
-        row[f"with {count} questions: NDCG@{k}"] = (of[f"ndcg@{k}"]["mean"], of[f"ndcg@{k}"]["se"])
-    return row
 
 
 def not_measured(figures: Mapping[str, Any]) -> list[str]:

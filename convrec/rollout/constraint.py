@@ -39,8 +39,7 @@ class ListConstraint:
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
         seen = [row["seen"] for row in truth.get("rows", [truth]) if row.get("seen") is not None]
-        excluded = self._excluded(tuple(sorted({title for titles in seen for title in titles})))
-        return [*sample.get(OPEN, ()), *excluded]
+        return [*sample.get(OPEN, ()), *self._excluded(tuple(sorted({title for titles in seen for title in titles})))]
 
     def row_of(self, item: int) -> int | None:
         """The catalog row whose line lists write for an item; None for one that is in no list."""

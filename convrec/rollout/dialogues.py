@@ -44,7 +44,7 @@ class Dialogues:
             return None
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
-        wanted = [row for pair in truth["groundtruth"] if (row := self.matcher.wanted(*pair).index) >= 0]
+        wanted = self.matcher.wanted_rows(truth["groundtruth"])
         (message,) = sample["raw_prompt"]
         key = f"{prompt.trajectory['step']}/{sample['index']}"  # a resumed run hears what it would have heard
         (answer,) = self.user.answers([Asked(key, wanted, read.asked, message["content"])])
@@ -55,4 +55,4 @@ class Dialogues:
         following = self.opened(sample | {"raw_prompt": said}, turn + 1, [*asked, read.asked])
         # a draw of its own: with the seed of the turn before, who has asked would ask again
         trajectory = prompt.trajectory | {"sample_index": f"{sample['index']}/{turn + 1}"}
-        return Prompt(following, prompt.sampling_params, trajectory, 1, sample["session_id"])
+        return Prompt(following, prompt.sampling_params, trajectory, 1)

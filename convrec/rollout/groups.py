@@ -219,7 +219,8 @@ class GroupedRollouts(RepairedGroups):
         for prompt in prompts:
             ids = await self.single_turn.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
             constrained = {} if self.constraint is None else {"extra_args": self.constraint.extra_args(prompt.sample)}
-            for session in range(prompt.first_session, prompt.first_session + prompt.n):
+            first = prompt.sample.get("session_id", 0)  # of a further turn its rollout's
+            for session in range(first, first + prompt.n):
                 params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session) | constrained
                 requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
                 samples.append({**prompt.sample, "session_id": session})

@@ -19,7 +19,6 @@ class Prompt:
     sampling_params: dict[str, Any]
     trajectory: dict[str, Any]
     n: int  # responses asked for
-    first_session: int = 0
 
 
 @dataclass
@@ -54,14 +53,13 @@ class SampledResponse:
 
     def for_reward(self) -> dict[str, Any]:
         """Arguments of `GroupRewardManager.score`."""
-        is_malformed = self.output.extra_fields.get(TURN, {}).get("malformed", False)
         extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
         extra |= {
             "num_turns": self.output.num_turns,
             "rollout_reward_scores": self.sample.get("reward_scores", {}),
         }
         return {
-            "response_ids": [] if is_malformed else self.output.response_ids,
+            "response_ids": [] if extra.get(TURN, {}).get("malformed") else self.output.response_ids,
             "data_source": self.sample["data_source"],
             "ground_truth": self.sample["reward_model"]["ground_truth"],
             "extra_info": extra,

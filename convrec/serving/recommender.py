@@ -369,8 +369,6 @@ class Recommender:
                     score = total / choices if choices else 0.0
                     total, choices = 0.0, 0
                     yield walk.items[-1], score
-        if walk.asked is not None:
-            yield -1 - walk.asked, 0.0
 
     def _item(self, prepared: _Prepared, number: int, rank: int, score: float | None) -> RecommendedItem:
         item = prepared.snapshot.items[number]

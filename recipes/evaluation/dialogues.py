@@ -5,160 +5,128 @@ Baselines ask by a rule and list what is popular, that first which fits what the
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convrec.dialogue.attributes import Attributes, load_attributes
-from convrec.dialogue.play import Conversation, Model, play
-from convrec.dialogue.turns import question_text
-from convrec.dialogue.users import LLMUser, OtherUser, RandomUser, RuleUser
+from convrec.dialogue.turns import Turn, question_text, read_turn, with_answer
+from convrec.dialogue.users import Asked, LLMUser, OtherUser, RandomUser, RuleUser
 from convrec.generation.answers import GenerationRequest
 from convrec.generation.prompts import prompt_id
-from convrec.lists.ranks import Item, format_item
 from convrec.llm import LLM, endpoint
-from convrec.statistics import bootstrap
-from recipes.evaluation.scoring import Scored
+from recipes.evaluation.beyond_accuracy import AFTER, BY_TURN
+from recipes.evaluation.scoring import Row, Scored
 from recipes.evaluation.setup import Setup
 
 ASKING = ("never", "fixed", "entropy")
 Answered = Callable[[GenerationRequest], Mapping[str, Any]]  # prompt_id -> answer
 
 
+@dataclass
+class Conversation:
+    """row: of the split. wanted: rows of the catalog. first, prompt: the first turn's, and with all that was said.
+    asked: (attribute, answer) of each question. useful: of each, whether it is about labels that all wanted items share
+    and that were not said. text: the last turn's, and `last` how it reads."""
+
+    row: int
+    wanted: Sequence[int]
+    first: str
+    prompt: str
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    useful: list[bool] = field(default_factory=list)
+    text: str = ""
+    last: Turn = field(default_factory=lambda: Turn(None, []))
+
+    @property
+    def answer(self) -> Row:
+        """Of rows.parquet: the last turn, "" where it is malformed, and what was said since the first."""
+        said = self.prompt.removeprefix(self.first.rstrip("\n") + "\n")
+        return {"text": "" if self.last.malformed else self.text, "dialogue": said}
+
+
+Model = Callable[[Sequence[Conversation]], Sequence[str]]  # the next turn of each
+
+
 def dialogues(setup: Setup, answers_of: Answered) -> dict[str, list[Conversation]]:
     """The split's conversations as the model, if there is one, and each baseline lead them. answers_of: of the model,
     which is asked once a turn for all of them."""
-    options, split = setup.options, setup.split
+    options, context = setup.options, setup.context
     attributes = load_attributes(options.catalog, options.ask or ())
-    wanted = split.wanted_rows(split.rows)
-    user = _user(setup, attributes, wanted)
-    popular = _popular(setup)
+    if options.user == "llm":
+        user: RuleUser = LLMUser(attributes, LLM(endpoint("user"), Path(options.out) / "answers"))
+    else:
+        kind = {"rule": RuleUser, "random": RandomUser, "other": OtherUser}[str(options.user)]
+        user = kind(attributes, options.seed, evaluation=True, others=context.wanted)
     models: dict[str, Model] = {}
     if options.model is not None:
-        models["model"] = _Generated(setup, answers_of)
-    if popular:
-        models |= {name: _Rule(name, setup, attributes, popular) for name in ASKING}
+        models["model"] = partial(_generated, setup, answers_of)
+    if (mentions_M := context.mentions_M) is not None:
+        popular = [row for row in np.argsort(-mentions_M, kind="stable").tolist() if mentions_M[row]]
+        models |= {name: partial(_ruled, name, setup, attributes, popular) for name in ASKING}
     led = {}
     for name, model in models.items():
+        prompts = [row["prompt"][0]["content"] for row in setup.split.rows]
         led[name] = [
-            Conversation(row["sample_id"], rows, row["prompt"][0]["content"])
-            for row, rows in zip(split.rows, wanted, strict=True)
+            Conversation(row, wanted, prompt, prompt)
+            for row, (wanted, prompt) in enumerate(zip(context.wanted, prompts, strict=True))
         ]
-        play(led[name], model, user, attributes.names, options.max_turns, setup.lists.delimiter)
+        _play(led[name], model, user, setup)
     return led
 
 
-def _user(setup: Setup, attributes: Attributes, wanted: Sequence[Sequence[int]]) -> RuleUser:
-    options = setup.options
-    if options.user == "llm":
-        return LLMUser(attributes, LLM(endpoint("user"), Path(options.out) / "answers"))
-    kinds = {"rule": RuleUser, "random": RandomUser, "other": OtherUser}
-    user = kinds[str(options.user)](attributes, options.seed, evaluation=True)
-    if isinstance(user, OtherUser):
-        user.others = wanted
-    return user
+def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, setup: Setup) -> None:
+    """In place, turn by turn; a question in the turn `max_turns` is malformed."""
+    names, delimiter = setup.options.ask or (), setup.lists.delimiter
+    ids = [row["sample_id"] for row in setup.split.rows]
+    for turns_left in range(setup.options.max_turns - 1, -1, -1):
+        for one, text in zip(going_on, model(going_on) if going_on else [], strict=True):
+            one.text, one.last = text, read_turn(text, names, turns_left > 0, delimiter)
+        going_on = [one for one in going_on if one.last.asked]
+        questions = [Asked(ids[one.row], one.wanted, str(one.last.asked), one.prompt) for one in going_on]
+        for one, question, answer in zip(going_on, questions, user.answers(questions), strict=True):
+            one.useful.append(not user.attributes.said(question.attribute, one.wanted, one.prompt))
+            one.asked.append((question.attribute, answer))
+            one.prompt = with_answer(one.prompt, question.attribute, answer)
 
 
-def _popular(setup: Setup) -> list[int]:
-    """Rows of the catalog that training wants, the most wanted first."""
-    counts = Counter(row for rows in setup.split.wanted_rows(setup.train.rows) for row in rows)
-    return [row for row, _ in counts.most_common()]
+def _generated(setup: Setup, answers_of: Answered, conversations: Sequence[Conversation]) -> list[str]:
+    """The model's next turns, generated at once and kept, a file a turn."""
+    prompts = [[{"role": "user", "content": one.prompt}] for one in conversations]
+    names = [prompt_id(messages) for messages in prompts]
+    path = Path(setup.options.out) / f"generations_turn_{len(conversations[0].asked) + 1}.parquet"
+    answers = answers_of(GenerationRequest(setup.settings["model_path"], dict(zip(names, prompts, strict=True)), path))
+    return [answers[name]["text"] for name in names]
 
 
-class _Generated:
-    """The model: its prompts of a turn are generated at once and kept, a file a turn."""
-
-    def __init__(self, setup: Setup, answers_of: Answered) -> None:
-        self.setup, self.answers_of, self.turn = setup, answers_of, 0
-
-    def __call__(self, conversations: Sequence[Conversation]) -> list[str]:
-        self.turn += 1
-        prompts = [[{"role": "user", "content": one.prompt}] for one in conversations]
-        names = [prompt_id(messages) for messages in prompts]
-        path = Path(self.setup.options.out) / f"generations_turn_{self.turn}.parquet"
-        request = GenerationRequest(self.setup.settings["model_path"], dict(zip(names, prompts, strict=True)), path)
-        answers = self.answers_of(request)
-        return [answers[name]["text"] for name in names]
-
-
-class _Rule:
-    def __init__(self, name: str, setup: Setup, attributes: Attributes, popular: Sequence[int]) -> None:
-        self.name, self.setup, self.attributes, self.popular = name, setup, attributes, popular
-        self.seen = {row["sample_id"]: row["seen_titles"] or () for row in setup.split.rows}
-
-    def __call__(self, conversations: Sequence[Conversation]) -> list[str]:
-        return [self.turn_of(one) for one in conversations]
-
-    def turn_of(self, one: Conversation) -> str:
-        told = {name: self.attributes.named(name, answer) for name, answer in one.asked}
-        left = [name for name in self.attributes.names if name not in told]
-        if self.name != "never" and left and len(one.asked) < self.setup.options.max_turns - 1:
-            return question_text(left[0] if self.name == "fixed" else self.most_uncertain(left, told))
-        reader, catalog = self.setup.split.reader, self.setup.split.catalog
-        excluded = set(reader.seen_rows(self.seen[one.key]))
-        rows = self.attributes.by_what_was_told((row for row in self.popular if row not in excluded), told)
-        lines = [format_item(catalog.titles[row], catalog.years[row]) for row in rows]  # type: ignore[arg-type]
-        return self.setup.lists.delimiter.join(lines[: self.setup.lists.num_items])
-
-    def most_uncertain(self, names: Sequence[str], told: Mapping[str, Sequence[str]]) -> str:
-        """The attribute whose labels have the greatest entropy over the items that fit all that was told."""
-        values = self.attributes.values
-        fitting = [
-            row
-            for row in self.popular
-            if all(not labels or values[name][row].intersection(labels) for name, labels in told.items())
-        ]
-
-        def entropy(name: str) -> float:
-            counts = Counter(label for row in fitting or self.popular for label in values[name][row])
-            total = sum(counts.values())
-            return -sum(count / total * math.log(count / total) for count in counts.values())
-
-        return max(names, key=entropy)
+def _ruled(
+    name: str, setup: Setup, attributes: Attributes, popular: Sequence[int], conversations: Sequence[Conversation]
+) -> list[str]:
+    """The next turns of a baseline."""
+    lists, lines, texts = setup.lists, setup.split.catalog.lines, []
+    for one in conversations:
+        told = {name: attributes.named(name, answer) for name, answer in one.asked}
+        left = [name for name in attributes.names if name not in told]
+        if name != "never" and left and len(one.asked) < setup.options.max_turns - 1:
+            next_one = left[0] if name == "fixed" else attributes.most_uncertain(left, popular, told)
+            texts.append(question_text(next_one))
+        else:
+            seen = setup.context.mentioned[one.row]
+            rows = attributes.by_what_was_told((row for row in popular if row not in seen), told)
+            texts.append(lists.delimiter.join(lines[row] for row in rows[: lists.num_items]))
+    return texts
 
 
-def items_of(setup: Setup, led: Sequence[Conversation]) -> list[list[Item | None]]:
-    """The final lists; a malformed turn's has no item."""
-    return [[setup.split.matcher.read_line(line) for line in one.last.lines] for one in led]
-
-
-def dialogue_figures(setup: Setup, led: Sequence[Conversation], scored: Scored) -> dict[str, Any]:
-    """Of rows with ground truth, means with standard errors: `questions`, `useful` (of the questions those about labels
-    that all wanted items share and that were not said), `success@turn` (a hit, in a list at this turn or before),
-    `malformed`; and `by_questions`: of the conversations with so many questions their number and the metrics."""
-    options, contexts_of = setup.options, setup.split.prompt_ids
-    attributes = load_attributes(options.catalog, options.ask or ())
-    kept = [(one, row, context) for one, row, context in zip(led, scored, contexts_of, strict=True) if row["num_truth"]]
-    contexts = [context for _, _, context in kept]
-
-    def mean(values: Sequence[float], labels: Sequence[str] = contexts) -> dict[str, float]:
-        means, errors = bootstrap(np.array(values, float).reshape(-1, 1), labels, options.seed)
-        return {"mean": float(means[0]), "se": float(errors[0])}
-
-    useful = [
-        (not attributes.said(name, one.wanted, before), context)
-        for one, _, context in kept
-        for (name, _), before in zip(one.asked, one.before, strict=False)
-    ]
-    figures: dict[str, Any] = {
-        "questions": mean([len(one.asked) for one, _, _ in kept]),
-        "malformed": mean([one.last.malformed for one, _, _ in kept]),
-    }
-    if useful:
-        figures["useful"] = mean([value for value, _ in useful], [context for _, context in useful])
-    largest = f"recall@{max(setup.settings['ks'])}"
-    for turn in range(1, options.max_turns + 1):
-        hits = [row[largest] > 0 and len(one.asked) < turn for one, row, _ in kept]
-        figures[f"success@{turn}"] = mean(hits)
-    names = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in setup.settings["ks"]]
-    figures["by_questions"] = {}
-    for count in sorted({len(one.asked) for one, _, _ in kept}):
-        part = [(row, context) for one, row, context in kept if len(one.asked) == count]
-        labels = [context for _, context in part]
-        figures["by_questions"][str(count)] = {"n": len(part)} | {
-            name: mean([row[name] for row, _ in part], labels) for name in names
-        }
-    return figures
+def add_figures(setup: Setup, led: Sequence[Conversation], scored: Scored) -> None:
+    """To each row what beyond_accuracy has of dialogues; a success is a hit, in a list at this turn or before."""
+    k = max(setup.settings["ks"])
+    for one, row in zip(led, scored, strict=True):
+        count = len(one.asked)
+        row |= {"questions": count, "malformed": int(one.last.malformed)}
+        row["useful"] = sum(one.useful) / count if count else math.nan
+        row |= {name: int(row[f"recall@{k}"] > 0 and count < turn) for turn, name in enumerate(BY_TURN, 1)}
+        row |= {name: row[f"ndcg@{k}"] if count == n else math.nan for n, name in enumerate(AFTER)}

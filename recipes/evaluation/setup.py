@@ -8,7 +8,6 @@ from typing import Any
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.data.tokenizer import load_tokenizer
-from convrec.dialogue.attributes import load_attributes
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json
 from convrec.generation.answers import GenerationRequest
@@ -147,7 +146,7 @@ def set_up(options: EvaluationOptions) -> Setup:
 
 
 def _checked(options: EvaluationOptions) -> EvaluationOptions:
-    """The options, without baselines where no --train is. Raises UserError for what does not go together."""
+    """The options, without baselines where no --train is, or a user. Raises UserError for what does not go together."""
     out, against = Path(options.out), options.against
     if any(part.exists() and not part.is_dir() for part in (out, *out.parents)):
         raise UserError(f"--out {out}: a file is in its place; name a folder")
@@ -164,7 +163,6 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
             raise UserError(f"--user, --{with_user[0]}: conversations are played with free turns; give one of them")
         if options.max_turns < 1:
             raise UserError(f"--max-turns {options.max_turns}: at least 1, the list")
-        load_attributes(options.catalog, options.ask or ())
     if options.model is None:
         if needs_model := [name for name in ("against", "constrained", "weigh") if getattr(options, name)]:
             raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")
@@ -173,7 +171,7 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
         if not options.train and not options.retrieval:
             names = " and ".join(options.baselines)
             raise UserError(f"no --model, and no --train for the baseline {names}: give one of them")
-    return options if options.train else replace(options, baselines=())
+    return options if options.train and not options.user else replace(options, baselines=())
 
 
 def _config_of_run(options: EvaluationOptions) -> dict[str, Any]:

@@ -66,7 +66,6 @@ Trackers = Annotated[
     only(lambda names: {*([names] if isinstance(names, str) else names)} <= {*VERL_TRACKERS}),
     Field(description=f"one or several of {', '.join(VERL_TRACKERS)}"),
 ]
-Names = Annotated[list[str], Field(min_length=1, description="names")]
 Schedule = Annotated[
     list[Annotated[list[float], Field(min_length=2, max_length=2)]],
     only(_rises_from_step_0),
@@ -272,7 +271,7 @@ LISTS: dict[str, Setting] = RL | {
     ),
     "convrec.repair_ranks": Setting(PositiveInteger, "a repair takes one of the first so many ranks", null="all N"),
     "convrec.ask": Setting(
-        Names,
+        Annotated[list[str], Field(min_length=1, description="names")],
         "attributes that the model may ask about before it lists, columns of the catalog or decade, comma-separated",
         "ASK",
         null="it lists at once",

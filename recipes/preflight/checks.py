@@ -181,27 +181,22 @@ def _check_repair(config: DictConfig) -> None:
 
 def _check_asking(config: DictConfig) -> None:
     """A question is a row of the batch, and its credit is by rank-level units."""
-    ours, actor, key = config.convrec, config.actor_rollout_ref.actor, "convrec.ask (ASK)"
+    ours, trainer, rollout = config.convrec, config.trainer.v1, config.actor_rollout_ref.rollout
     if not ours.ask:
         return
     load_attributes(ours.catalog_file, list(ours.ask), "ASK")
-    if ours.max_turns < 2:
-        raise UserError(
-            f"{key}, MAX_TURNS={ours.max_turns}: the one turn is the list; take 2 or more, or leave out ASK"
-        )
-    if config.algorithm.adv_estimator != registration.NAME or ours.preset != "paper":
-        raise UserError(f"{key}: a question is credited as a rank is; take ALGORITHM=rank_grpo and PRESET=paper")
-    if ours.repair != "none":
-        raise UserError(
-            f"{key}, REPAIR={ours.repair}: lists behind different answers are not repaired; take one of them"
-        )
-    agent = config.actor_rollout_ref.rollout.agent.default_agent_loop
-    if config.trainer.v1.trainer_mode != registration.NAME or agent != "single_turn_agent":
-        raise UserError(f"{key}: turns are rollouts of single_turn_agent in groups: take trainer_mode=rank_grpo")
-    if actor.ppo_mini_batch_size != config.data.train_batch_size:
-        raise UserError(
-            f"{key}: questions make a batch longer; take one update of it, actor.ppo_mini_batch_size=TRAIN_BATCH_SIZE"
-        )
+    is_by_rank = config.algorithm.adv_estimator == registration.NAME and ours.preset == "paper"
+    in_groups = trainer.trainer_mode == registration.NAME and rollout.agent.default_agent_loop == "single_turn_agent"
+    is_one_update = config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
+    for is_right, told in (
+        (ours.max_turns > 1, f"MAX_TURNS={ours.max_turns}: the one turn is the list; take 2 or more, or leave out ASK"),
+        (is_by_rank, "a question is credited as a rank is; take ALGORITHM=rank_grpo and PRESET=paper"),
+        (ours.repair == "none", f"REPAIR={ours.repair}: lists behind answers are not repaired; take one of them"),
+        (in_groups, "turns are rollouts of single_turn_agent in groups: take trainer_mode=rank_grpo"),
+        (is_one_update, "a batch is longer by its questions; take one update, ppo_mini_batch_size=TRAIN_BATCH_SIZE"),
+    ):
+        if not is_right:
+            raise UserError(f"convrec.ask (ASK): {told}")
 
 
 def check_judge(config: DictConfig) -> list[str]:

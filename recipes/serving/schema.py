@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from convrec.errors import UserError
+from convrec.serving.lists import Question
 
 KEY_VARIABLE = "SERVE_API_KEY"
 Number = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # as catalogs have them
@@ -87,12 +88,6 @@ class ListedItem(CatalogEntry):
     why: str | None = Field(description="a sentence that is so of the item; null where there is none")
 
 
-class AskedQuestion(Strict):
-    text: str = Field(description="as a turn of the assistant's")
-    attribute: str
-    answers: list[str] = Field(description="that a user may choose, those of most items first; others are read, too")
-
-
 class RecommendedList(Strict):
     """The last event of a stream, `end`, is the same without `items`; each `item` has the `list_id`, too, and so has a
     `question`, an event of its own."""
@@ -104,7 +99,7 @@ class RecommendedList(Strict):
     reason: str | None = Field(description="why there are fewer items than were asked for; null where there are not")
     prompt_truncated: bool = Field(description="the conversation is longer than the model reads: its beginning was cut")
     fallback: bool = Field(description="of the retrieval, or popular items: the model's list did not come in time")
-    question: AskedQuestion | None = Field(default=None, description="`may_ask`: in place of items; else not there")
+    question: Question | None = Field(default=None, description="`may_ask`: in place of items; else not there")
 
 
 class OpenAIs(Strict):

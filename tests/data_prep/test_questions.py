@@ -106,7 +106,8 @@ def test_own_conversations_without_demonstrations_get_some_that_ask(
 ) -> None:
     monkeypatch.setattr(questions, "ASK_SHARE", 1.0)
     summary = convert_own(**files, ask=["genre"])
-    assert summary["questions"] == {"sft_train": 9, "sft_validation": 3}
+    counts = summary["rows"]
+    assert (counts["questions_of_sft_train"], counts["questions_of_sft_validation"]) == (9, 3)
     rows = rows_of(files["out"], "sft_train")
     matcher = Matcher(load_catalog(files["out"] / "catalog.parquet"))
     assert len(rows) == 18

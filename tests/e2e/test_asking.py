@@ -74,10 +74,10 @@ def test_a_model_that_may_ask_trains_is_evaluated_and_asks(start, recipe, tmp_pa
         command += [option, str(data / f"{file}.parquet")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    dialogue = read_json(tmp_path / "evaluation" / "metrics.json")["dialogue"]
-    assert set(dialogue) == {"model", "never", "fixed", "entropy"}
-    assert (dialogue["never"]["questions"]["mean"], dialogue["fixed"]["questions"]["mean"]) == (0, 2)
-    assert re.search(r"^model: questions \d", done.stdout, re.MULTILINE)
+    results = read_json(tmp_path / "evaluation" / "metrics.json")["results"]["paper"]
+    assert set(results) == {"model", "never", "fixed", "entropy"}
+    assert (results["never"]["questions"]["mean"], results["fixed"]["questions"]["mean"]) == (0, 2)
+    assert re.search(r"^useful questions +\S", done.stdout, re.MULTILINE)
 
     said = [{"role": "user", "content": "What should I watch next?"}]
     with Recommender.load(run, data / "catalog.parquet", max_items=8, max_prompt_length=320) as recommender:

@@ -241,12 +241,13 @@ def test_a_model_that_asks(project: Path) -> None:
     (project / "ask.py").write_text(program)
     printed = shell(project, *scripts_of(found), "python ask.py")
     assert latest_step(project / "outputs" / "ask" / "rank_grpo") == 2
-    dialogue = {
-        name: read_json(project / "outputs" / "ask" / name / "metrics.json")["dialogue"] for name in ("rule", "silent")
-    }
-    assert dialogue["rule"]["fixed"]["questions"]["mean"] == 2
-    assert dialogue["silent"]["model"]["questions"]["mean"] == 0
-    assert "entropy: questions 2.000" in printed
+    rule, silent = (
+        read_json(project / "outputs" / "ask" / name / "metrics.json")["results"]["paper"]
+        for name in ("rule", "silent")
+    )
+    assert rule["fixed"]["questions"]["mean"] == 2
+    assert silent["model"]["questions"]["mean"] == 0
+    assert "useful questions" in printed
     assert printed.rstrip().splitlines()[-1].startswith("5 ")  # the list's last item
 
 
