@@ -21,14 +21,11 @@ from data_prep.tables import message
 
 QUESTION_IDS = tuple(f"_q{number}" for number in range(1, MAX_TURNS))  # end the sample_id of a question's row
 ASK_SHARE = 0.3  # of the turns that may ask, of rows whose wanted items the catalog has
-SEED = 3407
 SPLITS = ("train", "validation")  # of demonstrations
 HELP = "demonstrations that ask about these columns of the catalog, or decade"
 
 
-def add_questions(
-    folder: Path, ask: Sequence[str], matcher: Matcher, num_items: int, seed: int = SEED
-) -> dict[str, int]:
+def add_questions(folder: Path, ask: Sequence[str], matcher: Matcher, num_items: int, seed: int = 0) -> dict[str, int]:
     """Rewrite the tables of demonstrations in `folder`, asking about `ask`; returns how many rows of each ask.
 
     Rows of `train` and `validation` that have no demonstration get one: what training wants most often, without what
@@ -82,5 +79,4 @@ class _Maker(NamedTuple):
         excluded = set(self.matcher.seen_rows(seen))
         own = [row for row in self.matcher.match_lines(lines, (), None).catalog_index if row >= 0]
         rows = [row for row in dict.fromkeys([*own, *self.popular]) if row not in excluded]
-        ordered = self.attributes.by_what_was_told(rows, told)[: self.num_items]
-        return [self.lines[row] for row in ordered]
+        return [self.lines[row] for row in self.attributes.by_what_was_told(rows, told)[: self.num_items]]

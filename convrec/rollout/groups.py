@@ -178,10 +178,10 @@ class GroupedRollouts(RepairedGroups):
                 await asyncio.gather(*(self.repair_prompt([*some]) for _, some in of_prompt))
             ends = {(end.sample["uid"], end.sample["session_id"]): end.output for end in rollouts}
             for question in questions:  # as verl has it of outputs before the last
-                end = ends[question.sample["uid"], question.sample["session_id"]]
-                question.output.reward_score = end.reward_score
-                question.output.extra_fields["reward_extra_info"] = end.extra_fields["reward_extra_info"]
-                question.output.extra_fields[TURN]["asked"] = end.extra_fields[TURN]["asked"]
+                output, end = question.output, ends[question.sample["uid"], question.sample["session_id"]]
+                output.reward_score = end.reward_score
+                output.extra_fields["reward_extra_info"] = end.extra_fields["reward_extra_info"]
+                output.extra_fields[TURN]["asked"] = end.extra_fields[TURN]["asked"]
             rollouts = [*questions, *rollouts]
             await tq.async_kv_batch_put(
                 keys=[rollout.key for rollout in rollouts],
@@ -219,8 +219,8 @@ class GroupedRollouts(RepairedGroups):
         for prompt in prompts:
             ids = await self.single_turn.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
             constrained = {} if self.constraint is None else {"extra_args": self.constraint.extra_args(prompt.sample)}
-            first = prompt.sample.get("session_id", 0)  # of a further turn its rollout's
-            for session in range(first, first + prompt.n):
+            begin = prompt.sample.get("session_id", 0)  # of a further turn its rollout's
+            for session in range(begin, begin + prompt.n):
                 params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session) | constrained
                 requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
                 samples.append({**prompt.sample, "session_id": session})
