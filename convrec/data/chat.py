@@ -5,8 +5,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from convrec.data.schema import truncate_prompt
-
 # Tokens of chat templates in use (ChatML, Llama 3, Gemma, Mistral, DeepSeek): for models whose tokenizer is not here
 _COMMON = re.compile(r"(?=<[|｜][^<>]{1,40}[|｜]>|</?(?:s|bos|eos|start_of_turn|end_of_turn)>|\[/?INST\])(.)")
 
@@ -53,6 +51,8 @@ def fits(tokenizer: Any, text: str, max_tokens: int) -> bool:
 
 def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **template_kwargs: Any) -> list[Message]:
     """The one user message without control tokens, shortened until its rendering has at most `max_tokens` tokens."""
+    from convrec.data.schema import truncate_prompt  # imports pyarrow, which a wrong variable is not to wait for
+
     messages = without_control_tokens(messages, tokenizer)
     (message,) = messages
     text = message["content"]
