@@ -30,6 +30,7 @@ from data_prep.own_data.exports import FORMS
 from data_prep.own_data.rows import Row, read_again
 from data_prep.own_data.source import GIVEN, TRUTHS, open_source, preview
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
+from data_prep.questions import add_questions
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
@@ -60,12 +61,13 @@ def convert_own(
     overwrite: bool = False,
     skip_damaged: float | None = None,
     progress: bool = False,
+    ask: Sequence[str] | None = None,
     **reading: Any,
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds (`write_data`). Raises UserError, and then OUT is as it was.
 
     skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. reading: columns
-    of `read_catalog`; form, truth and recommenders of `Source`.
+    of `read_catalog`; form, truth and recommenders of `Source`. ask: attributes that demonstrations ask about.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     check_out(out, overwrite, FILES)
@@ -94,8 +96,9 @@ def convert_own(
     sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
     writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
     about = {"read": source.told(), "splits": described, "warnings": warnings}
+    name_of = conversation_name
     return write_data(
-        out, items, matcher, writing, lambda row: split_of[conversation_name(row)], item, num_items, damage, about
+        out, items, matcher, writing, lambda row: split_of[name_of(row)], item, num_items, damage, about, ask
     )
 
 
@@ -139,6 +142,7 @@ def write_data(
     num_items: int,
     damage: Damage,
     about: dict[str, Any],
+    ask: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Write OUT; returns what its summary.json holds.
 
@@ -151,6 +155,7 @@ def write_data(
         noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
         pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
         files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
+        counts |= add_questions(folder, ask, matcher, num_items) if ask else {}
         summary = {
             "files": files,
             "catalog": {

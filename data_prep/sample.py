@@ -13,7 +13,7 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
 import argparse
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,14 +24,18 @@ import pyarrow.parquet as pq
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text, truth_of
 from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.progress import Progress
+from data_prep.questions import HELP, add_questions
 from data_prep.sample_data.conversations import write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 from data_prep.sample_data.hard import KIND, KINDS, draw_request
 from data_prep.tables import check_out, message
 
 PLAIN, HARD = REQUESTS = ("plain", "hard")
+LITTLE = "little"  # requests of first turns where the model may ask
 COUNTS = {"train": 4000, "validation": 300, "test": 500}
 SPLITS = tuple(COUNTS)
 GROUND_TRUTH_TEMPERATURE = 0.6
@@ -77,24 +81,33 @@ def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.
     return sorted(chosen, key=lambda row: -score_F[row])
 
 
+def what_is_said(taste: Taste, rng: np.random.Generator) -> Taste:
+    """What a first turn tells that says little: of a taste nothing, its genres or its era; films, where it is only of
+    these."""
+    if not taste.genres:
+        return taste
+    return (Taste(()), Taste(taste.genres), Taste((), taste.era))[int(rng.choice(3, p=(0.5, 0.25, 0.25)))]
+
+
 def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int, requests: str = PLAIN) -> list[dict]:
     """`count` rows with completions; row i of a split depends on the seed and the requests, and on nothing else."""
     rows = []
     for index in Progress(range(count), desc=split, unit="row"):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
-        if requests == PLAIN:
-            taste, further = draw_taste(table, rng), {}
-            conversation = write_conversation(table, taste, rng)
-        else:
+        if requests == HARD:
             kind, taste, conversation = draw_request(table, rng)
-            further = {KIND: kind}
+            told, further = taste, {KIND: kind}
+        else:
+            taste, further = draw_taste(table, rng), {}
+            told = what_is_said(taste, rng) if requests == LITTLE else taste
+            conversation = write_conversation(table, told, rng)
         size = 1 + int(rng.choice(len(GROUND_TRUTH_SIZES), p=GROUND_TRUTH_SIZES))
-        truth = draw_films(table, table.utility(taste), size, taste.named, rng)
-        shown = [table.films[row] for row in teacher_list(table, taste, num_items, rng)]
+        truth = draw_films(table, table.utility(taste), size, told.named, rng)
+        shown = [table.films[row] for row in teacher_list(table, told, num_items, rng)]
         rows.append(
             {
                 "prompt": message("user", prompt_text(conversation, num_items)),
-                "seen_titles": [table.films[row].title for row in taste.named],
+                "seen_titles": [table.films[row].title for row in told.named],
                 TRUTH: [[table.films[row].title, str(table.films[row].year)] for row in truth],
                 "sample_id": f"sample_{split}_{index:05d}",
                 "completion": message("assistant", "\n".join(film.name for film in shown)),
@@ -118,8 +131,14 @@ def write_sample(
     num_items: int = ListSettings.num_items,
     requests: str = PLAIN,
     overwrite: bool = False,
+    ask: Sequence[str] = (),
 ) -> Path:
-    """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there."""
+    """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there.
+
+    ask: first turns that say little, and demonstrations that ask about these attributes.
+    """
+    if ask and requests == HARD:
+        raise UserError("--ask, --requests hard: hard requests say all in their first turn; take one of them")
     out = Path(out)
     table = load_films()
     tables = {*SPLITS, "sft_train", "sft_validation", "catalog"}
@@ -131,8 +150,8 @@ def write_sample(
             raise UserError(f"--{split} {counts[split]}: give at least one row")
     with folder_written_whole(out) as partial:
         for split in SPLITS:
-            rows = make_rows(table, split, counts[split], seed, num_items, requests)
-            kind = [] if requests == PLAIN else [pa.field(KIND, pa.string())]
+            rows = make_rows(table, split, counts[split], seed, num_items, LITTLE if ask else requests)
+            kind = [pa.field(KIND, pa.string())] if requests == HARD else []
             rl, sft = (pa.schema([*schema, *kind]) for schema in (RL_SCHEMA, SFT_SCHEMA))
             pq.write_table(pa.Table.from_pylist(rows, rl), partial / f"{split}.parquet")
             if split != "test":
@@ -142,6 +161,9 @@ def write_sample(
                 catalog_schema = pa.schema([*CATALOG_SCHEMA, *further])
                 catalog = pa.Table.from_pylist(catalog_rows(table, rows), catalog_schema)
                 pq.write_table(catalog, partial / "catalog.parquet")
+        if ask:
+            matcher = make_matcher(load_catalog(partial / "catalog.parquet"), ListSettings())
+            add_questions(partial, ask, matcher, num_items, seed)
     return out
 
 
@@ -170,6 +192,7 @@ def main(arguments: list[str]) -> int:
     )
     what = f"plain: bags of words; hard: {', '.join(KINDS)}, as the column `{KIND}` says (%(default)s)"
     parser.add_argument("--requests", default=PLAIN, choices=REQUESTS, help=what)
+    parser.add_argument("--ask", nargs="+", metavar="ATTRIBUTE", help=HELP)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
     given = vars(parser.parse_args(arguments))
     counts = {split: given.pop(split) for split in SPLITS}

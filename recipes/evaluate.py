@@ -53,6 +53,7 @@ def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> st
     for name, pair in metrics.get("minus", {}).items():
         metric = f"ndcg@{max(settings['ks'])}"
         lines.append(f"the model minus {name}, {metric}: {gain_text(pair[metric])}  p {number_text(pair[metric]['p'])}")
+    slices = [*slices, *({"questions"} & metrics["slices"].keys())]
     if table := slices_table({name: metrics["slices"][name] for name in slices}):
         name = "model" if settings["model"] else next(iter(results))
         lines += [f"parts of the split, {name}:", text_table(table, line_a_model=True), ""]

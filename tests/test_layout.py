@@ -25,7 +25,7 @@ BASE = {
     "convrec.shipped",
     "convrec.statistics",
 }
-LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
+LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm", "convrec.dialogue"}
 MIDDLE = LOW | {
     "convrec.rank_grpo",
     "convrec.judges",
@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.lists": BASE,
     "convrec.runs": BASE,
     "convrec.llm": BASE | {"convrec.data"},
+    "convrec.dialogue": LOW,
     "convrec.rank_grpo": LOW,
     "convrec.judges": LOW,
     "convrec.checkpoints": LOW,

@@ -6,6 +6,7 @@ has a key of everything that it depends on, so that a file never goes with anoth
 
 import contextlib
 import itertools
+import json
 import os
 import zipfile
 from bisect import bisect_left, bisect_right
@@ -40,7 +41,8 @@ class CatalogTrie:
 
     row_W: the row of the catalog that a line writes, ascending. item_W: the item it is, as the first row of it. Lines
     of one item, its spellings, exclude each other. left_out: rows with a title and a year that no line writes, since
-    the line reads as another item or as none (Matcher.match_lines).
+    the line reads as another item or as none (Matcher.match_lines). questions: the tokens of what a turn may ask in
+    place of a list, each with the end of the sequence; a walk opens those that it is told to.
     """
 
     tokens: Int32s
@@ -49,14 +51,18 @@ class CatalogTrie:
     item_W: Int32s
     left_out: Int32s
     eos_token_id: int
+    questions: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def trie(self) -> Trie:
-        """2 W + 1 sequences: the last one is the end of the sequence below END."""
+        """2 W + 1 sequences, the last of them the end of the sequence below END; behind these the questions, below
+        INNER and below LAST."""
         num_lines = len(self.row_W)
-        tokens = np.append(self.tokens, np.int32(self.eos_token_id))
-        ends_S = np.append(self.ends_S, len(tokens))
-        return build_trie(tokens, ends_S, np.repeat(np.array([INNER, LAST, END], np.int32), [num_lines, num_lines, 1]))
+        further = [(self.eos_token_id,), *self.questions, *self.questions]
+        tokens = np.append(self.tokens, np.array([*itertools.chain(*further)], np.int32))
+        ends_S = np.append(self.ends_S, len(self.tokens) + np.cumsum([*map(len, further)]))
+        counts = [num_lines, num_lines, 1, len(self.questions), len(self.questions)]
+        return build_trie(tokens, ends_S, np.repeat(np.array([INNER, LAST, END, INNER, LAST], np.int32), counts))
 
     @cached_property
     def _by_item(self) -> tuple[memoryview, memoryview]:
@@ -73,7 +79,7 @@ class CatalogTrie:
         return len(np.unique(self.item_W))
 
     def longest_list(self, num_items: int) -> int:
-        """Tokens of the longest list of so many different items, the end of the sequence included."""
+        """Tokens of the longest list of so many different items, or question, the end of the sequence included."""
         lengths_S, lines = np.diff(self.ends_S, prepend=0), len(self.row_W)
         items, item_of_W = np.unique(self.item_W, return_inverse=True)
         inner_M, last_M = np.zeros((2, len(items)), np.int64)
@@ -83,7 +89,8 @@ class CatalogTrie:
         top, others = order[:num_items], order[num_items:]
         tokens = inner_M[top].sum() + (last_M - inner_M)[top].max(initial=-1)
         # or another item is the last, behind all of them but the shortest
-        return max(0, int(tokens), int(inner_M[top[:-1]].sum() + last_M[others].max()) if len(others) else 0)
+        asked = max(map(len, self.questions), default=0)
+        return max(asked, int(tokens), int(inner_M[top[:-1]].sum() + last_M[others].max()) if len(others) else 0)
 
     def most_items(self, most: int, max_tokens: int) -> int:
         """How many items, `most` at most, every list can have within so many tokens."""
@@ -174,12 +181,13 @@ def catalog_trie(
     spare_folder: Path,
     allowed_rows: Collection[int] | None = None,
     keep: bool = True,
+    questions: Sequence[str] = (),
 ) -> tuple[CatalogTrie, Path]:
     """The trie of the catalog that `matcher` has, and its file: `CATALOG.trie-KEY.npz` beside the catalog, in
     `spare_folder` where that folder may not be written.
 
-    allowed_rows: rows of the catalog that lists may name, None for all. keep: write the file. Raises
-    UserError as `build_catalog_trie`.
+    allowed_rows: rows of the catalog that lists may name, None for all. keep: write the file. questions: what a turn
+    may ask in place of a list. Raises UserError as `build_catalog_trie`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     key = digest(
@@ -191,6 +199,7 @@ def catalog_trie(
             "catalog": file_hash(catalog_file),
             "allowed_rows": None if allowed_rows is None else sorted(allowed_rows),
         }
+        | ({"questions": list(questions)} if questions else {})
     )
     folder = catalog_file.parent if os.access(catalog_file.parent, os.W_OK) else spare_folder
     path = folder / f"{catalog_file.name}.trie-{key[:16]}.npz"
@@ -198,7 +207,7 @@ def catalog_trie(
         trie = load_catalog_trie(path)
         if [matcher.index.items[row] for row in trie.row_W.tolist()] == trie.item_W.tolist():
             return trie, path
-    trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows)
+    trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows, questions)
     if keep:
         save_catalog_trie(path, trie)
     return trie, path
@@ -214,7 +223,11 @@ def _code_digest() -> str:
 
 
 def build_catalog_trie(
-    matcher: Matcher, tokenizer: Any, delimiter: str, allowed_rows: Collection[int] | None = None
+    matcher: Matcher,
+    tokenizer: Any,
+    delimiter: str,
+    allowed_rows: Collection[int] | None = None,
+    questions: Sequence[str] = (),
 ) -> CatalogTrie:
     """Encode the lines and read them back, as matching reads a model's.
 
@@ -241,7 +254,7 @@ def build_catalog_trie(
         (kept if is_line and item >= 0 and matcher.index.items[item] == own else left_out).append(index)
     if not kept:
         raise UserError("constrained lists: no line of the catalog can be written, read back and found again")
-    return trie_of_lines(
+    made = trie_of_lines(
         [inner[index] for index in kept],
         [last[index] for index in kept],
         [rows[index] for index in kept],
@@ -249,6 +262,12 @@ def build_catalog_trie(
         [rows[index] for index in left_out],
         eos,
     )
+    if not questions:
+        return made
+    if twice := next((text for text in questions if matcher.match_lines([text], (), None).catalog_index[0] >= 0), None):
+        raise UserError(f"the question {twice!r} reads as an item of the catalog: give the attribute another name")
+    asked = encode_lines(tokenizer, questions, delimiter)[1]
+    return replace(made, questions=tuple((*tokens, eos) for tokens in asked))
 
 
 def _first_of_each(
@@ -274,6 +293,7 @@ ARRAYS = {"tokens": np.int32, "ends_S": np.int64, "row_W": np.int32, "item_W": n
 
 def save_catalog_trie(path: Path, trie: CatalogTrie) -> None:
     arrays = {name: getattr(trie, name) for name in ("eos_token_id", *ARRAYS)}
+    arrays["questions"] = json.dumps(trie.questions)
     with written_whole(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
 
@@ -283,7 +303,8 @@ def load_catalog_trie(path: Path) -> CatalogTrie:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name].astype(kind) for name, kind in ARRAYS.items()}
-            trie = CatalogTrie(eos_token_id=int(file["eos_token_id"]), **arrays)
+            questions = tuple(map(tuple, json.loads(str(file["questions"]))))
+            trie = CatalogTrie(eos_token_id=int(file["eos_token_id"]), questions=questions, **arrays)
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not readable as a trie of catalog lines ({error}); remove it") from None
     lengths = (2 * len(trie.row_W), len(trie.row_W), len(trie.tokens))

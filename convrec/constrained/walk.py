@@ -13,9 +13,10 @@ from convrec.constrained.catalog_trie import END, INNER, LAST, CatalogTrie
 class Walk:
     """A list of `num_items` different items, none of them excluded; fewer where fewer are left.
 
-    node: where the list is in the trie. taken: of each node, how many sequences below it are excluded or written.
-    closed: of each node, its children below which none is left (but for nodes that
-    only one sequence has, where its first node is enough). items: what was written, as first rows.
+    excluded: items, by their first rows; -1 - q opens the trie's question q, which may stand in place of a list, so at
+    its beginning alone. node: where the list is in the trie. taken: of each node, how many sequences below it are
+    excluded or written. closed: of each node, its children below which none is left (but for nodes that
+    only one sequence has, where its first node is enough). items: what was written, as first rows, or -1 - q alone.
     """
 
     def __init__(self, catalog: CatalogTrie, num_items: int, excluded: Iterable[int] = ()):
@@ -27,7 +28,10 @@ class Walk:
         self._token, self._parent = trie.token_L.data, trie.parent_L.data
         self._first, self._leaves = trie.first_child.data, trie.leaves_L.data
         self._own = trie.own_S.data
-        left = catalog.num_items - sum(self._exclude(item) for item in set(excluded))
+        given = set(excluded)
+        self._open = [question for question in range(len(catalog.questions)) if -1 - question in given]
+        self._close_questions(set(range(len(catalog.questions))) - set(self._open))
+        left = catalog.num_items - sum(self._exclude(item) for item in given if item >= 0)
         self.num_items = min(num_items, left)
         self.node = self._root()
 
@@ -40,14 +44,24 @@ class Walk:
         lines = self.catalog.lines_of(item)
         num_lines = len(self.catalog.row_W)
         for line in lines:
-            for node in (self._own[line], self._own[num_lines + line]):
-                while node > END:  # up to the root
-                    self._taken[node] = taken = self._taken.get(node, 0) + 1
-                    parent = self._parent[node]
-                    if taken == self._leaves[node]:
-                        self.closed.setdefault(parent, []).append(node)
-                    node = parent
+            self._close(line)
+            self._close(num_lines + line)
         return bool(lines)
+
+    def _close(self, sequence: int) -> None:
+        node = self._own[sequence]
+        while node > END:  # up to the root
+            self._taken[node] = taken = self._taken.get(node, 0) + 1
+            parent = self._parent[node]
+            if taken == self._leaves[node]:
+                self.closed.setdefault(parent, []).append(node)
+            node = parent
+
+    def _close_questions(self, questions: Iterable[int]) -> None:
+        first, count = 2 * len(self.catalog.row_W) + 1, len(self.catalog.questions)
+        for question in questions:
+            self._close(first + question)
+            self._close(first + count + question)
 
     def num_choices(self) -> int:
         """How many tokens may come next; one is forced."""
@@ -72,6 +86,12 @@ class Walk:
         if line < 0:
             self.node = child
             return child
+        if (question := line - 2 * len(self.catalog.row_W) - 1) >= 0:
+            self.items.append(-1 - question % len(self.catalog.questions))
+            self.node = END
+            return child
+        if not self.items:
+            self._close_questions(self._open)
         item = int(self.catalog.item_W[line % len(self.catalog.row_W)])
         self.items.append(item)
         self._exclude(item)

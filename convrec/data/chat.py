@@ -47,3 +47,18 @@ def fits(tokenizer: Any, text: str, max_tokens: int) -> bool:
     """Whether a rendered text has at most `max_tokens` tokens."""
     # a byte-level token is at least one byte, so most rows need no tokenizing here
     return len(text.encode()) <= max_tokens or len(encode(tokenizer, text)) <= max_tokens
+
+
+def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **template_kwargs: Any) -> list[Message]:
+    """The one user message without control tokens, shortened until its rendering has at most `max_tokens` tokens."""
+    from convrec.data.schema import truncate_prompt  # imports pyarrow, which a wrong variable is not to wait for
+
+    messages = without_control_tokens(messages, tokenizer)
+    (message,) = messages
+    text = message["content"]
+
+    def short_enough(candidate: str) -> bool:
+        rendered = render_prompt(tokenizer, [{**message, "content": candidate}], **template_kwargs)
+        return fits(tokenizer, rendered, max_tokens)
+
+    return messages if short_enough(text) else [{**message, "content": truncate_prompt(text, short_enough)}]

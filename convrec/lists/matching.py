@@ -109,6 +109,10 @@ class Matcher:
         self.read_line = lru_cache(maxsize=CACHE_SIZE)(self._read_line)
         self._find_line = lru_cache(maxsize=CACHE_SIZE)(lambda line: self._find_item(self._read_line(line)))
 
+    def wanted_rows(self, truth: Iterable[tuple[str, object]]) -> list[int]:
+        """The rows of the titles of a ground truth, each once, of those that the catalog has."""
+        return [row for row in dict.fromkeys(self.wanted(*pair).index for pair in truth) if row >= 0]
+
     def match(
         self,
         items: Sequence[Item | None],

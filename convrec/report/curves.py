@@ -77,6 +77,7 @@ PANELS: Mapping[str, tuple[Panel, ...]] = {
         Panel("val/ndcg", "Validation NDCG in training (strict)", "NDCG", span=QUALITY, error=_VALIDATED),
         Panel("rank_grpo/catalog_hit_ratio", "In catalog, samples", "share of items", smooth=True, span=SHARE),
         Panel("actor/kl", "KL to the start", "nats a token", smooth=True),
+        Panel("rank_grpo/questions", "Questions of a rollout, samples", "questions", smooth=True),
         Panel("rank_grpo/num_items", "List length, samples", "items", smooth=True, span=1.0),
         *_EVALUATED,
         Panel("evaluated/items per list", "List length on {split}, by checkpoint", "items", span=1.0),

@@ -25,6 +25,11 @@ BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/how-to/evaluation.md ha
     "cold_share": "cold items",
     "diversity": "diversity in a list",
     "calibration": "calibration (KL)",
+    "questions": "questions",
+    "useful": "useful questions",
+    "malformed": "malformed turns",
+    **{f"success_by_{turn}": f"success by turn {turn}" for turn in (1, 2, 3)},
+    **{f"ndcg_after_{count}": f"NDCG after {count} questions" for count in (0, 1, 2)},
 }
 
 

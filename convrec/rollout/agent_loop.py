@@ -32,8 +32,8 @@ class ConvRecAgentLoopWorker(GroupedRollouts):
     ) -> Any:
         sampling_params = self.sampling_params_of(sampling_params, trajectory, session_id)
         try:
-            if self.constraint is not None:
-                raise RuntimeError("constrained lists are sampled in groups only, and this prompt cannot be")
+            if self.constraint is not None or self.dialogues is not None:
+                raise RuntimeError("constrained lists and questions are sampled in groups only; this prompt cannot be")
             return await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **kwargs)
         except Exception as error:
             self.first_failure = self.first_failure or one_line(error)

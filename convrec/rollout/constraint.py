@@ -13,6 +13,7 @@ from convrec.constrained.choices import ChoiceReader
 from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, TRIE
 from convrec.lists.matching import Matcher
 
+OPEN = "open_questions"  # of a sample: what excluded items have of questions that a walk opens
 CONSTRAINT = "constraint"  # of a batch: of each row the number of items, then the excluded items
 
 
@@ -34,11 +35,11 @@ class ListConstraint:
         self._excluded = lru_cache(maxsize=4096)(lambda seen: excluded_items(matcher, seen))
 
     def excluded(self, sample: Mapping[str, Any]) -> list[int]:
-        """What any row of the sample has seen, as items."""
+        """What any row of the sample has seen, as items, and the questions that are open to it."""
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
         seen = [row["seen"] for row in truth.get("rows", [truth]) if row.get("seen") is not None]
-        return self._excluded(tuple(sorted({title for titles in seen for title in titles})))
+        return [*sample.get(OPEN, ()), *self._excluded(tuple(sorted({title for titles in seen for title in titles})))]
 
     def row_of(self, item: int) -> int | None:
         """The catalog row whose line lists write for an item; None for one that is in no list."""

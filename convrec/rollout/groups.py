@@ -34,9 +34,10 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.rollout.constraint import ListConstraint, load_trie
+from convrec.rollout.dialogues import Dialogues
 from convrec.rollout.queue import keep_to_this_run
 from convrec.rollout.repair import RepairedGroups, Siblings
-from convrec.rollout.responses import Prompt, SampledResponse, rollout_seed
+from convrec.rollout.responses import TURN, Prompt, SampledResponse, rollout_seed
 from convrec.rollout.reward_manager import GroupRewardManager
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,27 @@ class GroupedRollouts(RepairedGroups):
         assert trie is not None  # recipes.preflight.constrained
         return ListConstraint(trie, make_matcher(load_catalog(ours.catalog_file), lists), lists.num_items)
 
+    @cached_property
+    def dialogues(self) -> Dialogues | None:
+        """None where nothing is asked."""
+        return Dialogues(self.config, self.tokenizer) if self.config.convrec.get("ask") else None
+
+    async def _converse(self, prompts: list[Prompt]) -> tuple[list[SampledResponse], list[SampledResponse]]:
+        """The lists with which the rollouts end, and the questions before them."""
+        if self.dialogues is None:
+            return await self._generate(prompts), []
+        lists, questions, group = list[SampledResponse](), list[SampledResponse](), uuid4().hex
+        for prompt in prompts:
+            prompt.sample = self.dialogues.opened(prompt.sample, 0)
+        for turn in range(self.dialogues.max_turns):
+            of_uid = {prompt.sample["uid"]: prompt for prompt in prompts}
+            rollouts = await self._generate(prompts, group) if prompts else []
+            following = [self.dialogues.next_turn(one, of_uid[one.sample["uid"]], turn) for one in rollouts]
+            prompts = [prompt for prompt in following if prompt]
+            for rollout, goes_on in zip(rollouts, following, strict=True):
+                (questions if goes_on else lists).append(rollout)
+        return lists, questions
+
     def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
         is_plain = sample["agent_name"] == SINGLE_TURN and not {"__do_sample__", "priority"} & sample.keys()
         return is_plain and self.groups_are_possible
@@ -140,7 +162,7 @@ class GroupedRollouts(RepairedGroups):
         return [answer for group in scored for answer in group]
 
     async def _validate_group(self, prompts: list[Prompt]) -> list[tuple[str, AgentLoopOutput]]:
-        rollouts = await self._generate(prompts)
+        rollouts, _ = await self._converse(prompts)
         await self._score(rollouts)
         return [(rollout.sample["uid"], rollout.output) for rollout in rollouts]
 
@@ -149,11 +171,18 @@ class GroupedRollouts(RepairedGroups):
         uids = [prompt.sample["uid"] for prompt in prompts]
         try:
             await _put_status(uids, partition, "running")
-            rollouts = await self._generate(prompts)
+            rollouts, questions = await self._converse(prompts)
             await self._score(rollouts)
             if partition == "train":
                 of_prompt = itertools.groupby(rollouts, lambda rollout: rollout.sample["uid"])
                 await asyncio.gather(*(self.repair_prompt([*some]) for _, some in of_prompt))
+            ends = {(end.sample["uid"], end.sample["session_id"]): end.output for end in rollouts}
+            for question in questions:  # as verl has it of outputs before the last
+                output, end = question.output, ends[question.sample["uid"], question.sample["session_id"]]
+                output.reward_score = end.reward_score
+                output.extra_fields["reward_extra_info"] = end.extra_fields["reward_extra_info"]
+                output.extra_fields[TURN]["asked"] = end.extra_fields[TURN]["asked"]
+            rollouts = [*questions, *rollouts]
             await tq.async_kv_batch_put(
                 keys=[rollout.key for rollout in rollouts],
                 fields=list_of_dict_to_tensordict([self._fields(rollout) for rollout in rollouts]),
@@ -172,7 +201,8 @@ class GroupedRollouts(RepairedGroups):
             return rollout.fields()
         return rollout.fields() | self.constraint.fields(rollout.sample, rollout.output.response_ids)
 
-    async def _generate(self, prompts: list[Prompt]) -> list[SampledResponse]:
+    async def _generate(self, prompts: list[Prompt], group: str = "") -> list[SampledResponse]:
+        """group: calls of one name are answered by one server, which has the beginnings of their prompts."""
         if self.single_turn is None:
             self.single_turn = SingleTurnAgentLoop(
                 trainer_config=DictConfigWrap(self.config),
@@ -189,12 +219,13 @@ class GroupedRollouts(RepairedGroups):
         for prompt in prompts:
             ids = await self.single_turn.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
             constrained = {} if self.constraint is None else {"extra_args": self.constraint.extra_args(prompt.sample)}
-            for session in range(prompt.n):
+            begin = prompt.sample.get("session_id", 0)  # of a further turn its rollout's
+            for session in range(begin, begin + prompt.n):
                 params = self.sampling_params_of(prompt.sampling_params, prompt.trajectory, session) | constrained
                 requests.append({"prompt_ids": ids, "sampling_params": params, "request_id": uuid4().hex})
                 samples.append({**prompt.sample, "session_id": session})
         start = time.perf_counter()
-        group = uuid4().hex
+        group = group or uuid4().hex
         # what a balancer may want to choose by: the first request stands for all
         first = {name: requests[0][name] for name in ("prompt_ids", "sampling_params")}
         server_id, server = await self.llm_client._acquire_server(group, **first)

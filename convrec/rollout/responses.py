@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+# Of extra_fields, where rollouts may ask: {"turn" from 0, "question", "malformed", "asked": questions of the rollout}
+TURN = "turn"
+
 
 @dataclass
 class Prompt:
@@ -28,7 +31,8 @@ class SampledResponse:
     @property
     def key(self) -> str:
         """verl's form: prompt, session, index among the outputs of a session (a single turn has one)."""
-        return f"{self.sample['uid']}_{self.sample['session_id']}_0"
+        turn = self.output.extra_fields.get(TURN, {"turn": 0})["turn"]
+        return f"{self.sample['uid']}_{self.sample['session_id']}_{turn}"
 
     @property
     def info(self) -> dict[str, Any]:
@@ -55,7 +59,7 @@ class SampledResponse:
             "rollout_reward_scores": self.sample.get("reward_scores", {}),
         }
         return {
-            "response_ids": self.output.response_ids,
+            "response_ids": [] if extra.get(TURN, {}).get("malformed") else self.output.response_ids,
             "data_source": self.sample["data_source"],
             "ground_truth": self.sample["reward_model"]["ground_truth"],
             "extra_info": extra,

@@ -57,9 +57,11 @@ class ServedCatalog:
         *,
         max_items: int,
         max_tokens: int,
+        questions: Sequence[str] = (),
     ) -> None:
         """folder: for tries, the process's own. state: the folder that changes are kept in; None: they are lost.
         max_items: of a list; fewer where the file's longest lines take more than `max_tokens`, those of a list.
+        questions: what a turn may be in place of a list.
 
         Raises UserError for a catalog, tokenizer or state that cannot be used.
         """
@@ -73,7 +75,7 @@ class ServedCatalog:
         columns, self._mentions = read_columns(file, base), load_mentions(file)
         self.columns: pa.Schema = columns.schema
         matcher = make_matcher(base, lists)
-        lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder)
+        lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder, questions=questions)
         self.max_tokens, self.max_items = max_tokens, lines.most_items(max_items, max_tokens)
         if 0 < self.max_items < max_items:  # a tenth stays free, for longer titles that are put later
             self.max_items = max(1, lines.most_items(max_items, max_tokens * 9 // 10))

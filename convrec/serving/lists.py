@@ -17,6 +17,16 @@ class Filters(TypedDict, total=False):
     where: Mapping[str, Any] | None
     why: bool
     liked: ItemNames
+    may_ask: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """In place of a list. answers: labels of the catalog that a user may choose, those of most items first."""
+
+    text: str
+    attribute: str
+    answers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -40,14 +50,15 @@ class RecommendedItem:
 class Recommendations(Sequence[RecommendedItem]):
     """A list, best first. reason: why it has fewer than k items, None where it has k. prompt_truncated: whether the
     beginning of the conversation was left out, which was too long for the model. fallback: whether these are
-    popular items or a retrieval's, which no model chose. list_id: another for every list, also for the same one
-    again; what became of its items is told of it."""
+    popular items or a retrieval's, which no model chose. question: what is asked in place of items (`may_ask`).
+    list_id: another for every list, also for the same one again; what became of its items is told of it."""
 
     items: tuple[RecommendedItem, ...]
     reason: str | None
     model_version: str
     prompt_truncated: bool
     fallback: bool = False
+    question: Question | None = None
     list_id: str = field(default_factory=lambda: f"list-{uuid.uuid4().hex}", compare=False)
 
     def __len__(self) -> int:

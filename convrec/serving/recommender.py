@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.constrained.walk import Walk
-from convrec.data.schema import prompt_text, with_candidates
+from convrec.data.schema import SPEAKERS, prompt_text, with_candidates
 from convrec.data.tokenizer import load_tokenizer
+from convrec.dialogue.attributes import load_attributes
+from convrec.dialogue.turns import question_text
 from convrec.errors import UserError
 from convrec.generation.prompts import encode_prompts
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.serving.columns import check_columns, find_items
 from convrec.serving.conversation import Conversation, conversation_text
 from convrec.serving.items import ServedCatalog
-from convrec.serving.lists import Filters, ItemNames, Recommendations, RecommendedItem
+from convrec.serving.lists import Filters, ItemNames, Question, Recommendations, RecommendedItem
 from convrec.serving.mentions import COLUMN
 from convrec.serving.retrieval import ServedRetrieval
 from convrec.serving.served_model import ServedModel, find_model
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from convrec.serving.engine import Engine
 
+ANSWERS = 12  # to a question, that are offered
 LEAST_CONVERSATION = 64  # tokens of it that are read at least, however long a list can be
 
 
@@ -65,6 +68,7 @@ class Recommender:
     _show: Sequence[str] = ()
     _max_prompt_length = _context = 0  # tokens of a prompt; of a prompt and its list
     _retrieval: ServedRetrieval | None = None
+    _questions: Sequence[Question] = ()
 
     def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine"):
         self.model, self.catalog, self.engine, self._tokenizer = model, catalog, engine, tokenizer
@@ -119,6 +123,7 @@ class Recommender:
                 Path(state) if state else None,
                 max_items=max_items,
                 max_tokens=context - least,
+                questions=[question_text(name) for name in found.ask],
             )
             check_columns(show, served.columns, "show")
             fuses = with_engine and not found.candidates
@@ -141,6 +146,11 @@ class Recommender:
             recommender = cls(found, served, tokenizer, engine)
             recommender._show, recommender._retrieval = show, beside
             recommender._max_prompt_length, recommender._context = max_prompt_length, context
+            if found.ask:
+                labels = load_attributes(catalog, found.ask, "the model was trained with ASK =")
+                recommender._questions = [
+                    Question(question_text(name), name, labels.commonest(name, ANSWERS)) for name in found.ask
+                ]
             recommender._end = weakref.finalize(recommender, opened.pop_all().close)
             return recommender
 
@@ -161,6 +171,8 @@ class Recommender:
         list; what the catalog lacks is passed over. allow: the only items that may be; None: all of the catalog.
         where: conditions on columns that every item fits, as {"category": ["Mystery"], "price": {"max": 20},
         "in_stock": True}. why: give items a sentence, where one is so; it may compare them with what the user `liked`.
+        may_ask: a model that was trained with ASK may answer with a `question` and no items; the next call has it as a
+        turn of the conversation, and what the user said to it.
 
         Raises UserError, which names the argument, for what cannot be read.
         """
@@ -196,9 +208,9 @@ class Recommender:
 
     def open_stream(
         self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
-    ) -> tuple[Recommendations, AsyncIterator[RecommendedItem]]:
+    ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
         """(what is known of the list before its first item, with no items; the items, each as soon as its line is
-        finished). Where the items are closed early, the engine stops."""
+        finished, or a question alone). Where the items are closed early, the engine stops."""
         prepared = self._prepare(conversation, k, **filters)
         facts = Recommendations((), prepared.reason, self.model_version, prepared.prompt_truncated)
         return facts, self.engine.iterate(self._items(prepared))
@@ -254,6 +266,7 @@ class Recommender:
         where: Mapping[str, Any] | None = None,
         why: bool = False,
         liked: ItemNames = (),
+        may_ask: bool = False,
     ) -> _Prepared:
         text = conversation_text(conversation)
         snapshot = self.catalog.snapshot
@@ -272,8 +285,15 @@ class Recommender:
         limit = min(self._max_prompt_length, self._context - trie.longest_list(max(written, 1)))
         messages = [[{"role": "user", "content": prompt}]]
         (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
+        excluded = self._open_questions(text) + excluded if may_ask else excluded
         why_liked = liked_items if why else None
         return _Prepared(ids, cut, snapshot, trie, excluded, written, reason, why_liked, retrieved, length)
+
+    def _open_questions(self, conversation: str) -> list[int]:
+        """As walks have them; none twice, and none where the turn that is left is the list's."""
+        asked = [f"{SPEAKERS['assistant']}: {question.text}\n" in conversation for question in self._questions]
+        is_last = sum(asked) >= self.model.max_turns - 1
+        return [] if is_last else [-1 - place for place, again in enumerate(asked) if not again]
 
     def _choose(
         self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames, where: Any
@@ -310,24 +330,30 @@ class Recommender:
         return {number for _, entry in names for number in self.catalog.find(entry, snapshot)}
 
     async def _write(self, prepared: _Prepared) -> Recommendations:
-        items = [item async for item in self._items(prepared, streamed=False)]
-        return Recommendations(tuple(items), prepared.reason, self.model_version, prepared.prompt_truncated)
+        found = [one async for one in self._items(prepared, streamed=False)]
+        items = tuple(one for one in found if isinstance(one, RecommendedItem))
+        question = next((one for one in found if isinstance(one, Question)), None)
+        facts = prepared.reason, self.model_version, prepared.prompt_truncated
+        return Recommendations(items, *facts, question=question)
 
-    async def _items(self, prepared: _Prepared, streamed: bool = True) -> AsyncIterator[RecommendedItem]:
+    async def _items(self, prepared: _Prepared, streamed: bool = True) -> AsyncIterator[RecommendedItem | Question]:
         """On the engine's loop. With a retrieval all come once the model's list is whole."""
         if self._retrieval is None or not self._retrieval.fusion:
             rank = 0
             async for number, score in self._written(prepared, streamed):
                 rank += 1
-                yield self._item(prepared, number, rank, score)
+                yield self._questions[-1 - number] if number < 0 else self._item(prepared, number, rank, score)
             return
         scores = {number: score async for number, score in self._written(prepared, streamed=False)}
+        if (asked := -1 - min(scores, default=0)) >= 0:
+            yield self._questions[asked]
+            return
         fused = self._retrieval.fusion.of([*scores], prepared.retrieved)[: prepared.asked_for]
         for rank, number in enumerate(fused, 1):
             yield self._item(prepared, number, rank, scores.get(number))
 
     async def _written(self, prepared: _Prepared, streamed: bool) -> AsyncIterator[tuple[int, float]]:
-        """The items that the model writes, by their numbers, with their scores."""
+        """The items that the model writes, by their numbers, with their scores; -1 - q, if it asks its question q."""
         if prepared.num_items == 0:
             return
         walk = Walk(prepared.trie.trie, prepared.num_items, prepared.excluded)

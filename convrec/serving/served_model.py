@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.checkpoints.saving import best_step
+from convrec.dialogue.turns import MAX_TURNS
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.runs.folder import LATEST, read_config, setting
@@ -17,7 +18,8 @@ from convrec.runs.folder import LATEST, read_config, setting
 @dataclass(frozen=True)
 class ServedModel:
     """path: a Hugging Face folder or id. lists: as the model was trained; their num_items is what the prompt asks for.
-    item: what the prompt calls an item. candidates: that it names, of a retrieval."""
+    item: what the prompt calls an item. candidates: that it names, of a retrieval. ask: the attributes that it was
+    trained to ask about, in turns of at most `max_turns` with the list."""
 
     path: str
     version: str
@@ -25,6 +27,8 @@ class ServedModel:
     item: str
     chat_template_kwargs: dict[str, Any]
     candidates: int = 0
+    ask: tuple[str, ...] = ()
+    max_turns: int = MAX_TURNS
 
     def check(self, retrieval: object) -> None:
         """Raise UserError where it reads candidates and there is no retrieval."""
@@ -59,6 +63,8 @@ def find_model(model: str | Path, catalog: Path, item: str | None, num_items: in
         item or noted.get("item") or "movie",
         {"enable_thinking": False} if kwargs is None else dict(kwargs),
         setting(trained_with, "convrec.candidates") or 0,
+        tuple(setting(trained_with, "convrec.ask") or ()),
+        int(setting(trained_with, "convrec.max_turns") or MAX_TURNS),
     )
 
 

@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 from torch.utils.data import Dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from convrec.data.chat import Message, encode, fits, render_prompt, without_control_tokens
-from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, TRUTH, is_demonstration_table, truncate_prompt
+from convrec.data.chat import Message, encode, fit_prompt, fits, render_prompt, without_control_tokens
+from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, TRUTH, is_demonstration_table
 from convrec.errors import UserError
 
 VALIDATION_SEED = 3407  # not the run's: runs with different seeds are compared on the same rows
@@ -29,19 +29,6 @@ def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed
         chosen = np.random.default_rng(seed).choice(len(table), size=max_samples, replace=False)
         table = table.take(np.sort(chosen))
     return table
-
-
-def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **template_kwargs: Any) -> list[Message]:
-    """The one user message without control tokens, shortened until its rendering has at most `max_tokens` tokens."""
-    messages = without_control_tokens(messages, tokenizer)
-    (message,) = messages
-    text = message["content"]
-
-    def short_enough(candidate: str) -> bool:
-        rendered = render_prompt(tokenizer, [{**message, "content": candidate}], **template_kwargs)
-        return fits(tokenizer, rendered, max_tokens)
-
-    return messages if short_enough(text) else [{**message, "content": truncate_prompt(text, short_enough)}]
 
 
 def rl_item(item: int, prompt: list[Message], source: str, truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Neither verl registry sees ranks, so the trainer reads responses and rank return
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,9 +34,11 @@ from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_adv
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
+from convrec.rank_grpo.questions import Turns, assign_questions, question_advantages
 from convrec.rank_grpo.repair import NOT_SAMPLED
 from convrec.rank_grpo.step_metrics import part_metrics, rank_metrics
 from convrec.rollout.repair import REPAIRED
+from convrec.rollout.responses import TURN
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
 from convrec.training.loss import rank_grpo_loss
@@ -64,7 +66,7 @@ class RankGRPOMixin(ConvRecMixin):
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
-        if isinstance(self.val_dataset, ConvRecDataset):
+        if isinstance(self.val_dataset, ConvRecDataset) and not self.settings.get("ask"):  # a user answers a row
             self.val_dataset.use_for_validation()
 
     def _prepare_workers(self) -> None:
@@ -102,8 +104,10 @@ class RankGRPOMixin(ConvRecMixin):
         is_padding = np.array([tag.get("is_padding", False) for tag in batch.tags], dtype=bool)
         uid, extra_fields = list(data["uid"]), list(data["extra_fields"])
         infos = [extra["reward_extra_info"] for extra in extra_fields]
+        turns = _turns(uid, extra_fields) if self.settings.get("ask") else None
+        groups: list[Any] = turns.list_groups if turns else uid
         returns_BK = torch.tensor([info["rank_returns"] for info in infos], dtype=torch.float32)
-        real = np.flatnonzero(~is_padding)
+        real = np.flatnonzero(~is_padding & ~turns.is_question_B.numpy() if turns else ~is_padding)
         uid_of_real = [uid[i] for i in real]
         # a repaired list trains as it is, and is logged as what the policy had written
         sampled = [extra_fields[i].get(REPAIRED, infos[i]) for i in real]
@@ -119,11 +123,11 @@ class RankGRPOMixin(ConvRecMixin):
         rank_ids_BT = rank_ids_of(responses_BT, mask_BT, self.vocab_table, self.stop_token_ids)
         is_stop_BT = stop_token_mask(responses_BT, mask_BT, self.stop_token_ids)
         norm_by_std = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        advantages_BK = rank_advantages(returns_BK, uid, norm_by_std=norm_by_std)
+        advantages_BK = rank_advantages(returns_BK, groups, norm_by_std=norm_by_std)
         if self.settings.rewards:
             weights: Mapping[str, float] = self.settings.rewards
             returns_PBK = torch.tensor([info["part_returns"] for info in infos], dtype=torch.float32).transpose(0, 1)
-            advantages_PBK = part_advantages(returns_PBK, list(weights.values()), uid, norm_by_std)
+            advantages_PBK = part_advantages(returns_PBK, list(weights.values()), groups, norm_by_std)
             of_parts = torch.tensor([info["part_returns"] for info in sampled], dtype=torch.float32).transpose(0, 1)
             metrics.update(part_metrics(list(weights), of_parts, advantages_PBK[:, real], uid_of_real))
             if self.settings.reward_combination == "normalised":
@@ -138,6 +142,10 @@ class RankGRPOMixin(ConvRecMixin):
             underflow_penalty=self.settings.underflow_penalty,
             mask_truncated=self.settings.mask_truncated,
         )
+        if turns:
+            earned_B = question_advantages(turns, self.settings.ask_cost, norm_by_std)
+            units_BT, advantages_BT = assign_questions(units_BT, advantages_BT, mask_BT.bool(), turns, earned_B)
+            metrics["rank_grpo/questions"] = turns.turn_B[real].float().mean().item()
         loss_mask_BT = mask_BT
         if self.settings.constrained:  # forced tokens carry no choice: no ratio is diluted by them
             loss_mask_BT = data["loss_mask"].to_padded_tensor(padding=0)
@@ -195,8 +203,17 @@ class RankGRPOMixin(ConvRecMixin):
         metrics.update(correction_metrics)
         return {"rollout_is_weights": proto.batch["rollout_is_weights"]}
 
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Questions are rows of their own: a batch has no fixed number of rows, and is one update all the same."""
+        return dp_size if self.settings.get("ask") else super()._get_required_batch_multiple(dp_size)
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        configured = actor.ppo_mini_batch_size, rollout.n
+        if self.settings.get("ask"):  # verl's rows of an update are the product of both
+            actor.ppo_mini_batch_size, rollout.n = len(batch), 1
         batch = super()._update_actor(batch, metrics)
+        actor.ppo_mini_batch_size, rollout.n = configured
         if self.is_rank_level:
             parts = {key: metrics.pop(key) for key in list(metrics) if key.startswith("actor/") and ":" in key}
             metrics.update(finish_policy_metrics({k.removeprefix("actor/"): v for k, v in parts.items()}, "actor/"))
@@ -239,6 +256,15 @@ class _WithoutFlush(logging.LoggerAdapter):
 
     def process(self, message: Any, kwargs: Any) -> tuple[Any, Any]:
         return message, {key: value for key, value in kwargs.items() if key != "flush"}
+
+
+def _turns(uid: Sequence[Any], extra_fields: Sequence[Mapping[str, Any]]) -> Turns:
+    """Of the rows of a batch, whose fields have convrec.rollout's TURN."""
+    noted = [extra[TURN] for extra in extra_fields]
+    turn_B = torch.tensor([one["turn"] for one in noted])
+    is_question_B = torch.tensor([one["question"] for one in noted])
+    gain_B = torch.tensor([extra["reward_extra_info"]["score"] for extra in extra_fields], dtype=torch.float32)
+    return Turns(uid, turn_B, is_question_B, gain_B, torch.tensor([one["asked"] for one in noted]))
 
 
 def _stop_token_ids(tokenizer: Any, model_path: str) -> list[int]:

@@ -18,7 +18,8 @@ LONG_SHARE = 0.02  # of conversations with a rambling first turn, as in Reddit p
 
 
 def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator) -> str:
-    """A conversation of one to five turns, the last one the user's, that states `taste` and names its films as seen."""
+    """A conversation of one to five turns, the last one the user's, that states `taste` and names its films as seen. Of
+    an empty taste it says nothing."""
 
     def pick(lines: Sequence[str]) -> str:
         return lines[int(rng.integers(len(lines)))]
@@ -43,6 +44,8 @@ def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator)
             statements.append(say("era").format(e=pick(ERA_WORDS[taste.era])))
     statements += [say("liked" if rng.random() < 0.7 else "seen").format(f=name) for name in named]
 
+    if not (taste.genres or taste.era or taste.named):
+        statements.append(say("vague"))
     user_turns = min(max(turns_wanted // 2 + turns_wanted % 2 - (suggested is not None), 1), max(len(statements), 1))
     spoken: list[list[str]] = [[] for _ in range(user_turns)]
     for index, statement in enumerate(statements):

@@ -22,7 +22,10 @@ from recipes.evaluation.split import Split
 SMOOTHING = 0.01  # of calibration, as in its source: the list's share of a genre that it lacks
 OF_MENTIONS = ("novelty", "cold_share")
 OF_GENRES = ("diversity", "calibration")
-OF_A_ROW = (*OF_MENTIONS, *OF_GENRES)
+BY_TURN = ("success_by_1", "success_by_2", "success_by_3")
+AFTER = ("ndcg_after_0", "ndcg_after_1", "ndcg_after_2")  # questions; with BY_TURN up to the default of MAX_TURNS
+OF_DIALOGUES = ("questions", "useful", "malformed", *BY_TURN, *AFTER)  # where a user answers
+OF_A_ROW = (*OF_MENTIONS, *OF_GENRES, *OF_DIALOGUES)
 OF_ALL = ("coverage", "gini", "popularity_lift")
 MEASURES = (*OF_ALL, *OF_A_ROW)
 Row = Mapping[str, Any]

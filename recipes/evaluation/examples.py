@@ -58,7 +58,8 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
         for name, rows in scored.items():
             own = ListSettings.of(settings_of[name])
             lists[name] = mark_list(rows[sample]["text"], matcher, truth, seen, own.num_items, own.delimiter)
-        shown.append(Example(conversation_text(split[sample]), truth, lists, label))
+        dialogue = last[sample].get("dialogue") or ""
+        shown.append(Example(conversation_text(split[sample]) + dialogue, truth, lists, label))
     return shown
 
 

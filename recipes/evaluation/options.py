@@ -7,6 +7,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from convrec.data.damage import REPORT, add_skip_damaged
+from convrec.dialogue.turns import MAX_TURNS
+from convrec.dialogue.users import USERS
 from convrec.generation.placement import add_placement
 from convrec.kinds import shown
 from convrec.lists.matching import MATCHERS
@@ -87,6 +89,9 @@ class EvaluationOptions:
     against: str | None = option("--out folder of an earlier evaluation to compare with, row by row")
     constrained: bool = option("beside the free lists: lists of the catalog only", False)
     allow: str | None = option("--constrained: the items lists may hold, one a line, or a catalog (parquet)")
+    user: str | None = option("who answers questions, in conversations (llm: behind USER_BASE_URL)", choices=USERS)
+    ask: Sequence[str] | None = option("--user: what may be asked about, columns of the catalog or decade", nargs="+")
+    max_turns: int = option("--user: turns of the model, the last is a list (%(default)s)", MAX_TURNS, type=int)
     # of options that other commands have too, or that no command has
     skip_damaged: float | None = None
     replicas: int | str = 1

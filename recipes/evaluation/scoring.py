@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from convrec.data.schema import truth_of
 from convrec.errors import UserError
 from convrec.files import write_table
-from convrec.generation.answers import Answer
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
 from convrec.lists.ranks import Item
@@ -157,16 +156,15 @@ def model_line(metrics: Mapping[str, Any], model: str = "model") -> dict[str, fl
     return line | {column: results[model][name] for name, column in COUNTS.items()}
 
 
-def write_rows(path: Path, split: Split, answers: Mapping[str, Answer], scored: Mapping[str, Scored]) -> None:
+def write_rows(path: Path, split: Split, answers: Sequence[Row], scored: Mapping[str, Scored]) -> None:
     """rows.parquet: metrics of the first protocol under their names, of further ones with theirs in front; where the
-    catalog has ids, `recommended_ids`, those of `recommended`."""
+    catalog has ids, `recommended_ids`, those of `recommended`; where a user answered, what was said."""
     first, *others = scored
     ids = split.catalog.item_ids
     table = []
-    for index, (prompt_id, row) in enumerate(zip(split.prompt_ids, split.rows, strict=True)):
-        answer = answers[prompt_id]
+    for index, (prompt_id, row, answer) in enumerate(zip(split.prompt_ids, split.rows, answers, strict=True)):
         record = {"sample_id": row["sample_id"], "prompt_id": prompt_id}
-        record |= {name: answer[name] for name in ("text", "finish_reason")}
+        record |= {name: answer[name] for name in ("text", "finish_reason", "dialogue") if name in answer}
         record |= {name: value for name, value in scored[first][index].items() if name != "catalog_rows"}
         if ids:
             record["recommended_ids"] = [

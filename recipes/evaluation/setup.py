@@ -28,6 +28,7 @@ from recipes.evaluation.scoring import Row, read_earlier
 from recipes.evaluation.slices import SLICES, slice_labels
 from recipes.evaluation.split import NO_ROWS, Rows, Split, read_rows, read_split
 
+OF_DIALOGUES = ("user", "ask", "max_turns")  # recorded where there is a user
 RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")  # in metrics.json
 
 
@@ -136,6 +137,7 @@ def set_up(options: EvaluationOptions) -> Setup:
         "protocols": list(options.protocols),
         "matching_of": matching_of,
         "catalog_items": context.num_items,
+        **({name: getattr(options, name) for name in OF_DIALOGUES} if options.user else {}),
         **sampling,
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
@@ -144,7 +146,7 @@ def set_up(options: EvaluationOptions) -> Setup:
 
 
 def _checked(options: EvaluationOptions) -> EvaluationOptions:
-    """The options, without baselines where no --train is. Raises UserError for what does not go together."""
+    """The options, without baselines where no --train is, or a user. Raises UserError for what does not go together."""
     out, against = Path(options.out), options.against
     if any(part.exists() and not part.is_dir() for part in (out, *out.parents)):
         raise UserError(f"--out {out}: a file is in its place; name a folder")
@@ -154,6 +156,13 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
         raise UserError(f"--allow {options.allow}: it says what constrained lists may hold; add --constrained")
     if options.weigh and not options.retrieval:
         raise UserError("--weigh: it is about a retrieval's lists; give --retrieval")
+    if (options.user is None) != (not options.ask):
+        raise UserError("--user and --ask: give both, who answers and what may be asked about, or neither")
+    if options.user:
+        if with_user := [name for name in ("constrained", "retrieval") if getattr(options, name)]:
+            raise UserError(f"--user, --{with_user[0]}: conversations are played with free turns; give one of them")
+        if options.max_turns < 1:
+            raise UserError(f"--max-turns {options.max_turns}: at least 1, the list")
     if options.model is None:
         if needs_model := [name for name in ("against", "constrained", "weigh") if getattr(options, name)]:
             raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")
@@ -162,7 +171,7 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
         if not options.train and not options.retrieval:
             names = " and ".join(options.baselines)
             raise UserError(f"no --model, and no --train for the baseline {names}: give one of them")
-    return options if options.train else replace(options, baselines=())
+    return options if options.train and not options.user else replace(options, baselines=())
 
 
 def _config_of_run(options: EvaluationOptions) -> dict[str, Any]:

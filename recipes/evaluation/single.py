@@ -1,5 +1,6 @@
 """One model evaluated on one split: answers, their scores, the baselines beside, and three files."""
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, split_lines
 from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, answers_to
 from recipes.evaluation.constrained import check_lists
+from recipes.evaluation.dialogues import add_figures, dialogues
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.retrieval import retrieve, weigh, written_rows
 from recipes.evaluation.scoring import (
     FUSED,
     OF_MODEL,
+    Row,
     Scored,
     paired_differences,
     score,
@@ -27,7 +30,7 @@ from recipes.evaluation.setup import Setup, set_up
 from recipes.evaluation.slices import slice_results
 from recipes.evaluation.split import as_items
 
-Answers = dict[str, dict[str, Answer]]  # of each of OF_MODEL that there is, by prompt_id
+Answers = dict[str, list[Row]]  # of each of OF_MODEL that there is, one for each row
 
 
 def evaluate(options: EvaluationOptions) -> dict[str, Any]:
@@ -45,23 +48,34 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     With `constrained` the model writes a second list for each prompt, held to the catalog: "results" has their summary
     as "constrained", "constrained" how many were checked and, "paired", how much they gain over the free ones, which
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
+    Where a user answers, lists are those that conversations end with, and the baselines are dialogues.ASKING.
     """
-    start = time.monotonic()
-    answers: Answers = {}
-    generated = 0
-    for name, request in setup.asked().items():
-        answers[name], new = _answers(request, setup)
+    start, generated = time.monotonic(), 0
+    given: list[dict[str, Answer]] = []
+
+    def ask(request: GenerationRequest) -> dict[str, Answer]:
+        nonlocal generated
+        answers, new = _answers(request, setup)
         generated += new
+        given.append(answers)
+        return answers
+
+    led = dialogues(setup, ask) if setup.options.user else {}
+    asked = {} if led else {name: ask(request) for name, request in setup.asked().items()}
     seconds = time.monotonic() - start
+    answers = {name: [of[prompt] for prompt in setup.split.prompt_ids] for name, of in asked.items()}
+    answers |= {name: [one.answer for one in of] for name, of in led.items()}
     lists = _lists(setup, answers)
     scored = {
         protocol: {name: score(setup.split, matcher, items, protocol, setup.settings) for name, items in lists.items()}
         for protocol, matcher in setup.matchers.items()
     }
+    for by_name, (name, of) in itertools.product(scored.values(), led.items()):
+        add_figures(setup, of, by_name[name])
     metrics = _metrics(setup, scored)
-    free = answers.get("model", {}).values()
+    free = [answer for of in (given if led else given[:1]) for answer in of.values()]
     metrics["generation"] = {
-        "prompts": sum(map(len, answers.values())),
+        "prompts": sum(map(len, given)),
         "generated": generated,
         "seconds": round(seconds, 2),
         "truncated_prompts": sum(answer["prompt_truncated"] for answer in free),
@@ -70,7 +84,7 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     if "model" in lists:
         metrics["warnings"] += unlike_lengths(lists["model"], setup.lists.num_items)
     if setup.constraint:
-        metrics["constrained"] |= check_lists(setup.split, answers["constrained"], setup.lists)
+        metrics["constrained"] |= check_lists(setup.split, asked["constrained"], setup.lists)
     _write(setup, answers, scored, metrics)
     return metrics
 
@@ -87,11 +101,9 @@ def _answers(request: GenerationRequest, setup: Setup) -> tuple[dict[str, Answer
 def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]:
     split = setup.split
     lists: dict[str, list[list[Item | None]]] = {}
-    for name, answer_of in answers.items():
-        texts = [answer_of[prompt]["text"] for prompt in split.prompt_ids]
-        lists[name] = [
-            [split.matcher.read_line(line) for line in split_lines(text, setup.lists.delimiter)] for text in texts
-        ]
+    for name, of_rows in answers.items():
+        lines = (split_lines(answer["text"], setup.lists.delimiter) for answer in of_rows)
+        lists[name] = [list(map(split.matcher.read_line, of_row)) for of_row in lines]
     for name in setup.options.baselines:
         if name != RETRIEVAL or not setup.retriever:
             lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
@@ -113,6 +125,7 @@ def _metrics(setup: Setup, scored: dict[str, dict[str, Scored]]) -> dict[str, An
     (protocol, first), *_ = scored.items()
     largest = [f"{metric}@{max(settings['ks'])}" for metric in ("ndcg", "recall")]
     shown = first.get("model") or next(iter(first.values()))
+    labels = setup.labels | ({"questions": [str(row["questions"]) for row in shown]} if setup.options.user else {})
     metrics = {
         "settings": settings,
         "results": {
@@ -122,7 +135,7 @@ def _metrics(setup: Setup, scored: dict[str, dict[str, Scored]]) -> dict[str, An
             }
             for of, by_name in scored.items()
         },
-        "slices": slice_results(setup.labels, shown, split.prompt_ids, largest, setup.before),
+        "slices": slice_results(labels, shown, split.prompt_ids, largest, setup.before),
         "warnings": [*setup.warnings, *([train.warnings[-1]] if train.damaged else [])],
         "damaged": {"data": len(split.damaged), "train": len(train.damaged)},
     }

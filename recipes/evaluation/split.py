@@ -50,10 +50,8 @@ class Split:
         return Matcher(self.catalog, "exact") if self.matcher.mode == "reference" else self.matcher
 
     def wanted_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:
-        """Of each row the catalog rows of the titles that it wants, each once, of those that the catalog has."""
-
-        found = (dict.fromkeys(self.matcher.wanted(*pair).index for pair in truth_of(row)) for row in rows)
-        return [[item for item in items if item >= 0] for items in found]
+        """Of each row Matcher.wanted_rows."""
+        return [self.matcher.wanted_rows(truth_of(row)) for row in rows]
 
 
 def read_split(

@@ -69,6 +69,7 @@ Weights = Annotated[
     only(lambda parts: all(is_part(name) and weight for name, weight in parts.items())),
     Field(min_length=1, description=f"part: weight, of {', '.join(PART_NAMES)}; weights other than 0"),
 ]
+Attributes = Annotated[list[str], Field(min_length=1, description="names")]
 Gamma = RANK_REWARDS["exp_gamma"].parameters["gamma"]
 Algorithm, Matching = one_of(ALGORITHMS), one_of(MATCHERS)
 Combination, Orders = one_of(COMBINATIONS), one_of(ORDERS)

@@ -18,6 +18,7 @@ from convrec.checkpoints.files import check_hugging_face
 from convrec.data.schema import count_candidates
 from convrec.data.tokenizer import load_tokenizer
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
+from convrec.dialogue.attributes import load_attributes
 from convrec.errors import UserError
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import read_judge_table, validate_judge_table
@@ -44,6 +45,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     _check_rollout_correction(config.algorithm)
     _check_dynamic_sampling(config)
     _check_repair(config)
+    _check_asking(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
@@ -175,6 +177,26 @@ def _check_repair(config: DictConfig) -> None:
         raise UserError(f"{key}: another reward.custom_reward_function does not say what hits; give REWARD a function")
     if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.enable_rollout_routing_replay:
         raise UserError(f"{key}: only lists of single_turn_agent, without enable_rollout_routing_replay, are changed")
+
+
+def _check_asking(config: DictConfig) -> None:
+    """A question is a row of the batch, and its credit is by rank-level units."""
+    ours, trainer, rollout = config.convrec, config.trainer.v1, config.actor_rollout_ref.rollout
+    if not ours.ask:
+        return
+    load_attributes(ours.catalog_file, list(ours.ask), "ASK")
+    is_by_rank = config.algorithm.adv_estimator == registration.NAME and ours.preset == "paper"
+    in_groups = trainer.trainer_mode == registration.NAME and rollout.agent.default_agent_loop == "single_turn_agent"
+    is_one_update = config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
+    for is_right, told in (
+        (ours.max_turns > 1, f"MAX_TURNS={ours.max_turns}: the one turn is the list; take 2 or more, or leave out ASK"),
+        (is_by_rank, "a question is credited as a rank is; take ALGORITHM=rank_grpo and PRESET=paper"),
+        (ours.repair == "none", f"REPAIR={ours.repair}: lists behind answers are not repaired; take one of them"),
+        (in_groups, "turns are rollouts of single_turn_agent in groups: take trainer_mode=rank_grpo"),
+        (is_one_update, "a batch is longer by its questions; take one update, ppo_mini_batch_size=TRAIN_BATCH_SIZE"),
+    ):
+        if not is_right:
+            raise UserError(f"convrec.ask (ASK): {told}")
 
 
 def check_judge(config: DictConfig) -> list[str]:

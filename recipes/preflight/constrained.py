@@ -16,6 +16,7 @@ from convrec.constrained.catalog_trie import (
     left_out_warnings,
 )
 from convrec.data.tokenizer import load_tokenizer
+from convrec.dialogue.turns import question_text
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
@@ -52,7 +53,9 @@ def _make_trie(config: DictConfig, matcher: Matcher, keep: bool) -> tuple[Catalo
     tokenizer, _ = load_tokenizer(model.path, f"{ON}: ", tokenizer_path=model.get("tokenizer_path"))
     folder = Path(config.trainer.default_local_dir)
     return catalog_trie(
-        Path(config.convrec.catalog_file), matcher, tokenizer, config.convrec.delimiter, folder, keep=keep
+        *(Path(config.convrec.catalog_file), matcher, tokenizer, config.convrec.delimiter, folder),
+        keep=keep,
+        questions=[question_text(attribute) for attribute in config.convrec.get("ask") or ()],
     )
 
 

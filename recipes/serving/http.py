@@ -122,7 +122,7 @@ class Routes:
         app.add_api_route("/docs", lambda: HTMLResponse(described, headers=PAGE_HEADERS), include_in_schema=False)
 
     async def recommend(self, request: RecommendationRequest) -> Response:
-        """A ranked list of the catalog's items for a conversation."""
+        """A ranked list of the catalog's items for a conversation, or, where it may, a question."""
         name, model = self._model(request.model)
         if request.k > self.limits.max_items:
             raise Refused(400, f"k: {request.k} is more than {self.limits.max_items}, the most of this service", "k")
@@ -131,13 +131,13 @@ class Routes:
         asked = request.model_dump(exclude={"stream", "model"})
         if not request.stream:
             answer = {"model": name, **await model.ask("recommend", asked)}
-            if self.feedback:
+            if self.feedback and "question" not in answer:
                 self.feedback.add_list(asked, answer)
             return JSONResponse(answer)
         events: Events = model.stream("recommend_stream", asked)
         if self.feedback:
             events = self.feedback.watch(asked, name, events)
-        texts = (_event(kind, data if kind == "item" else {"model": name, **data}) async for kind, data in events)
+        texts = (_event(kind, {"model": name, **data} if kind == "end" else data) async for kind, data in events)
         return await _stream(texts, lambda refused: _event("error", refused.body))
 
     async def chat(self, request: ChatRequest) -> Response:

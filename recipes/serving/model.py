@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.serving.journal import StateUnreadable
+from convrec.serving.lists import Question, Recommendations
 from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused
 from recipes.serving.replicas import Fallback
@@ -38,6 +39,11 @@ def refused(error: UserError) -> Refused:
     return Refused(400, str(error), field if field in FIELDS else None)
 
 
+def answer_of(found: Recommendations) -> dict[str, Any]:
+    """Its fields; `question` only where there is one."""
+    return {name: value for name, value in asdict(found).items() if (name, value) != ("question", None)}
+
+
 def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
     """What answers for a model in the front's process, which stays when the model's ends: the retrieval, without
     one popular items, of the same catalog. None where the operator wants none. Raises UserError."""
@@ -48,7 +54,7 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return asdict(recommender.popular(**request))
+            return answer_of(recommender.popular(**request))
         except UserError as error:
             raise refused(error) from None
 
@@ -103,15 +109,15 @@ class ModelServer:
         """A RecommendationRequest's fields -> those of RecommendedList, but `model`."""
         with self._refusals():
             found = await self._with_catalog().arecommend(**request)
-        return asdict(found)
+        return answer_of(found)
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """("item", fields of ListedItem and "list_id") for each, then ("end", the rest)."""
         with self._refusals():
             end, items = self._with_catalog().open_stream(**request)
             async for item in items:
-                yield "item", {"list_id": end.list_id, **asdict(item)}
-        yield "end", {key: value for key, value in asdict(end).items() if key != "items"}
+                yield ("question" if isinstance(item, Question) else "item"), {"list_id": end.list_id, **asdict(item)}
+        yield "end", {key: value for key, value in asdict(end).items() if key not in ("items", "question")}
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """A ChatRequest's fields -> OpenAI's chat.completion."""

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from convrec.errors import UserError
+from convrec.serving.lists import Question
 
 KEY_VARIABLE = "SERVE_API_KEY"
 Number = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # as catalogs have them
@@ -68,6 +69,7 @@ class RecommendationRequest(Strict):
     liked: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user liked, for `why`; it is not left out"
     )
+    may_ask: bool = Field(default=False, description="a model that was trained to ask may answer with a `question`")
     stream: bool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
     model: str | None = Field(default=None, description="a name of /v1/models; null: the first")
 
@@ -87,7 +89,8 @@ class ListedItem(CatalogEntry):
 
 
 class RecommendedList(Strict):
-    """The last event of a stream, `end`, is the same without `items`; each `item` has the `list_id`, too."""
+    """The last event of a stream, `end`, is the same without `items`; each `item` has the `list_id`, too, and so has a
+    `question`, an event of its own."""
 
     list_id: str = Field(description="another for every answer: what feedback names")
     model: str
@@ -96,6 +99,7 @@ class RecommendedList(Strict):
     reason: str | None = Field(description="why there are fewer items than were asked for; null where there are not")
     prompt_truncated: bool = Field(description="the conversation is longer than the model reads: its beginning was cut")
     fallback: bool = Field(description="of the retrieval, or popular items: the model's list did not come in time")
+    question: Question | None = Field(default=None, description="`may_ask`: in place of items; else not there")
 
 
 class OpenAIs(Strict):

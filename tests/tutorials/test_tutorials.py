@@ -228,6 +228,29 @@ def test_from_clicks_to_a_better_model(project: Path) -> None:
     assert printed.lower().count("ndcg@20") >= 3  # of each model, and the difference
 
 
+def test_a_model_that_asks(project: Path) -> None:
+    found = blocks(
+        "asking.md",
+        ("--out outputs/ask/data", "--out outputs/ask/data --train 200 --validation 16 --test 16"),
+        ("TOTAL_STEPS=450", "TOTAL_STEPS=20"),
+        ("TOTAL_STEPS=48", "TOTAL_STEPS=2"),
+        ("ASK_COST=0.05 TRAIN_BATCH_SIZE=16", "ASK_COST=0.05 TRAIN_BATCH_SIZE=4"),
+        ("data.val_max_samples=128", "data.val_max_samples=16"),
+    )
+    ((_, program),) = (block for block in found if block[0] == "python")
+    (project / "ask.py").write_text(program)
+    printed = shell(project, *scripts_of(found), "python ask.py")
+    assert latest_step(project / "outputs" / "ask" / "rank_grpo") == 2
+    rule, silent = (
+        read_json(project / "outputs" / "ask" / name / "metrics.json")["results"]["paper"]
+        for name in ("rule", "silent")
+    )
+    assert rule["fixed"]["questions"]["mean"] == 2
+    assert silent["model"]["questions"]["mean"] == 0
+    assert "useful questions" in printed
+    assert printed.rstrip().splitlines()[-1].startswith("5 ")  # the list's last item
+
+
 def test_ratings(project: Path) -> None:
     found = blocks(
         "ratings.md",

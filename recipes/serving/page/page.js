@@ -4,7 +4,7 @@
 const TOLD_ITEMS = 5; // of a list, in the conversation that the model reads next
 const byId = (id) => document.getElementById(id);
 const TOLD = { liked: "I liked", disliked: "I did not like" }; // marks that the model reads, in the next message
-const exchanges = []; // {said: the user's turn, items, note}: those that were answered
+const exchanges = []; // {said: the user's turn, items, question in place of items, note}: those that were answered
 const marks = new Map(); // item_id -> {item, kind: "seen" | "liked" | "disliked", told: the model has read it}
 let running = null; // AbortController of the list that is being written
 let ready; // a promise: the models are known, and the conversation of before is on the page
@@ -176,21 +176,30 @@ async function* events(response) {
 // Of the conversation what the service takes beside a further message: the newest, from a user's turn on.
 function newest(chosen) {
   const fit = Math.floor((chosen.max_turns - 1) / 2);
-  return exchanges.slice(Math.max(0, exchanges.length - fit)).flatMap(({ said, items }) => [
-    said, { role: "assistant", content: items.slice(0, TOLD_ITEMS).map(listed).join("\n") },
+  return exchanges.slice(Math.max(0, exchanges.length - fit)).flatMap(({ said, items, question }) => [
+    said, { role: "assistant", content: question?.text ?? items.slice(0, TOLD_ITEMS).map(listed).join("\n") },
   ]);
 }
 
 // The elements of a message and its answer, which may be to come.
-function showExchange({ said, items, note }) {
+function showExchange({ said, items, question, note }) {
   byId("hint").hidden = true;
+  for (const one of document.querySelectorAll(".answers")) one.remove(); // of a question that this message answers
   const shown = { bubble: element("p", said.content, "user"), answer: element("div", undefined, "answer") };
   Object.assign(shown, { list: element("ol"), note: element("p", note, "note") });
   shown.list.append(...items.map(itemLine));
   shown.note.hidden = !note;
   shown.answer.append(shown.list, shown.note);
+  if (question) showQuestion(shown.answer, question);
   byId("log").append(shown.bubble, shown.answer);
   return shown;
+}
+
+// A question of the model's, and answers to click; what is written answers it, too.
+function showQuestion(answer, { text, answers }) {
+  const quick = element("div", undefined, "answers");
+  quick.append(...[...answers, "I don't mind"].map((one) => button(one, "quick", () => running || recommend(`${one}.`))));
+  answer.prepend(element("p", text, "question"), quick);
 }
 
 async function recommend(text) {
@@ -205,12 +214,12 @@ async function recommend(text) {
   const { bubble, answer, list, note } = showExchange({ said, items: [], note: "Thinking…" });
   bubble.scrollIntoView({ block: "nearest" });
   const items = [];
-  let wrong = "";
+  let question, wrong = "";
   try {
-    const last = byId("again").checked ? [] : exchanges.at(-1)?.items ?? [];
+    const last = byId("again").checked ? [] : exchanges.findLast((one) => one.items.length)?.items ?? [];
     const body = JSON.stringify({
       conversation: [...newest(chosen), said], k: Math.min(Number(byId("k").value), chosen.max_items), stream: true,
-      seen: [...marks.keys()].map(asGiven), exclude: last.map((item) => asGiven(item.item_id)), why: true,
+      seen: [...marks.keys()].map(asGiven), exclude: last.map((item) => asGiven(item.item_id)), why: true, may_ask: true,
       liked: [...marks.values()].filter((one) => one.kind === "liked").map((one) => asGiven(one.item.item_id)),
       model: byId("model").value,
     });
@@ -221,6 +230,9 @@ async function recommend(text) {
         items.push(data);
         list.append(itemLine(data));
         byId("log").scrollTop = byId("log").scrollHeight;
+      } else if (kind === "question") {
+        question = data;
+        showQuestion(answer, data);
       } else if (kind === "error") {
         throw new Error(data.error.message);
       } else if (kind === "end") {
@@ -245,8 +257,8 @@ async function recommend(text) {
     answer.append(problem);
     if (!byId("text").value) byId("text").value = text; // to send again
   }
-  if (items.length && !wrong) { // else the turn was not answered whole, and is not part of the conversation
-    exchanges.push({ said, items, note: note.textContent });
+  if ((items.length || question) && !wrong) { // else the turn was not answered whole, and is not part of the conversation
+    exchanges.push({ said, items, question, note: note.textContent });
     for (const one of fresh.flatMap(([, marked]) => marked)) one.told = true;
     showMarks();
     save();

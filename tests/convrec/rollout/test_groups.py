@@ -130,7 +130,7 @@ class World:
         config = OmegaConf.create(
             {
                 "actor_rollout_ref": {"rollout": rollout},
-                "data": {"seed": 5, "apply_chat_template_kwargs": {}},
+                "data": {"seed": 5, "apply_chat_template_kwargs": {}, "max_prompt_length": 300},
                 "reward": {
                     "reward_manager": {"name": "GroupRewardManager"},
                     "reward_model": {"enable": False},

@@ -191,6 +191,11 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
             "does not say what hits; give REWARD a function",
         ),
         ([REPAIR, "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"], "only lists of single_turn_agent"),
+        (["convrec.ask=[mood]"], "ASK mood: the catalog"),
+        (["convrec.ask=[genre]", "convrec.max_turns=1"], "MAX_TURNS=1: the one turn is the list"),
+        (["convrec.ask=[genre]", "convrec.ask_cost=0"], "convrec.ask_cost=0"),
+        (["convrec.ask=[genre]", "algorithm_preset=grpo"], "take ALGORITHM=rank_grpo and PRESET=paper"),
+        (["convrec.ask=[genre]", REPAIR], "lists behind answers are not repaired"),
     ],
 )
 def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str], said: str) -> None:

@@ -13,12 +13,13 @@ from recipes.serving.replicas import Model
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
 
 LIST_ID = "list-" + "0" * 32
+QUESTION = {"text": "Which genre?", "attribute": "genre", "answers": ["Horror", "<b>War"]}
 TITLES = ("Alien", "Heat", "Ran", "<img src=x onerror=alert(1)>", "Amélie")
 
 
 class Films:
-    """The processes of a model: five films in their order. `refusal` is raised by whatever is asked; `wait` holds an
-    answer back, and a stream after its first item."""
+    """The processes of a model: five films in their order, and where `asks`, a question at first. `refusal` is raised
+    by whatever is asked; `wait` holds an answer back, and a stream after its first item."""
 
     is_up, running = True, 0
 
@@ -26,6 +27,7 @@ class Films:
         self.items = {str(row): (title, 1980 + row) for row, title in enumerate(TITLES)}
         self.columns: dict[str, Any] = {}
         self.why: str | None = None
+        self.asks = False
         self.refusal: Exception | None = None
         self.wait: asyncio.Event | None = None
         self.asked: list[dict[str, Any]] = []
@@ -47,12 +49,17 @@ class Films:
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
         await self._answer(request)
+        if self._asks(request):
+            return {"items": [], **self._rest(), "question": QUESTION}
         return {"items": self._list(request), **self._rest()}
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         if isinstance(self.refusal, Refused) and self.refusal.param:
             raise self.refusal
-        for item in self._list(request):
+        if self._asks(request):
+            await self._answer(request)
+            yield "question", {"list_id": LIST_ID} | QUESTION
+        for item in [] if self._asks(request) else self._list(request):
             yield "item", {"list_id": LIST_ID} | item
             await self._answer(request)
         yield "end", self._rest()
@@ -88,6 +95,11 @@ class Films:
             await self.wait.wait()
         if self.refusal:
             raise self.refusal
+
+    def _asks(self, request: dict[str, Any]) -> bool:
+        said = request["conversation"]
+        turns = [] if isinstance(said, str) else [turn["content"] for turn in said]
+        return self.asks and request["may_ask"] and QUESTION["text"] not in turns
 
     def _list(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         without = set(map(str, [*request["seen"], *request["exclude"]]))

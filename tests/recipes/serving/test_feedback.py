@@ -48,6 +48,13 @@ def test_nothing_is_kept_unless_the_operator_asks_for_it(service: Callable[..., 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_question_is_no_list_that_was_shown(client: TestClient, films: Any, tmp_path: Path) -> None:
+    films.asks = True
+    for stream in (False, True):
+        client.post("/v1/recommendations", json={**ASK, "may_ask": True, "stream": stream})
+    assert lines(tmp_path) == []
+
+
 def test_a_list_and_its_events_are_lines_that_can_be_joined(client: TestClient, tmp_path: Path) -> None:
     assert client.get("/v1/models/films").json()["keeps_feedback"]
     client.post("/v1/recommendations", json=ASK)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from recipes.serving.errors import Refused
 from recipes.serving.schema import CatalogItems, ChatRequest, RecommendationRequest
-from tests.recipes.serving.conftest import LIST_ID
+from tests.recipes.serving.conftest import LIST_ID, QUESTION
 
 ASK = {"conversation": "a film, please", "k": 3}
 NESTED = functools.reduce(lambda inner, _: [inner], range(900), 1)
@@ -51,6 +51,21 @@ def test_a_stream_has_an_event_for_each_item_and_one_for_the_end(client):
     about = {"model": "films", "model_version": "films-1", "reason": None, "prompt_truncated": False}
     assert events[3][1] == about | {"list_id": LIST_ID, "fallback": False}
     assert {event["list_id"] for _, event in events} == {LIST_ID}  # so that a list that was left has it as well
+
+
+def test_a_question_is_asked_of_who_takes_one_and_of_nobody_else(client, films):
+    before = client.post("/v1/recommendations", json=ASK).content
+    films.asks = True
+    assert client.post("/v1/recommendations", json=ASK).content == before
+    asked = client.post("/v1/recommendations", json={**ASK, "may_ask": True}).json()
+    assert (asked["items"], asked["question"], asked["list_id"]) == ([], QUESTION, LIST_ID)
+    events = events_of(client.post("/v1/recommendations", json={**ASK, "may_ask": True, "stream": True}).text)
+    assert events[0] == ("question", {"list_id": LIST_ID} | QUESTION)
+    assert [kind for kind, _ in events] == ["question", "end"]
+    turns = [("user", ASK["conversation"]), ("assistant", "Which genre?"), ("user", "Horror.")]
+    said = [{"role": role, "content": text} for role, text in turns]
+    answer = client.post("/v1/recommendations", json={**ASK, "may_ask": True, "conversation": said})
+    assert answer.content == before
 
 
 def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_after_it(client, films):

@@ -115,6 +115,25 @@ def test_the_customer_reads_clean_titles_and_the_model_what_it_writes(page, film
     assert said["content"] == "I liked Alien (1980)."
 
 
+def test_a_question_is_answered_by_a_click_and_the_answer_is_read(page, films):
+    films.asks = True
+    page.keyboard.type("a film")
+    page.keyboard.press("Enter")
+    page.locator(".quick").nth(2).wait_for()
+    assert page.locator(".question").inner_text() == "Which genre?"
+    assert page.locator(".quick").all_inner_texts() == ["Horror", "<b>War", "I don't mind"]
+    page.get_by_role("button", name="Send").wait_for()
+    page.reload()  # the question is kept, and its answers
+    page.get_by_role("button", name="Horror").click()
+    page.locator(".answer li").nth(4).wait_for()
+    assert page.locator(".quick").count() == 0
+    asked = films.asked[-1]
+    assert asked["may_ask"]
+    assert [(turn["role"], turn["content"]) for turn in asked["conversation"]] == [
+        ("user", "a film"), ("assistant", "Which genre?"), ("user", "Horror.")
+    ]  # fmt: skip
+
+
 def test_of_a_long_conversation_the_newest_turns_are_sent(page, films):
     page.evaluate("models[0].max_turns = 4")
     page.get_by_label("Items of the last list may come again").check()

@@ -1,0 +1,140 @@
+"""Demonstrations that ask: of the sample and of one's own data."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.data.schema import conversation_text
+from convrec.data.validation import validate_sft_table
+from convrec.dialogue.attributes import load_attributes
+from convrec.dialogue.turns import question_text, read_turn
+from convrec.errors import UserError
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+from data_prep import questions
+from data_prep.own import convert_own
+from data_prep.own import main as own
+from data_prep.sample import main as sample
+from data_prep.sample import write_sample
+from data_prep.sample_data.conversations import LINES
+
+ATTRIBUTES = ["genre", "decade"]
+COUNTS = {"train": 60, "validation": 10, "test": 20}
+
+
+def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    return pq.read_table(folder / f"{name}.parquet").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def asking_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sample(tmp_path_factory.mktemp("data") / "ask", counts=COUNTS, ask=ATTRIBUTES)
+
+
+def test_the_sample_says_little_and_its_demonstrations_ask_in_a_share_of_rows(asking_sample: Path) -> None:
+    vague = [any(line in conversation_text(row) for line in LINES["vague"]) for row in rows_of(asking_sample, "train")]
+    assert 0.3 < sum(vague) / len(vague) < 0.8
+    rows = rows_of(asking_sample, "sft_train")
+    validate_sft_table(asking_sample / "sft_train.parquet")
+    assert len({row["sample_id"] for row in rows}) == len(rows)
+    asked = [read_turn(row["completion"][0]["content"], ATTRIBUTES).asked for row in rows]
+    asking = [row for row, one in zip(rows, asked, strict=True) if one]
+    firsts = [row for row in asking if row["sample_id"].endswith("_q1")]
+    assert 0.15 < len(firsts) / 60 < 0.45
+    assert set(asked) == {None, *ATTRIBUTES}
+    lists = {row["sample_id"]: row for row in rows if "_q" not in row["sample_id"]}
+    assert len(lists) == 60
+    for question in asking:  # each goes on in a later row, which ends with a list
+        later = lists[question["sample_id"].split("_q")[0]]["prompt"][0]["content"]
+        said = f"SYSTEM: {question['completion'][0]['content']}\nUSER: "
+        assert later.startswith(question["prompt"][0]["content"].rstrip("\n") + "\n" + said)
+        assert question["prompt"][0]["content"].count(said) == 0  # nothing is asked twice
+
+
+def test_a_list_behind_an_answer_has_what_was_told_in_front(asking_sample: Path) -> None:
+    attributes = load_attributes(asking_sample / "catalog.parquet", ATTRIBUTES)
+    matcher, checked = Matcher(attributes.catalog), 0
+    for row in rows_of(asking_sample, "sft_train"):
+        lines = row["completion"][0]["content"].split("\n")
+        _, _, answer = row["prompt"][0]["content"].partition(f"{question_text('genre')}\nUSER: ")
+        told = attributes.named("genre", answer.split("\n")[0])
+        if not told or question_text("decade") in row["prompt"][0]["content"] or len(lines) == 1:
+            continue
+        items = matcher.match_lines(lines, (), None).catalog_index
+        fitting = [len(attributes.values["genre"][item].intersection(told)) for item in items]
+        assert fitting == sorted(fitting, reverse=True)
+        assert fitting[0] > 0
+        checked += 1
+    assert checked > 2
+
+
+# SHA-256 of the rows that the version before `--ask` wrote
+PLAIN = "6ca3dfcd331fd188522d2f0785bad0228ddb1256c645074569ac8df104880ad7"
+
+
+def test_the_sample_without_asking_is_what_it_was(tmp_path: Path) -> None:
+    folder = write_sample(tmp_path / "plain", counts={"train": 40, "validation": 5, "test": 5})
+    rows = [row for name in ("train", "sft_train", "test", "catalog") for row in rows_of(folder, name)]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest() == PLAIN
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Any]:
+    genres = ["Crime", "Drama", "Comedy"]
+    films = [{"title": f"Film {row}", "year": 1990 + row, "genres": [genres[row % 3]]} for row in range(12)]
+    rows = [
+        {"conversation": f"USER: Something good, number {row}!", "ground_truth": [[f"Film {row}", 1990 + row]]}
+        | {"split": "train" if row < 9 else "validation"}
+        for row in range(12)
+    ]
+    for name, content in (("dialogues", rows), ("catalog", films)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in content))
+    return {
+        "conversations": [tmp_path / "dialogues.jsonl"],
+        "catalog": tmp_path / "catalog.jsonl",
+        "out": tmp_path / "out",
+        "num_items": 3,
+    }
+
+
+def test_own_conversations_without_demonstrations_get_some_that_ask(
+    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "ASK_SHARE", 1.0)
+    summary = convert_own(**files, ask=["genre"])
+    counts = summary["rows"]
+    assert (counts["questions_of_sft_train"], counts["questions_of_sft_validation"]) == (9, 3)
+    rows = rows_of(files["out"], "sft_train")
+    matcher = Matcher(load_catalog(files["out"] / "catalog.parquet"))
+    assert len(rows) == 18
+    for question, answer in zip(rows[::2], rows[1::2], strict=True):
+        assert question["completion"][0]["content"] == "Which genre?"
+        lines = answer["completion"][0]["content"].split("\n")
+        items = matcher.match_lines(lines, (), None).catalog_index
+        film = matcher.wanted(*answer["groundtruth_with_release_year"][0]).index
+        assert {item % 3 for item in items} == {film % 3}  # the three of its genre that training wants
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ask", "mood"], "no column mood or moods"),
+        (["--ask", ""], "name attributes"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_and_nothing_is_written(
+    files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    few = ["--train", "3", "--validation", "1", "--test", "1"]
+    given = ["--conversations", str(files["conversations"][0]), "--catalog", str(files["catalog"])]
+    for command, options in ((sample, few), (own, given)):
+        with pytest.raises(SystemExit):
+            raise SystemExit(command([*options, "--out", str(tmp_path / "new"), *arguments]))
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError):
+        convert_own(**files, ask=["mood"])
