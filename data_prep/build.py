@@ -28,12 +28,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from convrec import options
 from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash
 from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.lists.settings import ListSettings
 from convrec.llm.client import MAX_RETRIES
-from data_prep import options
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import MODEL_JUDGES, asker_of, failed_again, model_of, sampling, write_failed
 from data_prep.stages.embeddings import TFIDF_SVD, check_embedding

@@ -15,7 +15,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import write_jsonl
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.ranks import parse_item
-from data_prep.options import parse, parser_of
+from convrec.options import parse, parser_of
 from data_prep.own import add_output_options, convert_own, format_summary
 from data_prep.own_data.splits import SplitRule
 

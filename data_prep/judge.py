@@ -16,6 +16,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
 from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
 from convrec.judges.schema import judge_schema, label_of
+from convrec.options import parser_of
 from data_prep.judge_data.formats import FORMATS, load
 from data_prep.judge_data.rows import (
     JudgeRow,
@@ -28,7 +29,6 @@ from data_prep.judge_data.rows import (
     split_rows,
     without_duplicates,
 )
-from data_prep.options import parser_of
 from data_prep.tables import check_out
 
 VALIDATION_SHARE = 0.1  # but where everything is test

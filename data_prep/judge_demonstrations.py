@@ -17,7 +17,7 @@ from convrec.files import write_table
 from convrec.judges.prompt import query_text, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import preference_verdict, score_verdict
-from data_prep.options import parser_of
+from convrec.options import parser_of
 from data_prep.tables import check_out, message
 
 

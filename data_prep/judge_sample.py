@@ -19,8 +19,8 @@ from typing import Any
 
 from convrec.errors import says_user_errors
 from convrec.files import folder_written_whole, write_jsonl
+from convrec.options import parse, parser_of
 from data_prep.judge import convert
-from data_prep.options import parse, parser_of
 from data_prep.sample_data.films import load_films
 from data_prep.tables import check_out
 

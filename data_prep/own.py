@@ -23,8 +23,8 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
+from convrec.options import add_options, parse, parser_of
 from convrec.progress import Progress
-from data_prep.options import add_options, parse, parser_of
 from data_prep.own_data.catalog import CatalogRead
 from data_prep.own_data.exports import FORMS
 from data_prep.own_data.rows import Row, read_again

@@ -15,8 +15,8 @@ from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import Records, read_records
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.matching import Matcher
+from convrec.options import parse, parser_of
 from convrec.progress import Progress
-from data_prep.options import parse, parser_of
 from data_prep.own import FILES, add_output_options, format_summary, write_data
 from data_prep.own_data import NAMES
 from data_prep.own_data.catalog import read_catalog

@@ -16,7 +16,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json, write_table
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
-from data_prep.options import parser_of
+from convrec.options import parser_of
 from data_prep.released import ReleasedSplit, Target, clean_row, find_split, read_split
 from data_prep.tables import SampleIds, TableNumbers, check_out, describe, table_writer
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError, says_user_errors
+from convrec.options import parse, parser_of
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
 from recipes.launch.variables import misspelt_variables
@@ -52,9 +53,6 @@ def planned_rows(config: DictConfig, options: argparse.Namespace) -> tuple[int, 
 
 
 def answer(options: argparse.Namespace) -> str:
-    for name in ("network_gbit", "rows", "val_rows", "prompt_tokens", "response_tokens"):
-        if (value := getattr(options, name)) is not None and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} {value}: more than 0")
     recipe = RECIPES[options.recipe]
     config, gpu = planned_config(recipe, options.overrides), GPUS[options.gpu]
     nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
@@ -82,18 +80,9 @@ def answer(options: argparse.Namespace) -> str:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec plan", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--recipe", choices=RECIPE_NAMES, default="rank_grpo", help="what is trained")
-    parser.add_argument("--model", help=f"{', '.join(KNOWN)}, a Hugging Face id or a folder (MODEL_PATH)")
-    parser.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="the kind of GPU")
-    parser.add_argument("--network-gbit", type=float, help="of a node, Gbit/s (an adapter a GPU, as in DGX)")
-    parser.add_argument("--rows", type=int, help="rows of training (those of TRAIN_FILE)")
-    parser.add_argument("--val-rows", type=int, help="rows of validation (those of VAL_FILE)")
-    parser.add_argument("--prompt-tokens", type=float, help="of a prompt, in the mean (400)")
-    parser.add_argument("--response-tokens", type=float, help="of a response, in the mean (9.9 an item)")
-    parser.add_argument("--json", action="store_true", help="JSON instead of text")
-    parser.add_argument("overrides", nargs="*", default=[], help="Hydra overrides, after the options")
-    options = parser.parse_args(arguments)
+    model = {"help": f"{', '.join(KNOWN)}, a Hugging Face id or a folder (MODEL_PATH)"}
+    parser = parser_of("plan", __doc__, recipe={"choices": RECIPE_NAMES}, gpu={"choices": sorted(GPUS)}, model=model)
+    options = parse(parser, arguments, "plan")
     for warning in misspelt_variables(os.environ):
         print(f"warning: {warning}", file=sys.stderr)
     print(answer(options), flush=True)

@@ -16,6 +16,7 @@ from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
 from convrec.generation.placement import Placement, add_placement, visible_gpus
 from convrec.lists.catalog import load_catalog, tell_problems
+from convrec.options import parse, parser_of
 from convrec.progress import Progress
 from convrec.retrieval.folder import NOTES, load_notes
 from convrec.serving.columns import check_columns, read_columns
@@ -34,8 +35,6 @@ def recommend(given: argparse.Namespace) -> dict[str, Any]:
     out, source, catalog = Path(given.out), Path(given.chats), Path(given.catalog)
     if out.suffix != ".parquet":
         raise UserError(f"--out {out}: give a name that ends in .parquet")
-    if given.k < 1:
-        raise UserError(f"--k {given.k}: at least 1")
     placement = Placement(given.replicas, given.tensor_parallel)
     items = load_catalog(catalog)
     tell_problems(catalog, items.problems)
@@ -89,22 +88,10 @@ def tell_unknown(lists: Path) -> None:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec recommend", description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("--model", required=True, help="run folder (its best checkpoint), RUN/global_step_N, Hugging Face folder or id")
-    add("--catalog", required=True, help=".parquet or .pkl")
-    add("--in", dest="chats", required=True, metavar="CHATS", help=".jsonl, .csv or .parquet")
-    add("--out", required=True, help=".parquet to write")
-    add("--k", type=int, default=20, help="items of a list (%(default)s)")
-    add("--item", help="what the prompt calls an item (as in training, else movie)")
-    add("--num-items", type=int, help="items that the prompt asks for (as in training, else 20)")
-    add("--max-prompt-length", type=int, default=2048, help="tokens; longer ones lose their beginning (%(default)s)")
-    add("--retrieval", type=Path, metavar="FOLDER", help="of `convrec retrieval`: its lists are fused with the model's")
+    parser = parser_of("recommend", __doc__)
     add_options(parser)
-    add("--why", action="store_true", help="give items a sentence, where one is so")
     add_placement(parser)
-    add("--overwrite", action="store_true", help="replace an --out that is there")
-    done = recommend(parser.parse_args(arguments))
+    done = recommend(parse(parser, arguments, "recommend"))
     if not done["written"] and done["short"] is None:
         print("nothing to do: these lists are there")
     else:

@@ -25,11 +25,11 @@ from convrec.errors import says_user_errors
 from convrec.files import file_hash, folder_written_whole
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.lists.matching import Matcher
+from convrec.options import parse, parser_of
 from convrec.report.page import text_table
 from convrec.retrieval.conversations import item_texts, read_row
 from convrec.retrieval.folder import NOTES, load, save
 from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
-from data_prep.options import parse, parser_of
 from data_prep.stages.record import read_rows
 from data_prep.tables import check_out, table_writer
 from recipes.evaluation.retrieval import CONSTANTS, answers_of, mean_ndcg

@@ -19,13 +19,12 @@ from pydantic import ValidationError
 from convrec.checkpoints.models import check_model_path
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
+from convrec.options import add_options, parse
 from convrec.retrieval.folder import load_notes
-from convrec.serving.mentions import add_options, write_mentions
+from convrec.serving.mentions import add_options as add_mentions
+from convrec.serving.mentions import write_mentions
 from convrec.serving.served_model import name_of
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
-
-STATE = Path("outputs/serve")
-PORT = 8000
 
 
 def service_of(options: argparse.Namespace) -> ServiceSettings:
@@ -35,9 +34,6 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
         raise UserError("--model RUN --catalog FILE (or --judge RUN) says what to serve; see --help")
     if given and len(catalogs) not in (1, len(given)):
         raise UserError(f"--catalog: {len(catalogs)} for {len(given)} --model; give one for all, or one for each")
-    for option, number in (("--replicas", options.replicas), ("--tensor-parallel", options.tensor_parallel)):
-        if number < 1:
-            raise UserError(f"{option} {number}: at least 1")
     for catalog in catalogs:
         if not Path(catalog).is_file():
             raise UserError(f"--catalog {catalog}: no such file")
@@ -97,33 +93,17 @@ def parser() -> argparse.ArgumentParser:
     summary, _, rest = (__doc__ or "").partition("\n")
     formatter = argparse.RawDescriptionHelpFormatter
     found = argparse.ArgumentParser(prog="convrec serve", description=summary, epilog=rest, formatter_class=formatter)
-    add = found.add_argument
-    add("--model", action="append", metavar="[NAME=]MODEL", help="a model that recommends; may be given again")
-    add("--catalog", action="append", metavar="FILE", help="its items: .parquet of data_prep, or .pkl")
-    add("--judge", action="append", metavar="[NAME=]MODEL", help="a judge, or any model for chat completions alone")
-    add(
-        "--retrieval",
-        action="append",
-        type=Path,
-        metavar="FOLDER",
-        help="of `convrec retrieval`: fused with the model's lists",
-    )
-    add_options(found)
-    add("--host", default="127.0.0.1", help="the address to bind to (%(default)s)")
-    add("--port", type=int, default=PORT, help="the port to bind to (%(default)s)")
-    add("--replicas", type=int, default=1, help="engines of every model")
-    add("--tensor-parallel", type=int, default=1, help="GPUs of an engine")
-    add("--state", type=Path, default=STATE, help="folder that keeps changes of the catalogs, in a folder a model")
-    add("--feedback", action="store_true", help="keep conversations, lists and POST /v1/feedback in --state")
+    add_options(found, "serve")
+    add_mentions(found)
     for name, limit in Limits.model_fields.items():
         kind = float if name.endswith("seconds") else int
-        add(f"--{name.replace('_', '-')}", type=kind, default=limit.default, help=limit.description)
+        found.add_argument(f"--{name.replace('_', '-')}", type=kind, default=limit.default, help=limit.description)
     return found
 
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+    options = parse(parser(), arguments, "serve")
     address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
     try:
         settings = service_of(options)

@@ -25,7 +25,7 @@ from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole
 from convrec.judges import prompt as judge_prompt
 from convrec.lists.ranks import NO_YEAR, format_item
-from data_prep.options import parse, parser_of
+from convrec.options import parse, parser_of
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (

@@ -12,8 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_text
@@ -21,8 +24,6 @@ from convrec.runs.folder import METRICS, latest_step, read_config, read_metrics,
 
 SWEEP = "sweep.csv"
 SWEEP_SETTINGS = "sweep.json"  # beside it: what the steps were evaluated with
-SHARE = 0.05  # span of shares that are near 1
-QUALITY = 0.02  # of NDCG and Recall
 ERROR = "_se"  # after a metric's name: its standard error
 REPORTED_RANKS = (1, 2, 5, 10, 15, 20)
 Series = Mapping[int, float]  # step -> value
@@ -45,45 +46,9 @@ class Panel:
     error: str = ""
 
 
-_SWEPT = "bootstrap over conversations"
-_JACKKNIFE = "jackknife over conversations"
-_VALIDATED = "over the conversations of the validation"
-_EVALUATED = (
-    Panel("evaluated/ndcg", "NDCG@{k} on {split}, by checkpoint", "NDCG", span=QUALITY, error=_SWEPT),
-    Panel("evaluated/recall", "Recall@{k} on {split}, by checkpoint", "Recall", span=QUALITY, error=_SWEPT),
-    Panel("evaluated/coverage", "Catalog coverage on {split}, by checkpoint", "share of the catalog", error=_JACKKNIFE),
-    Panel(
-        "evaluated/popularity_lift", "Popularity lift on {split}, by checkpoint", "lift", span=SHARE, error=_JACKKNIFE
-    ),
-    Panel("evaluated/in catalog", "In catalog on {split}, by checkpoint", "share of items", span=SHARE),
-)
-_JUDGE = (
-    Panel("reward/score", "Reward, samples", "mean reward", smooth=True),
-    Panel("val/score", "Validation reward in training", "mean reward", error=_VALIDATED),
-    Panel("reward/no_verdict", "Answers without a verdict, samples", "share", smooth=True),
-    Panel("reward/zero_std", "Prompts whose rollouts earn the same", "share", smooth=True),
-    Panel("response_length/mean", "Length of an answer, samples", "tokens", smooth=True),
-)
+_TABLE = yaml.load(Path(__file__).with_name("curves.yaml").read_text("utf-8"), yaml.CSafeLoader)
 PANELS: Mapping[str, tuple[Panel, ...]] = {
-    "sft": (
-        Panel("train/loss", "Training loss", "nats a token", smooth=True),
-        Panel("val/loss", "Validation loss", "nats a token", error=_VALIDATED),
-        *_EVALUATED,
-    ),
-    "rank_grpo": (
-        *(Panel(f"rank_grpo/return@{k}", f"Return at rank {k}", "mean return", smooth=True) for k in REPORTED_RANKS),
-        Panel("rank_grpo/zero_std/all_ranks", "Prompts without signal, samples", "share", smooth=True),
-        Panel("rank_grpo/zero_std/all", "Ranks of prompts without signal, samples", "share", smooth=True, span=SHARE),
-        Panel("val/ndcg", "Validation NDCG in training (strict)", "NDCG", span=QUALITY, error=_VALIDATED),
-        Panel("rank_grpo/catalog_hit_ratio", "In catalog, samples", "share of items", smooth=True, span=SHARE),
-        Panel("actor/kl", "KL to the start", "nats a token", smooth=True),
-        Panel("rank_grpo/questions", "Questions of a rollout, samples", "questions", smooth=True),
-        Panel("rank_grpo/num_items", "List length, samples", "items", smooth=True, span=1.0),
-        *_EVALUATED,
-        Panel("evaluated/items per list", "List length on {split}, by checkpoint", "items", span=1.0),
-    ),
-    "judge_pointwise": (*_JUDGE, Panel("reward/exact_match", "Exact match, samples", "share", smooth=True)),
-    "judge_pairwise": (*_JUDGE, Panel("reward/prefers_a", "Prefers A, samples", "share", smooth=True)),
+    recipe: tuple(Panel(**panel) for panel in chain(*groups)) for recipe, groups in _TABLE.items()
 }
 
 

@@ -27,6 +27,7 @@ from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS,
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
 from convrec.lists.metrics import paired
+from convrec.options import parse, parser_of
 from convrec.report.page import gain_text, number_text
 from recipes.evaluation.baselines import API, answers_to
 from recipes.evaluation.scoring import metrics_of, rows_of
@@ -213,19 +214,13 @@ def _with_error(value: Mapping[str, float]) -> str:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec evaluate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--judge", dest="mode", required=True, choices=MODES, help="the kind of judge")
-    parser.add_argument("--model", required=True, help="Hugging Face folder or id, run folder, LoRA adapter, api:NAME")
-    parser.add_argument("--data", required=True, help="labelled rows (parquet)")
-    parser.add_argument("--out", required=True, help="folder for metrics.json, rows.parquet, generations.parquet")
-    parser.add_argument("--limit", type=int, help="only the first rows")
-    parser.add_argument("--seed", type=int, default=3407, help="of the bootstrap (%(default)s)")
-    parser.add_argument("--max-prompt-length", type=int, default=4096, help="tokens (%(default)s)")
-    parser.add_argument("--max-response-length", type=int, default=MAX_RESPONSE_TOKENS, help="tokens (%(default)s)")
+    more: dict[str, dict[str, Any]] = {
+        "judge": {"choices": MODES},
+        "max-response-length": {"default": MAX_RESPONSE_TOKENS},
+    }
+    parser = parser_of("evaluate", __doc__, **more)
     add_placement(parser)
-    parser.add_argument("--against", help="--out folder of an earlier evaluation to compare with, row by row")
-    parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments, "evaluate")
     if not options.overwrite:
         refuse_to_replace(Path(options.out), options.model, options.data)
     metrics = evaluate_judge(options)

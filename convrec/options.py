@@ -1,4 +1,4 @@
-"""Options of the commands that make data, and the smallest models: options.yaml has them by command."""
+"""Options of commands: options.yaml has them by command, for its help and its checks."""
 
 import argparse
 from collections import ChainMap
@@ -11,8 +11,8 @@ import yaml
 from convrec import kinds
 from convrec.errors import UserError
 
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
-    Path(__file__).with_name("options.yaml").read_text("utf-8")
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = yaml.load(
+    Path(__file__).with_name("options.yaml").read_text("utf-8"), yaml.CSafeLoader
 )
 
 
