@@ -12,6 +12,7 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.generation import placement
+from convrec.options import parse
 from recipes.serve import parser, service_of, tell_left_out
 from recipes.serving import local
 from recipes.serving.local import bound
@@ -31,7 +32,7 @@ def files(tmp_path, monkeypatch):
 
 
 def settings(*arguments):
-    return service_of(parser().parse_args(arguments))
+    return service_of(parse(parser(), arguments, "serve"))
 
 
 def test_models_have_names_catalogs_and_folders_for_changes(files):
@@ -103,8 +104,8 @@ def test_rows_of_a_catalog_that_cannot_be_recommended_are_told_once_and_counted(
         (["--judge", "films", "--host", "0.0.0.0"], KEY_VARIABLE),
         (["--judge", "films", "--max-items", "0"], "--max-items"),
         (["--judge", "films", "--fallback-after-seconds", "0"], "--fallback-after-seconds: "),
-        (["--judge", "films", "--replicas", "0"], "--replicas 0: at least 1"),
-        (["--judge", "films", "--tensor-parallel", "0"], "--tensor-parallel 0: at least 1"),
+        (["--judge", "films", "--replicas", "0"], "--replicas 0: give a positive integer"),
+        (["--judge", "films", "--tensor-parallel", "0"], "--tensor-parallel 0: give a positive integer"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(files, arguments, words):
