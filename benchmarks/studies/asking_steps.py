@@ -1,6 +1,6 @@
 """A step of a run that asks against one of a run that does not: seconds, tokens, and the ratio of seconds over tokens.
 
-    python -m benchmarks.studies.asking_steps outputs/asking/never-3407 outputs/asking/ask-ask_cost=0.1-3407
+    python -m benchmarks.studies.asking_steps outputs/asking/never-s3407 outputs/asking/ask-ASK_COST=0.1-s3407
 
 Of the steps after the first ones, in which engines warm up, and without those that validate or save. Above 1 a token of
 the asking run takes longer: its turns come one after the other.

@@ -138,3 +138,8 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_written(
         assert not (tmp_path / "new").exists()
     with pytest.raises(UserError):
         convert_own(**files, ask=["mood"])
+
+
+def test_hard_requests_leave_nothing_to_ask(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--ask, --requests hard"):
+        write_sample(tmp_path / "data", ask=["genre"], requests="hard")
