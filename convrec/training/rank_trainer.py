@@ -208,12 +208,7 @@ class RankGRPOMixin(ConvRecMixin):
         return dp_size if self.settings.get("ask") else super()._get_required_batch_multiple(dp_size)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        configured = actor.ppo_mini_batch_size, rollout.n
-        if self.settings.get("ask"):  # verl's rows of an update are the product of both
-            actor.ppo_mini_batch_size, rollout.n = len(batch), 1
-        batch = super()._update_actor(batch, metrics)
-        actor.ppo_mini_batch_size, rollout.n = configured
+        batch = (self._update_at_once if self.settings.get("ask") else super()._update_actor)(batch, metrics)
         if self.is_rank_level:
             parts = {key: metrics.pop(key) for key in list(metrics) if key.startswith("actor/") and ":" in key}
             metrics.update(finish_policy_metrics({k.removeprefix("actor/"): v for k, v in parts.items()}, "actor/"))
@@ -228,6 +223,15 @@ class RankGRPOMixin(ConvRecMixin):
                 self.settings.rollout_check_bound,
             )
         return batch
+
+    def _update_at_once(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        configured = actor.ppo_mini_batch_size, rollout.n  # verl's rows of an update are the product of both
+        actor.ppo_mini_batch_size, rollout.n = len(batch), 1
+        try:
+            return super()._update_actor(batch, metrics)
+        finally:
+            actor.ppo_mini_batch_size, rollout.n = configured
 
 
 @register_trainer(registration.NAME)

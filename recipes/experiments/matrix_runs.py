@@ -20,7 +20,7 @@ from recipes.launch.variables import VARIABLES, overrides_from_environment
 from recipes.planning import work as planned_work
 
 OF_THE_MATRIX = ("evaluation", "plots", "logs")  # what else it writes into OUT
-COMMA_SEPARATED = ("LOGGER",)  # takes several values at once: a list is one value, a list of lists is a grid
+COMMA_SEPARATED = ("LOGGER", "ASK")  # take several values at once: a list is one value, a list of lists is a grid
 LONGEST_NAME = 150  # a folder's name has 255 bytes at most, and a job's log is called by it too
 _FOLDER = re.compile(r"[A-Za-z0-9][\w.+=-]*", re.ASCII)
 _UNSAFE = re.compile(r"[^\w.+-]+")  # in the name of a folder
