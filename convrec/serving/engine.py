@@ -139,7 +139,7 @@ class Engine:
             log = logging.getLogger("vllm.v1.engine.async_llm")
             log.disabled = True  # it would tell the end that is wanted here as an error, with a traceback
             self.llm.shutdown()
-            self.llm.shutdown = lambda timeout=None: None  # type: ignore[method-assign]  # of its __del__: fails at exit
+            self.llm.shutdown = lambda timeout=None: None  # of its __del__, which fails at exit
             self._stop_loop()
             log.disabled = False
 
