@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, add_skip_damaged, collected, counted, place_of
 from convrec.data.records import READABLE
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_of, prompt_text
+from convrec.dialogue.attributes import load_attributes
 from convrec.errors import UserError, says_user_errors
 from convrec.files import folder_written_whole, write_json
 from convrec.lists.catalog import Catalog
@@ -154,6 +155,8 @@ def write_data(
     with folder_written_whole(out) as folder:
         noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
         pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
+        if ask:  # a wrong one is told before rows are written
+            load_attributes(folder / "catalog.parquet", ask)
         files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
         counts |= add_questions(folder, ask, matcher, num_items) if ask else {}
         summary = {

@@ -88,6 +88,8 @@ class DemoSeconds:
 def experiment(out: Path, *steps: int) -> tuple[list[MatrixRun], dict[str, Any]]:
     """SFT and Rank-GRPO, of so many steps, and how they are evaluated: demo.yaml."""
     os.environ["DEMO"] = str(out)
+    if {'"', "\\", "$"} & set(str(out)):
+        raise UserError(f"--out {out}: a path without quotes, backslashes and dollar signs, since YAML has it")
     matrix = read_matrix(Path(__file__).with_name("demo.yaml"))
     pairs = zip(runs_of(matrix), map(schedule, steps, (2, 6)), strict=True)
     return [replace(run, variables={**run.variables, **more}) for run, more in pairs], matrix.evaluate

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Of the runs of asking.yaml: the same weights with users who say nothing of use, and forbidden to ask; each against the
+# Of the runs of asking.yaml: the same weights with users who say nothing of use, or do not answer; each against the
 # never-asking run of its seed. What is there is not evaluated again. notes/asking.md
 set -euo pipefail
 OUT=${OUT:-outputs/asking}

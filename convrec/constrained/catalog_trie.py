@@ -215,10 +215,10 @@ def catalog_trie(
 
 @cache
 def _code_digest() -> str:
-    """Of the source that decides which lines there are and which item each is: a file that other code made is not
-    taken."""
+    """Of the source, tables included, that decides which lines there are and which item each is: a file that other
+    code made is not taken."""
     here = Path(__file__)
-    sources = [here, here.with_name("lines.py"), *sorted((here.parents[1] / "lists").glob("*.py"))]
+    sources = [here, here.with_name("lines.py"), *sorted((here.parents[1] / "lists").glob("*.*"))]
     return digest([file_hash(source) for source in sources])
 
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from scipy.stats import entropy
-
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, labels_of, load_catalog
-from convrec.lists.titles import fold, normalise
+from convrec.lists.titles import fold
 
 DECADE = "decade"
 
@@ -52,6 +50,8 @@ class Attributes:
 
     def most_uncertain(self, names: Sequence[str], rows: Sequence[int], told: Mapping[str, Sequence[str]]) -> str:
         """The attribute whose labels have the greatest entropy over the rows that fit best what was told."""
+        from scipy.stats import entropy  # takes two seconds
+
         fits = [self._fit(row, told) for row in rows]
         most = max(fits, default=0)
         best = [row for row, fit in zip(rows, fits, strict=True) if fit == most]
@@ -63,8 +63,8 @@ class Attributes:
 
     def said(self, attribute: str, rows: Sequence[int], conversation: str) -> bool:
         """Whether the conversation has every label that these items share; True where they share none."""
-        text = normalise(conversation)
-        return all(normalise(label) in text for label in self.shared(attribute, rows))
+        text = f" {fold(conversation)} "
+        return all(f" {fold(label)} " in text for label in self.shared(attribute, rows))
 
 
 def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str = "--ask") -> Attributes:
@@ -80,6 +80,8 @@ def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str
         raise UserError(f"{setting}: {catalog_file} has titles and years alone; give a .parquet with columns to ask of")
     if not names or len(set(names)) < len(names) or not all(name.replace("_", "").isalnum() for name in names):
         raise UserError(f"{setting} {','.join(names)}: name attributes, each once, in letters and digits")
+    if own := {"title", "aliases", "item_id", "display"}.intersection(names):
+        raise UserError(f"{setting} {','.join(own)}: the answer would be the item itself; name other columns")
     present = pq.read_schema(catalog_file).names
     values: dict[str, list[frozenset[str]]] = {}
     for name in names:

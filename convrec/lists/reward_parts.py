@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, labels_of
 from convrec.lists.titles import normalise
@@ -171,6 +169,8 @@ def _of_items(numbers_M: Sequence[float], first_rows_M: Sequence[int] | None) ->
     """Each item's sum, at its first row."""
     if first_rows_M is None:
         return numbers_M
+    import numpy as np
+
     return np.bincount(first_rows_M, numbers_M, len(numbers_M)).tolist()
 
 

@@ -3,7 +3,7 @@
 Each process writes its own (faulthandler), which one that is stopped or hangs in the kernel cannot: that it is so is
 said of it instead. A thread of it does so when it sees that it is asked: with Python's lock, since writing the stacks
 of threads that run can end a process. Where that lock is held, a signal has the main thread's written. Imports the
-standard library alone.
+standard library alone, until it looks at a process.
 """
 
 import contextlib

@@ -128,6 +128,7 @@ class Recommender:
             check_columns(show, served.columns, "show")
             fuses = with_engine and not found.candidates
             beside = ServedRetrieval(Path(retrieval), Path(catalog), found.lists, fuses) if retrieval else None
+            asked = load_attributes(catalog, found.ask, "the model was trained with ASK =") if found.ask else None
             trie = served.snapshot.trie
             context = min(context, max_prompt_length + trie.longest_list(served.max_items))
             served.max_tokens = context - least  # of what is put from now on
@@ -146,10 +147,9 @@ class Recommender:
             recommender = cls(found, served, tokenizer, engine)
             recommender._show, recommender._retrieval = show, beside
             recommender._max_prompt_length, recommender._context = max_prompt_length, context
-            if found.ask:
-                labels = load_attributes(catalog, found.ask, "the model was trained with ASK =")
+            if asked:
                 recommender._questions = [
-                    Question(question_text(name), name, labels.commonest(name, ANSWERS)) for name in found.ask
+                    Question(question_text(name), name, asked.commonest(name, ANSWERS)) for name in asked.names
                 ]
             recommender._end = weakref.finalize(recommender, opened.pop_all().close)
             return recommender

@@ -53,10 +53,12 @@ class ConvRecDataset(RLHFDataset):
     def _read_files_and_tokenize(self) -> None:
         self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, self.seed)
 
-    def use_for_validation(self) -> None:
-        """Make an item of each distinct prompt: greedy answers to equal prompts are equal, so one is generated and
-        scored once for every row of it. `max_samples` then draws its rows with VALIDATION_SEED."""
+    def use_for_validation(self, together: bool = True) -> None:
+        """Make an item of each distinct prompt, where they go `together`: greedy answers to equal prompts are equal, so
+        one is generated and scored once for every row of it. `max_samples` then draws its rows with VALIDATION_SEED."""
         self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, VALIDATION_SEED)
+        if not together:
+            return
         rows_of: dict[str, list[int]] = {}
         for row, prompt in enumerate(self.dataframe["prompt"].to_pylist()):
             rows_of.setdefault(json.dumps(prompt, sort_keys=True), []).append(row)

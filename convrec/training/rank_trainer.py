@@ -66,8 +66,8 @@ class RankGRPOMixin(ConvRecMixin):
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
-        if isinstance(self.val_dataset, ConvRecDataset) and not self.settings.get("ask"):  # a user answers a row
-            self.val_dataset.use_for_validation()
+        if isinstance(self.val_dataset, ConvRecDataset):
+            self.val_dataset.use_for_validation(together=not self.settings.get("ask"))  # a user answers a row
 
     def _prepare_workers(self) -> None:
         if self.is_rank_level:
@@ -154,7 +154,7 @@ class RankGRPOMixin(ConvRecMixin):
             metrics["rank_grpo/forced"] = 1.0 - (loss_mask_BT.sum() / mask_BT.sum()).item()
         is_rank = (rank_ids_BT >= 0) & (rank_ids_BT < self.settings.num_items)
         token_returns_BT = returns_BK.gather(1, rank_ids_BT.clamp(0, self.settings.num_items - 1)) * is_rank
-        metrics["rank_grpo/truncated"] = 1.0 - is_stop_BT.any(1)[~is_padding].float().mean().item()
+        metrics["rank_grpo/truncated"] = 1.0 - is_stop_BT.any(1)[real].float().mean().item()
 
         output = {
             "advantages": advantages_BT,

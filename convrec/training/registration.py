@@ -36,19 +36,17 @@ def register() -> None:
 
 
 def source_digest() -> str:
-    """Digest of the source of convrec, reward and the package of USER_MODULE as this process would import it, by name
-    and content of the files.
-
-    Two nodes with the same one run the same maths.
-    """
+    """Digest of the source of convrec, reward and the package of USER_MODULE as this process would import it, and of
+    their tables, by name and content of the files. Two nodes with the same one run the same maths."""
     packages = [("convrec", Path(__file__).parents[1])]
     for module in filter(None, [REWARD, os.environ.get(USER_MODULE)]):
         packages += [(package.name, package) for package in user_rewards.sources(module)]
     # by name, the first one: so is a package found that lies in two folders of the path (one without __init__.py)
     files: dict[str, bytes] = {}
     for name, package in packages:
-        for path in package.rglob("*.py") if package.is_dir() else [package]:
-            files.setdefault(f"{name}/{path.relative_to(package).as_posix()}", path.read_bytes())
+        for path in package.rglob("*.*") if package.is_dir() else [package]:
+            if path.suffix in (".py", ".yaml") and "_conf" not in path.parts:  # a wheel has conf/ within convrec
+                files.setdefault(f"{name}/{path.relative_to(package).as_posix()}", path.read_bytes())
     digest = hashlib.sha256()
     for file, content in sorted(files.items()):
         digest.update(file.encode() + content)

@@ -91,8 +91,6 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     vLLM starts.
     """
     mode, model, data, out, seed = options.mode, options.model, options.data, Path(options.out), options.seed
-    if options.limit is not None and options.limit < 1:
-        raise UserError(f"--limit {options.limit}: at least 1 row; leave it out for all of them")
     placement = Placement(options.replicas, options.tensor_parallel)
     is_api = model.startswith(API)
     model_path = model if is_api else resolve_model(model, "--model ")

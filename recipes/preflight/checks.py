@@ -181,19 +181,21 @@ def _check_repair(config: DictConfig) -> None:
 
 def _check_asking(config: DictConfig) -> None:
     """A question is a row of the batch, and its credit is by rank-level units."""
-    ours, trainer, rollout = config.convrec, config.trainer.v1, config.actor_rollout_ref.rollout
+    ours, actor, rollout = config.convrec, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if not ours.ask:
         return
     load_attributes(ours.catalog_file, list(ours.ask), "ASK")
     is_by_rank = config.algorithm.adv_estimator == registration.NAME and ours.preset == "paper"
-    in_groups = trainer.trainer_mode == registration.NAME and rollout.agent.default_agent_loop == "single_turn_agent"
-    is_one_update = config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
+    is_single = rollout.agent.default_agent_loop == "single_turn_agent" and not rollout.full_determinism
+    in_groups = is_single and config.trainer.v1.trainer_mode == registration.NAME and rollout.name == "vllm"
+    is_one_update = actor.use_dynamic_bsz and actor.ppo_mini_batch_size == config.data.train_batch_size
     for is_right, told in (
         (ours.max_turns > 1, f"MAX_TURNS={ours.max_turns}: the one turn is the list; take 2 or more, or leave out ASK"),
         (is_by_rank, "a question is credited as a rank is; take ALGORITHM=rank_grpo and PRESET=paper"),
         (ours.repair == "none", f"REPAIR={ours.repair}: lists behind answers are not repaired; take one of them"),
-        (in_groups, "turns are rollouts of single_turn_agent in groups: take trainer_mode=rank_grpo"),
-        (is_one_update, "a batch is longer by its questions; take one update, ppo_mini_batch_size=TRAIN_BATCH_SIZE"),
+        (not config.algorithm.filter_groups.enable, "algorithm.filter_groups leaves out what a question costs"),
+        (in_groups, "turns are vLLM's, of single_turn_agent in groups: trainer_mode=rank_grpo, no full_determinism"),
+        (is_one_update, "a batch is longer by its questions; ppo_mini_batch_size and use_dynamic_bsz stay as they are"),
     ):
         if not is_right:
             raise UserError(f"convrec.ask (ASK): {told}")

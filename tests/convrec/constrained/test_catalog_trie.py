@@ -25,6 +25,7 @@ from convrec.constrained.catalog_trie import (
 )
 from convrec.constrained.lines import LISTED_AT_ONCE, encode_lines
 from convrec.errors import UserError
+from convrec.files import file_hash
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 
@@ -105,9 +106,11 @@ def test_a_file_that_other_code_made_is_not_taken(
     made, path = catalog_trie(file, matcher, tokenizer, "\n", tmp_path)
     module.save_catalog_trie(path, replace(made, item_W=made.item_W[::-1].copy()))
     assert (catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[0].item_W == made.item_W).all()
-    module._code_digest.cache_clear()
-    monkeypatch.setattr(module, "file_hash", lambda source: f"edited {source}")
-    assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1] != path
+    for edited in (".py", ".yaml"):  # code, and its tables
+        module._code_digest.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "file_hash", lambda one, end=edited: "new" if one.suffix == end else file_hash(one))
+            assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1] != path
     module._code_digest.cache_clear()
 
 

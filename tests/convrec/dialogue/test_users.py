@@ -117,7 +117,8 @@ def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(films: Attrib
     ("names", "message"),
     [
         (["mood"], "no column mood or moods; it has title, year, genres, and decade of its years"),
-        (["title", "one"], "one has 1 values"),
+        (["one"], "one has 1 values"),
+        (["genre", "title"], "title: the answer would be the item itself"),
         ([], "name attributes"),
         (["genre", "genre"], "each once"),
     ],
@@ -138,4 +139,5 @@ def test_what_was_said_is_known(films: Attributes) -> None:
     (label, *_) = films.shared("genre", [row])
     assert films.said("genre", [row], f"USER: A {label.upper()}. " + " ".join(films.shared("genre", [row])))
     assert not films.said("genre", [row], "USER: Hi!")
+    assert not films.said("genre", [row], f"USER: Something {label}ly, perhaps a{label}?")  # within other words
     assert json.dumps(films.shared("decade", [row])) == '["1990s"]'

@@ -170,12 +170,13 @@ def test_verls_loader_made_before_gives_each_conversation_once(tmp_path: Path, t
     assert sorted(len(item["ground_truth"]["rows"]) for item in batch["reward_model"]) == [2, 2]
 
 
-def test_validation_rows_do_not_depend_on_the_runs_seed(tmp_path: Path, tokenizer: Any) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_validation_rows_do_not_depend_on_the_runs_seed(tmp_path: Path, tokenizer: Any, together: bool) -> None:
     rows = [_row(f"USER: {number}?\n", number) for number in range(40)]
     drawn = []
     for seed in (1, 2):
         dataset = _rl(tmp_path, tokenizer, rows, max_samples=5, seed=seed)
-        dataset.use_for_validation()
+        dataset.use_for_validation(together)
         drawn.append([dataset[item]["extra_info"]["sample_id"] for item in range(len(dataset))])
     assert drawn[0] == drawn[1]
     assert len(drawn[0]) == 5

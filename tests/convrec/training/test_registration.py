@@ -48,6 +48,9 @@ def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_
 
     assert digest_of("a", "x = 1") == digest_of("b", "x = 1")
     assert digest_of("c", "x = 2") != digest_of("d", "x = 1")
+    before = digest_of("e", "x = 1")
+    (tmp_path / "e" / "lists" / "words.yaml").write_text("grey: gray")
+    assert registration.source_digest() != before
 
 
 @pytest.mark.parametrize(

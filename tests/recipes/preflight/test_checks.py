@@ -196,6 +196,9 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
         (["convrec.ask=[genre]", "convrec.ask_cost=0"], "convrec.ask_cost=0"),
         (["convrec.ask=[genre]", "algorithm_preset=grpo"], "take ALGORITHM=rank_grpo and PRESET=paper"),
         (["convrec.ask=[genre]", REPAIR], "lists behind answers are not repaired"),
+        (["convrec.ask=[genre]", f"{FILTER}.enable=true"], "leaves out what a question costs"),
+        (["convrec.ask=[genre]", "actor_rollout_ref.rollout.full_determinism=true"], "no full_determinism"),
+        (["convrec.ask=[genre]", "actor_rollout_ref.actor.use_dynamic_bsz=false"], "use_dynamic_bsz stay as they are"),
     ],
 )
 def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str], said: str) -> None:
