@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from convrec import kinds
 from convrec.errors import UserError
+from convrec.shipped import read_table
 
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = yaml.load(
-    Path(__file__).with_name("options.yaml").read_text("utf-8"), yaml.CSafeLoader
-)
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = read_table(__file__, "options.yaml")
 
 
 def parser_of(command: str, about: str | None, **more: Mapping[str, Any]) -> argparse.ArgumentParser:

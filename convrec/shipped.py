@@ -5,6 +5,7 @@ A wheel's `conf` and `reward` would be anybody's names in site-packages (setup.p
 
 import os
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent  # the checkout, or site-packages
@@ -18,3 +19,10 @@ def python_path() -> str:
     """PYTHONPATH for processes that import this project: site-packages they have by themselves."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.pathsep.join(paths if INSTALLED or str(ROOT) in paths else [str(ROOT), *paths])
+
+
+def read_table(module_file: str, name: str) -> Any:
+    """A YAML file beside a module, which gives its `__file__`."""
+    import yaml
+
+    return yaml.load(Path(module_file).with_name(name).read_text(encoding="utf-8"), yaml.CSafeLoader)

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.errors": set(),
     "convrec.files": {"convrec.errors"},
     "convrec.kinds": {"convrec.errors"},
-    "convrec.options": {"convrec.errors", "convrec.kinds"},
+    "convrec.options": {"convrec.errors", "convrec.kinds", "convrec.shipped"},
     "convrec.progress": set(),
     "convrec.gpus": {"convrec.errors"},
     "convrec.same_request": set(),

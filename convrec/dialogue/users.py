@@ -6,11 +6,9 @@ No answer names a wanted title, or has a label that is like one.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-import yaml
 from rapidfuzz import fuzz
 
 from convrec.data.schema import split_prompt
@@ -18,11 +16,12 @@ from convrec.dialogue.attributes import Attributes
 from convrec.dialogue.turns import question_text
 from convrec.lists.titles import fold, normalise
 from convrec.llm import LLM
+from convrec.shipped import read_table
 
 USERS = ("rule", "random", "other", "llm")
 ALIKE = 85.0  # similarity, 0 to 100, above which a label is like a title
 
-_SAID = yaml.safe_load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))
+_SAID = read_table(__file__, "wordings.yaml")
 LABEL_WORDINGS, OPEN_WORDINGS, LLM_PROMPT = _SAID["labels"], _SAID["open"], _SAID["model"]
 
 

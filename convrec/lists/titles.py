@@ -6,12 +6,10 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from convrec.lists.english import is_english
+from convrec.shipped import read_table
 
 CACHE_SIZE = 1 << 18
 LONGEST_NUMBER = 100  # digits; Python refuses to read 4,300, and a model may write anything
@@ -26,7 +24,7 @@ _NOT_WORD = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
 # `Matrix, The`; `Godfather, The: Part II`; `Misérables, Les`
 _INVERTED_ARTICLE = re.compile(r"^(.+?), (the|an?|les?|l[ao]s?|el|il|das|d[ei][er])(?= ?[:(]|$)")
-LISTED: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))
+LISTED: Mapping[str, Any] = read_table(__file__, "words.yaml")
 _UNITS, _TENS = LISTED["units"], LISTED["tens"]
 NUMBER_WORDS = {**_UNITS, **LISTED["teens"], **_TENS}
 _WORDS = {**LISTED["roman"], **NUMBER_WORDS, **LISTED["ordinals"], **LISTED["spellings"]}

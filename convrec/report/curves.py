@@ -16,11 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from convrec.errors import UserError
 from convrec.files import read_json, write_text
 from convrec.runs.folder import METRICS, latest_step, read_config, read_metrics, recipe_of
+from convrec.shipped import read_table
 
 SWEEP = "sweep.csv"
 SWEEP_SETTINGS = "sweep.json"  # beside it: what the steps were evaluated with
@@ -46,7 +45,7 @@ class Panel:
     error: str = ""
 
 
-_TABLE = yaml.load(Path(__file__).with_name("curves.yaml").read_text("utf-8"), yaml.CSafeLoader)
+_TABLE = read_table(__file__, "curves.yaml")
 PANELS: Mapping[str, tuple[Panel, ...]] = {
     recipe: tuple(Panel(**panel) for panel in chain(*groups)) for recipe, groups in _TABLE.items()
 }

@@ -1,8 +1,7 @@
 """A user's own conversations and catalog: files, rows, catalog, splits."""
 
-from pathlib import Path
 from typing import Any
 
-import yaml
+from convrec.shipped import read_table
 
-NAMES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text("utf-8"))
+NAMES: dict[str, Any] = read_table(__file__, "names.yaml")

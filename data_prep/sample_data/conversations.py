@@ -2,14 +2,13 @@
 benchmarks/studies/sample_ceiling.py proves."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
-import yaml
 
+from convrec.shipped import read_table
 from data_prep.sample_data.films import FilmTable, Taste
 
-_PHRASES = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
+_PHRASES = read_table(__file__, "phrases.yaml")
 GENRE_WORDS: Mapping[str, Sequence[str]] = _PHRASES["genres"]
 ERA_WORDS: Mapping[str, Sequence[str]] = _PHRASES["eras"]
 LINES: Mapping[str, Sequence[str]] = _PHRASES["lines"]

@@ -9,16 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from convrec.files import write_jsonl
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.judges.verdict import outside_thinking
 from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint
+from convrec.shipped import read_table
 
 BLOCK = 2048  # conversations whose questions and answers are held at once
 FAILED = "failed.jsonl"
-PROMPTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text("utf-8"))
+PROMPTS: dict[str, Any] = read_table(__file__, "prompts.yaml")
 
 
 def write_failed(folder: Path, stage: str, entries: Sequence[dict[str, Any]]) -> None:

@@ -3,10 +3,9 @@
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
-import yaml
+from convrec.shipped import read_table
 
 RAY_STARTS = 3
 SHUTDOWN_SECONDS = 30.0
@@ -34,7 +33,7 @@ def set_up_process() -> None:
 
 def process_environment(has_accelerator: bool) -> dict[str, str]:
     """Those of environment.yaml."""
-    table = yaml.safe_load(Path(__file__).with_name("environment.yaml").read_text(encoding="utf-8"))
+    table = read_table(__file__, "environment.yaml")
     wanted = table["every"]
     if not has_accelerator:
         # Ray gives an actor one thread unless told otherwise; actor and rollout take turns

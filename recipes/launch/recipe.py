@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig
 
+from convrec.shipped import read_table
 from recipes.launch import ray_training, schema, sft_training
 
 
@@ -46,5 +47,5 @@ def _recipe(name: str, settings: list[str], check: str, **fields: Any) -> Recipe
     )
 
 
-RECIPES = {name: _recipe(name, **entry) for name, entry in schema.read_table("recipes.yaml").items()}
+RECIPES = {name: _recipe(name, **entry) for name, entry in read_table(__file__, "recipes.yaml").items()}
 SFT, RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE = RECIPES.values()

@@ -8,10 +8,8 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field
 
 from convrec import kinds
@@ -22,6 +20,7 @@ from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import COMBINATIONS, PART_NAMES, is_part
 from convrec.lists.user_rewards import FORM, is_user_reward
+from convrec.shipped import read_table
 
 SFT_SEQUENCES_PER_DEVICE = 96  # 12 x 8 accumulation steps
 GROUP = "algorithm_preset"  # no key of the config: a group of conf/
@@ -124,11 +123,6 @@ class Setting:
         return [key for key, setting in recipe.settings.items() if setting.name == self.name]
 
 
-def read_table(name: str) -> Any:
-    """A YAML file beside this one."""
-    return yaml.load(Path(__file__).with_name(name).read_text(encoding="utf-8"), yaml.CSafeLoader)
-
-
 def settings_of(*sections: str) -> dict[str, Setting]:
     """Key of the config -> its setting, of these sections of settings.yaml."""
     entries = {key: entry for section in sections for key, entry in _TABLE[section].items()}
@@ -141,4 +135,4 @@ def _setting(kind: str | list[str], read: str = "", **more: Any) -> Setting:
     return Setting(one_of(kind) if isinstance(kind, list) else known[kind], read=known.get(read), **more)
 
 
-_TABLE = read_table("settings.yaml")
+_TABLE = read_table(__file__, "settings.yaml")

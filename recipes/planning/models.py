@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from convrec.errors import UserError
 from convrec.files import read_json
+from convrec.shipped import read_table
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class ModelSize:
     experts: int = 1
 
 
-FIGURES: dict[str, Any] = yaml.load(Path(__file__).with_name("figures.yaml").read_text(), yaml.CSafeLoader)
+FIGURES: dict[str, Any] = read_table(__file__, "figures.yaml")
 KNOWN = {size: (model, ModelSize(*shape)) for size, (model, *shape) in FIGURES["models"].items()}  # model: its id
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number
 
