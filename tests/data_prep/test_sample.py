@@ -4,12 +4,12 @@ import itertools
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.studies.sample_ceiling import check_sample, read_taste
 from convrec.data.schema import split_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
@@ -18,9 +18,6 @@ from convrec.lists.ranks import parse_items
 from data_prep.sample import draw_taste, main, write_sample
 from data_prep.sample_data.conversations import GENRE_WORDS, write_conversation
 from data_prep.sample_data.films import ERAS, Film, FilmTable, Taste, load_films
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks.studies.sample_ceiling import check_sample, read_taste
 
 COUNTS = {"train": 400, "validation": 200, "test": 20}
 FEW = {"train": 3, "validation": 1, "test": 1}

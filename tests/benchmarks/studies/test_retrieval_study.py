@@ -1,15 +1,12 @@
 """The study of retrieval: each run reads the tables of its kind, starts from its own SFT, is evaluated as it reads."""
 
-import sys
 from pathlib import Path
 
+from benchmarks.studies.retrieval_study import SMALLEST, evaluations, runs, table
 from convrec.files import write_json
 from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from benchmarks.studies.retrieval_study import SMALLEST, evaluations, runs, table
 
 NAMES = {variable.name for variable in VARIABLES}
 

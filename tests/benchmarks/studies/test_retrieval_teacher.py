@@ -1,17 +1,13 @@
 """The teacher without a language model: it knows only what it may, and ranks and draws as it says."""
 
-import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 
-from convrec.data.schema import conversation_of
-from tests.data_prep.conftest import COMEDY, HORROR, make_rows, row
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from benchmarks.studies import retrieval_teacher
 from benchmarks.studies.retrieval_teacher import NEIGHBOURS, SHRINKAGE, Cooccurrence, RetrievalTeacher
+from convrec.data.schema import conversation_of
+from tests.data_prep.conftest import COMEDY, HORROR, make_rows, row
 
 
 def test_teacher_never_uses_the_conversation_it_answers():

@@ -1,14 +1,12 @@
 """The rank study's comparisons, on evaluations written by hand."""
 
 import math
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 from benchmarks.studies.ranks.comparisons import NDCG, RECALL, difference, equal_kl, first_passing, recall_by_band
 
 

@@ -1,13 +1,11 @@
 """A study's results are kept, and restored on another machine, where the other runs are trained."""
 
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 from benchmarks.studies.ranks.kept import CURVES, VALUES, keep, restore
 from benchmarks.studies.ranks.runs import BEYOND, beyond_accuracy
 from convrec.errors import UserError

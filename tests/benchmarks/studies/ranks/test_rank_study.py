@@ -1,11 +1,9 @@
 """The page's tables on the rank study are what the kept results give."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 from benchmarks.studies.ranks.kept import restore
 from benchmarks.studies.ranks.runs import Study
 from benchmarks.studies.ranks.tables import TABLES

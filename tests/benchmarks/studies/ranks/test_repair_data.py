@@ -1,15 +1,12 @@
 """The data of the study of repair."""
 
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 from benchmarks.studies.ranks.repair_data import write_one_wanted, write_wanted_first
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH
 
 
 def test_wanted_titles_stand_first_in_lists_as_long_as_before_and_one_is_left(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The toy behind docs/explanation/why-ranks.md: its numbers, and the program's loss against enumeration."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[4]
-sys.path.insert(0, str(ROOT))
-from benchmarks.studies.ranks import why_ranks  # noqa: E402
-from benchmarks.studies.ranks.toy import (  # noqa: E402
+from benchmarks.studies.ranks import why_ranks
+from benchmarks.studies.ranks.toy import (
     CREDITS,
     LIST,
     LOSSES,
@@ -27,6 +24,8 @@ from benchmarks.studies.ranks.toy import (  # noqa: E402
     token_places,
     weight_of_choice,
 )
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def page_table(first: str) -> list[list[float]]:

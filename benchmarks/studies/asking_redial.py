@@ -1,0 +1,66 @@
+"""ReDial with genres to ask about (notes/asking.md): a folder of benchmarks.studies.retrieval and MovieLens' genres.
+
+    python -m benchmarks.studies.asking_redial DATA ml-25m/movies.csv OUT
+
+Titles are found as lists are matched: "Matrix, The (1999)" is "The Matrix", 1999. Demonstrations for the prompt of a
+training or validation row take its ground truth, which questions are answered from; the others ask nothing.
+"""
+
+import csv
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.schema import SFT_SCHEMA, TRUTH
+from convrec.files import folder_written_whole
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import Matcher
+from data_prep.questions import SPLITS, add_questions
+
+ARTICLE_LAST = re.compile(r"^(.*)[,;] ?(The|An?)(?= \()")  # some copies have a semicolon
+NO_GENRE = "(no genres listed)"
+NUM_ITEMS = 20
+
+
+def genres_of(movies: Path, matcher: Matcher) -> dict[int, list[str]]:
+    """Row of the catalog -> the genres of the first of MovieLens' films that is it."""
+    with movies.open(newline="", encoding="utf-8") as file:
+        films = list(csv.DictReader(file))
+    lines = [ARTICLE_LAST.sub(r"\2 \1", film["title"]) for film in films]
+    rows = [matcher.match_lines([line], (), None).catalog_index[0] for line in lines]
+    found: dict[int, list[str]] = {}
+    for row, film in zip(rows, films, strict=True):
+        if row >= 0 and film["genres"] != NO_GENRE:
+            found.setdefault(row, film["genres"].split("|"))
+    return found
+
+
+def with_truth(demonstrations: list[dict], rows: list[dict]) -> list[dict]:
+    """Demonstrations for the prompt of a row get its id and ground truth."""
+    known = {row["prompt"][0]["content"]: {name: row[name] for name in ("sample_id", TRUTH)} for row in rows}
+    return [one | known.get(one["prompt"][0]["content"], {}) for one in demonstrations]
+
+
+def main(data: Path, movies: Path, out: Path) -> None:
+    matcher = Matcher(load_catalog(data / "catalog.parquet"))
+    with folder_written_whole(out) as folder:
+        for file in data.glob("*.parquet"):
+            shutil.copyfile(file, folder / file.name)
+        catalog = pq.read_table(data / "catalog.parquet")
+        genres = genres_of(movies, matcher)
+        column = pa.array([genres.get(row) for row in range(len(catalog))], pa.list_(pa.string()))
+        pq.write_table(catalog.append_column("genres", column), folder / "catalog.parquet")
+        for split in SPLITS:
+            file = folder / f"sft_{split}.parquet"
+            rows = with_truth(pq.read_table(file).to_pylist(), pq.read_table(folder / f"{split}.parquet").to_pylist())
+            pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), file)
+        counts = add_questions(folder, ["genre"], matcher, NUM_ITEMS)
+    print(f"{out}: {len(genres)} of {len(catalog)} titles have genres; {counts}")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
