@@ -108,11 +108,11 @@ class RankGRPOMixin(ConvRecMixin):
         groups: list[Any] = turns.list_groups if turns else uid
         returns_BK = torch.tensor([info["rank_returns"] for info in infos], dtype=torch.float32)
         real = np.flatnonzero(~is_padding & ~turns.is_question_B.numpy() if turns else ~is_padding)
-        uid_of_real = [uid[i] for i in real]
+        groups_of_real = [groups[i] for i in real]
         # a repaired list trains as it is, and is logged as what the policy had written
         sampled = [extra_fields[i].get(REPAIRED, infos[i]) for i in real]
         sampled_BK = torch.tensor([info["rank_returns"] for info in sampled], dtype=torch.float32)
-        metrics.update(rank_metrics(sampled_BK, uid_of_real, self.settings.num_items, scalar_infos(sampled)))
+        metrics.update(rank_metrics(sampled_BK, groups_of_real, self.settings.num_items, scalar_infos(sampled)))
         if not self.is_rank_level:
             return super()._compute_advantage(batch, metrics)
 
@@ -129,7 +129,7 @@ class RankGRPOMixin(ConvRecMixin):
             returns_PBK = torch.tensor([info["part_returns"] for info in infos], dtype=torch.float32).transpose(0, 1)
             advantages_PBK = part_advantages(returns_PBK, list(weights.values()), groups, norm_by_std)
             of_parts = torch.tensor([info["part_returns"] for info in sampled], dtype=torch.float32).transpose(0, 1)
-            metrics.update(part_metrics(list(weights), of_parts, advantages_PBK[:, real], uid_of_real))
+            metrics.update(part_metrics(list(weights), of_parts, advantages_PBK[:, real], groups_of_real))
             if self.settings.reward_combination == "normalised":
                 advantages_BK = advantages_PBK.sum(dim=0)
         units_BT, advantages_BT = assign_units(
@@ -165,7 +165,7 @@ class RankGRPOMixin(ConvRecMixin):
             # verl's engine counts a mini-batch's tokens by it: those of dropped rows are not in the token mean
             output["loss_mask"] = loss_mask_BT = loss_mask_BT * is_stop_BT.any(1, keepdim=True)
         if self.settings.repair != "none":
-            metrics["rank_grpo/repaired"] = sum(REPAIRED in extra_fields[i] for i in real) / len(set(uid_of_real))
+            metrics["rank_grpo/repaired"] = sum(REPAIRED in extra_fields[i] for i in real) / len(set(groups_of_real))
             is_sampled_BT = data["rollout_log_probs"].to_padded_tensor(padding=0) < NOT_SAMPLED
             metrics[SAMPLED] = ((loss_mask_BT * is_sampled_BT).sum() / loss_mask_BT.sum().clamp(min=1)).item()
         if self.config.algorithm.rollout_correction.rollout_is is not None:
