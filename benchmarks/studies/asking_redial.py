@@ -7,7 +7,6 @@ training or validation row take its ground truth, which questions are answered f
 """
 
 import csv
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 from data_prep.questions import SPLITS, add_questions
 
-ARTICLE_LAST = re.compile(r"^(.*)[,;] ?(The|An?)(?= \()")  # some copies have a semicolon
 NO_GENRE = "(no genres listed)"
 NUM_ITEMS = 20
 
@@ -30,7 +28,8 @@ def genres_of(movies: Path, matcher: Matcher) -> dict[int, list[str]]:
     """Row of the catalog -> the genres of the first of MovieLens' films that is it."""
     with movies.open(newline="", encoding="utf-8") as file:
         films = list(csv.DictReader(file))
-    lines = [ARTICLE_LAST.sub(r"\2 \1", film["title"]) for film in films]
+    # some copies have semicolons for commas
+    lines = [film["title"].replace(";", ", ") for film in films]
     rows = [matcher.match_lines([line], (), None).catalog_index[0] for line in lines]
     found: dict[int, list[str]] = {}
     for row, film in zip(rows, films, strict=True):
