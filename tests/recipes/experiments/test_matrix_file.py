@@ -57,7 +57,7 @@ def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_shipped_matrix_comes_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REDIAL", "LR_GRPO", "LR_GSPO", "LR_EXP_INF", "LR_LOG_DECAY"):
+    for name in ("REDIAL", "MOVIES", "LR_GRPO", "LR_GSPO", "LR_EXP_INF", "LR_LOG_DECAY"):
         monkeypatch.setenv(name, "1e-4")
     monkeypatch.setenv("STEPS", "120")
     files = [path for path in (ROOT / "benchmarks" / "studies").rglob("*.yaml") if "runs:" in path.read_text()]
