@@ -13,7 +13,6 @@ evaluate() { # NAME RUN OPTION...
 }
 for run in "$OUT"/ask-*; do
   name=$(basename "$run")
-  evaluate "$name-rule" "$run" --user rule
   evaluate "$name-other" "$run" --user other
   evaluate "$name-random" "$run" --user random
   evaluate "$name-silent" "$run" --user rule --max-turns 1

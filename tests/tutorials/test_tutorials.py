@@ -232,9 +232,9 @@ def test_a_model_that_asks(project: Path) -> None:
     found = blocks(
         "asking.md",
         ("--out outputs/ask/data", "--out outputs/ask/data --train 200 --validation 16 --test 16"),
-        ("TOTAL_STEPS=450", "TOTAL_STEPS=20"),
-        ("TOTAL_STEPS=48", "TOTAL_STEPS=2"),
-        ("ASK_COST=0.05 TRAIN_BATCH_SIZE=16", "ASK_COST=0.05 TRAIN_BATCH_SIZE=4"),
+        ("TOTAL_STEPS=1400", "TOTAL_STEPS=20"),
+        ("TOTAL_STEPS=60", "TOTAL_STEPS=2"),
+        ("ASK_COST=0.2 TRAIN_BATCH_SIZE=16", "ASK_COST=0.2 TRAIN_BATCH_SIZE=4"),
         ("data.val_max_samples=128", "data.val_max_samples=16"),
     )
     ((_, program),) = (block for block in found if block[0] == "python")
