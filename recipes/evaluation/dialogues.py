@@ -83,7 +83,7 @@ def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, setup:
     """In place, turn by turn; a question in the turn `max_turns` is malformed."""
     names, delimiter = setup.options.ask or (), setup.lists.delimiter
     ids = [row["sample_id"] for row in setup.split.rows]
-    for turns_left in range(setup.options.max_turns - 1, -1, -1):
+    for turns_left in range(setup.settings["max_turns"] - 1, -1, -1):
         for one, text in zip(going_on, model(going_on) if going_on else [], strict=True):
             one.text, one.last = text, read_turn(text, names, turns_left > 0, delimiter)
         going_on = [one for one in going_on if one.last.asked]
@@ -111,7 +111,7 @@ def _ruled(
     for one in conversations:
         told = {name: attributes.named(name, answer) for name, answer in one.asked}
         left = [name for name in attributes.names if name not in told]
-        if name != "never" and left and len(one.asked) < setup.options.max_turns - 1:
+        if name != "never" and left and len(one.asked) < setup.settings["max_turns"] - 1:
             next_one = left[0] if name == "fixed" else attributes.most_uncertain(left, popular, told)
             texts.append(question_text(next_one))
         else:

@@ -43,8 +43,8 @@ class EvaluationOptions:
     """What a help text says of each; num_items is the command's `--num-items`.
 
     model None: the baselines alone. run: whose settings count, None for the run that the model is of. What is None of
-    num_items, matching, delimiter, year_tolerance, fuzzy_cutoff and chat_template_kwargs is what that run was trained
-    with, of another model the default of ListSettings; only protocol `reference` has its own matching.
+    num_items, matching, delimiter, year_tolerance, fuzzy_cutoff, chat_template_kwargs and max_turns is what that run
+    was trained with, of another model the default; only protocol `reference` has its own matching.
     """
 
     model: str | None = option(
@@ -91,7 +91,7 @@ class EvaluationOptions:
     allow: str | None = option("--constrained: the items lists may hold, one a line, or a catalog (parquet)")
     user: str | None = option("who answers questions, in conversations (llm: behind USER_BASE_URL)", choices=USERS)
     ask: Sequence[str] | None = option("--user: what may be asked about, columns of the catalog or decade", nargs="+")
-    max_turns: int = option("--user: turns of the model, the last is a list (%(default)s)", MAX_TURNS, type=int)
+    max_turns: int | None = option(f"--user: turns of the model, the last is a list ({OF_RUN} {MAX_TURNS})", type=int)
     # of options that other commands have too, or that no command has
     skip_damaged: float | None = None
     replicas: int | str = 1

@@ -8,6 +8,7 @@ from typing import Any
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.data.tokenizer import load_tokenizer
+from convrec.dialogue.turns import MAX_TURNS
 from convrec.errors import UserError
 from convrec.files import file_hash, read_json
 from convrec.generation.answers import GenerationRequest
@@ -98,6 +99,8 @@ def set_up(options: EvaluationOptions) -> Setup:
     options = _checked(options)
     placement = Placement(options.replicas, options.tensor_parallel)
     trained_with = _config_of_run(options)
+    if options.max_turns is None:
+        options = replace(options, max_turns=setting(trained_with, "convrec.max_turns") or MAX_TURNS)
     lists, matching_of = _list_settings(options, trained_with)
     ks = options.ks or [k for k in KS if k <= lists.num_items] or [lists.num_items]
     for k in ks:
@@ -161,7 +164,7 @@ def _checked(options: EvaluationOptions) -> EvaluationOptions:
     if options.user:
         if with_user := [name for name in ("constrained", "retrieval") if getattr(options, name)]:
             raise UserError(f"--user, --{with_user[0]}: conversations are played with free turns; give one of them")
-        if options.max_turns < 1:
+        if options.max_turns is not None and options.max_turns < 1:
             raise UserError(f"--max-turns {options.max_turns}: at least 1, the list")
     if options.model is None:
         if needs_model := [name for name in ("against", "constrained", "weigh") if getattr(options, name)]:

@@ -113,6 +113,16 @@ def test_baselines_ask_by_their_rule_and_list_what_fits(
     assert of_rules["results"]["paper"]["fixed"] == results["fixed"]
 
 
+def test_turns_are_as_many_as_the_run_was_trained_with(
+    files: dict[str, Any], answer_with: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    answer_with(turn)
+    (tmp_path / "config.yaml").write_text("convrec: {max_turns: 2}\n")
+    metrics = evaluate(EvaluationOptions(**files | {"run": str(tmp_path)}))
+    assert metrics["settings"]["max_turns"] == 2
+    assert metrics["results"]["paper"]["model"]["questions"]["mean"] == pytest.approx(2 / 4)  # b's second is refused
+
+
 def test_without_turns_left_a_question_is_no_item_and_controls_help_less(
     files: dict[str, Any], answer_with: Callable[..., list[list[str]]]
 ) -> None:
