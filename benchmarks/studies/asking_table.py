@@ -15,8 +15,8 @@ from statistics import mean
 from benchmarks.studies.ranks.comparisons import NDCG, RECALL, difference
 from convrec.files import read_json
 
-SHOWN = (NDCG, RECALL, "questions", "useful", "malformed", "success_by_1", "success_by_2", "success_by_3")
-SHOWN += ("ndcg_after_0", "ndcg_after_1", "ndcg_after_2")
+SUCCESSES, AFTER = [f"success_by_{turn}" for turn in (1, 2, 3)], [f"ndcg_after_{count}" for count in (0, 1, 2)]
+SHOWN = (NDCG, RECALL, "questions", "useful", "malformed", *SUCCESSES, *AFTER)
 NAME = re.compile(r"(?P<variant>.+)-s(?P<seed>\d+)(?P<control>-\w+)?")
 AGAINST = "never"
 
