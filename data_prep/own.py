@@ -158,9 +158,9 @@ def write_data(
         if ask:  # a wrong one is told before rows are written
             load_attributes(folder / "catalog.parquet", ask)
         files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
-        counts |= add_questions(folder, ask, matcher, num_items) if ask else {}
+        rewritten, questions = add_questions(folder, ask, matcher, num_items) if ask else ({}, {})
         summary = {
-            "files": files,
+            "files": files | rewritten,
             "catalog": {
                 "items": len(known),
                 "dated": items.dated,
@@ -169,7 +169,7 @@ def write_data(
             },
             **about,
             "read": [*items.told, *about["read"]],
-            "rows": counts,
+            "rows": counts | questions,
             "damaged": damage.counts(),
         }
         write_json(folder / "summary.json", summary)

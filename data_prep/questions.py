@@ -17,7 +17,7 @@ from convrec.dialogue.turns import MAX_TURNS, question_text, with_answer
 from convrec.dialogue.users import Asked, RuleUser, draw
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import split_lines
-from data_prep.tables import message
+from data_prep.tables import TableNumbers, message
 
 QUESTION_IDS = tuple(f"_q{number}" for number in range(1, MAX_TURNS))  # end the sample_id of a question's row
 ASK_SHARE = 0.3  # of the turns that may ask, of rows whose wanted items the catalog has
@@ -25,8 +25,10 @@ SPLITS = ("train", "validation")  # of demonstrations
 HELP = "demonstrations that ask about these columns of the catalog, or decade"
 
 
-def add_questions(folder: Path, ask: Sequence[str], matcher: Matcher, num_items: int, seed: int = 0) -> dict[str, int]:
-    """Rewrite the tables of demonstrations in `folder`, asking about `ask`; returns how many rows of each ask.
+def add_questions(
+    folder: Path, ask: Sequence[str], matcher: Matcher, num_items: int, seed: int = 0
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Rewrite the tables of demonstrations in `folder`, asking about `ask`; (their numbers, counts of questions).
 
     Rows of `train` and `validation` that have no demonstration get one: what training wants most often, without what
     the conversation has seen. Raises UserError for attributes that the catalog cannot be asked about.
@@ -37,15 +39,19 @@ def add_questions(folder: Path, ask: Sequence[str], matcher: Matcher, num_items:
     wanted = Counter(item for row in tables["train"] for item in matcher.wanted_rows(truth_of(row)))
     popular = [row for row, _ in wanted.most_common()]
     maker = _Maker(attributes, matcher, RuleUser(attributes, seed), popular, matcher.catalog.lines, num_items)
-    questions = {}
+    numbers, questions = dict[str, Any](), dict[str, int]()
     for split in SPLITS:
         demonstrated = {row["sample_id"] for row in tables[f"sft_{split}"]}
         rows = tables[f"sft_{split}"] + [row for row in tables[split] if row["sample_id"] not in demonstrated]
         made = [turn for row in rows for turn in maker.turns(row)]
         if made:
             pq.write_table(pa.Table.from_pylist(made, SFT_SCHEMA), files[f"sft_{split}"])
+            of_table = TableNumbers()
+            for row in made:
+                of_table.add(row["prompt"][0]["content"], truth_of(row))
+            numbers[f"sft_{split}"] = of_table.summary(matcher)
         questions[f"questions_of_sft_{split}"] = sum(row["sample_id"].endswith(QUESTION_IDS) for row in made)
-    return questions
+    return numbers, questions
 
 
 class _Maker(NamedTuple):

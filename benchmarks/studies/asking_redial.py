@@ -57,7 +57,7 @@ def main(data: Path, movies: Path, out: Path) -> None:
             file = folder / f"sft_{split}.parquet"
             rows = with_truth(pq.read_table(file).to_pylist(), pq.read_table(folder / f"{split}.parquet").to_pylist())
             pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), file)
-        counts = add_questions(folder, ["genre"], matcher, NUM_ITEMS)
+        _, counts = add_questions(folder, ["genre"], matcher, NUM_ITEMS)
     print(f"{out}: {len(genres)} of {len(catalog)} titles have genres; {counts}")
 
 

@@ -4,6 +4,7 @@ A user is asked many questions at once and returns a text for each. Half of a ru
 No answer names a wanted title, or has a label that is like one.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -21,6 +22,7 @@ from convrec.shipped import read_table
 USERS = ("rule", "random", "other", "llm")
 ALIKE = 85.0  # similarity, 0 to 100, above which a label is like a title
 
+_log = logging.getLogger(__name__)
 _SAID = read_table(__file__, "wordings.yaml")
 LABEL_WORDINGS, OPEN_WORDINGS, LLM_PROMPT = _SAID["labels"], _SAID["open"], _SAID["model"]
 
@@ -122,6 +124,8 @@ class LLMUser(RuleUser):
         ]
         given = self.llm.ask_all(prompts, label="user", temperature=0.0, max_tokens=60)
         texts = [" ".join(answer.text.split()) for answer in given]
+        if empty := texts.count(""):  # as of a model that thinks longer than an answer may be
+            _log.warning("%d of %d answers of the user's model have no text: it does not mind", empty, len(texts))
         return [
             text if text and not self.names_a_title(text, one.wanted) else OPEN_WORDINGS[0]
             for text, one in zip(texts, asked, strict=True)

@@ -84,11 +84,7 @@ def generate(
     asked = [(one, exclude.get(prompt_id(one), [])) for one in prompts]
     answers: dict[int, Answer] = {}
     bar = Progress(
-        total=len(prompts),
-        desc="generating (starting vLLM)",
-        unit="list",
-        mininterval=0.5,
-        disable=not progress,
+        total=len(prompts), desc="generating (starting vLLM)", unit="list", mininterval=0.5, disable=not progress
     )
 
     def advance(number: int) -> None:

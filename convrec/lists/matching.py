@@ -114,10 +114,7 @@ class Matcher:
         return [row for row in dict.fromkeys(self.wanted(*pair).index for pair in truth) if row >= 0]
 
     def match(
-        self,
-        items: Sequence[Item | None],
-        ground_truth: Iterable[tuple[str, object]],
-        seen: Iterable[str] | None,
+        self, items: Sequence[Item | None], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
         """Relevance by rank: in the catalog, not seen, not at an earlier rank, and the ground truth holds it.
 

@@ -18,12 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 import transfer_queue as tq
-from verl.experimental.agent_loop.agent_loop import (
-    AgentLoopOutput,
-    DictConfigWrap,
-    ToolListWrap,
-    get_trajectory_info,
-)
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap, get_trajectory_info
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient

@@ -54,10 +54,7 @@ class SampledResponse:
     def for_reward(self) -> dict[str, Any]:
         """Arguments of `GroupRewardManager.score`."""
         extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
-        extra |= {
-            "num_turns": self.output.num_turns,
-            "rollout_reward_scores": self.sample.get("reward_scores", {}),
-        }
+        extra |= {"num_turns": self.output.num_turns, "rollout_reward_scores": self.sample.get("reward_scores", {})}
         return {
             "response_ids": [] if extra.get(TURN, {}).get("malformed") else self.output.response_ids,
             "data_source": self.sample["data_source"],

@@ -31,13 +31,7 @@ class Engine:
     _is_closed = False
 
     def __init__(
-        self,
-        model: str,
-        trie_file: str | None,
-        *,
-        max_model_len: int,
-        tensor_parallel: int = 1,
-        **settings: Any,
+        self, model: str, trie_file: str | None, *, max_model_len: int, tensor_parallel: int = 1, **settings: Any
     ):
         """trie_file: of the catalog; None: for free text alone. settings: further arguments of vLLM's engine.
 

@@ -156,11 +156,7 @@ class RankGRPOMixin(ConvRecMixin):
         token_returns_BT = returns_BK.gather(1, rank_ids_BT.clamp(0, self.settings.num_items - 1)) * is_rank
         metrics["rank_grpo/truncated"] = 1.0 - is_stop_BT.any(1)[real].float().mean().item()
 
-        output = {
-            "advantages": advantages_BT,
-            "returns": token_returns_BT,
-            "policy_units": units_BT + 1,
-        }
+        output = {"advantages": advantages_BT, "returns": token_returns_BT, "policy_units": units_BT + 1}
         if self.settings.mask_truncated:
             # verl's engine counts a mini-batch's tokens by it: those of dropped rows are not in the token mean
             output["loss_mask"] = loss_mask_BT = loss_mask_BT * is_stop_BT.any(1, keepdim=True)

@@ -56,11 +56,7 @@ def output_to(log_file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(
-    console: Console,
-    run_folder: Path,
-    total: int | None,
-    describe: str,
-    show: Mapping[str, str],
+    console: Console, run_folder: Path, total: int | None, describe: str, show: Mapping[str, str]
 ) -> Iterator[None]:
     """Progress by what the run logs in this process: a bar, or lines.
 

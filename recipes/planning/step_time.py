@@ -74,10 +74,7 @@ def rollout_seconds(run: Run, gpu: GPU) -> Range:
     room = int(cache_bytes(run, gpu.memory) / (cache_bytes_of_token(run) * (run.prompt + run.response)))
     rows = max(1, min(prompts * run.rollouts, run.max_sequences, room))
     reads = rollout_weights(run) + rows * (run.prompt + run.response / 2) * cache_bytes_of_token(run)
-    reading, computing = (
-        reads / (gpu.bandwidth * between("bandwidth")),
-        rows * 2 * run.size.parameters / peak,
-    )
+    reading, computing = reads / (gpu.bandwidth * between("bandwidth")), rows * 2 * run.size.parameters / peak
     token = np.maximum(np.maximum(reading, computing), between("decode_step") / 1e3)
     if run.tensor_parallel > 1:
         token += 2 * run.size.layers * between("all_reduce") * 1e-6

@@ -24,11 +24,7 @@ CONNECT_SECONDS = 10.0
 
 
 def report(
-    files: list[str],
-    model: str | None,
-    save_path: str,
-    mark: str = "",
-    driver: tuple[str, int] | None = None,
+    files: list[str], model: str | None, save_path: str, mark: str = "", driver: tuple[str, int] | None = None
 ) -> dict[str, Any]:
     """Versions, files, disk and memory of this machine.
 

@@ -111,6 +111,8 @@ def test_own_conversations_without_demonstrations_get_some_that_ask(
     rows = rows_of(files["out"], "sft_train")
     matcher = Matcher(load_catalog(files["out"] / "catalog.parquet"))
     assert len(rows) == 18
+    assert (summary["files"]["sft_train"]["rows"], summary["files"]["sft_validation"]["rows"]) == (18, 6)
+    assert summary["files"]["sft_train"]["contexts"] == 18
     for question, answer in zip(rows[::2], rows[1::2], strict=True):
         assert question["completion"][0]["content"] == "Which genre?"
         lines = answer["completion"][0]["content"].split("\n")

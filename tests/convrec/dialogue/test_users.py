@@ -103,11 +103,14 @@ class Model:
         return [Answer(text) for text in self.texts]
 
 
-def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(films: Attributes) -> None:
+def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(
+    films: Attributes, caplog: pytest.LogCaptureFixture
+) -> None:
     row, model = row_of(films, "Heat"), Model("A crime film,\nplease", "I love heat!", "")
     user = LLMUser(films, model)  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * 3
     assert user.answers(asked) == ["A crime film, please", "I don't mind.", "I don't mind."]
+    assert "1 of 3 answers of the user's model have no text" in caplog.text
     assert "Heat" in model.prompts[0]
     assert "USER: Hi\n" in model.prompts[0]
     assert "instruction" not in model.prompts[0]
