@@ -7,7 +7,8 @@ A study takes longer than a lent machine may live: what is kept is restored on t
 trained (`convrec matrix --only`) and all of them compared (study.py --as-far-as-it-is). It also shows more than a
 table of means does. A folder of results has
 
-rows.parquet     a row a conversation; a column `<folder of evaluations>/<evaluation>:<metric>` each
+rows.parquet     a row a conversation; a column `<folder of evaluations>/<evaluation>:<metric>` each, of constrained
+                 lists `<folder>_constrained/...`, and restored there
 curves.parquet   run, step, metric (the name that it was logged by), value
 beyond.json      evaluation -> coverage and what else is not accuracy
 """
@@ -42,14 +43,15 @@ CURVES = (
     "val/recall",
 )
 COLUMNS = ["run", "step", "metric", "value"]  # of curves.parquet
-FOLDERS = ("evaluation", "equal_kl")  # of evaluations
+FOLDERS = ("evaluation", "evaluation_constrained", "equal_kl")
 
 
 def keep(out: Path, kept: Path) -> None:
     """Write what OUT has and leave what `kept` has besides. Raises UserError where they are of other conversations."""
     rows = _read(kept / "rows.parquet")
-    for file in sorted(file for folder in FOLDERS for file in (out / folder).glob("*/rows.parquet")):
-        name = f"{file.parent.parent.name}/{file.parent.name}"
+    for file in sorted(file for folder in FOLDERS for file in (out / folder).glob("*/rows*.parquet")):
+        further = file.stem.removeprefix("rows")  # "", "_constrained"
+        name = f"{file.parent.parent.name}{further}/{file.parent.name}"
         table = pd.read_parquet(file, columns=[*KEYS, *VALUES])
         if not rows.empty and not table[KEYS].equals(rows[KEYS]):
             raise UserError(f"{file}: other conversations than those of {kept / 'rows.parquet'}")

@@ -32,6 +32,8 @@ def test_what_is_kept_on_one_machine_goes_on_on_another(tmp_path: Path) -> None:
     first, second, kept = tmp_path / "first", tmp_path / "second", tmp_path / "kept"
     evaluated(first, "evaluation/grpo-s1", [0.5, float("nan"), 0.25])
     evaluated(first, "equal_kl/grpo-s1_step_50", [0.5, 0.75, 0.0])
+    rows = pd.read_parquet(first / "evaluation" / "grpo-s1" / "rows.parquet").assign(**{"ndcg@20": [1.0, 0.0, 0.5]})
+    rows.to_parquet(first / "evaluation" / "grpo-s1" / "rows_constrained.parquet")
     (first / "unfinished-s1" / "metrics").mkdir(parents=True)
     (first / "unfinished-s1" / "metrics" / "0001.jsonl").write_text('{"step": 1, "data": {"actor/kl": 1.0}}')
     keep(first, kept)
@@ -40,6 +42,8 @@ def test_what_is_kept_on_one_machine_goes_on_on_another(tmp_path: Path) -> None:
     keep(second, kept)
     restore(kept, first)
     assert pd.DataFrame(rows_of(first / "evaluation" / "gspo-s1").values())["ndcg@20"].tolist() == [0.0, 0.5, 1.0]
+    of_constrained = rows_of(second / "evaluation_constrained" / "grpo-s1").values()
+    assert [row["ndcg@20"] for row in of_constrained] == [1.0, 0.0, 0.5]
     for name in ("evaluation/grpo-s1", "equal_kl/grpo-s1_step_50"):
         then, now = (
             pd.DataFrame(rows_of(out / name).values()).drop(columns="text", errors="ignore") for out in (first, second)
