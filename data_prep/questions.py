@@ -45,7 +45,9 @@ def add_questions(
         rows = tables[f"sft_{split}"] + [row for row in tables[split] if row["sample_id"] not in demonstrated]
         made = [turn for row in rows for turn in maker.turns(row)]
         if made:
-            pq.write_table(pa.Table.from_pylist(made, SFT_SCHEMA), files[f"sft_{split}"])
+            there = filter(Path.exists, (files[split], files[f"sft_{split}"]))  # with columns of their own
+            schema = pa.unify_schemas([SFT_SCHEMA, *map(pq.read_schema, there)])
+            pq.write_table(pa.Table.from_pylist(made, schema), files[f"sft_{split}"])
             of_table = TableNumbers()
             for row in made:
                 of_table.add(row["prompt"][0]["content"], truth_of(row))

@@ -101,9 +101,14 @@ def conversation_text(row: Mapping[str, Any]) -> str:
 
 
 def conversation_of(sample_id: str) -> str:
-    """`redial_15875_t6` and, for one of several demonstrations, `redial_15875_t6.2` -> `redial_15875`; an id that
-    names no conversation is itself."""
-    return re.sub(r"_t\d+(?:\.\d+)?$", "", sample_id)
+    """`redial_15875_t6` and, for one of several demonstrations or of its turns, `redial_15875_t6.2` and
+    `redial_15875_t6_q1` -> `redial_15875`; an id that names no conversation is itself."""
+    return re.sub(r"_t\d+(?:\.\d+)?(?:_q\d+)?$", "", sample_id)
+
+
+def before_questions(conversation: str) -> str:
+    """Without the questions that end it and their answers (convrec/dialogue/turns.py)."""
+    return re.sub(r"(?m)(?:^SYSTEM: Which [^\n]+\?\nUSER: [^\n]*\n)+\Z", "", conversation)
 
 
 def group_of(row: Mapping[str, Any]) -> str:
@@ -111,7 +116,8 @@ def group_of(row: Mapping[str, Any]) -> str:
     name = conversation_of(row["sample_id"])
     if name != row["sample_id"]:
         return name
-    return hashlib.sha256(conversation_text(row).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    text = before_questions(conversation_text(row))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def truth_of(row: Mapping[str, Any]) -> list[Pair]:

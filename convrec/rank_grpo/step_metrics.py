@@ -46,13 +46,14 @@ def rank_metrics(
     num_ranks: int,
     extra: Mapping[str, Any] | None = None,
     prefix: str = "rank_grpo/",
+    prompts: Sequence[Any] | None = None,
 ) -> dict[str, float]:
-    """Metrics of one step's whole batch.
+    """Metrics of one step's whole batch. prompts: of each response, where a prompt has several groups.
 
     return@k: mean return at rank k, for the LOGGED_RANKS up to N. zero_std/<bucket>: share of (group, rank) pairs in
     the bucket whose returns are all equal, which train nothing; zero_std/all_ranks: share of groups with no signal at
     any rank. `extra` maps a name to one number per response (B,), logged as its mean; of `hits` also no_hit, the share
-    of groups without one.
+    of prompts without one.
     """
     returns_BK = torch.as_tensor(returns_BK)
     metrics = {f"return@{k}": returns_BK[:, k - 1].double().mean().item() for k in LOGGED_RANKS if k <= num_ranks}
@@ -61,8 +62,9 @@ def rank_metrics(
         metrics[f"zero_std/{name}"] = flat_GK[:, start:end].double().mean().item()
     metrics["zero_std/all_ranks"] = flat_GK.all(dim=1).double().mean().item()
     if extra and "hits" in extra:
-        hit = {label for label, hits in zip(uid, extra["hits"], strict=True) if hits}
-        metrics["no_hit"] = 1.0 - len(hit) / len(set(uid))
+        prompts = prompts or uid
+        hit = {label for label, hits in zip(prompts, extra["hits"], strict=True) if hits}
+        metrics["no_hit"] = 1.0 - len(hit) / len(set(prompts))
     for name, values_B in (extra or {}).items():
         metrics[name] = torch.as_tensor(values_B).double().mean().item()
     return {prefix + name: value for name, value in metrics.items()}

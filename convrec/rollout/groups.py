@@ -284,7 +284,7 @@ class GroupedRollouts(RepairedGroups):
     async def _score(self, rollouts: list[SampledResponse]) -> None:
         """All at once; when that fails or takes too long, one by one, so that the sample can be named."""
         if not self.rewards_in_groups:
-            await asyncio.gather(*(self._compute_score([rollout.output], rollout.sample) for rollout in rollouts))
+            await asyncio.gather(*map(self._score_alone, rollouts))
             return
         start = time.perf_counter()
         worker = random.choice(self.reward_loop_worker_handles)
@@ -295,12 +295,17 @@ class GroupedRollouts(RepairedGroups):
             )
         except Exception as error:
             logger.warning("the rewards of a group failed (%s): once more, one by one", one_line(error))
-            await asyncio.gather(*(self._compute_score([rollout.output], rollout.sample) for rollout in rollouts))
+            await asyncio.gather(*map(self._score_alone, rollouts))
             return
         for rollout, result in zip(rollouts, results, strict=True):
             rollout.output.reward_score = result["reward_score"]
             rollout.output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
             rollout.output.metrics.compute_score = time.perf_counter() - start
+
+    async def _score_alone(self, rollout: SampledResponse) -> None:
+        scored = rollout.output.model_copy(update={"response_ids": rollout.scored_ids})
+        await self._compute_score([scored], rollout.sample)
+        rollout.output.reward_score = scored.reward_score  # the rest lies in what both share
 
 
 async def _put_status(uids: list[str], partition: str, status: str) -> None:

@@ -51,12 +51,18 @@ class SampledResponse:
             "max_global_steps": extra.get("max_global_steps"),
         }
 
+    @property
+    def scored_ids(self) -> list[int]:
+        """Nothing of a malformed turn."""
+        turn = self.output.extra_fields.get(TURN, {})
+        return [] if turn.get("malformed") else self.output.response_ids
+
     def for_reward(self) -> dict[str, Any]:
         """Arguments of `GroupRewardManager.score`."""
         extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
         extra |= {"num_turns": self.output.num_turns, "rollout_reward_scores": self.sample.get("reward_scores", {})}
         return {
-            "response_ids": [] if extra.get(TURN, {}).get("malformed") else self.output.response_ids,
+            "response_ids": self.scored_ids,
             "data_source": self.sample["data_source"],
             "ground_truth": self.sample["reward_model"]["ground_truth"],
             "extra_info": extra,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.constrained.walk import Walk
-from convrec.data.schema import SPEAKERS, prompt_text, with_candidates
+from convrec.data.schema import SPEAKERS, before_questions, prompt_text, with_candidates
 from convrec.data.tokenizer import load_tokenizer
 from convrec.dialogue.attributes import load_attributes
 from convrec.dialogue.turns import question_text
@@ -275,7 +275,8 @@ class Recommender:
         written, retrieved = length, list[int]()
         if self._retrieval:
             left = set(trie.trie.item_W.tolist()) - set(excluded)
-            retrieved = self._retrieval.rank(text, self._find("seen", seen, snapshot) | liked_items, left, snapshot)
+            first = before_questions(text) if self._questions else text  # an answer leaves the candidates as they were
+            retrieved = self._retrieval.rank(first, self._find("seen", seen, snapshot) | liked_items, left, snapshot)
             if self._retrieval.fusion:  # the model's list as it was weighed, whatever k is
                 written = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(left))
         # Shorter lists are the beginning of the list that the model was trained to write.
@@ -291,7 +292,8 @@ class Recommender:
 
     def _open_questions(self, conversation: str) -> list[int]:
         """As walks have them; none twice, and none where the turn that is left is the list's."""
-        asked = [f"{SPEAKERS['assistant']}: {question.text}\n" in conversation for question in self._questions]
+        said = conversation.split("\n")
+        asked = [f"{SPEAKERS['assistant']}: {question.text}" in said for question in self._questions]
         is_last = sum(asked) >= self.model.max_turns - 1
         return [] if is_last else [-1 - place for place, again in enumerate(asked) if not again]
 

@@ -5,10 +5,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.utils.metric import Metric
+from verl.utils.tensordict_utils import get_non_tensor_data
 from verl.workers.utils.padding import no_padding_2_padding
 
 from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
 from convrec.rank_grpo.repair import NOT_SAMPLED
+
+NUM_PADDING = "num_padding"  # rows that fill a mini-batch up to its processes, which are no responses
 
 
 def rank_grpo_loss(
@@ -29,7 +32,8 @@ def rank_grpo_loss(
     ]
     # of the mini-batch; verl counts `loss_mask`, which may be nothing but dropped rows
     num_tokens = max(data["batch_num_tokens"], 1)
-    counts = BatchCounts(data["global_batch_size"], num_tokens, data["dp_size"])
+    num_rows = data["global_batch_size"] - get_non_tensor_data(data, NUM_PADDING, 0)
+    counts = BatchCounts(num_rows, num_tokens, data["dp_size"])
     batch = data.select("loss_mask", "advantages", "policy_units", *optional).to_padded_tensor()
     mask = batch["loss_mask"].bool()
     loss, metrics = rank_policy_loss(

@@ -41,7 +41,7 @@ from convrec.rollout.repair import REPAIRED
 from convrec.rollout.responses import TURN
 from convrec.training import registration
 from convrec.training.dataset import ConvRecDataset
-from convrec.training.loss import rank_grpo_loss
+from convrec.training.loss import NUM_PADDING, rank_grpo_loss
 from convrec.training.trainer_base import ConvRecMixin, scalar_infos
 from convrec.training.worker import ConvRecDetachWorker
 
@@ -102,7 +102,9 @@ class RankGRPOMixin(ConvRecMixin):
         fields += ["rollout_log_probs"] if self.settings.repair != "none" else []
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         is_padding = np.array([tag.get("is_padding", False) for tag in batch.tags], dtype=bool)
-        uid, extra_fields = list(data["uid"]), list(data["extra_fields"])
+        # rows that fill a batch up are no group of one another
+        uid: list[Any] = [row if is_padding[row] else name for row, name in enumerate(data["uid"])]
+        extra_fields = list(data["extra_fields"])
         infos = [extra["reward_extra_info"] for extra in extra_fields]
         turns = _turns(uid, extra_fields) if self.settings.get("ask") else None
         groups: list[Any] = turns.list_groups if turns else uid
@@ -112,7 +114,9 @@ class RankGRPOMixin(ConvRecMixin):
         # a repaired list trains as it is, and is logged as what the policy had written
         sampled = [extra_fields[i].get(REPAIRED, infos[i]) for i in real]
         sampled_BK = torch.tensor([info["rank_returns"] for info in sampled], dtype=torch.float32)
-        metrics.update(rank_metrics(sampled_BK, groups_of_real, self.settings.num_items, scalar_infos(sampled)))
+        of_lists = scalar_infos(sampled)
+        prompts = [uid[i] for i in real]
+        metrics.update(rank_metrics(sampled_BK, groups_of_real, self.settings.num_items, of_lists, prompts=prompts))
         if not self.is_rank_level:
             return super()._compute_advantage(batch, metrics)
 
@@ -224,6 +228,7 @@ class RankGRPOMixin(ConvRecMixin):
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         configured = actor.ppo_mini_batch_size, rollout.n  # verl's rows of an update are the product of both
         actor.ppo_mini_batch_size, rollout.n = len(batch), 1
+        batch.extra_info[NUM_PADDING] = sum(tag.get("is_padding", False) for tag in batch.tags)
         try:
             return super()._update_actor(batch, metrics)
         finally:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from convrec.data.schema import split_prompt
 from convrec.dialogue.attributes import Attributes, load_attributes
 from convrec.dialogue.turns import Turn, question_text, read_turn, with_answer
 from convrec.dialogue.users import Asked, LLMUser, OtherUser, RandomUser, RuleUser
@@ -45,7 +46,7 @@ class Conversation:
     @property
     def answer(self) -> Row:
         """Of rows.parquet: the last turn, "" where it is malformed, and what was said since the first."""
-        said = self.prompt.removeprefix(self.first.rstrip("\n") + "\n")
+        said = self.prompt[len(self.first.rstrip("\n")) + 1 :] if self.asked else ""
         return {"text": "" if self.last.malformed else self.text, "dialogue": said}
 
 
@@ -89,7 +90,8 @@ def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, setup:
         going_on = [one for one in going_on if one.last.asked]
         questions = [Asked(ids[one.row], one.wanted, str(one.last.asked), one.prompt) for one in going_on]
         for one, question, answer in zip(going_on, questions, user.answers(questions), strict=True):
-            one.useful.append(not user.attributes.said(question.attribute, one.wanted, one.prompt))
+            said = split_prompt(one.prompt)[1]
+            one.useful.append(not user.attributes.said(question.attribute, one.wanted, said))
             one.asked.append((question.attribute, answer))
             one.prompt = with_answer(one.prompt, question.attribute, answer)
 

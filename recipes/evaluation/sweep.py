@@ -21,7 +21,7 @@ from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
 from convrec.same_request import as_kept, differences
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.scoring import SCORED_WITH, comparable, model_line
-from recipes.evaluation.setup import Setup, set_up
+from recipes.evaluation.setup import OF_DIALOGUES, Setup, set_up
 from recipes.evaluation.single import answer_and_score
 from recipes.evaluation.slices import slice_lines
 
@@ -98,7 +98,8 @@ def _folder_of(folder: Path, step: int) -> str:
 
 def _checked_settings(folder: Path, run: Path, setup: Setup) -> dict[str, Any]:
     """What OUT/sweep.json shall say. Raises UserError when it says something else."""
-    settings = comparable(setup.settings) | {name: setup.settings[name] for name in SETTINGS}
+    chosen = [*SETTINGS, *(name for name in OF_DIALOGUES if name in setup.settings)]
+    settings = comparable(setup.settings) | {name: setup.settings[name] for name in chosen}
     settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
     file = folder / SWEEP_SETTINGS
     if file.exists() and (other := differences(read_json(file), as_kept(settings))):

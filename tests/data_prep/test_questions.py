@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import conversation_text
+from convrec.data.schema import conversation_text, group_of
 from convrec.data.validation import validate_sft_table
 from convrec.dialogue.attributes import load_attributes
 from convrec.dialogue.turns import question_text, read_turn
@@ -53,6 +53,13 @@ def test_the_sample_says_little_and_its_demonstrations_ask_in_a_share_of_rows(as
         said = f"SYSTEM: {question['completion'][0]['content']}\nUSER: "
         assert later.startswith(question["prompt"][0]["content"].rstrip("\n") + "\n" + said)
         assert question["prompt"][0]["content"].count(said) == 0  # nothing is asked twice
+
+
+def test_a_row_of_a_turn_is_of_its_conversation_so_that_no_candidate_gives_its_answer_away(asking_sample: Path) -> None:
+    groups = {row["sample_id"]: group_of(row) for row in rows_of(asking_sample, "train")}
+    rows = rows_of(asking_sample, "sft_train")
+    assert [group_of(row) for row in rows] == [groups[row["sample_id"].split("_q")[0]] for row in rows]
+    assert group_of({"sample_id": "17_t5_q2"}) == group_of({"sample_id": "17_t5"}) == "17"
 
 
 def test_a_list_behind_an_answer_has_what_was_told_in_front(asking_sample: Path) -> None:
@@ -113,6 +120,7 @@ def test_own_conversations_without_demonstrations_get_some_that_ask(
     assert len(rows) == 18
     assert (summary["files"]["sft_train"]["rows"], summary["files"]["sft_validation"]["rows"]) == (18, 6)
     assert summary["files"]["sft_train"]["contexts"] == 18
+    assert {"id", "exposure"} <= rows[0].keys()  # as without questions
     for question, answer in zip(rows[::2], rows[1::2], strict=True):
         assert question["completion"][0]["content"] == "Which genre?"
         lines = answer["completion"][0]["content"].split("\n")

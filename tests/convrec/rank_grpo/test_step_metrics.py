@@ -41,3 +41,9 @@ def test_prompts_without_a_hit_are_told_from_those_whose_rollouts_all_have_it():
     got = rank_metrics(returns, list("aabbc"), 1, hits)
     assert got["rank_grpo/zero_std/all_ranks"] == 1.0
     assert got["rank_grpo/no_hit"] == pytest.approx(2 / 3)
+
+
+def test_a_prompt_with_several_groups_is_hit_once():
+    hits = {"hits": [1.0, 1.0, 0.0]}
+    got = rank_metrics(torch.zeros(3, 1), ["a, turn 0", "a, turn 0", "a, turn 1"], 1, hits, prompts=list("aaa"))
+    assert got["rank_grpo/no_hit"] == 0.0

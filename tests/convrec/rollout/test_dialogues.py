@@ -89,6 +89,16 @@ def test_every_turn_is_a_row_and_lists_alone_are_scored(rows: dict[str, dict[str
         assert notes[3]["malformed"]
 
 
+def test_a_malformed_turn_earns_nothing_when_rewards_come_one_by_one_either(world: World) -> None:
+    world.worker.__dict__["rewards_in_groups"] = False
+    world.run(rows=[one | {"extra_info": {"index": one["index"]}} for one in samples()])
+    scored = {key[-3:]: row["extra_fields"]["reward_extra_info"] for key, (_, row) in world.rows.items() if row}
+    assert "score a group" not in world.calls
+    assert scored["0_1"]["rank_returns"] == [1, 0, 0]
+    assert scored["2_0"]["rank_returns"] == [0, 0, 0]
+    assert scored["2_0"]["score"] == 0
+
+
 def test_the_trainer_reads_the_turns(rows: dict[str, dict[str, Any]]) -> None:
     given = [(key.split("_")[0], plain(row["extra_fields"])) for key, row in sorted(rows.items())]
     turns = _turns([uid for uid, _ in given], [extra for _, extra in given])

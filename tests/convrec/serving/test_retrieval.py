@@ -16,6 +16,7 @@ from convrec.data.schema import CANDIDATES_LINE, RL_SCHEMA, prompt_text, with_ca
 from convrec.errors import UserError
 from convrec.files import write_json
 from convrec.retrieval.folder import NOTES, load_notes
+from convrec.serving.lists import Question
 from recipes.retrieval import fit_retrieval
 from tests.recipes.evaluation.small import row
 
@@ -156,6 +157,13 @@ def test_a_model_that_was_trained_with_candidates_reads_the_best_of_what_may_be_
     trained = with_candidates(prompt_text("USER: a robbery\n", 4), ["Heat (1995)", "Alien (1979)"])
     read = recommender._tokenizer.decode(found.prompt_ids)
     assert trained.strip() in read
+    recommender._questions = [
+        Question("Which genre?", "genre", ())
+    ]  # of one that asks: candidates are the first turn's
+    answered = "USER: a robbery\nSYSTEM: Which genre?\nUSER: A fairy tale of sharks.\n"
+    read = recommender._tokenizer.decode(recommender._prepare(answered, 3, exclude=["j"]).prompt_ids)
+    assert trained.strip() in read
+    recommender._questions = []
     assert ids(recommender.recommend("a robbery", k=3)) == "urj"
     assert CANDIDATES_LINE not in load(0.5)._tokenizer.decode(load(0.5)._prepare("a robbery", 3).prompt_ids)
     with pytest.raises(UserError, match="trained with CANDIDATES=2; give --retrieval"):

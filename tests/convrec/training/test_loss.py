@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from convrec.lists.reward_parts import combined
 from convrec.lists.token_ranks import table_from_bytes
+from convrec.rollout.responses import TURN
 from convrec.training.loss import rank_grpo_loss
 from convrec.training.rank_trainer import RankGRPOMixin
 from tests.convrec.training.conftest import nested
@@ -236,3 +237,50 @@ def test_a_mini_batch_of_dropped_rows_trains_nothing(update: Update) -> None:
     loss, fields = update("reference", True, responses=[[2, 3, 4]] * 4)
     assert fields["loss_mask"].values().eq(0).all()
     assert loss == 0
+
+
+@pytest.mark.parametrize("num_padding", [1, 3])
+def test_rows_that_fill_a_batch_of_turns_up_change_no_advantage_and_count_in_no_mean(
+    queue: Callable[..., Any], num_padding: int
+) -> None:
+    from verl.utils.tensordict_utils import get_tensordict
+
+    def computed(padding: int) -> tuple[Any, dict[str, float], float]:
+        trainer = Trainer("paper", False)
+        trainer.settings.ask, trainer.settings.ask_cost = ["genre"], 0.1
+        notes = [(0, True, 1, 0.0), (1, False, 1, 1.0), (0, False, 0, 0.5), (0, False, 0, 0.0)]
+        extra = [
+            {"reward_extra_info": {"rank_returns": [gain, 0.0], "score": gain, "hits": gain}}
+            | {TURN: {"turn": turn, "question": question, "asked": asked}}
+            for turn, question, asked, gain in notes
+        ]
+        responses, rows = [*RESPONSES, *[[2, EOS]] * padding], 4 + padding
+        mask = nested([[int(row < 4)] * len(ids) for row, ids in enumerate(responses)])
+        started = queue(
+            tags=[{}] * 4 + [{"is_padding": True}] * padding,
+            uid=["a", "a", "a", "a", *["p"] * padding],
+            prompts=nested([[7, 8]] * rows),
+            responses=nested(responses),
+            response_mask=mask,
+            loss_mask=mask,
+            extra_fields=extra + [extra[2]] * padding,
+        )
+        metrics: dict[str, float] = {}
+        trainer._compute_advantage(started.batch, metrics)
+        data = get_tensordict(
+            {
+                name: started.fields[name]
+                for name in ("prompts", "responses", "loss_mask", "advantages", "policy_units")
+            },
+            {"batch_num_tokens": 23, "global_batch_size": rows, "dp_size": 1, "num_padding": padding},
+        )
+        log_probs = nested([[0.0] + [-1.0] * len(row) + [0.0] for row in responses])
+        loss, _ = rank_grpo_loss({"log_probs": log_probs}, data, settings=trainer._loss_settings())
+        return started.fields["advantages"].unbind()[:4], metrics, loss.item()
+
+    (plain, logged, loss), (filled, of_filled, of_all) = computed(0), computed(num_padding)
+    assert any(row.any() for row in plain)
+    assert all(torch.equal(row, other) for row, other in zip(plain, filled, strict=True))
+    assert of_filled == logged
+    assert of_all == pytest.approx(loss)
+    assert loss

@@ -80,6 +80,7 @@ def test_a_model_that_asks_is_measured_by_its_last_list(
     assert (model["ndcg_after_0"]["mean"], model["ndcg_after_0"]["n"]) == (pytest.approx(1 / 2), 2)
     rows = {one["sample_id"]: one for one in pq.read_table(tmp_path / "out" / "rows.parquet").to_pylist()}
     assert [one["questions"] for one in rows.values()] == [1, 2, 0, 0]
+    assert rows["c"]["dialogue"] == ""
     said = [line.removeprefix("USER: ") for line in rows["b"]["dialogue"].splitlines() if line.startswith("USER")]
     kept = {
         wording.format(labels=label).capitalize() for wording in LABEL_WORDINGS[1::2] for label in ("crime", "1990s")

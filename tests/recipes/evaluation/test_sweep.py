@@ -5,6 +5,7 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from convrec.errors import UserError
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
-from recipes.evaluation.sweep import sweep_steps
+from recipes.evaluation.sweep import _checked_settings, sweep_steps
 from tests.conftest import mark_complete
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
@@ -138,6 +139,10 @@ def test_a_sweep_with_other_settings_does_not_overwrite_one(
     assert evaluate.main([*command, "--year-tolerance", "2"]) == 2  # the run's is 1
     assert evaluate.main([*command, "--year-tolerance", "1"]) == 0
     assert evaluate.main(command) == 0  # the same again
+    kept = json.loads((folder / "step_000004" / "metrics.json").read_text())["settings"]
+    with_user = SimpleNamespace(settings=kept | {"user": "rule", "ask": ["genre"], "max_turns": 3})
+    with pytest.raises(UserError, match="user"):
+        _checked_settings(folder, run, with_user)  # type: ignore[arg-type]
     (folder / "sweep.json").unlink()
     assert evaluate.main([*command, "--limit", "1"]) == 0  # as the message says
 
