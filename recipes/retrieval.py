@@ -19,9 +19,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from convrec.data.schema import RL_SCHEMA, with_candidates
+from convrec.data.schema import RL_SCHEMA, TRUTH, with_candidates
 from convrec.data.validation import validate_rl_table
-from convrec.errors import says_user_errors
+from convrec.errors import UserError, says_user_errors
 from convrec.files import file_hash, folder_written_whole
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.lists.matching import Matcher
@@ -55,7 +55,7 @@ def fit_retrieval(
     )
     conversations = (read_row(row, split.matcher) for file in train for row in read_rows(file, RL_SCHEMA.names))
     fitted = fit(conversations, count, len(split.catalog))
-    choice, ndcg = choose(split, Retriever(fitted, item_texts(catalog, split.catalog), Choice()))
+    choice, ndcg = choose(split, Retriever(fitted, item_texts(catalog, split.matcher), Choice()))
     files = {"catalog": catalog, "validation": validation, **{f"train {n}": file for n, file in enumerate(train)}}
     notes = {"choice": asdict(choice), f"ndcg@{K}": ndcg, "files": {name: str(file) for name, file in files.items()}}
     notes["sha256"] = {name: file_hash(file) for name, file in files.items()}
@@ -67,7 +67,8 @@ def fit_retrieval(
 def choose(split: Split, retriever: Retriever) -> tuple[Choice, dict[str, float]]:
     """The best choice on these rows by NDCG@K, and that of popularity, of each part alone and of the choice
     (`fused`)."""
-    rows = split.rows[:: -(-len(split.rows) // MOST_ROWS)]
+    rows = [row for row in split.rows if row[TRUTH]]
+    rows = rows[:: -(-len(rows) // MOST_ROWS)]
     answers, asked = answers_of(replace(split, rows=rows)), [read_row(row, split.matcher) for row in rows]
     others = [retriever.lists(row, names=PARTS[1:]) for row in asked]
     lists: dict[int, list[dict[str, list[int]]]] = {}
@@ -94,6 +95,8 @@ def write_candidates(
 ) -> list[str]:
     """Write OUT, these tables with prompts that name `count` candidates. Returns warnings. Raises UserError."""
     check_out(out, overwrite, {file.name for file in tables})
+    if len({file.name for file in tables}) < len(tables):
+        raise UserError("--tables: two files of one name would be one file of --out; take them one after the other")
     matcher = Matcher(load_catalog(catalog))
     (retriever, warnings), lines = load(retrieval, catalog, matcher), matcher.catalog.lines
     for file in tables:

@@ -45,10 +45,10 @@ def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
     )
     environment.filters |= {
         "number": number_text,
-        "breakable": _breakable,
+        "breakable": lambda name: Markup(re.sub(r"([_/])", r"\1<wbr>", str(escape(name)))),
         "metrics_grid": _metrics_grid,
         "differing": _differing,
-        "picture": _picture,
+        "picture": lambda chart: f"data:image/svg+xml;base64,{base64.b64encode(svg_of(chart).encode()).decode()}",
         "keys": _keys,
     }
     marks = {mark: symbol for mark, symbol in SYMBOLS.items() if mark != MISS}
@@ -109,12 +109,3 @@ def _keys(chart: Chart) -> list[tuple[dict[str, str], str, float, float]]:
         for index, (name, line) in enumerate(chart.lines.items())
         if line
     ]
-
-
-def _picture(chart: Chart) -> str:
-    """The address of a picture that is in it."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg_of(chart).encode()).decode()}"
-
-
-def _breakable(name: str) -> Markup:
-    return Markup(re.sub(r"([_/])", r"\1<wbr>", str(escape(name))))

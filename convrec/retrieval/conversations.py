@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import conversation_text, group_of, is_like, truth_of
-from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 
 
@@ -37,10 +36,14 @@ def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = 
     return Conversation(conversation_text(row), sorted(named), group_of(row), sorted(wanted), seen)
 
 
-def item_texts(file: str | Path, catalog: Catalog) -> list[str]:
-    """The words of each row: its title, and the columns of texts and of lists of texts, but the id."""
+def item_texts(file: str | Path, matcher: Matcher) -> list[str]:
+    """The words of each item, at its first row: titles, and the columns of texts and of lists of texts, but the id."""
     fields = pq.read_schema(file) if Path(file).suffix == ".parquet" else ()
     names = {one.name for one in fields if is_like(one.type, pa.string()) or is_like(one.type, pa.list_(pa.string()))}
     columns = [pq.read_table(file, columns=[name])[name].to_pylist() for name in sorted(names - {"title", "item_id"})]
     columns = [[" ".join(filter(None, [v] if isinstance(v, str) else v or ())) for v in column] for column in columns]
-    return [" ".join(words) for words in zip(catalog.titles, *columns, strict=True)]
+    words_M, catalog = [""] * len(matcher.catalog), matcher.catalog
+    for first, *words in zip(matcher.index.items, catalog.titles, *columns, strict=True):
+        if catalog.years[first] or not catalog.dated:  # else no line names it
+            words_M[first] += " ".join(words) + " "
+    return words_M

@@ -42,7 +42,7 @@ def save(folder: Path, fitted: Mapping[str, Any], catalog: Catalog, notes: Mappi
 def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
     """retrieval.json. Raises UserError where there is none of this version, and none of a `fusion` that is needed."""
     notes = read_json(folder / NOTES) if (folder / NOTES).is_file() else {}
-    if notes.get("format") != FORMAT:
+    if not isinstance(notes, dict) or notes.get("format") != FORMAT:
         raise UserError(f"--retrieval {folder}: no {NOTES} of this version; `convrec retrieval fit` makes one")
     if fuses and "fusion" not in notes:
         raise UserError(f"--retrieval {folder}: no weight beside a model's list; `convrec evaluate --weigh` finds it")
@@ -50,10 +50,8 @@ def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
 
 
 def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) -> tuple[Retriever, list[str]]:
-    """The retriever over a catalog, this file's and matcher's, and a warning where it is not as it was.
-
-    Raises UserError for a damaged folder, for one of another data set, and as `load_notes` does.
-    """
+    """The retriever over a catalog, this file's and matcher's, and a warning where it is not as it was. Raises
+    UserError for a damaged folder, for one of another data set, and as `load_notes` does."""
     notes, catalog = load_notes(folder, fuses), matcher.catalog
     try:
         words, before = ((folder / name).read_text("utf-8").split("\n") for name in ("words.txt", "items.txt"))
@@ -62,17 +60,17 @@ def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) 
         fitted["vectorizer"] = vectorizer(1, words)
         fitted["vectorizer"].idf_ = fitted["idf"]
         chosen = Choice(**notes["choice"]), Fusion(**notes["fusion"]) if "fusion" in notes else None
-    except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
+        row_of: dict[str, int] = {}
+        for line, row in zip(map(normalise, catalog.lines), matcher.index.items, strict=True):
+            row_of.setdefault(line, row)
+        now_M = np.array([row_of.get(line, -1) for line in before])
+        there = np.flatnonzero(now_M >= 0)
+        moved = sparse.csr_matrix((np.ones(len(there), np.float32), (there, now_M[there])), (len(before), len(catalog)))
+        fitted |= {"wanted_RM": fitted["wanted_RM"] @ moved, "items_K": now_M[fitted["items_K"]]}
+    except (OSError, EOFError, BadZipFile, ValueError, LookupError, TypeError) as error:
         raise UserError(f"--retrieval {folder}: damaged ({error}); fit it again") from None
-    row_of: dict[str, int] = {}
-    for line, row in zip(map(normalise, catalog.lines), matcher.index.items, strict=True):
-        row_of.setdefault(line, row)
-    now_M = np.array([row_of.get(line, -1) for line in before])
-    there = np.flatnonzero(now_M >= 0)
     gone, new = len(before) - len(there), len({*row_of.values()} - {*now_M.tolist()})
     if not len(there):
         raise UserError(f"--retrieval {folder}: the catalog {file} has none of its items; give the one that it is of")
-    moved = sparse.csr_matrix((np.ones(len(there), np.float32), (there, now_M[there])), (len(before), len(catalog)))
-    fitted |= {"wanted_RM": fitted["wanted_RM"] @ moved, "items_K": now_M[fitted["items_K"]]}
     told = f"{folder}: {new} items of {file} are new since it was fitted (it knows their words alone), {gone} are gone"
-    return Retriever(fitted, item_texts(file, catalog), *chosen), [told] if new or gone else []
+    return Retriever(fitted, item_texts(file, matcher), *chosen), [told] if new or gone else []

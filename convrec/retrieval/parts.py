@@ -75,7 +75,7 @@ class Ridge:
             share_G = np.linalg.solve(rest_GG, own_inverse_GK[:, known].sum(axis=1))
             share_K = share_G @ own_GK
             of_items_K += share_K[share_K != 0] @ self.weights_KK[share_K != 0]
-            scores_M -= share_G @ self.wanted_RM[left_out]
+            of_items_K -= (share_G @ self.wanted_RM[left_out])[self.items_K]
         scores_M[self.items_K[self.items_K >= 0]] += of_items_K[self.items_K >= 0]
         return np.round(scores_M, 6)  # further digits are the noise of float32
 

@@ -10,7 +10,7 @@ import copy
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -318,12 +318,12 @@ class ServedCatalog:
         lines = select_lines(lines, np.isin(lines.item_W, list(items)))
         _ = lines.trie  # built here, not in a request
         number_of = {item.item_id: n for n, item in items.items()}
-        trie_with = lru_cache(ALLOWED_KEPT)(partial(_trie_with, lines, self._folder))
+
+        @lru_cache(ALLOWED_KEPT)
+        def trie_with(numbers: frozenset[int]) -> TrieFile:
+            return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), self._folder)
+
         return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with, self._mentions)
-
-
-def _trie_with(lines: CatalogTrie, folder: Path, numbers: frozenset[int]) -> TrieFile:
-    return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
 
 def _base_items(catalog: Catalog, first_rows: Sequence[int], columns: pa.Table) -> dict[int, CatalogItem]:

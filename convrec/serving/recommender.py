@@ -96,16 +96,17 @@ class Recommender:
         .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
         may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
         where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
-        the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens; a
-        longer conversation loses its beginning. show: columns of the catalog that items have in answers. retrieval: a
-        folder of `convrec retrieval fit`, whose lists are fused with the model's, and whose candidates a model reads
-        that was trained with some. with_engine: without one, there is `popular` alone. engine_settings: further
-        arguments of vLLM's engine (dtype, gpu_memory_utilization, ...).
+        the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens, or
+        the run's if those are more; a longer conversation loses its beginning. show: columns of the catalog that items
+        have in answers. retrieval: a folder of `convrec retrieval fit`, whose lists are fused with the model's, and
+        whose candidates a model reads that was trained with some. with_engine: without one, there is `popular` alone.
+        engine_settings: further arguments of vLLM's engine (dtype, gpu_memory_utilization, ...).
 
         Raises UserError for a model, catalog or state that cannot be used.
         """
         found = find_model(model, Path(catalog), item, num_items)
         found.check(retrieval)
+        max_prompt_length = max(max_prompt_length, found.max_prompt_length)
         if max_items < 1:
             raise UserError(f"max_items {max_items}: at least 1")
         tokenizer, context = load_tokenizer(found.path)

@@ -29,6 +29,7 @@ class ServedModel:
     candidates: int = 0
     ask: tuple[str, ...] = ()
     max_turns: int = MAX_TURNS
+    max_prompt_length: int = 0
 
     def check(self, retrieval: object) -> None:
         """Raise UserError where it reads candidates and there is no retrieval."""
@@ -65,6 +66,7 @@ def find_model(model: str | Path, catalog: Path, item: str | None, num_items: in
         setting(trained_with, "convrec.candidates") or 0,
         tuple(setting(trained_with, "convrec.ask") or ()),
         int(setting(trained_with, "convrec.max_turns") or MAX_TURNS),
+        int(setting(trained_with, "data.max_prompt_length") or 0),
     )
 
 

@@ -110,13 +110,10 @@ def rows_of(
         truth = [item for identity, item in wanted.items() if identity not in earlier]
         if truth:
             seen = [[title] for title in dict.fromkeys(item.title for item in before)]
-            yield {**record, "ground_truth": [_entry(item) for item in truth], "seen": seen}, turns[: run[0]]
+            entries = [[*item][: 1 + (item.year != NO_YEAR)] for item in truth]
+            yield {**record, "ground_truth": entries, "seen": seen}, turns[: run[0]]
 
 
 def _identity(item: Item, matcher: Matcher) -> object:
     row, key = matcher.identify(*item)
     return row if row >= 0 else (key, item.year)
-
-
-def _entry(item: Item) -> list[Any]:
-    return [item.title] if item.year == NO_YEAR else [item.title, item.year]

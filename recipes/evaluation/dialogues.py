@@ -90,8 +90,7 @@ def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, setup:
         going_on = [one for one in going_on if one.last.asked]
         questions = [Asked(ids[one.row], one.wanted, str(one.last.asked), one.prompt) for one in going_on]
         for one, question, answer in zip(going_on, questions, user.answers(questions), strict=True):
-            said = split_prompt(one.prompt)[1]
-            one.useful.append(not user.attributes.said(question.attribute, one.wanted, said))
+            one.useful.append(not user.attributes.said(question.attribute, one.wanted, split_prompt(one.prompt)[1]))
             one.asked.append((question.attribute, answer))
             one.prompt = with_answer(one.prompt, question.attribute, answer)
 

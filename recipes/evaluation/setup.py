@@ -7,6 +7,7 @@ from typing import Any
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
+from convrec.data.schema import count_candidates
 from convrec.data.tokenizer import load_tokenizer
 from convrec.dialogue.turns import MAX_TURNS
 from convrec.errors import UserError
@@ -107,6 +108,10 @@ def set_up(options: EvaluationOptions) -> Setup:
         if not 1 <= k <= lists.num_items:
             raise UserError(f"--ks {k}: must be from 1 to the {lists.num_items} items of a list (--num-items)")
     split = read_split(options.data, options.catalog, lists, options.limit, options.skip_damaged)
+    trained = setting(trained_with, "convrec.candidates") or 0
+    most = max(count_candidates(row["prompt"][0]["content"]) for row in split.rows)
+    if trained_with and (most > trained or most == 0 < trained):
+        split.warnings.append(f"{options.data}: prompts name {most} candidates, and the model had CANDIDATES={trained}")
     matchers = {
         protocol: split.matcher
         if mode == lists.matching

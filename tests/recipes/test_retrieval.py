@@ -22,6 +22,7 @@ TRAIN = [
     row("d_t1", "crime", ["Heat"], ["Jaws"], FILMS),
     row("e_t1", "sharks", ["Jaws"], films=FILMS),
 ]
+NOTHING = row("z_t1", "nothing wanted", [], films=FILMS)
 VALIDATION = [
     row("v_t1", "space travel", ["Alien"], films=FILMS),
     row("w_t1", "a crime", ["Heat"], films=FILMS),
@@ -90,7 +91,11 @@ def test_what_cannot_be_fitted_is_one_line(
 
 
 def test_validation_is_thinned_evenly(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "MOST_ROWS", 2)  # rows 0 and 2
+    write_rows(
+        Path(files["validation"]),
+        [one for n, row in enumerate(VALIDATION[:3]) for one in (NOTHING | {"sample_id": f"z{n}"}, row)],
+    )
+    monkeypatch.setattr(retrieval, "MOST_ROWS", 2)  # rows 0 and 2 of those that want something
     notes = fit_retrieval([Path(files["train"])], Path(files["validation"]), Path(files["catalog"]))
     assert notes["ndcg@20"]["neighbours"] == pytest.approx(1 / 2)
 
@@ -194,6 +199,11 @@ def test_tables_get_prompts_that_name_what_other_conversations_lead_to(
     assert f"{CANDIDATES_LINE}Alien (1979)\nHere is the conversation: " in prompt["content"]
     assert candidates_main([*given, "--out", str(out)]) == 2
     assert f"error: {out}: already there; give --overwrite" in capsys.readouterr().err
+    (tmp_path / "more").mkdir()
+    namesake = write_rows(tmp_path / "more" / "train.parquet", TRAIN[:1])
+    tables = ["--tables", files["train"], namesake, "--catalog", files["catalog"]]
+    assert candidates_main([*given[:2], *tables, "--out", str(tmp_path / "one")]) == 2
+    assert "--tables: two files of one name" in capsys.readouterr().err
     assert candidates_main([*given, "--count", "0", "--out", str(out)]) == 2
     assert "--count 0: give a positive integer" in capsys.readouterr().err
 

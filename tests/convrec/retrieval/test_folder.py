@@ -51,7 +51,7 @@ def saved(tmp_path: Path) -> tuple[Path, Path, Matcher]:
 def test_what_was_saved_lists_the_same(saved: tuple[Path, Path, Matcher]) -> None:
     folder, file, matcher = saved
     loaded, warnings = load(folder, file, matcher)
-    before = Retriever(fit(ROWS, len(ROWS), len(FILMS)), item_texts(file, matcher.catalog), Choice(**CHOICE))  # type: ignore[arg-type]
+    before = Retriever(fit(ROWS, len(ROWS), len(FILMS)), item_texts(file, matcher), Choice(**CHOICE))  # type: ignore[arg-type]
     for asked in ASKED:
         assert loaded.lists(asked) == before.lists(asked)
         assert loaded.rank(asked) == before.rank(asked)
@@ -101,7 +101,15 @@ def test_the_catalog_of_other_data_and_damage_are_one_line_each(saved: tuple[Pat
             load(folder, file, matcher)
         path.write_bytes(content)
     notes = json.loads((folder / "retrieval.json").read_text())
-    for bad_notes in (notes | {"format": 0}, {}):
+    items, knows = (folder / "items.txt").read_text(), np.load(folder / "items_K.npy")
+    (folder / "items.txt").write_text(items.rpartition("\n")[0])
+    with pytest.raises(UserError, match=r"damaged .*; fit it again"):
+        load(folder, file, matcher)
+    (folder / "items.txt").write_text(items)
+    np.save(folder / "items_K.npy", knows + 99)
+    with pytest.raises(UserError, match=r"damaged .*; fit it again"):
+        load(folder, file, matcher)
+    for bad_notes in (notes | {"format": 0}, {}, []):
         (folder / "retrieval.json").write_text(json.dumps(bad_notes))
         with pytest.raises(UserError, match=r"no retrieval.json of this version; `convrec retrieval fit` makes one"):
             load_notes(folder)
@@ -123,16 +131,30 @@ def test_an_items_words_are_its_title_and_its_columns_of_texts(tmp_path: Path) -
     columns = {
         "item_id": ["b1", "b2"],
         "title": ["Emma", "Dune"],
-        "year": pa.array([1815, 1965], pa.int32()),
+        "year": pa.array([1996, 1965], pa.int32()),
         "display": [None, "novel"],
         "genres": [["Romance", None], None],
         "plot": ["a match", "sand"],
         "price": [1.5, 2.5],
     }
     pq.write_table(pa.table(columns), file)
-    emma, dune = ([*text.split()] for text in item_texts(file, load_catalog(file)))
+    emma, dune = ([*text.split()] for text in item_texts(file, Matcher(load_catalog(file))))
     assert sorted(emma) == ["Emma", "Romance", "a", "match"]
     assert sorted(dune) == ["Dune", "[novel]", "novel", "sand"]
+
+
+def test_a_further_row_of_an_item_and_one_without_its_year_are_no_items_of_their_own(tmp_path: Path) -> None:
+    film = [("Amélie", 2001, "a"), ("Le fabuleux destin", 2001, "a"), ("Heat", 1995, "h"), ("Heat", None, "u")]
+    titles, years, ids = zip(*film, strict=True)
+    table = pa.table({"title": titles, "year": pa.array(years, pa.int32()), "item_id": ids})
+    pq.write_table(table, tmp_path / "catalog.parquet")
+    matcher = Matcher(load_catalog(tmp_path / "catalog.parquet"))
+    assert [words.split() for words in item_texts(tmp_path / "catalog.parquet", matcher)] == [
+        ["Amélie", "Le", "fabuleux", "destin"],
+        [],
+        ["Heat"],
+        [],
+    ]
 
 
 def test_rows_that_name_nothing_are_saved_too(saved: tuple[Path, Path, Matcher], tmp_path: Path) -> None:

@@ -156,6 +156,16 @@ def test_no_row_finds_its_own_answer(rows: list[Conversation], data: st.DataObje
         assert {*items} <= of_others - {*asked.seen}
 
 
+def test_of_items_that_the_ridge_does_not_know_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "RIDGE_ITEMS", 2)  # Alien and Jaws
+    rows = [*ROWS, Conversation("space", [ALIEN], "c1", [HEAT])]
+    found = retriever(rows)
+    assert found.ridge.items_K.tolist() == [ALIEN, HEAT]
+    for asked in rows:
+        scores = found.ridge.scores("", asked.named, np.flatnonzero(found.conversation_R == asked.key))
+        assert not scores[[JAWS, UP]].any()
+
+
 def test_a_row_without_a_conversation_of_training_loses_nothing() -> None:
     for name in (None, "of nobody"):
         assert retriever().rank(Conversation("space monsters", [], name))[0] == ALIEN

@@ -168,6 +168,15 @@ def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
     assert run(files, tmp_path / "out2", model=folder, run=tmp_path)["settings"]["delimiter"] == "\n"
 
 
+def test_prompts_without_the_candidates_that_a_model_was_trained_with_are_warned_about(
+    files: Files, asked: Asked, tmp_path: Path
+) -> None:
+    for candidates in (0, 50):
+        (tmp_path / "config.yaml").write_text(f"convrec: {{candidates: {candidates}}}\n")
+        told = "\n".join(run(files, tmp_path / f"out{candidates}", run=tmp_path)["warnings"])
+        assert ("prompts name 0 candidates, and the model had CANDIDATES=50" in told) == bool(candidates)
+
+
 def test_protocol_reference_has_the_reference_matcher_unless_told_otherwise(
     files: Files, asked: Asked, lists: dict[str, str], tmp_path: Path
 ) -> None:
