@@ -1,6 +1,7 @@
 """Users over the whole sample catalog: what they say, in which words, and what they never say."""
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.dialogue import users
 from convrec.dialogue.attributes import Attributes, load_attributes
 from convrec.dialogue.users import (
     LABEL_WORDINGS,
@@ -104,8 +106,9 @@ class Model:
 
 
 def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(
-    films: Attributes, caplog: pytest.LogCaptureFixture
+    films: Attributes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(users, "_log", logging.getLogger("of this test"))
     row, model = row_of(films, "Heat"), Model("A crime film,\nplease", "I love heat!", "")
     user = LLMUser(films, model)  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * 3

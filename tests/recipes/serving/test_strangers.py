@@ -18,6 +18,7 @@ from recipes.serving.local import BACKLOG, bound, server_of
 
 KEY = "k" * 32
 SOCKETS = 2000
+HELD_UP = 4  # seconds: less than who waits for a sender's end would; a busy machine has taken 1.4
 ASK = {"conversation": "a film, please"}
 
 
@@ -73,7 +74,7 @@ def test_two_thousand_slow_senders_hold_up_neither_health_nor_a_list(
             for _ in range(5):
                 begin = time.monotonic()
                 assert client.get("/health").status_code == 200
-                assert time.monotonic() - begin < 1
+                assert time.monotonic() - begin < HELD_UP
             assert client.post("/v1/recommendations", json=ASK).status_code == 200
         for one in opened if status else []:
             answer = b""
@@ -91,7 +92,7 @@ def assert_well(address: tuple[str, int]) -> None:
         for _ in range(5):
             begin = time.monotonic()
             assert client.get("/health").status_code == 200
-            assert time.monotonic() - begin < 1
+            assert time.monotonic() - begin < HELD_UP
         assert client.post("/v1/recommendations", json=ASK).status_code == 200
 
 
