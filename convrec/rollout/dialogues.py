@@ -46,8 +46,8 @@ class Dialogues:
         truth = json.loads(truth) if isinstance(truth, str) else truth
         wanted = self.matcher.wanted_rows(truth["groundtruth"])
         (message,) = sample["raw_prompt"]
-        key = f"{prompt.trajectory['step']}/{sample['index']}"  # a resumed run hears what it would have heard
-        (answer,) = self.user.answers([Asked(key, wanted, read.asked, message["content"])])
+        step = "validation" if prompt.trajectory["validate"] else prompt.trajectory["step"]  # draws the wording
+        (answer,) = self.user.answers([Asked(f"{step}/{sample['index']}", wanted, read.asked, message["content"])])
         message = message | {"content": with_answer(message["content"], read.asked, answer)}
         template = self.data.get("apply_chat_template_kwargs") or {}
         said = fit_prompt(self.tokenizer, [message], self.data.max_prompt_length, **template)

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from convrec.dialogue.users import LABEL_WORDINGS
 from convrec.rank_grpo.questions import question_advantages
 from convrec.rollout.constraint import OPEN
 from convrec.rollout.dialogues import Dialogues
-from convrec.rollout.responses import TURN
+from convrec.rollout.responses import TURN, Prompt, SampledResponse
 from convrec.training.rank_trainer import _turns
 from tests.convrec.rollout.test_groups import World, plain, samples, tokenizer  # noqa: F401  a fixture
 
@@ -142,6 +143,20 @@ def test_a_further_turn_has_its_server_a_draw_of_its_own_and_a_prompt_that_fits(
     text = tokenizer.decode(prompt, skip_special_tokens=True)
     assert text.count("I liked Alien") < 20  # the oldest words went
     assert "Which genre?" in text
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_a_validation_hears_the_same_at_every_step(tokenizer: Any, catalog: str, validate: bool) -> None:  # noqa: F811
+    config = {"convrec": {"catalog_file": catalog, **ASKS}, "data": {"seed": 0, "max_prompt_length": 300}}
+    dialogues, heard = Dialogues(OmegaConf.create(config), tokenizer), set()
+    for step in range(8):
+        sample = dialogues.opened(samples()[0] | {"raw_prompt": [{"role": "user", "content": "Hello"}]}, 0)
+        output = SimpleNamespace(response_ids=tokenizer.encode("Which genre?"), extra_fields={})
+        prompt = Prompt(sample, {}, {"step": step, "validate": validate}, 1)
+        following = dialogues.next_turn(SampledResponse(sample, output), prompt, 0)  # type: ignore[arg-type]
+        assert following is not None
+        heard.add(following.sample["raw_prompt"][0]["content"])
+    assert (len(heard) == 1) == validate
 
 
 def test_what_a_constrained_turn_may_ask(tokenizer: Any, catalog: str) -> None:  # noqa: F811
