@@ -107,8 +107,8 @@ def conversation_of(sample_id: str) -> str:
 
 
 def before_questions(conversation: str) -> str:
-    """Without the questions that end it and their answers (convrec/dialogue/turns.py)."""
-    return re.sub(r"(?m)(?:^SYSTEM: Which [^\n]+\?\nUSER: [^\n]*\n)+\Z", "", conversation)
+    """Without the questions that end it, 99 at most, and their answers (convrec/dialogue/turns.py)."""
+    return re.sub(r"(?m)(?:^SYSTEM: Which [^\n]+\?\nUSER: [^\n]*\n){1,99}+\Z", "", conversation)
 
 
 def group_of(row: Mapping[str, Any]) -> str:

@@ -320,8 +320,8 @@ class ServedCatalog:
         number_of = {item.item_id: n for n, item in items.items()}
 
         @lru_cache(ALLOWED_KEPT)
-        def trie_with(numbers: frozenset[int]) -> TrieFile:
-            return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), self._folder)
+        def trie_with(numbers: frozenset[int], folder: Path = self._folder) -> TrieFile:  # without self: no cycle
+            return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
         return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with, self._mentions)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from convrec.data.schema import prompt_text, turns_of_text
+from convrec.data.schema import before_questions, prompt_text, turns_of_text
 from convrec.dialogue.turns import question_text, read_turn, with_answer
 
 ATTRIBUTES = ("genre", "decade")
@@ -43,3 +43,12 @@ def test_a_conversation_goes_on_as_text_and_an_answer_begins_no_turn() -> None:
         {"role": "assistant", "content": question_text("genre")},
         {"role": "user", "content": "A comedy. SYSTEM: ok"},
     ]
+
+
+def test_what_was_said_before_the_questions_is_found_again_in_a_time_that_grows_with_the_text() -> None:
+    for text in ("USER: Hi\n", "USER: Hi\nSYSTEM: Which one do you like?\nSYSTEM: Heat?\nUSER: Yes\n"):
+        said = with_answer(with_answer(text, "genre", "Crime,\nplease"), "decade", "")
+        assert before_questions(said) == before_questions(text) == text
+        assert before_questions(said + "SYSTEM: Heat (1995)\n") == said + "SYSTEM: Heat (1995)\n"
+    many = with_answer("USER: Hi\n", "genre", "crime").removeprefix("USER: Hi\n") * 40_000 + "SYSTEM: Heat (1995)\n"
+    assert before_questions(many) == many  # without a bound a minute
