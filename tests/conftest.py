@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -35,6 +36,13 @@ def broken_pipes_stay_errors() -> Iterator[None]:
     yield
     left, _ = signal.getsignal(signal.SIGPIPE), signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     assert left is signal.SIG_IGN
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Warnings are heard: libraries raise the root logger's level for the whole process."""
+    caplog.set_level(logging.WARNING)
+    return caplog
 
 
 @pytest.fixture(scope="session")

@@ -108,7 +108,7 @@ class Model:
 def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(
     films: Attributes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(users, "_log", logging.getLogger("of this test"))
+    monkeypatch.setattr(users, "_log", logging.getLogger("of this test"))  # a library's config can disable others
     row, model = row_of(films, "Heat"), Model("A crime film,\nplease", "I love heat!", "")
     user = LLMUser(films, model)  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * 3

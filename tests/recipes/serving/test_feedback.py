@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -174,7 +173,6 @@ def test_what_was_answered_outlives_kill_9(tmp_path: Path) -> None:
 def test_files_end_and_the_oldest_go_so_that_all_stay_below_the_bound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING)  # libraries raise it for the whole process
     size = len(json.dumps(a_list(0))) + 200
     log = FeedbackLog(tmp_path, file_bytes=3 * size, most_bytes=12 * size)
     (tmp_path / "films.log").write_text("x" * 20 * size)  # not of the feedback
