@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -341,30 +341,29 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
         report = validate(path)
         rows += report.rows
         warnings += report.warnings
-    taken = config.data.get("train_max_samples", -1)
-    if taken > 0 and taken < rows and taken < config.data.train_batch_size:
-        raise UserError(
-            f"data.train_max_samples={taken}: fewer rows than TRAIN_BATCH_SIZE={config.data.train_batch_size}: raise it"
-        )
-    if rows < config.data.train_batch_size:
-        raise UserError(
-            f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={config.data.train_batch_size}: lower the "
-            "batch size"
-        )
+    taken, size = config.data.get("train_max_samples", -1), config.data.train_batch_size
+    if 0 < taken < min(rows, size):
+        raise UserError(f"data.train_max_samples={taken}: fewer rows than TRAIN_BATCH_SIZE={size}: raise it")
+    if rows < size:
+        raise UserError(f"TRAIN_FILE has {rows} rows, fewer than TRAIN_BATCH_SIZE={size}: lower the batch size")
     for path in listed(config.data.val_files):
         warnings += validate(path).warnings
         if "candidates" in config.convrec:  # not of judges
-            _check_candidates(config.convrec.candidates, path, *listed(config.data.train_files))
+            warnings += _check_candidates(config.convrec.candidates, path, *listed(config.data.train_files))
     return warnings
 
 
-def _check_candidates(most: int, *files: str) -> None:
-    """First prompts name candidates where the run says so, and no more: serving retrieves as many."""
-    for path, batch in ((file, one) for file in files for one in islice(pq.ParquetFile(file).iter_batches(1), 1)):
-        named = count_candidates(batch["prompt"][0].as_py()[0]["content"])
-        if named > most or named == 0 < most:
+def _check_candidates(most: int, *files: str) -> Iterator[str]:
+    """First prompts name candidates where the run says so, and no more: serving retrieves as many. Warns of fewer."""
+    for path, batch in ((file, one) for file in files for one in islice(pq.ParquetFile(file).iter_batches(500), 1)):
+        counts = [count_candidates(prompt[0]["content"]) for prompt in batch["prompt"].to_pylist()]
+        named = max(counts)
+        if named > most or min(counts) == 0 < most:
             fix = f"take tables of `convrec retrieval candidates --count {most}`" if most else f"say CANDIDATES={named}"
+            named = named if named > most else 0
             raise UserError(f"{path}: prompts name {named} candidates, and CANDIDATES={most}; {fix}")
+        if named < most:
+            yield f"{path}: prompts name {named} candidates at most, and CANDIDATES={most}: serving would name {most}"
 
 
 def require_files(config: DictConfig) -> None:

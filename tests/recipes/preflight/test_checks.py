@@ -304,7 +304,13 @@ def test_prompts_name_as_many_candidates_as_the_run_says(
     assert refused(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="1") == said.format(1, take.format(1))
     message = refused(recipe=recipe, CANDIDATES="2")
     assert message == f"{source}: prompts name 0 candidates, and CANDIDATES=2; {take.format(2)}"
-    assert warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="50") == []
+    assert warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="2") == []
+    fewer = f"{file}: prompts name 2 candidates at most, and CANDIDATES=50: serving would name 50"
+    assert warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="50") == [fewer, fewer]
+    rows[1] = pq.read_table(source).to_pylist()[1]
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), file)
+    mixed = f"{file}: prompts name 0 candidates, and CANDIDATES=2; {take.format(2)}"
+    assert refused(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="2") == mixed
 
 
 @pytest.mark.parametrize("years", ["no column", "all null"])
