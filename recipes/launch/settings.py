@@ -13,6 +13,7 @@ from convrec import gpus, kinds
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.files import write_text
+from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.runs.folder import latest_step, read_config, setting
 from convrec.shipped import CONF
 from recipes.launch.recipe import RECIPES, Recipe
@@ -119,31 +120,30 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     if config.data.train_batch_size is None and latest_step(run_folder):  # a run that is resumed keeps its batch
         config.data.train_batch_size = setting(read_config(run_folder), "data.train_batch_size")
     complete_batch_size(config)
-    if not recipe.is_sft and config.actor_rollout_ref.rollout.max_model_len is None:
-        # vLLM would reserve a cache for the longest context that the model knows
-        config.actor_rollout_ref.rollout.max_model_len = config.data.max_prompt_length + config.data.max_response_length
-    if config.trainer.test_freq == 0:
-        config.trainer.test_freq = -1  # as much as never: verl's SFT divides by it
+    config.trainer.test_freq = config.trainer.test_freq or -1  # 0 is as much as never: verl's SFT divides by it
     if uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
         # logical slots: verl would wait for ever for those that a small host lacks
         ray_init = config.ray_kwargs.ray_init
         ray_init.num_cpus = max(ray_init.num_cpus or len(os.sched_getaffinity(0)), needed_slots(config).cpus)
-    ours = config.convrec
-    if "matching" in ours and ours.matching is None:
-        ours.matching = "reference" if ours.preset == "reference" else "fuzzy"
+    if config.convrec.get("matching", "") is None:
+        config.convrec.matching = "reference" if config.convrec.preset == "reference" else "fuzzy"
     config.trainer.experiment_name = f"{recipe.name}-{Path(config.trainer.default_local_dir).name}"
     logger = config.trainer.logger
     trackers = [logger] if isinstance(logger, str) else list(logger)
-    if os.environ.get("SWANLAB_API_KEY") and not os.environ.get("LOGGER") and "swanlab" not in trackers:
+    if os.environ.get("SWANLAB_API_KEY") and not os.environ.get("LOGGER"):
         trackers.append("swanlab")
-    if "file" not in trackers:
-        trackers.append("file")  # the reports read it
-    config.trainer.logger = trackers
+    config.trainer.logger = [*dict.fromkeys([*trackers, "file"])]  # the reports read the file
     if "actor_rollout_ref" in config:
-        actor = config.actor_rollout_ref.actor
-        actor.ppo_mini_batch_size = actor.ppo_mini_batch_size  # as a number: the workers know no `quarter`
-        if config.trainer.device == "cpu" and not config.actor_rollout_ref.model.lora_rank:
-            _fit_weight_bucket(config.actor_rollout_ref)
+        models = config.actor_rollout_ref
+        models.actor.ppo_mini_batch_size = models.actor.ppo_mini_batch_size  # a number: the workers know no `quarter`
+        if models.rollout.max_model_len is None:
+            # vLLM would reserve a cache for the longest context that the model knows
+            models.rollout.max_model_len = config.data.max_prompt_length + config.data.max_response_length
+        if models.rollout.tensor_model_parallel_size == 1:
+            # in vLLM's engine, not in a process of its own: it starts in three quarters of the time (notes/gpu.md)
+            models.rollout.engine_kwargs.vllm.setdefault("distributed_executor_backend", ONE_PROCESS)
+        if config.trainer.device == "cpu" and not models.model.lora_rank:
+            _fit_weight_bucket(models)
 
 
 def _fit_weight_bucket(models: DictConfig) -> None:

@@ -11,6 +11,7 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from convrec import gpus
+from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from recipes.launch import settings
 from recipes.launch.recipe import RECIPES
@@ -125,6 +126,18 @@ def test_vllms_context_is_prompt_and_response(recipe: str, monkeypatch: pytest.M
     key = "actor_rollout_ref.rollout.max_model_len"
     assert OmegaConf.select(compose(recipe, lengths), key) == 400
     assert OmegaConf.select(compose(recipe, [*lengths, f"{key}=800"]), key) == 800
+
+
+@pytest.mark.parametrize("devices", [0, 4])
+def test_a_rollout_on_one_device_has_no_process_besides_vllms_engine(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "usable_gpus", lambda: devices)
+    key = "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend"
+    assert OmegaConf.select(compose("rank_grpo", []), key) == ONE_PROCESS
+    assert OmegaConf.select(compose("rank_grpo", [f"+{key}=mp"]), key) == "mp"
+    spans_two = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+    assert OmegaConf.select(compose("rank_grpo", [spans_two]), key) is None  # verl says how
 
 
 @pytest.mark.parametrize(("recipe", "epochs"), [("judge_pointwise", 1), ("judge_pairwise", 30)])
