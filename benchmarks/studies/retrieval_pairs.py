@@ -1,0 +1,116 @@
+"""What reading candidates, Rank-GRPO and fusion add: results of retrieval_study.py, paired by conversation and seed.
+
+    python -m benchmarks.studies.retrieval_pairs outputs/retrieval_study/sample
+
+Evaluations keep each conversation's figures of a model's own lists. Those of the retrieval and of fused lists are
+computed here again, must have the mean that the evaluation wrote, and lie in OUT/conversations. OUT/pairs.md has the
+differences, with errors over conversations, and of the hard requests also by kind.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.studies.ranks.comparisons import NDCG, RECALL, K, difference
+from benchmarks.studies.retrieval_study import ITEMS, SEEDS, SIZES, runs
+from convrec.files import read_json, write_table, write_text
+from convrec.lists.settings import ListSettings
+from convrec.retrieval.folder import load
+from recipes.evaluation.retrieval import retrieve
+from recipes.evaluation.scoring import Scored, score
+from recipes.evaluation.split import Split, as_items, read_split
+from recipes.experiments.matrix_runs import MatrixRun
+
+OF_MODEL = {"free": "rows.parquet", "constrained": "rows_constrained.parquet"}
+MODELS = ("sft", "sft_candidates", "rank_grpo", "rank_grpo_candidates")
+LISTS = ("free", "constrained", "fused")
+
+
+def write_conversations(out: Path, run: MatrixRun) -> None:
+    """OUT/conversations/VARIANT/LISTS-sSEED/rows.parquet: free, constrained, retrieval, fused. Raises ValueError where
+    a mean is not the evaluation's."""
+    folder, catalog = out / "evaluation" / run.name, out / "data" / "catalog.parquet"
+    data = out / ("data_candidates" if run.variant.endswith("candidates") else "data") / "test.parquet"
+    split = read_split(str(data), str(catalog), ListSettings(num_items=ITEMS), None, False)
+    retriever, _ = load(out / "weighed" / run.name, catalog, split.matcher, fuses=True)
+    assert retriever.fusion
+    found, written = retrieve(split, retriever), {name: _rows(folder / file) for name, file in OF_MODEL.items()}
+    named = [row["recommended"] for row in written["constrained"]]
+    seen = (set(split.reader.seen_rows(row["seen_titles"])) for row in split.rows)
+    allowed = [[item for item in items if item not in gone] for items, gone in zip(named, seen, strict=True)]
+    fused = [retriever.fusion.of(*pair) for pair in zip(allowed, found, strict=True)]
+    scored = written | {"retrieval": _score(split, found), "fused": _score(split, fused)}
+    results = read_json(folder / "metrics.json")["results"]["paper"]
+    for name, rows in scored.items():
+        values = [row[NDCG] for row in rows if row["num_truth"]]
+        mean, wanted = sum(values) / len(values), results["model" if name == "free" else name][NDCG]["mean"]
+        if abs(mean - wanted) > 1e-6:
+            raise ValueError(f"{folder}: {name} has {NDCG} {mean}, and {wanted} in its metrics.json")
+        keys = {"sample_id": [row["sample_id"] for row in split.rows], "prompt_id": split.prompt_ids}
+        kinds = {"request": requests_of(data) or [""] * len(rows)}
+        figures = {metric: [row[metric] for row in rows] for metric in (NDCG, RECALL, "num_truth")}
+        place = _place(out, run.variant, name, run.name.rpartition("-s")[2])
+        write_table(place / "rows.parquet", pa.table(keys | kinds | figures))
+
+
+def requests_of(data: Path) -> list[str]:
+    """The kind of each request; [] where the table has none."""
+    return pq.read_table(data)["request"].to_pylist() if "request" in pq.read_schema(data).names else []
+
+
+def _place(out: Path, variant: str, lists: str, seed: str) -> Path:
+    return out / "conversations" / variant / f"{lists}-s{seed}"
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return pq.read_table(file, columns=["recommended", NDCG, RECALL, "num_truth"]).to_pylist()
+
+
+def _score(split: Split, lists: list[list[int]]) -> Scored:
+    items = [as_items(split.catalog, one[:ITEMS]) for one in lists]
+    return score(split, split.matcher, items, "paper", {"ks": (K,), "num_items": ITEMS})
+
+
+def comparisons() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
+    """(what, minuend, subtrahend), each a (variant, lists)."""
+    found = []
+    for variant in MODELS:
+        found += [(f"{variant}, {of}, minus the retrieval", (variant, of), (variant, "retrieval")) for of in LISTS]
+        found.append((f"{variant}, fused, minus its constrained lists", (variant, "fused"), (variant, "constrained")))
+    for of in LISTS:
+        for end in ("", "_candidates"):
+            found.append((f"rank_grpo{end} minus sft{end}, {of}", (f"rank_grpo{end}", of), (f"sft{end}", of)))
+        for start in ("sft", "rank_grpo"):
+            found.append((f"{start} with candidates minus without, {of}", (f"{start}_candidates", of), (start, of)))
+    return found
+
+
+def differences(out: Path, seeds: list[str], kinds: list[str | None]) -> str:
+    lines = ["| | requests | seeds | ndcg@20 | recall@20 |", "|---|---|---|---|---|"]
+    for what, first, second in comparisons():
+        pairs = [(_place(out, *first, seed), _place(out, *second, seed)) for seed in seeds]
+        pairs = [pair for pair in pairs if all((folder / "rows.parquet").exists() for folder in pair)]
+        for kind in kinds if pairs else ():
+            values = difference(pairs, {"request": kind} if kind else {})
+            cells = (f"{values[metric][0]:+.4f} ({values[metric][1]:.4f})" for metric in (NDCG, RECALL))
+            lines.append(f"| {' | '.join([what, kind or 'all', str(len(pairs)), *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    out = parser.parse_args().out.resolve()
+    for run in runs(out, SIZES):
+        if (out / "evaluation" / run.name / "metrics.json").exists():
+            write_conversations(out, run)
+    kinds = sorted({*requests_of(out / "data" / "test.parquet")})
+    write_text(out / "pairs.md", differences(out, [*map(str, SEEDS)], [None, *kinds]))
+    print(out / "pairs.md")
+
+
+if __name__ == "__main__":
+    main()
