@@ -8,6 +8,7 @@ differences, with errors over conversations, and of the hard requests also by ki
 """
 
 import argparse
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from benchmarks.studies.ranks.comparisons import NDCG, RECALL, K, difference
 from benchmarks.studies.retrieval_study import ITEMS, SEEDS, SIZES, runs
 from convrec.files import read_json, write_table, write_text
 from convrec.lists.settings import ListSettings
-from convrec.retrieval.folder import load
+from convrec.retrieval.folder import load, load_notes
+from convrec.retrieval.retriever import Fusion
 from recipes.evaluation.retrieval import retrieve
 from recipes.evaluation.scoring import Scored, score
 from recipes.evaluation.split import Split, as_items, read_split
@@ -32,16 +34,14 @@ LISTS = ("free", "constrained", "fused")
 def write_conversations(out: Path, run: MatrixRun) -> None:
     """OUT/conversations/VARIANT/LISTS-sSEED/rows.parquet: free, constrained, retrieval, fused. Raises ValueError where
     a mean is not the evaluation's."""
-    folder, catalog = out / "evaluation" / run.name, out / "data" / "catalog.parquet"
-    data = out / ("data_candidates" if run.variant.endswith("candidates") else "data") / "test.parquet"
-    split = read_split(str(data), str(catalog), ListSettings(num_items=ITEMS), None, False)
-    retriever, _ = load(out / "weighed" / run.name, catalog, split.matcher, fuses=True)
-    assert retriever.fusion
-    found, written = retrieve(split, retriever), {name: _rows(folder / file) for name, file in OF_MODEL.items()}
+    folder = out / "evaluation" / run.name
+    split, found = retrieved(out, "data_candidates" if run.variant.endswith("candidates") else "data")
+    fusion = Fusion(**load_notes(out / "weighed" / run.name, fuses=True)["fusion"])
+    written = {name: _rows(folder / file) for name, file in OF_MODEL.items()}
     named = [row["recommended"] for row in written["constrained"]]
     seen = (set(split.reader.seen_rows(row["seen_titles"])) for row in split.rows)
     allowed = [[item for item in items if item not in gone] for items, gone in zip(named, seen, strict=True)]
-    fused = [retriever.fusion.of(*pair) for pair in zip(allowed, found, strict=True)]
+    fused = [fusion.of(*pair) for pair in zip(allowed, found, strict=True)]
     scored = written | {"retrieval": _score(split, found), "fused": _score(split, fused)}
     results = read_json(folder / "metrics.json")["results"]["paper"]
     for name, rows in scored.items():
@@ -50,10 +50,19 @@ def write_conversations(out: Path, run: MatrixRun) -> None:
         if abs(mean - wanted) > 1e-6:
             raise ValueError(f"{folder}: {name} has {NDCG} {mean}, and {wanted} in its metrics.json")
         keys = {"sample_id": [row["sample_id"] for row in split.rows], "prompt_id": split.prompt_ids}
-        kinds = {"request": requests_of(data) or [""] * len(rows)}
+        kinds = {"request": requests_of(Path(split.data)) or [""] * len(rows)}
         figures = {metric: [row[metric] for row in rows] for metric in (NDCG, RECALL, "num_truth")}
         place = _place(out, run.variant, name, run.name.rpartition("-s")[2])
         write_table(place / "rows.parquet", pa.table(keys | kinds | figures))
+
+
+@cache
+def retrieved(out: Path, data: str) -> tuple[Split, list[list[int]]]:
+    """The test rows of a folder of tables, and the retrieval's list for each; all runs that read them share it."""
+    catalog = out / "data" / "catalog.parquet"
+    split = read_split(out / data / "test.parquet", catalog, ListSettings(num_items=ITEMS))
+    retriever, _ = load(out / "retrieval", catalog, split.matcher)
+    return split, retrieve(split, retriever)
 
 
 def requests_of(data: Path) -> list[str]:

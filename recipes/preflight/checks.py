@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -355,8 +354,9 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
 
 def _check_candidates(most: int, *files: str) -> Iterator[str]:
     """First prompts name candidates where the run says so, and no more: serving retrieves as many. Warns of fewer."""
-    for path, batch in ((file, one) for file in files for one in islice(pq.ParquetFile(file).iter_batches(500), 1)):
-        counts = [count_candidates(prompt[0]["content"]) for prompt in batch["prompt"].to_pylist()]
+    for path in files:
+        first = next(pq.ParquetFile(path).iter_batches(500, columns=["prompt"]))
+        counts = [count_candidates(prompt[0]["content"]) for prompt in first["prompt"].to_pylist()]
         named = max(counts)
         if named > most or min(counts) == 0 < most:
             fix = f"take tables of `convrec retrieval candidates --count {most}`" if most else f"say CANDIDATES={named}"
