@@ -28,7 +28,7 @@ from recipes.launch.settings import compose, save_config
 STOCK = [
     "trainer.v1.trainer_mode=stock",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
     "actor_rollout_ref.rollout.calculate_log_probs=false",
     "reward.reward_manager.source=register",
     "reward.reward_manager.name=naive",
