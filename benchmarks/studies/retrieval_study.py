@@ -4,10 +4,10 @@
     python -m benchmarks.studies.retrieval_study --data hard --out outputs/retrieval_study/hard
     python -m benchmarks.studies.retrieval_study --data path/to/redial --out outputs/retrieval_study/redial
 
-Data, retrieval, tables with candidates, a model, SFT and Rank-GRPO of each seed with and without candidates, their free
-and constrained lists for the test rows, each alone and fused by a weight of its own from the validation rows. What is
-there is not made again: the same command goes on. OUT/table.md has what is there so far. --smallest: all of it in a
-few minutes, which says nothing.
+Data, retrieval, tables with candidates, a model, SFT and Rank-GRPO of each seed without candidates, with them, and with
+them from a start that can read (reading_start.py); their free and constrained lists for the test rows, each alone and
+fused by a weight of its own from the validation rows. What is there is not made again: the same command goes on.
+OUT/table.md has what is there so far. --smallest: all of it in a few minutes, which says nothing.
 """
 
 import argparse
@@ -18,9 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies.reading_start import write_demonstrations, write_lists
 from benchmarks.studies.sample_ceiling import check_sample
 from convrec.files import read_json, write_text
 from convrec.generation.generate import engines_kept
+from convrec.lists.catalog import load_catalog
 from convrec.runs.folder import latest_step
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
@@ -32,9 +34,10 @@ from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 COUNT, ITEMS = 50, 20
 SEEDS = (3407, 3408, 3409)
 TABLES = ("train", "validation", "test", "sft_train", "sft_validation")
-SIZES = {"validation": 1000, "test": 5000, "sft": 300, "rank_grpo": 150}
-SMALLEST = {"validation": 20, "test": 20, "sft": 2, "rank_grpo": 2}
-PROMPT = {"": 256, "_candidates": 512}  # tokens, of 50 titles some 300
+SIZES = {"validation": 1000, "test": 5000, "sft": 300, "rank_grpo": 150, "lists": 700}
+SMALLEST = {"validation": 20, "test": 20, "sft": 2, "rank_grpo": 2, "lists": 2}
+PROMPT = {"": 256, "_candidates": 512, "_reads": 512}  # tokens, of 50 titles some 300
+READS = "_reads"
 EVALUATED = ("ndcg@20", "recall@20", "coverage", "popularity_lift", "cold_share")
 
 
@@ -57,35 +60,57 @@ def prepare(data: str, out: Path, sizes: Mapping[str, int]) -> None:
         write_candidates(out / "retrieval", catalog, tables, out / "data_candidates", COUNT)
     if not (out / "model").exists():
         make_tiny_model(out / "model", read_texts([folder]), read_titles([folder]))
+    if not (out / "data_lists").exists():
+        write_lists(folder, load_catalog(catalog).lines, ITEMS, out / "data_lists")
+    if not (out / "data_reads").exists():
+        write_demonstrations(out / "data_candidates", ITEMS, out / "data_reads")
+    if not (out / "model_tied").exists():
+        make_tiny_model(out / "model_tied", read_texts([folder]), read_titles([folder]), tie_word_embeddings=True)
 
 
 def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) -> list[MatrixRun]:
-    """SFT and Rank-GRPO on it, without and with candidates, of each seed."""
-    found = []
+    """The start that can read, of all seeds; SFT and Rank-GRPO on it, without and with candidates, of each seed."""
+    of_lists = {"SEED": str(SEEDS[0]), "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "TRAIN_BATCH_SIZE": "64", "LR": "2e-3"}
+    of_lists |= {"MODEL_PATH": str(out / "model_tied"), "MAX_LENGTH": str(PROMPT["_reads"] + 128)}
+    of_lists["CANDIDATES"] = str(COUNT)
+    of_lists |= _files(out / "data_lists", "sft_") | _steps(sizes["lists"])
+    found = [MatrixRun("lists", "lists", "sft", None, of_lists)]
     for seed in seeds:
         for further, tokens in PROMPT.items():
-            data = out / f"data{further}"
             common = {"SEED": str(seed), "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "TRAIN_BATCH_SIZE": "16"}
             common |= {"CANDIDATES": str(COUNT if further else 0)}
-            of_sft = common | {"MODEL_PATH": str(out / "model"), "LR": "4e-3", "MAX_LENGTH": str(tokens + 128)}
-            of_rl = common | {"CATALOG_FILE": str(out / "data" / "catalog.parquet"), "LR": "1e-4", "ROLLOUT_N": "8"}
+            of_sft = common | _steps(sizes["sft"]) | _files(out / f"data{further}", "sft_")
+            of_sft |= {"LR": "4e-3", "MAX_LENGTH": str(tokens + 128)}
+            if further != READS:
+                of_sft["MODEL_PATH"] = str(out / "model")
+            of_rl = common | _steps(sizes["rank_grpo"]) | _files(_data(out, further), "")
+            of_rl |= {"CATALOG_FILE": str(out / "data" / "catalog.parquet"), "LR": "1e-4", "ROLLOUT_N": "8"}
             of_rl |= {"KL_LOSS_COEF": "0.01", "MAX_PROMPT_LENGTH": str(tokens), "MAX_RESPONSE_LENGTH": "100"}
-            for recipe, variables, prefix in (("sft", of_sft, "sft_"), ("rank_grpo", of_rl, "")):
-                steps = sizes[recipe]
-                variables |= {"TOTAL_STEPS": str(steps), "SAVE_FREQ": str(max(1, steps // 3)), "TEST_FREQ": str(steps)}
-                for name, split in (("TRAIN_FILE", "train"), ("VAL_FILE", "validation")):
-                    variables[name] = str(data / f"{prefix}{split}.parquet")
-                start = None if recipe == "sft" else f"sft{further}-s{seed}"
-                few = [] if recipe == "sft" else ["data.val_max_samples=128"]
-                variant = f"{recipe}{further}"
-                found.append(MatrixRun(f"{variant}-s{seed}", variant, recipe, start, variables, few))
+            start, few = "lists" if further == READS else None, ["data.val_max_samples=128"]
+            found.append(MatrixRun(f"sft{further}-s{seed}", f"sft{further}", "sft", start, of_sft))
+            trained, variant = f"sft{further}-s{seed}", f"rank_grpo{further}"
+            found.append(MatrixRun(f"{variant}-s{seed}", variant, "rank_grpo", trained, of_rl, few))
     return found
+
+
+def _data(out: Path, further: str) -> Path:
+    """Tables with the prompts that a model reads."""
+    return out / ("data_candidates" if further else "data")
+
+
+def _files(data: Path, prefix: str) -> dict[str, str]:
+    names = (("TRAIN_FILE", "train"), ("VAL_FILE", "validation"))
+    return {variable: str(data / f"{prefix}{split}.parquet") for variable, split in names}
+
+
+def _steps(count: int) -> dict[str, str]:
+    return {"TOTAL_STEPS": str(count), "SAVE_FREQ": str(max(1, count // 3)), "TEST_FREQ": str(count)}
 
 
 def evaluations(run: MatrixRun, out: Path) -> list[dict[str, Any]]:
     """Options: on validation rows, where the weight beside the retrieval is chosen, and on test rows."""
-    further = "_candidates" if "candidates" in run.variant else ""
-    data, folder, weighed = out / f"data{further}", out / "evaluation" / "validation", out / "weighed" / run.name
+    further = run.variant.removeprefix(run.recipe)
+    data, folder, weighed = _data(out, further), out / "evaluation" / "validation", out / "weighed" / run.name
     files = {"catalog": str(out / "data" / "catalog.parquet"), "train": str(out / "data" / "train.parquet")}
     settings = {**files, "retrieval": str(weighed), "constrained": True, "max_prompt_length": PROMPT[further]}
     settings |= {"num_items": ITEMS, "ks": (5, 10, 20), "max_response_length": 100}
@@ -104,7 +129,7 @@ def table(out: Path, given: list[MatrixRun]) -> str:
             continue
         metrics = read_json(file)
         results, minus = metrics["results"]["paper"], metrics["minus"]
-        for name in ("popularity", "retrieval") if run is given[0] else ():
+        for name in ("popularity", "retrieval") if len(lines) == 2 else ():
             lines.append(_line(name, results[name], "", ""))
         gain = metrics.get("paired", {}).get("ndcg@20")
         lines.append(_line(run.name, results["model"], _cell(minus["retrieval"]["ndcg@20"]), _cell(gain)))
@@ -134,7 +159,7 @@ def main() -> None:
     for run in planned:
         if latest_step(out / run.name) < int(run.variables["TOTAL_STEPS"]):
             train(run, out)
-        if (out / "evaluation" / run.name / "metrics.json").exists():
+        if run.variant == "lists" or (out / "evaluation" / run.name / "metrics.json").exists():
             continue
         if not (out / "weighed" / run.name).exists():
             shutil.copytree(out / "retrieval", out / "weighed" / run.name)
