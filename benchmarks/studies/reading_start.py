@@ -1,63 +1,116 @@
-"""A start that can read a list, as a pretrained model can: tables of the retrieval study (notes/retrieval.md).
+"""A start that can read a list, as a pretrained model can, and demonstrations of a teacher who reads candidates.
 
-A model made from nothing does not learn in 300 steps to write titles of its prompt. It does where its output words are
-its input words (tied embeddings), and where it was first taught on lists of drawn titles, most of them short.
+A model made from nothing does not learn in 300 steps of SFT to write titles of its prompt. It does in some hundred
+where its output words are its input words (tied embeddings), and lists are short first (notes/retrieval.md).
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from convrec.data.schema import CANDIDATES_LINE, CONVERSATION_MARKER, with_candidates
+from convrec.data.schema import CANDIDATES_LINE, CONVERSATION_MARKER, split_prompt, with_candidates
 from convrec.files import folder_written_whole
 from convrec.retrieval.retriever import fuse
 
-LENGTHS = ((2, 8), (2, 8), (2, 8), (20, 50))  # titles in a prompt
-DRAWN = {"sft_train": 10, "sft_validation": 1}  # prompts of a conversation
+SEED = 3407
+IGNORED = -100  # a label of Hugging Face's loss
 
 
-def write_lists(data: Path, lines: Sequence[str], num_items: int, out: Path, seed: int = 3407) -> None:
-    """OUT: prompts of DATA's tables for SFT that name drawn titles, and the first `num_items` of them as the answer."""
-    drawn = random.Random(seed)
+class Stage(NamedTuple):
+    """titles: in a prompt, the same number in all of a batch. words: of the conversation, its last ones; 0: a whole
+    prompt of candidates."""
 
-    def rows_of(row: dict[str, Any], count: int) -> list[dict[str, Any]]:
-        lists = [drawn.sample(lines, drawn.randint(*drawn.choice(LENGTHS))) for _ in range(count)]
-        return [_answered(row, with_candidates(_prompt(row), titles), titles[:num_items]) for titles in lists]
+    titles: tuple[int, int]
+    words: int
+    batch: int
+    learning_rate: float
+    steps: int
 
-    _write(data, out, rows_of)
+
+STAGES = (Stage((2, 8), 20, 64, 2e-3, 450), Stage((20, 50), 0, 16, 1e-3, 260))
+SMALLEST = (Stage((2, 3), 5, 2, 1e-3, 2),)
+
+
+def teach_to_read(
+    model: Path, data: Path, lines: Sequence[str], num_items: int, out: Path, stages: Sequence[Stage] = STAGES
+) -> None:
+    """OUT: the model, taught to write the first `num_items` of drawn titles that a prompt names, in their order."""
+    torch.manual_seed(SEED)
+    drawn, tokenizer = random.Random(SEED), AutoTokenizer.from_pretrained(model)
+    taught = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    prompts = [_prompt(row) for row in pq.read_table(data / "sft_train.parquet", columns=["prompt"]).to_pylist()]
+    for stage in stages:
+        optimizer = torch.optim.AdamW(taught.parameters(), stage.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
+        for step, (tokens_BT, labels_BT, mask_BT) in enumerate(
+            _batches(stage, prompts, lines, num_items, drawn, tokenizer)
+        ):
+            loss = taught(input_ids=tokens_BT, labels=labels_BT, attention_mask=mask_BT).loss
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(taught.parameters(), 1.0)
+            optimizer.step()
+            warmup.step()
+            if step % 25 == 24:
+                print(f"reading, {stage.titles} titles: step {step + 1}, loss {loss.item():.3f}", flush=True)
+    with folder_written_whole(out) as partial:
+        taught.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+
+
+def _batches(
+    stage: Stage, prompts: Sequence[str], lines: Sequence[str], num_items: int, drawn: random.Random, tokenizer: Any
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    for _ in range(stage.steps):
+        count, rows = drawn.randint(*stage.titles), []
+        for prompt in drawn.sample(prompts, stage.batch):
+            titles = drawn.sample(lines, count)
+            content = with_candidates(prompt, titles)
+            if stage.words:
+                # of drawn length: else where a title stands would say where its copy does, and copying is not learned
+                said = split_prompt(prompt)[1].split()[-drawn.randint(1, stage.words) :]
+                content = "\n".join([*titles, " ".join(said)])
+            asked = {"role": "user", "content": content}
+            answer = "\n".join(titles[:num_items])
+            chat = [asked, {"role": "assistant", "content": answer}]
+            before = tokenizer.apply_chat_template([asked], add_generation_prompt=True, tokenize=False)
+            rows.append(
+                (tokenizer(before).input_ids, tokenizer(tokenizer.apply_chat_template(chat, tokenize=False)).input_ids)
+            )
+        longest = max(len(whole) for _, whole in rows)
+        tokens, labels, mask = [], [], []
+        for before, whole in rows:
+            padding = longest - len(whole)
+            tokens.append(whole + [0] * padding)
+            labels.append([IGNORED] * len(before) + whole[len(before) :] + [IGNORED] * padding)
+            mask.append([1] * len(whole) + [0] * padding)
+        yield torch.tensor(tokens), torch.tensor(labels), torch.tensor(mask)
 
 
 def write_demonstrations(data: Path, num_items: int, out: Path) -> None:
     """OUT: DATA's tables for SFT, each list fused with the candidates of its prompt, both alike: what a teacher who
     reads the candidates might write."""
+    with folder_written_whole(out) as partial:
+        for name in ("sft_train", "sft_validation"):
+            table = pq.read_table(data / f"{name}.parquet")
+            rows = [_fused(row, num_items) for row in table.to_pylist()]
+            pq.write_table(pa.Table.from_pylist(rows, table.schema), partial / f"{name}.parquet")
 
-    def rows_of(row: dict[str, Any], _: int) -> list[dict[str, Any]]:
-        named = _prompt(row).partition(CANDIDATES_LINE)[2].partition(CONVERSATION_MARKER)[0].splitlines()
-        written = row["completion"][0]["content"].splitlines()
-        lines = [*dict.fromkeys([*written, *named])]
-        fused = fuse([[lines.index(line) for line in one] for one in (written, named)], (0.5, 0.5), 10)
-        return [_answered(row, _prompt(row), [lines[item] for item in fused[:num_items]])]
 
-    _write(data, out, rows_of)
+def _fused(row: dict[str, Any], num_items: int) -> dict[str, Any]:
+    named = _prompt(row).partition(CANDIDATES_LINE)[2].partition(CONVERSATION_MARKER)[0].splitlines()
+    (answer,) = row["completion"]
+    written = answer["content"].splitlines()
+    lines = [*dict.fromkeys([*written, *named])]
+    items = fuse([[lines.index(line) for line in one] for one in (written, named)], (0.5, 0.5), 10)[:num_items]
+    return row | {"completion": [answer | {"content": "\n".join(lines[item] for item in items)}]}
 
 
 def _prompt(row: dict[str, Any]) -> str:
     return row["prompt"][0]["content"]
-
-
-def _answered(row: dict[str, Any], prompt: str, lines: Sequence[str]) -> dict[str, Any]:
-    (asked,), (answer,) = row["prompt"], row["completion"]
-    completion = [answer | {"content": "\n".join(lines)}]
-    return row | {"prompt": [asked | {"content": prompt}], "completion": completion}
-
-
-def _write(data: Path, out: Path, rows_of: Callable[[dict[str, Any], int], list[dict[str, Any]]]) -> None:
-    with folder_written_whole(out) as partial:
-        for name, count in DRAWN.items():
-            table = pq.read_table(data / f"{name}.parquet")
-            rows = [new for row in table.to_pylist() for new in rows_of(row, count)]
-            pq.write_table(pa.Table.from_pylist(rows, table.schema), partial / f"{name}.parquet")

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.studies.ranks.comparisons import NDCG, RECALL, K, difference
-from benchmarks.studies.retrieval_study import ITEMS, SEEDS, SIZES, runs
+from benchmarks.studies.retrieval_study import ITEMS, PROMPT, SEEDS, SIZES, evaluations, runs
 from convrec.files import read_json, write_table, write_text
 from convrec.lists.settings import ListSettings
 from convrec.retrieval.folder import load, load_notes
@@ -27,7 +27,7 @@ from recipes.evaluation.split import Split, as_items, read_split
 from recipes.experiments.matrix_runs import MatrixRun
 
 OF_MODEL = {"free": "rows.parquet", "constrained": "rows_constrained.parquet"}
-MODELS = ("sft", "sft_candidates", "rank_grpo", "rank_grpo_candidates")
+MODELS = [f"{recipe}{further}" for recipe in ("sft", "rank_grpo") for further in PROMPT]
 LISTS = ("free", "constrained", "fused")
 
 
@@ -35,7 +35,7 @@ def write_conversations(out: Path, run: MatrixRun) -> None:
     """OUT/conversations/VARIANT/LISTS-sSEED/rows.parquet: free, constrained, retrieval, fused. Raises ValueError where
     a mean is not the evaluation's."""
     folder = out / "evaluation" / run.name
-    split, found = retrieved(out, "data_candidates" if run.variant.endswith("candidates") else "data")
+    split, found = retrieved(out, Path(evaluations(run, out)[-1]["data"]).parent.name)
     fusion = Fusion(**load_notes(out / "weighed" / run.name, fuses=True)["fusion"])
     written = {name: _rows(folder / file) for name, file in OF_MODEL.items()}
     named = [row["recommended"] for row in written["constrained"]]
@@ -90,10 +90,11 @@ def comparisons() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
         found += [(f"{variant}, {of}, minus the retrieval", (variant, of), (variant, "retrieval")) for of in LISTS]
         found.append((f"{variant}, fused, minus its constrained lists", (variant, "fused"), (variant, "constrained")))
     for of in LISTS:
-        for end in ("", "_candidates"):
+        for end in PROMPT:
             found.append((f"rank_grpo{end} minus sft{end}, {of}", (f"rank_grpo{end}", of), (f"sft{end}", of)))
         for start in ("sft", "rank_grpo"):
-            found.append((f"{start} with candidates minus without, {of}", (f"{start}_candidates", of), (start, of)))
+            for end in (end for end in PROMPT if end):
+                found.append((f"{start}{end} minus {start}, {of}", (f"{start}{end}", of), (start, of)))
     return found
 
 

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.reading_start import write_demonstrations, write_lists
+from benchmarks.studies import reading_start
+from benchmarks.studies.reading_start import teach_to_read, write_demonstrations
 from benchmarks.studies.sample_ceiling import check_sample
 from convrec.files import read_json, write_text
 from convrec.generation.generate import engines_kept
@@ -34,8 +35,8 @@ from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 COUNT, ITEMS = 50, 20
 SEEDS = (3407, 3408, 3409)
 TABLES = ("train", "validation", "test", "sft_train", "sft_validation")
-SIZES = {"validation": 1000, "test": 5000, "sft": 300, "rank_grpo": 150, "lists": 700}
-SMALLEST = {"validation": 20, "test": 20, "sft": 2, "rank_grpo": 2, "lists": 2}
+SIZES = {"validation": 1000, "test": 5000, "sft": 300, "rank_grpo": 150}
+SMALLEST = {"validation": 20, "test": 20, "sft": 2, "rank_grpo": 2}
 PROMPT = {"": 256, "_candidates": 512, "_reads": 512}  # tokens, of 50 titles some 300
 READS = "_reads"
 EVALUATED = ("ndcg@20", "recall@20", "coverage", "popularity_lift", "cold_share")
@@ -60,36 +61,33 @@ def prepare(data: str, out: Path, sizes: Mapping[str, int]) -> None:
         write_candidates(out / "retrieval", catalog, tables, out / "data_candidates", COUNT)
     if not (out / "model").exists():
         make_tiny_model(out / "model", read_texts([folder]), read_titles([folder]))
-    if not (out / "data_lists").exists():
-        write_lists(folder, load_catalog(catalog).lines, ITEMS, out / "data_lists")
     if not (out / "data_reads").exists():
         write_demonstrations(out / "data_candidates", ITEMS, out / "data_reads")
     if not (out / "model_tied").exists():
         make_tiny_model(out / "model_tied", read_texts([folder]), read_titles([folder]), tie_word_embeddings=True)
+    if not (out / "model_reads").exists():
+        lines, stages = load_catalog(catalog).lines, reading_start.STAGES if sizes is SIZES else reading_start.SMALLEST
+        teach_to_read(out / "model_tied", folder, lines, ITEMS, out / "model_reads", stages)
 
 
 def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) -> list[MatrixRun]:
-    """The start that can read, of all seeds; SFT and Rank-GRPO on it, without and with candidates, of each seed."""
-    of_lists = {"SEED": str(SEEDS[0]), "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "TRAIN_BATCH_SIZE": "64", "LR": "2e-3"}
-    of_lists |= {"MODEL_PATH": str(out / "model_tied"), "MAX_LENGTH": str(PROMPT["_reads"] + 128)}
-    of_lists["CANDIDATES"] = str(COUNT)
-    of_lists |= _files(out / "data_lists", "sft_") | _steps(sizes["lists"])
-    found = [MatrixRun("lists", "lists", "sft", None, of_lists)]
+    """SFT and Rank-GRPO on it, without and with candidates, of each seed."""
+    found = []
     for seed in seeds:
         for further, tokens in PROMPT.items():
             common = {"SEED": str(seed), "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "TRAIN_BATCH_SIZE": "16"}
             common |= {"CANDIDATES": str(COUNT if further else 0)}
             of_sft = common | _steps(sizes["sft"]) | _files(out / f"data{further}", "sft_")
-            of_sft |= {"LR": "4e-3", "MAX_LENGTH": str(tokens + 128)}
-            if further != READS:
-                of_sft["MODEL_PATH"] = str(out / "model")
+            model, rate = ("model_reads", "1e-3") if further == READS else ("model", "4e-3")
+            of_sft |= {"MODEL_PATH": str(out / model), "LR": rate, "MAX_LENGTH": str(tokens + 128)}
             of_rl = common | _steps(sizes["rank_grpo"]) | _files(_data(out, further), "")
             of_rl |= {"CATALOG_FILE": str(out / "data" / "catalog.parquet"), "LR": "1e-4", "ROLLOUT_N": "8"}
             of_rl |= {"KL_LOSS_COEF": "0.01", "MAX_PROMPT_LENGTH": str(tokens), "MAX_RESPONSE_LENGTH": "100"}
-            start, few = "lists" if further == READS else None, ["data.val_max_samples=128"]
-            found.append(MatrixRun(f"sft{further}-s{seed}", f"sft{further}", "sft", start, of_sft))
-            trained, variant = f"sft{further}-s{seed}", f"rank_grpo{further}"
-            found.append(MatrixRun(f"{variant}-s{seed}", variant, "rank_grpo", trained, of_rl, few))
+            start, few = f"sft{further}-s{seed}", ["data.val_max_samples=128"]
+            found.append(MatrixRun(start, f"sft{further}", "sft", None, of_sft))
+            found.append(
+                MatrixRun(f"rank_grpo{further}-s{seed}", f"rank_grpo{further}", "rank_grpo", start, of_rl, few)
+            )
     return found
 
 
@@ -159,7 +157,7 @@ def main() -> None:
     for run in planned:
         if latest_step(out / run.name) < int(run.variables["TOTAL_STEPS"]):
             train(run, out)
-        if run.variant == "lists" or (out / "evaluation" / run.name / "metrics.json").exists():
+        if (out / "evaluation" / run.name / "metrics.json").exists():
             continue
         if not (out / "weighed" / run.name).exists():
             shutil.copytree(out / "retrieval", out / "weighed" / run.name)

@@ -13,19 +13,21 @@ NAMES = {variable.name for variable in VARIABLES}
 
 def test_runs_start_from_their_own_and_read_their_own_prompts(tmp_path: Path) -> None:
     planned = runs(tmp_path, SMALLEST)
-    assert len({run.name for run in planned}) == len(planned) == 3 * 2 * 2
+    assert len({run.name for run in planned}) == len(planned) == 3 * 3 * 2
     before: set[str] = set()
     for run in planned:
         assert {*run.variables} <= NAMES
         assert run.recipe in RECIPES
         assert run.start in before if run.recipe == "rank_grpo" else run.start is None
-        assert ("candidates" in run.name) == ("candidates" in (run.start or run.name))
+        further = run.variant.removeprefix(run.recipe)
+        assert run.start in (None, f"sft{further}-s{run.seed}")
         before.add(run.name)
-        folder = tmp_path / ("data_candidates" if "candidates" in run.name else "data")
+        read = "data_candidates" if further else "data"
+        taught = "data_reads" if further == "_reads" and run.recipe == "sft" else read
         chosen, test = (EvaluationOptions(**options) for options in evaluations(run, tmp_path))
-        for file in (run.variables["TRAIN_FILE"], run.variables["VAL_FILE"], chosen.data, test.data):
-            assert Path(file).parent == folder
-        assert run.variables["CANDIDATES"] == ("50" if "candidates" in run.name else "0")
+        for file, folder in ((run.variables["TRAIN_FILE"], taught), (chosen.data, read), (test.data, read)):
+            assert Path(file).parent.name == folder
+        assert run.variables["CANDIDATES"] == ("50" if further else "0")
         assert (chosen.weigh, test.weigh, chosen.against) == (True, False, None)
         assert test.against == (str(tmp_path / "evaluation" / run.start) if run.start else None)
         assert (Path(chosen.data).stem, Path(test.data).stem) == ("validation", "test")
