@@ -77,8 +77,8 @@ def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) ->
         for further, tokens in PROMPT.items():
             common = {"SEED": str(seed), "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "TRAIN_BATCH_SIZE": "16"}
             common |= {"CANDIDATES": str(COUNT if further else 0)}
-            of_sft = common | _steps(sizes["sft"]) | _files(out / f"data{further}", "sft_")
-            model, rate = ("model_reads", "1e-3") if further == READS else ("model", "4e-3")
+            model, rate, times = ("model_reads", "1e-3", 3) if further == READS else ("model", "4e-3", 1)
+            of_sft = common | _steps(times * sizes["sft"]) | _files(out / f"data{further}", "sft_")
             of_sft |= {"MODEL_PATH": str(out / model), "LR": rate, "MAX_LENGTH": str(tokens + 128)}
             of_rl = common | _steps(sizes["rank_grpo"]) | _files(_data(out, further), "")
             of_rl |= {"CATALOG_FILE": str(out / "data" / "catalog.parquet"), "LR": "1e-4", "ROLLOUT_N": "8"}
