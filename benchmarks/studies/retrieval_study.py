@@ -148,13 +148,14 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="sample, hard, or a folder of ReDial's tables")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--variants", nargs="+", help="some of sft, rank_grpo, sft_candidates, ...; all")
     parser.add_argument("--smallest", action="store_true")
     given = parser.parse_args()
     out, sizes = given.out.resolve(), SMALLEST if given.smallest else SIZES
     prepare(given.data, out, sizes)
     ideal = check_sample(out / "data")["oracle"] if given.data == "sample" else None
     planned = runs(out, sizes, tuple(given.seeds))
-    for run in planned:
+    for run in (run for run in planned if run.variant in (given.variants or [run.variant])):
         if latest_step(out / run.name) < int(run.variables["TOTAL_STEPS"]):
             train(run, out)
         if (out / "evaluation" / run.name / "metrics.json").exists():
@@ -165,7 +166,7 @@ def main() -> None:
             for options in evaluations(run, out):
                 evaluate(EvaluationOptions(**options))
         head = f"ideal ranking, validation rows: recall@20 {ideal[0]:.4f}, ndcg@20 {ideal[1]:.4f}\n\n" if ideal else ""
-        write_text(out / "table.md", head + table(out, planned))
+        write_text(out / "table.md", head + table(out, runs(out, sizes)))
     print(out / "table.md")
 
 
