@@ -48,9 +48,8 @@ def teach_to_read(
     for stage in stages:
         optimizer = torch.optim.AdamW(taught.parameters(), stage.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
-        for step, (tokens_BT, labels_BT, mask_BT) in enumerate(
-            _batches(stage, prompts, lines, num_items, drawn, tokenizer)
-        ):
+        batches = _batches(stage, prompts, lines, num_items, drawn, tokenizer)
+        for step, (tokens_BT, labels_BT, mask_BT) in enumerate(batches):
             loss = taught(input_ids=tokens_BT, labels=labels_BT, attention_mask=mask_BT).loss
             optimizer.zero_grad()
             loss.backward()
@@ -77,12 +76,10 @@ def _batches(
                 said = split_prompt(prompt)[1].split()[-drawn.randint(1, stage.words) :]
                 content = "\n".join([*titles, " ".join(said)])
             asked = {"role": "user", "content": content}
-            answer = "\n".join(titles[:num_items])
-            chat = [asked, {"role": "assistant", "content": answer}]
+            answer = {"role": "assistant", "content": "\n".join(titles[:num_items])}
             before = tokenizer.apply_chat_template([asked], add_generation_prompt=True, tokenize=False)
-            rows.append(
-                (tokenizer(before).input_ids, tokenizer(tokenizer.apply_chat_template(chat, tokenize=False)).input_ids)
-            )
+            whole = tokenizer.apply_chat_template([asked, answer], tokenize=False)
+            rows.append((tokenizer(before).input_ids, tokenizer(whole).input_ids))
         longest = max(len(whole) for _, whole in rows)
         tokens, labels, mask = [], [], []
         for before, whole in rows:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.studies.ranks.comparisons import NDCG, RECALL, K, difference
-from benchmarks.studies.retrieval_study import ITEMS, PROMPT, SEEDS, SIZES, evaluations, runs
+from benchmarks.studies.retrieval_study import ITEMS, PROMPT, SEEDS, SIZES, VARIANTS, evaluations, runs
 from convrec.files import read_json, write_table, write_text
 from convrec.lists.settings import ListSettings
 from convrec.retrieval.folder import load, load_notes
@@ -27,7 +27,6 @@ from recipes.evaluation.split import Split, as_items, read_split
 from recipes.experiments.matrix_runs import MatrixRun
 
 OF_MODEL = {"free": "rows.parquet", "constrained": "rows_constrained.parquet"}
-MODELS = [f"{recipe}{further}" for recipe in ("sft", "rank_grpo") for further in PROMPT]
 LISTS = ("free", "constrained", "fused")
 
 
@@ -86,7 +85,7 @@ def _score(split: Split, lists: list[list[int]]) -> Scored:
 def comparisons() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
     """(what, minuend, subtrahend), each a (variant, lists)."""
     found = []
-    for variant in MODELS:
+    for variant in VARIANTS:
         found += [(f"{variant}, {of}, minus the retrieval", (variant, of), (variant, "retrieval")) for of in LISTS]
         found.append((f"{variant}, fused, minus its constrained lists", (variant, "fused"), (variant, "constrained")))
     for of in LISTS:

@@ -14,12 +14,11 @@ import argparse
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.studies import reading_start
-from benchmarks.studies.reading_start import teach_to_read, write_demonstrations
 from benchmarks.studies.sample_ceiling import check_sample
 from convrec.files import read_json, write_text
 from convrec.generation.generate import engines_kept
@@ -37,12 +36,13 @@ SEEDS = (3407, 3408, 3409)
 TABLES = ("train", "validation", "test", "sft_train", "sft_validation")
 SIZES = {"validation": 1000, "test": 5000, "sft": 300, "rank_grpo": 150}
 SMALLEST = {"validation": 20, "test": 20, "sft": 2, "rank_grpo": 2}
-PROMPT = {"": 256, "_candidates": 512, "_reads": 512}  # tokens, of 50 titles some 300
 READS = "_reads"
+PROMPT = {"": 256, "_candidates": 512, READS: 512}  # tokens, of 50 titles some 300
+VARIANTS = [f"{recipe}{further}" for recipe in ("sft", "rank_grpo") for further in PROMPT]
 EVALUATED = ("ndcg@20", "recall@20", "coverage", "popularity_lift", "cold_share")
 
 
-def prepare(data: str, out: Path, sizes: Mapping[str, int]) -> None:
+def prepare(data: str, out: Path, sizes: Mapping[str, int], stages: Sequence[reading_start.Stage]) -> None:
     folder = out / "data"
     if not folder.exists():
         if data in ("sample", "hard"):
@@ -62,12 +62,12 @@ def prepare(data: str, out: Path, sizes: Mapping[str, int]) -> None:
     if not (out / "model").exists():
         make_tiny_model(out / "model", read_texts([folder]), read_titles([folder]))
     if not (out / "data_reads").exists():
-        write_demonstrations(out / "data_candidates", ITEMS, out / "data_reads")
+        reading_start.write_demonstrations(out / "data_candidates", ITEMS, out / "data_reads")
     if not (out / "model_tied").exists():
         make_tiny_model(out / "model_tied", read_texts([folder]), read_titles([folder]), tie_word_embeddings=True)
     if not (out / "model_reads").exists():
-        lines, stages = load_catalog(catalog).lines, reading_start.STAGES if sizes is SIZES else reading_start.SMALLEST
-        teach_to_read(out / "model_tied", folder, lines, ITEMS, out / "model_reads", stages)
+        lines = load_catalog(catalog).lines
+        reading_start.teach_to_read(out / "model_tied", folder, lines, ITEMS, out / "model_reads", stages)
 
 
 def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) -> list[MatrixRun]:
@@ -85,9 +85,8 @@ def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) ->
             of_rl |= {"KL_LOSS_COEF": "0.01", "MAX_PROMPT_LENGTH": str(tokens), "MAX_RESPONSE_LENGTH": "100"}
             start, few = f"sft{further}-s{seed}", ["data.val_max_samples=128"]
             found.append(MatrixRun(start, f"sft{further}", "sft", None, of_sft))
-            found.append(
-                MatrixRun(f"rank_grpo{further}-s{seed}", f"rank_grpo{further}", "rank_grpo", start, of_rl, few)
-            )
+            variant = f"rank_grpo{further}"
+            found.append(MatrixRun(f"{variant}-s{seed}", variant, "rank_grpo", start, of_rl, few))
     return found
 
 
@@ -148,14 +147,15 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="sample, hard, or a folder of ReDial's tables")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--variants", nargs="+", help="some of sft, rank_grpo, sft_candidates, ...; all")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--smallest", action="store_true")
     given = parser.parse_args()
     out, sizes = given.out.resolve(), SMALLEST if given.smallest else SIZES
-    prepare(given.data, out, sizes)
+    prepare(given.data, out, sizes, reading_start.SMALLEST if given.smallest else reading_start.STAGES)
     ideal = check_sample(out / "data")["oracle"] if given.data == "sample" else None
-    planned = runs(out, sizes, tuple(given.seeds))
-    for run in (run for run in planned if run.variant in (given.variants or [run.variant])):
+    for run in runs(out, sizes, tuple(given.seeds)):
+        if run.variant not in given.variants:
+            continue
         if latest_step(out / run.name) < int(run.variables["TOTAL_STEPS"]):
             train(run, out)
         if (out / "evaluation" / run.name / "metrics.json").exists():
