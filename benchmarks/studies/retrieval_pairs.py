@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.studies.ranks.comparisons import NDCG, RECALL, K, difference
-from benchmarks.studies.retrieval_study import ITEMS, PROMPT, SEEDS, SIZES, VARIANTS, evaluations, runs
+from benchmarks.studies.retrieval_study import CONSTRAINED, ITEMS, PROMPT, SEEDS, SIZES, VARIANTS, evaluations, runs
 from convrec.files import read_json, write_table, write_text
 from convrec.lists.settings import ListSettings
 from convrec.retrieval.folder import load, load_notes
@@ -90,8 +90,9 @@ def comparisons() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
         found.append((f"{variant}, fused, minus its constrained lists", (variant, "fused"), (variant, "constrained")))
     for of in LISTS:
         for end in PROMPT:
-            found.append((f"rank_grpo{end} minus sft{end}, {of}", (f"rank_grpo{end}", of), (f"sft{end}", of)))
-        for start in ("sft", "rank_grpo"):
+            for first, second in (("rank_grpo", "sft"), (CONSTRAINED, "sft"), (CONSTRAINED, "rank_grpo")):
+                found.append((f"{first}{end} minus {second}{end}, {of}", (f"{first}{end}", of), (f"{second}{end}", of)))
+        for start in ("sft", "rank_grpo", CONSTRAINED):
             for end in (end for end in PROMPT if end):
                 found.append((f"{start}{end} minus {start}, {of}", (f"{start}{end}", of), (start, of)))
     return found

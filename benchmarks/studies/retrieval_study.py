@@ -4,9 +4,10 @@
     python -m benchmarks.studies.retrieval_study --data hard --out outputs/retrieval_study/hard
     python -m benchmarks.studies.retrieval_study --data path/to/redial --out outputs/retrieval_study/redial
 
-Data, retrieval, tables with candidates, a model, SFT and Rank-GRPO of each seed without candidates, with them, and with
-them from a start that can read (reading_start.py); their free and constrained lists for the test rows, each alone and
-fused by a weight of its own from the validation rows. What is there is not made again: the same command goes on.
+Data, retrieval, tables with candidates, a model, SFT and Rank-GRPO (of free and of constrained lists) of each seed
+without candidates, with them, and with them from a start that can read (reading_start.py); their free and constrained
+lists for the test rows, each alone and fused by a weight of its own from the validation rows. What is there is not made
+again: the same command goes on.
 OUT/table.md has what is there so far. --smallest: all of it in a few minutes, which says nothing.
 """
 
@@ -38,7 +39,8 @@ SIZES = {"validation": 1000, "test": 5000, "sft": 300, "rank_grpo": 150}
 SMALLEST = {"validation": 20, "test": 20, "sft": 2, "rank_grpo": 2}
 READS = "_reads"
 PROMPT = {"": 256, "_candidates": 512, READS: 512}  # tokens, of 50 titles some 300
-VARIANTS = [f"{recipe}{further}" for recipe in ("sft", "rank_grpo") for further in PROMPT]
+CONSTRAINED = "rank_grpo_constrained"
+VARIANTS = [f"{method}{further}" for method in ("sft", "rank_grpo", CONSTRAINED) for further in PROMPT]
 EVALUATED = ("ndcg@20", "recall@20", "coverage", "popularity_lift", "cold_share")
 
 
@@ -71,7 +73,7 @@ def prepare(data: str, out: Path, sizes: Mapping[str, int], stages: Sequence[rea
 
 
 def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) -> list[MatrixRun]:
-    """SFT and Rank-GRPO on it, without and with candidates, of each seed."""
+    """SFT and Rank-GRPO on it (of free and of constrained lists), without and with candidates, of each seed."""
     found = []
     for seed in seeds:
         for further, tokens in PROMPT.items():
@@ -85,8 +87,9 @@ def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) ->
             of_rl |= {"KL_LOSS_COEF": "0.01", "MAX_PROMPT_LENGTH": str(tokens), "MAX_RESPONSE_LENGTH": "100"}
             start, few = f"sft{further}-s{seed}", ["data.val_max_samples=128"]
             found.append(MatrixRun(start, f"sft{further}", "sft", None, of_sft))
-            variant = f"rank_grpo{further}"
-            found.append(MatrixRun(f"{variant}-s{seed}", variant, "rank_grpo", start, of_rl, few))
+            for method, more in (("rank_grpo", {}), (CONSTRAINED, {"CONSTRAINED": "1"})):
+                variant = f"{method}{further}"
+                found.append(MatrixRun(f"{variant}-s{seed}", variant, "rank_grpo", start, of_rl | more, few))
     return found
 
 
@@ -106,7 +109,7 @@ def _steps(count: int) -> dict[str, str]:
 
 def evaluations(run: MatrixRun, out: Path) -> list[dict[str, Any]]:
     """Options: on validation rows, where the weight beside the retrieval is chosen, and on test rows."""
-    further = run.variant.removeprefix(run.recipe)
+    further = run.variant.removeprefix(CONSTRAINED).removeprefix(run.recipe)
     data, folder, weighed = _data(out, further), out / "evaluation" / "validation", out / "weighed" / run.name
     files = {"catalog": str(out / "data" / "catalog.parquet"), "train": str(out / "data" / "train.parquet")}
     settings = {**files, "retrieval": str(weighed), "constrained": True, "max_prompt_length": PROMPT[further]}

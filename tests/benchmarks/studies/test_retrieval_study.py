@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.studies.retrieval_study import SMALLEST, evaluations, runs, table
+from benchmarks.studies.retrieval_study import CONSTRAINED, SMALLEST, evaluations, runs, table
 from convrec.files import write_json
 from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
@@ -13,13 +13,14 @@ NAMES = {variable.name for variable in VARIABLES}
 
 def test_runs_start_from_their_own_and_read_their_own_prompts(tmp_path: Path) -> None:
     planned = runs(tmp_path, SMALLEST)
-    assert len({run.name for run in planned}) == len(planned) == 3 * 3 * 2
+    assert len({run.name for run in planned}) == len(planned) == 3 * 3 * 3
     before: set[str] = set()
     for run in planned:
         assert {*run.variables} <= NAMES
         assert run.recipe in RECIPES
         assert run.start in before if run.recipe == "rank_grpo" else run.start is None
-        further = run.variant.removeprefix(run.recipe)
+        further = run.variant.removeprefix(CONSTRAINED).removeprefix(run.recipe)
+        assert ("CONSTRAINED" in run.variables) == run.variant.startswith(CONSTRAINED)
         assert run.start in (None, f"sft{further}-s{run.seed}")
         before.add(run.name)
         read = "data_candidates" if further else "data"
