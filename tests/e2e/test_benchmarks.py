@@ -9,8 +9,6 @@ import pytest
 
 from .conftest import ROOT
 
-pytestmark = pytest.mark.long
-
 SMALL_MODEL = "--hidden 64 --layers 1 --items 300 --repeats 1"
 
 
@@ -22,6 +20,7 @@ def run(name: str, options: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -41,12 +40,14 @@ def test_on_data_of_its_own(name: str, options: str) -> None:
     assert run(name, options)
 
 
+@pytest.mark.slow
 def test_training_beside_stock_verl(trained: Any) -> None:
     found = run("training", f"--demo {trained.out} --steps 4 --batch 2 --rollouts 2 --response 16")
     assert {"ours", "stock"} <= found.keys()
     assert found["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_validation_replicas_and_serving_beside_plain_vllm(trained: Any) -> None:
     assert run("validation", f"--demo {trained.out} --contexts 8 --rounds 1")
     assert run("replicas", f"--demo {trained.out} --contexts 1 --rounds 1 --replicas 1")  # a start of each
