@@ -39,6 +39,7 @@ SIZES = {"validation": 1000, "test": 5000, "sft": 300, "rank_grpo": 150}
 SMALLEST = {"validation": 20, "test": 20, "sft": 2, "rank_grpo": 2}
 READS = "_reads"
 PROMPT = {"": 256, "_candidates": 512, READS: 512}  # tokens, of 50 titles some 300
+TITLES = "sft_titles"  # a table that ReDial's data have, and the start that is trained on it
 CONSTRAINED = "rank_grpo_constrained"
 VARIANTS = [f"{method}{further}" for method in ("sft", "rank_grpo", CONSTRAINED) for further in PROMPT]
 EVALUATED = ("ndcg@20", "recall@20", "coverage", "popularity_lift", "cold_share")
@@ -71,11 +72,23 @@ def prepare(data: str, out: Path, sizes: Mapping[str, int], stages: Sequence[rea
     if not (out / "model_reads").exists():
         lines = load_catalog(catalog).lines
         reading_start.teach_to_read(out / "model_tied", folder, lines, ITEMS, out / "model_reads", stages)
+    if (folder / f"{TITLES}.parquet").exists():
+        start = titles_run(out, sizes)
+        if latest_step(out / TITLES) < int(start.variables["TOTAL_STEPS"]):
+            train(start, out)
+
+
+def titles_run(out: Path, sizes: Mapping[str, int]) -> MatrixRun:
+    """The start of all seeds' SFT without candidates: from conversations alone it stays long at popular lists."""
+    variables = {"MODEL_PATH": str(out / "model"), "LR": "4e-3", "MAX_LENGTH": "256", "TRAIN_BATCH_SIZE": "32"}
+    variables |= {"SEED": str(SEEDS[0]), "TOTAL_EPOCHS": "1000", **_files(out / "data", "sft_")}
+    variables |= {"TRAIN_FILE": str(out / "data" / f"{TITLES}.parquet")} | _steps(2 * sizes["sft"])
+    return MatrixRun(TITLES, TITLES, "sft", None, variables)
 
 
 def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) -> list[MatrixRun]:
     """SFT and Rank-GRPO on it (of free and of constrained lists), without and with candidates, of each seed."""
-    found = []
+    found, titles = [], out / "data" / f"{TITLES}.parquet"
     for seed in seeds:
         for further, tokens in PROMPT.items():
             common = {"SEED": str(seed), "TOTAL_EPOCHS": "1000", "SAVE_KEEP": "1", "TRAIN_BATCH_SIZE": "16"}
@@ -86,8 +99,12 @@ def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) ->
             of_rl = common | _steps(sizes["rank_grpo"]) | _files(_data(out, further), "")
             of_rl |= {"CATALOG_FILE": str(out / "data" / "catalog.parquet"), "LR": "1e-4", "ROLLOUT_N": "8"}
             of_rl |= {"KL_LOSS_COEF": "0.01", "MAX_PROMPT_LENGTH": str(tokens), "MAX_RESPONSE_LENGTH": "100"}
+            tables: list[str] = []
+            if not further and titles.exists():  # as in ranks/redial.yaml
+                of_sft |= {"MODEL_PATH": str(out / TITLES), "LR": "3e-3", "TRAIN_BATCH_SIZE": "32"}
+                tables = [f"data.train_files=[{of_sft['TRAIN_FILE']},{titles}]"]
             start, few = f"sft{further}-s{seed}", ["data.val_max_samples=128"]
-            found.append(MatrixRun(start, f"sft{further}", "sft", None, of_sft))
+            found.append(MatrixRun(start, f"sft{further}", "sft", None, of_sft, tables))
             for method, more in (("rank_grpo", {}), (CONSTRAINED, {"CONSTRAINED": "1"})):
                 variant = f"{method}{further}"
                 found.append(MatrixRun(f"{variant}-s{seed}", variant, "rank_grpo", start, of_rl | more, few))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.studies.retrieval_study import CONSTRAINED, SMALLEST, evaluations, runs, table
+from benchmarks.studies.retrieval_study import CONSTRAINED, SMALLEST, evaluations, runs, table, titles_run
 from convrec.files import write_json
 from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
@@ -33,6 +33,17 @@ def test_runs_start_from_their_own_and_read_their_own_prompts(tmp_path: Path) ->
         assert test.against == (str(tmp_path / "evaluation" / run.start) if run.start else None)
         assert (Path(chosen.data).stem, Path(test.data).stem) == ("validation", "test")
         assert chosen.retrieval == test.retrieval == str(tmp_path / "weighed" / run.name)
+
+
+def test_where_titles_are_to_be_learned_first_sft_without_candidates_starts_from_them(tmp_path: Path) -> None:
+    titles = tmp_path / "data" / "sft_titles.parquet"
+    titles.parent.mkdir()
+    titles.touch()
+    first, planned = titles_run(tmp_path, SMALLEST), runs(tmp_path, SMALLEST, (1,))
+    assert first.variables["TRAIN_FILE"] == str(titles)
+    start = str(tmp_path / first.name)
+    assert [run.variant for run in planned if run.variables.get("MODEL_PATH") == start] == ["sft"]
+    assert planned[0].overrides == [f"data.train_files=[{titles.with_name('sft_train.parquet')},{titles}]"]
 
 
 def test_the_table_has_what_is_there_so_far(tmp_path: Path) -> None:
