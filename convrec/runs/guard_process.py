@@ -203,7 +203,8 @@ def main() -> None:
             return
         this_process = stat_of(os.getpid())
         assert this_process is not None
-        (folder / "guard.pid").write_text(f"{os.getpid()} {this_process[1]}")
+        (folder / ".guard").write_text(f"{os.getpid()} {this_process[1]}")
+        os.replace(folder / ".guard", folder / "guard.pid")  # whoever reads it finds the old or the new, never a part
         guard = Guard(folder)
         while guard.poll():
             time.sleep(POLL_SECONDS)

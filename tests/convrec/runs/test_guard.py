@@ -124,8 +124,7 @@ def test_a_guard_that_is_killed_is_started_again_by_whoever_is_there(start: Star
     run = start(**options)
     first = run.guard
     first.kill()
-    with contextlib.suppress(ValueError):  # it is being written
-        run.wait(lambda: int((run.folder / "guard.pid").read_text().split()[0]) != first.pid)
+    run.wait(lambda: int((run.folder / "guard.pid").read_text().split()[0]) != first.pid)
     run.guard = psutil.Process(int((run.folder / "guard.pid").read_text().split()[0]))
     time.sleep(2.5 * guard_process.POLL_SECONDS)
     run.driver.kill()
