@@ -53,6 +53,8 @@ with hold(run), guard.guarded("gone") as temporary:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     signal.signal(signal.SIGINT, lambda number, frame: None)
     (run / "temporary").write_text(str(temporary))
+    while not (temporary / "guard.pid").exists():
+        time.sleep(0.05)
     time.sleep(1)
     ready()
     while True:
