@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.pool import ASKED_AT_MOST, Pool
+from convrec.generation.pool import ASKED_AT_MOST, Pool, _finished
 
-# A task is a list of words. "kill": the process is killed at it, each time; "kill once": the first time.
+# A task is a list of words. "kill": the process is killed at it, each time; "kill once": the first time; "wait": until
+# the file "go" is there.
 TARGET = """
-import os, signal
+import os, signal, time
 from pathlib import Path
 from convrec.errors import UserError
 
@@ -26,6 +28,8 @@ def load(folder):
             print(*task, sep=",", file=asked)
         for word in task:
             tell(1)
+            while word == "wait" and not (Path(folder) / "go").exists():
+                time.sleep(0.01)
             once = Path(folder) / "killed"
             if word == "kill" or (word == "kill once" and not once.exists()):
                 once.touch()
@@ -71,13 +75,25 @@ def test_a_killed_replicas_task_is_asked_again_and_no_other(folder: Path, capsys
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_a_task_that_no_replica_survives_ends_it_after_the_answers_of_others(folder: Path) -> None:
-    answers: list[tuple[int, list[str]]] = []
+def test_a_task_that_no_replica_survives_ends_it(folder: Path) -> None:
     message = f"{ASKED_AT_MOST} replicas one after the other died of one batch: exit"
-    with pytest.raises(RuntimeError, match=message), two(folder) as pool:
-        answers.extend(pool.answers([["a"], ["kill"], ["b"]]))
-    assert sorted(answers) == [(0, ["A"]), (2, ["B"])]
-    assert asked(folder) == ["a", "b", *["kill"] * ASKED_AT_MOST]
+    with two(folder) as pool:
+        answers = pool.answers([["a"], ["wait", "kill"], ["b"]])
+        assert [next(answers), next(answers)] == [(0, ["A"]), (2, ["B"])]
+        (folder / "go").touch()
+        with pytest.raises(RuntimeError, match=message):
+            next(answers)
+    assert asked(folder) == ["a", "b", *["wait,kill"] * ASKED_AT_MOST]
+
+
+def test_answers_that_are_there_come_before_an_error() -> None:
+    broken, done = Future[str](), Future[str]()
+    broken.set_exception(RuntimeError("died"))
+    done.set_result("A")
+    finished = _finished({broken: 0, done: 1})
+    assert next(finished) == (1, "A")
+    with pytest.raises(RuntimeError, match="died"):
+        next(finished)
 
 
 def test_errors_of_the_child_are_not_tried_again(folder: Path) -> None:
