@@ -54,7 +54,7 @@ class Pool:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-        for replica in self._replicas.values():
+        for replica in list(self._replicas.values()):
             replica.end()
         self._executor.shutdown(cancel_futures=True)
 

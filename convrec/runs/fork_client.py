@@ -73,7 +73,7 @@ def ask(server: socket.socket, arguments: list[str]) -> None:
         "cwd": os.getcwd(),
         "environment": dict(os.environ),
         "ignored": [number for number in HANDED_ON if signal.getsignal(number) == signal.SIG_IGN],
-        "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "blocked": list(signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)),  # until `wait` hands them on
     }
     message = json.dumps(wanted).encode()
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -85,10 +85,10 @@ def wait(server: socket.socket) -> NoReturn:
     """Hand signals on until the process has ended, then end as it did."""
     server.setblocking(False)
     signal.set_wakeup_fd(server.fileno())
-    for number in HANDED_ON:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
+    for number in [one for one in HANDED_ON if signal.getsignal(one) != signal.SIG_IGN]:
+        signal.signal(number, lambda *_: None)
     server.setblocking(True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
     status = int.from_bytes(server.recv(ENDED, socket.MSG_WAITALL) or b"\1", "big", signed=True)
     if status < 0:
         if -status in HANDED_ON:

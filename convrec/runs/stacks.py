@@ -34,7 +34,7 @@ def write_if_asked(folder: Path, answered: str) -> str:
     """Write the stacks of all threads of this process, if `of_this_node` has asked since. Returns what to give next."""
     try:
         asked = (folder / STACKS / ASKED).read_text()
-        if asked != answered:
+        if asked not in ("", answered):  # "": whoever asks has not written it yet
             with (folder / STACKS / str(os.getpid())).open("a") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
     except OSError:  # nobody has asked, or the run ends

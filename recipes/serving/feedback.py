@@ -92,7 +92,7 @@ class FeedbackLog:
     def _opened(self, now: datetime) -> IO[bytes]:
         """The next file; the oldest go, so that it has room."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        files = {path: path.stat().st_size for path in sorted(self.folder.glob(FILES))}
+        files = {path: path.stat().st_size for path in sorted(self.folder.glob(FILES)) if path.exists()}
         while files and sum(files.values()) > self.most_bytes - self.file_bytes:
             oldest = next(iter(files))
             logging.getLogger(__name__).warning("%s: removed, for feedback to stay below its bound", oldest)
