@@ -29,9 +29,11 @@ def cluster(nodes):
     job = nodes.submit("one", N_NODES="1")
     nodes.one_out, nodes.one_err = job.communicate(timeout=600)
     nodes.one_status = job.returncode
-    nodes.outside = {
-        p for p in nodes.processes() if p.name().startswith("VLLM") or "guard_process.py" in str(p.cmdline())
-    }
+    nodes.outside = set()
+    for process in nodes.processes():
+        with contextlib.suppress(psutil.Error):  # what ends with the job
+            if process.name().startswith("VLLM") or "guard_process.py" in str(process.cmdline()):
+                nodes.outside.add(process)
     return nodes
 
 

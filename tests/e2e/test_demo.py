@@ -25,7 +25,8 @@ def test_demo_resumes_after_the_last_checkpoint(demo):
     assert 1 <= demo.step_when_stopped < RL_STEPS
     assert f"resuming after step {demo.step_when_stopped}" in demo.stderr
     assert latest_step(demo.out / "rank_grpo") == RL_STEPS
-    assert trained_steps(demo.out / "rank_grpo") == list(range(1, RL_STEPS + 1))
+    # Ctrl-C may have come between a checkpoint and the end of its step, which is not trained again
+    assert {*trained_steps(demo.out / "rank_grpo"), demo.step_when_stopped} == set(range(1, RL_STEPS + 1))
 
 
 def test_summary_has_its_schema_and_the_path_is_the_last_line(demo):

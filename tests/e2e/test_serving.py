@@ -18,12 +18,11 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from .conftest import ROOT, processes_named
+from .conftest import ROOT, descendants, processes_named, reachable_from_elsewhere
 from .two_nodes import free_port
 
 ASK = {"conversation": "USER: Hello. Any great 2000s war movies out there? Thanks!", "k": 5}
 START_SECONDS, BACK_SECONDS = 600, 300  # on busy cores
-LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 NEW = {"item_id": "new-1", "title": "A Film That Was Never Made", "year": 2031}
 
 
@@ -146,9 +145,7 @@ def test_what_is_no_http_is_answered_with_json(service):
 
 
 def test_nothing_listens_beyond_the_loopback(service):
-    for process in psutil.Process(service.process.pid).children(recursive=True):
-        for connection in process.net_connections("inet"):
-            assert connection.status != psutil.CONN_LISTEN or connection.laddr.ip in LOOPBACK, process
+    assert not reachable_from_elsewhere(descendants(service.process))
 
 
 def test_metrics_have_the_requests_and_the_engines_tokens(service):
@@ -173,7 +170,7 @@ def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
     assert time.monotonic() - begin < 30  # three lists on busy cores, and no wait
 
     (engine,) = processes_named(service.process, "VLLM::EngineCore")
-    answers = []
+    answers, model = [], engine.parent()
     long = {**ASK, "k": 100}
     asking = threading.Thread(target=lambda: answers.append(client.post("/v1/recommendations", json=long)))
     asking.start()
@@ -182,6 +179,7 @@ def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
     asking.join(BACK_SECONDS)
     assert answers, "a request hangs"
     assert answers[0].status_code in (200, 503, 504), answers[0].text  # answered by the next engine, or refused
+    assert not psutil.wait_procs([model], timeout=BACK_SECONDS)[1]  # until then /health need not know
     deadline = time.monotonic() + BACK_SECONDS
     while client.get("/health").status_code != 200:
         assert time.monotonic() < deadline

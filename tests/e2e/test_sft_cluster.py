@@ -4,6 +4,7 @@ The same steps are trained once in one process. On the cluster the run is stoppe
 to kill -9, and is resumed once more: of all that the numbers must be those of the one process.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -54,13 +55,18 @@ def sft(nodes):
     run, nodes.sft_starts = nodes.folder / "sft", []
     job = submit()
     when(job, lambda: 3 in losses(run))
+    for worker in workers(nodes):  # a step takes half a second, and the job that makes the file of the stop several
+        worker.suspend()
     os.killpg(job.pid, signal.SIGINT)
+    when(job, lambda: [*run.glob("stop.*")])
+    for worker in workers(nodes):
+        worker.resume()
     nodes.sft_starts.append((*job.communicate(timeout=300), job.returncode))
     nodes.sft_stopped_after = latest_step(run)
 
     job = submit(SAVE_FREQ="1")
     when(job, lambda: latest_step(run) >= nodes.sft_stopped_after + 2)
-    *_, worker = [process for process in nodes.processes() if is_worker(process)]
+    *_, worker = workers(nodes)
     nodes.killed_at = time.monotonic()
     worker.send_signal(signal.SIGKILL)
     nodes.sft_starts.append((*job.communicate(timeout=300), job.returncode))
@@ -71,8 +77,12 @@ def sft(nodes):
     return nodes
 
 
-def is_worker(process: psutil.Process) -> bool:
-    return any(word.startswith("ray::SFTWorker") for word in process.cmdline())
+def workers(nodes) -> list[psutil.Process]:
+    found = []
+    for process in nodes.processes():
+        with contextlib.suppress(psutil.Error):  # others end meanwhile
+            found += [process] if any(word.startswith("ray::SFTWorker") for word in process.cmdline()) else []
+    return found
 
 
 @pytest.mark.long

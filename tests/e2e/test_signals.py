@@ -19,7 +19,7 @@ import pytest
 from convrec.runs.folder import latest_step
 
 from .alone import Alone, alone
-from .conftest import FAULTS, ROOT, Demo, descendants, trained_steps
+from .conftest import FAULTS, ROOT, Demo, descendants, processes_named, trained_steps
 
 pytestmark = FAULTS
 
@@ -32,7 +32,7 @@ Moment = Callable[[Alone, Path], bool]
 
 def ray_is_starting(run: Alone, run_folder: Path) -> bool:
     """Its handler of SIGTERM aborts the process until `ray.init` returns."""
-    return any(process.name() == "raylet" for process in descendants(run))
+    return bool(processes_named(run, "raylet"))
 
 
 def vllm_is_starting(run: Alone, run_folder: Path) -> bool:
