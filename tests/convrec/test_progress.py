@@ -13,22 +13,26 @@ from convrec.progress import Progress
 
 def test_without_a_terminal_a_line_now_and_then_says_how_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SECONDS", 0.2)
+    start = time.monotonic()
     with open(tmp_path / "log", "w") as log:
         with Progress(total=10, desc="asking", unit="answer", file=log, note=lambda: "0.30 paid") as bar:
             bar.update(4)
-            time.sleep(0.5)
+            while (tmp_path / "log").read_text().count(" 4/10 ") < 2:
+                assert time.monotonic() - start < 60
+                time.sleep(0.02)
+            assert time.monotonic() - start >= 0.4
             bar.update(6)
         lines = (tmp_path / "log").read_text().splitlines()
-    assert re.fullmatch(r"asking:  40% 4/10 \[00:00<00:0\d, +[\d.]+answer/s, 0\.30 paid\]", lines[0])
+    line = r"asking:  40% 4/10 \[\d\d:\d\d<\d\d:\d\d, +[\d.]+(answer/s|s/answer), 0\.30 paid\]"
+    assert all(re.fullmatch(line, one) for one in lines if " 4/10 " in one)
     assert lines[-1].startswith("asking: 100% 10/10 [")
-    assert 3 <= len(lines) <= 4
 
 
 def test_a_total_that_is_not_known_is_left_out() -> None:
     with Progress(total=None, desc="reading", unit=" rows", file=io.StringIO()) as bar:
         bar.update(7)
         bar.set_postfix_str("2 damaged")
-        assert re.fullmatch(r"reading: 7 rows \[00:00, .*, 2 damaged\]", bar.line())
+        assert re.fullmatch(r"reading: 7 rows \[\d\d:\d\d, .*, 2 damaged\]", bar.line())
 
 
 def test_what_takes_less_than_half_a_minute_prints_nothing(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_task_that_no_replica_survives_ends_it(folder: Path) -> None:
     message = f"{ASKED_AT_MOST} replicas one after the other died of one batch: exit"
     with two(folder) as pool:
         answers = pool.answers([["a"], ["wait", "kill"], ["b"]])
-        assert [next(answers), next(answers)] == [(0, ["A"]), (2, ["B"])]
+        assert sorted([next(answers), next(answers)]) == [(0, ["A"]), (2, ["B"])]
         (folder / "go").touch()
         with pytest.raises(RuntimeError, match=message):
             next(answers)

@@ -219,4 +219,4 @@ def test_megabytes_take_bounded_time(text: str) -> None:
     start = time.process_time()
     assert score_verdict(text) is None
     assert preference_verdict(text) is None
-    assert time.process_time() - start < 2.0  # quadratic would take minutes; this takes milliseconds
+    assert time.process_time() - start < 20  # quadratic would take minutes; this takes milliseconds

@@ -1,6 +1,7 @@
 """What outlives whom: real processes, killed in the ways a run is killed."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -64,7 +65,15 @@ class Run:
         self.child, self.grandchild = psutil.Process(int(child_pid)), psutil.Process(int(grandchild_pid))
         self.wait(lambda: (self.folder / "guard.pid").exists() and len(list(self.folder.glob("tmp*"))) > 0)
         self.guard = psutil.Process(int((self.folder / "guard.pid").read_text().split()[0]))
-        time.sleep(2.5 * guard_process.POLL_SECONDS)  # it has looked at them
+        self.guard_looks()
+
+    def guard_looks(self) -> None:
+        """Waits for a whole look of the guard: at its end it removes the members that have ended, as this one, 0."""
+        shm = guard_process.shared_memory()
+        entry = {"start": 1, "is_driver": False, "owns": False, "message": "", "not_ours": [], "shm": shm}
+        (self.folder / ".0").write_text(json.dumps(entry))
+        (self.folder / ".0").replace(self.folder / "members" / "0")
+        self.wait(lambda: not (self.folder / "members" / "0").exists())
 
     def wait(self, condition: Callable[[], bool], seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
@@ -109,7 +118,7 @@ def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_term
     run = start()
     assert (guard_process.SHM / run.shm).exists()
     # Ray ends the children of a worker that it ends
-    assert run.guard not in psutil.Process(run.driver.pid).children(recursive=True)
+    run.wait(lambda: run.guard not in psutil.Process(run.driver.pid).children(recursive=True))
     run.driver.send_signal(number)
     run.assert_nothing_is_left()
     assert "it ended without a word" in run.driver.communicate()[1]
@@ -126,7 +135,7 @@ def test_a_guard_that_is_killed_is_started_again_by_whoever_is_there(start: Star
     first.kill()
     run.wait(lambda: int((run.folder / "guard.pid").read_text().split()[0]) != first.pid)
     run.guard = psutil.Process(int((run.folder / "guard.pid").read_text().split()[0]))
-    time.sleep(2.5 * guard_process.POLL_SECONDS)
+    run.guard_looks()
     run.driver.kill()
     run.assert_nothing_is_left()
     assert "it ended without a word" in run.driver.communicate()[1]
@@ -138,14 +147,16 @@ def test_a_semaphore_is_removed_whose_owner_was_killed(start: Start) -> None:
     run = start(then=f"import ctypes; ctypes.CDLL(None).sem_open({name.encode()!r}, 64, 384, 1); time.sleep(600)")
     file = guard_process.SHM / f"sem.{name[1:]}"
     run.wait(file.exists)
-    time.sleep(2.5 * guard_process.POLL_SECONDS)
+    run.guard_looks()
     run.driver.kill()
     run.assert_nothing_is_left()
     assert not file.exists()
 
 
 def test_end_ends_everything_but_the_driver_and_says_nothing(start: Start) -> None:
-    run = start(then="time.sleep(3); print('ended:', guard.end(folder), flush=True); time.sleep(600)")
+    asked = "while not (folder / 'asked').exists(): time.sleep(0.02)"
+    run = start(then=f"{asked}\nprint('ended:', guard.end(folder), flush=True); time.sleep(600)")
+    (run.folder / "asked").touch()
     assert run.driver.stdout
     assert run.driver.stdout.readline() == "ended: True\n"
     run.assert_nothing_is_left()
@@ -165,15 +176,12 @@ def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start
     run.assert_nothing_is_left()
 
 
-def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone_for_long(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone_for_long(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     found = guard_process.stat_of(os.getpid())
     assert found
     (folder / "guard.pid").write_text(f"{os.getpid()} {found[1]}")  # this process is the guard
-    monkeypatch.setattr(guard_process, "NO_WORKER_SECONDS", 1.0)
     watching = guard_process.Guard(folder)
     wait = "print(flush=True); import time; time.sleep(600)"
     environment = {**os.environ, **guard.environment(folder)}
@@ -185,15 +193,16 @@ def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone_for_l
         for process in (worker, late):
             assert process.stdout
             process.stdout.readline()
-        assert watching.poll()
+        watching.last_member_seen -= guard_process.NO_WORKER_SECONDS
+        assert watching.poll()  # it sees one now
         worker.kill()
         worker.wait()
         assert watching.poll()  # Ray's next worker may be about to come, or import still
-        time.sleep(1.0)
+        watching.last_member_seen -= guard_process.NO_WORKER_SECONDS
         assert not watching.poll()
         assert late.poll() is None
         watching.finish()
-        assert late.wait(5) == -signal.SIGKILL
+        assert late.wait(60) == -signal.SIGKILL
         assert not folder.exists()
     finally:
         worker.kill()
@@ -246,11 +255,11 @@ own = [subprocess.Popen({wait!r}, start_new_session=apart) for apart in (False, 
 memory, (_, file) = shared_memory.SharedMemory(create=True, size=4096), tempfile.mkstemp()
 time.sleep({3 * guard_process.POLL_SECONDS})
 first.__exit__(None, None, None)
-psutil.wait_procs(of_first, timeout=5)
+psutil.wait_procs(of_first, timeout=60)
 assert [p.is_running() for p in of_first] == [False, False]
 assert [p.is_running() for p in of_second] == [True, True]
 second.__exit__(None, None, None)
-psutil.wait_procs(of_second, timeout=5)
+psutil.wait_procs(of_second, timeout=60)
 assert [p.is_running() for p in of_second] == [False, False]
 assert [p.poll() for p in own] == [None, None]
 assert os.path.exists(file) and (guard_process.SHM / memory.name).exists()

@@ -20,7 +20,7 @@ BEGIN = """
 import os, signal, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from convrec.runs import supervisor
-supervisor.SAME_SIGNAL_SECONDS = 0.2
+supervisor.SAME_SIGNAL_SECONDS = {same}
 supervisor.begin({seconds})
 from pathlib import Path
 from convrec.runs import guard
@@ -36,7 +36,7 @@ def checkpoint(step):
     (run / "latest_checkpointed_iteration.txt").write_text(str(step))
 """
 # an `except` of a library, or a call into C that does not come back
-DEAF = "signal.signal(signal.SIGINT, lambda number, frame: None); ready(); time.sleep(600)"
+DEAF = r"signal.signal(signal.SIGINT, lambda *_: os.write(1, b'heard\n')); ready(); time.sleep(600)"
 WORK = {
     "in Python": "ready(); time.sleep(60)",
     "in an import of C code": """
@@ -85,9 +85,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def begin(
-        work: str, seconds: float = 1, before: Callable[[], Any] = default, **variables: str
+        work: str, seconds: float = 1, before: Callable[[], Any] = default, same: float = 0.2, **variables: str
     ) -> tuple[subprocess.Popen, psutil.Process]:
-        script = BEGIN.format(root=str(ROOT), run=str(tmp_path / "run"), seconds=seconds) + work
+        script = BEGIN.format(root=str(ROOT), run=str(tmp_path / "run"), seconds=seconds, same=same) + work
         ours = {supervisor.SAVE_VARIABLE, *supervisor.SCHEDULERS}
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         command = subprocess.Popen(
@@ -141,7 +141,8 @@ def test_a_signal_ends_everything_with_one_line(
 
 
 def test_the_whole_group_may_get_the_signal_and_more_than_once(start: Start) -> None:
-    command, _ = start("try:\n    ready(); time.sleep(60)\nfinally:\n    time.sleep(0.5); print('cleaned', flush=True)")
+    work = "try:\n    ready(); time.sleep(60)\nfinally:\n    time.sleep(0.5); print('cleaned', flush=True)"
+    command, _ = start(work, seconds=600, same=600)
     for _ in range(3):
         os.killpg(command.pid, signal.SIGTERM)
         time.sleep(0.02)
@@ -152,7 +153,9 @@ def test_the_whole_group_may_get_the_signal_and_more_than_once(start: Start) -> 
 def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     command, _ = start(DEAF, seconds=600)
     command.send_signal(signal.SIGINT)
-    time.sleep(0.4)
+    assert command.stdout
+    assert command.stdout.readline() == "heard\n"  # the supervisor has taken the first one
+    time.sleep(0.25)
     command.send_signal(signal.SIGINT)
     assert command.wait(120) == 130
 
@@ -181,7 +184,7 @@ def test_what_has_not_trained_a_step_or_need_not_save_ends_at_once(start: Start,
 
 def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(start: Start) -> None:
     work = SAVES.format(first_step='(run / "metrics").write_text("x")').replace("while not", "while True or not")
-    command, _ = start(work.replace("supervisor.note(", "supervisor.note(said='no'); supervisor.note(", 1))
+    command, _ = start(work.replace("supervisor.note(", "supervisor.note(said='no'); supervisor.note(", 1), same=0)
     command.send_signal(signal.SIGUSR1)
     time.sleep(0.4)
     assert command.poll() is None
@@ -244,8 +247,10 @@ def test_a_run_that_is_killed_with_its_guard_is_cleaned_up_all_the_same(start: S
     temporary = Path((tmp_path / "run" / "temporary").read_text())
     children = fork.children(recursive=True)
     guards = psutil.Process(int((temporary / "guard.pid").read_text().split()[0]))
-    for process in (fork, guards):
-        process.kill()
+    fork.suspend()  # it would start another guard
+    guards.kill()
+    guards.wait(60)
+    fork.kill()
     assert command.wait(60) == 137
     _, left = psutil.wait_procs(children, timeout=60)
     assert not left

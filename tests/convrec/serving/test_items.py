@@ -479,7 +479,7 @@ for number in range(25):
     command = [sys.executable, "-c", code, str(state), str(tmp_path / "catalog.parquet")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     writers = [subprocess.Popen([*command, str(number)], env=environment) for number in range(4)]
-    assert [writer.wait(timeout=60) for writer in writers] == [0] * 4
+    assert [writer.wait(timeout=300) for writer in writers] == [0] * 4
     assert len(serve(state)) == 105
 
 

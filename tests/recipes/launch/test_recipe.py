@@ -1,7 +1,6 @@
 """A recipe and an algorithm are entries of their tables: nothing else knows their names."""
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -43,16 +42,8 @@ def test_a_wrong_variable_is_refused_before_torch_is_imported(recipe: Recipe, tm
     assert "recipes.launch.variables" in imported
     assert not imported & {"torch", "verl", "ray", "transformers", "pyarrow", "hydra"}
 
-    seconds = []
-    for _ in range(3):  # the first may compile; busy cores make a process slower
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert (done.returncode, done.stderr) == (2, "error: LR=abc: expected a number of at least 0\n")
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if seconds[-1] < 2:
-            break
-    assert min(seconds) < 2
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: LR=abc: expected a number of at least 0\n")
     assert not (tmp_path / "run").exists()
 
 

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from convrec.checkpoints import saving
 from convrec.errors import UserError
+from convrec.progress import Progress
 from convrec.runs.folder import RUNNING, TRAINED, hold
 from convrec.training.trackers import tracking
 from recipes.launch import runner
@@ -83,21 +84,34 @@ def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Run, tmp_path: Pat
 def test_without_a_terminal_lines_say_how_far_a_run_is(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """stderr of this test is a file."""
-    monkeypatch.setattr("convrec.progress.SECONDS", 0.5)
+    """stderr of this test is a file. The run goes on when the line that is waited for is there."""
+    monkeypatch.setattr("convrec.progress.SECONDS", 0.1)
+    told, tell = list[int](), Progress._print
+
+    def noted(bar: Progress) -> None:
+        step = bar.n
+        tell(bar)
+        told.append(step)
+
+    monkeypatch.setattr(Progress, "_print", noted)
+
+    def wait_for_line(step: int) -> None:
+        deadline = time.monotonic() + 60
+        while step not in told and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def train(config: DictConfig) -> None:
-        time.sleep(0.8)
+        wait_for_line(0)
         trackers = tracking.resumable(tmp_path / "run", "project", "experiment", [])
         trackers.log(data={"train/loss": 2.5}, step=3)
-        time.sleep(1.8)
+        wait_for_line(3)
         trackers.log(data={"train/loss": math.nan}, step=4)
-        time.sleep(1.8)
+        wait_for_line(4)
 
     status, err = run(train)
     assert status == 0
-    assert "Training:   0% 0/9 [00:00<?, ?step/s, starting]\n" in err
-    assert re.search(r"^Training:  33% 3/9 \[00:0.*, loss 2\.5\]$", err, re.MULTILINE)
+    assert re.search(r"^Training:   0% 0/9 \[00:\d\d<\?, \?step/s, starting\]$", err, re.MULTILINE)
+    assert re.search(r"^Training:  33% 3/9 \[00:.*, loss 2\.5\]$", err, re.MULTILINE)
     assert re.search(r"^Training:  44% 4/9 \[00:.*, loss nan\]$", err, re.MULTILINE)
 
 

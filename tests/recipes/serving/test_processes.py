@@ -24,10 +24,10 @@ from recipes.serving.errors import Refused
 from recipes.serving.processes import answer_at
 
 class Films:
-    cancelled = 0
+    cancelled = waiting = 0
 
     async def describe(self):
-        return {"pid": os.getpid(), "cancelled": self.cancelled}
+        return {"pid": os.getpid(), "cancelled": self.cancelled, "waiting": self.waiting}
 
     async def refuse(self, field):
         raise Refused(400, "no", field)
@@ -36,6 +36,7 @@ class Films:
         raise ValueError("out of paper")
 
     async def wait(self, seconds):
+        Films.waiting += 1
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
@@ -96,9 +97,13 @@ def test_answers_streams_refusals_and_failures_come_through(started: Callable[..
         with pytest.raises(RuntimeError, match=r"films failed at fail: see .*0\.log"):
             await model.ask("fail")
         assert "ValueError: out of paper" in (tmp_path / "0.log").read_text()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(model.ask("wait", 30), 0.5)
-        assert (await model.ask("describe"))["cancelled"] == 1
+        left = asyncio.ensure_future(model.ask("wait", 600))
+        async with asyncio.timeout(60):
+            while not (await model.ask("describe"))["waiting"]:
+                await asyncio.sleep(0.01)
+            left.cancel()
+            while not (await model.ask("describe"))["cancelled"]:
+                await asyncio.sleep(0.01)
         assert list((await model.metrics()).values()) == ["figures"]
 
     asyncio.run(scenario())

@@ -3,7 +3,7 @@
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,14 +87,19 @@ def test_one_that_is_not_reached_is_asked_again_but_not_for_ever(
     assert "vLLM server 0.0" in [watch.lost_actor() for _ in range(2)]
 
 
+def wait_behind(cause: Callable[[], object]) -> None:
+    """The interrupt may come at once."""
+    cause()
+    time.sleep(30)
+
+
 def test_the_main_thread_is_interrupted_while_it_waits(actors: Actors) -> None:
     watch = liveness.Watch(actors.handles)
     watch.start()
     try:
         time.sleep(0.1)
-        actors.state["training worker 0"] = "dead"
         with pytest.raises(ProcessLost, match="the training worker 0 is gone"):
-            time.sleep(30)
+            wait_behind(lambda: actors.state.update({"training worker 0": "dead"}))
     finally:
         watch.stopped.set()
 
@@ -118,10 +123,11 @@ def test_a_driver_that_does_not_get_away_is_ended(actors: Actors, monkeypatch: p
     monkeypatch.setattr(liveness.os, "_exit", statuses.append)
     actors.state["training worker 0"] = "dead"
     watch = liveness.Watch(actors.handles)
-    watch.start()
     with pytest.raises(ProcessLost):
-        time.sleep(30)
-    time.sleep(0.5)  # stands for a close that waits for the dead
+        wait_behind(watch.start)
+    deadline = time.monotonic() + 30
+    while not statuses and time.monotonic() < deadline:  # stands for a close that waits for the dead
+        time.sleep(0.01)
     watch.stopped.set()
     assert statuses == [1]
 
@@ -137,6 +143,7 @@ def test_a_run_that_is_over_is_not_interrupted(actors: Actors) -> None:
 def test_a_phase_that_does_not_end_ends_the_run_with_the_process_that_is_to_blame(
     actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("convrec.runs.phases.FIRST_TIMES", 1000)  # for the time before the phase
     phases = Phases(0.05)
     with phases.phase("gen"):
         pass  # its median is next to nothing
