@@ -157,7 +157,7 @@ class Supervisor:
                 return self.end(os.waitstatus_to_exitcode(status))
             timeout = 3600.0 if self.deadline is None else max(0.0, self.deadline - time.monotonic())
             received = signal.sigtimedwait(self.watched, timeout)
-            if received is None:
+            if received is None or received.si_signo not in self.watched:  # CPython: garbage, when stopped beyond it
                 if self.deadline is not None:
                     self.go_harder()
             elif received.si_signo == signal.SIGTSTP:  # Ctrl-Z

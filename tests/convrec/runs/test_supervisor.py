@@ -128,7 +128,7 @@ def test_a_signal_ends_everything_with_one_line(
     processes = [fork, *fork.children(recursive=True)]
     command.send_signal(number)
     _, error = command.communicate(timeout=120)
-    assert command.returncode == 130
+    assert command.returncode == 130, error
     has_run = (tmp_path / "run").exists()
     done = "stopped after step 0; the same command resumes" if has_run else "stopped; the same command does it again"
     assert error.splitlines()[has_run:] == [done]  # on a line of its own, below a progress bar
@@ -172,6 +172,19 @@ def test_what_has_trained_a_step_is_asked_to_save(
     _, error = command.communicate(timeout=120)
     assert command.returncode == 130
     assert error == "stopped after step 7; the same command resumes\n"
+
+
+def test_a_supervisor_that_stands_still_over_its_limit_goes_on(start: Start) -> None:
+    """CPython's sigtimedwait then gives a signal that there is not."""
+    command, _ = start(DEAF)
+    command.send_signal(signal.SIGINT)
+    assert command.stdout
+    assert command.stdout.readline() == "heard\n"
+    command.send_signal(signal.SIGSTOP)
+    time.sleep(1.2)
+    command.send_signal(signal.SIGCONT)
+    _, error = command.communicate(timeout=120)
+    assert (command.returncode, error) == (130, "stopped; the same command does it again\n")
 
 
 def test_what_has_not_trained_a_step_or_need_not_save_ends_at_once(start: Start, tmp_path: Path) -> None:
