@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_trie import generated_catalog, load_tokenizer, tekken
 
-from convrec.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
+from convrec.features.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
 from convrec.generation.engine_settings import engine_settings, without_compiler
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
@@ -85,7 +85,7 @@ def compare(
 ) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
-    from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
+    from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
 
     on_cpu, settings = engine_settings(1)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -35,13 +35,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_trie import generated_catalog, load_tokenizer, tekken
 
-from convrec.constrained.catalog_trie import build_catalog_trie
-from convrec.constrained.choices import ChoiceReader, joined
-from convrec.constrained.log_probs import ConstrainedHead
-from convrec.constrained.walk import Walk
+from convrec.features.constrained.catalog_trie import build_catalog_trie
+from convrec.features.constrained.choices import ChoiceReader, joined
+from convrec.features.constrained.log_probs import ConstrainedHead
+from convrec.features.constrained.walk import Walk
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
-from convrec.training.log_prob_head import at_once, in_chunks
+from convrec.train.log_prob_head import at_once, in_chunks
 
 NUM_ITEMS, EXCLUDED = 20, 10
 

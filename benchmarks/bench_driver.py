@@ -19,7 +19,7 @@ from pathlib import Path
 from convrec.checkpoints import saving
 from convrec.runs.folder import next_metrics_file
 from convrec.runs.phases import Phases
-from convrec.training.trackers import tracking
+from convrec.train.trackers import tracking
 from recipes.launch.console import Console, output_to, progress
 
 METRICS = 150  # of a step of Rank-GRPO with 20 ranks
@@ -42,7 +42,7 @@ def simulate(run: Path, steps: int) -> Iterator[dict[str, float]]:
     os.environ |= tracking.tracker_environment(run, "bench", os.environ)
     console, values, phases = Console(), random.Random(0), Phases(300)
     with output_to(run / "run.log"), progress(console, run, steps, "bench", {"rank_grpo/dcg": "DCG"}):
-        trackers = tracking.resumable(run, "convrec", "bench", ["console", "file", "tensorboard"], {})
+        trackers = tracking.open_trackers(run, "convrec", "bench", ["console", "file", "tensorboard"], {})
         samples = tracking.keep_samples(run, "convrec", "bench")
         cpu, begin = time.process_time(), time.monotonic()
         for step in range(1, steps + 1):

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from convrec.constrained.catalog_trie import INNER, build_catalog_trie
-from convrec.constrained.vllm_lists import TrieMask
-from convrec.constrained.walk import Walk
+from convrec.features.constrained.catalog_trie import INNER, build_catalog_trie
+from convrec.features.constrained.vllm_lists import TrieMask
+from convrec.features.constrained.walk import Walk
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, add_skip_damaged, collected, counted, place_of
 from convrec.data.records import READABLE
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_of, prompt_text
-from convrec.dialogue.attributes import load_attributes
 from convrec.errors import UserError, says_user_errors
+from convrec.features.asking.attributes import load_attributes
 from convrec.files import folder_written_whole, write_json
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import SFT_SCHEMA, truth_of
-from convrec.dialogue.attributes import Attributes, load_attributes
-from convrec.dialogue.turns import MAX_TURNS, question_text, with_answer
-from convrec.dialogue.users import Asked, RuleUser, draw
+from convrec.features.asking.attributes import Attributes, load_attributes
+from convrec.features.asking.turns import MAX_TURNS, question_text, with_answer
+from convrec.features.asking.users import Asked, RuleUser, draw
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import split_lines
 from data_prep.tables import TableNumbers, message

@@ -19,9 +19,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from convrec.data.schema import RL_SCHEMA, TRUTH, with_candidates
+from convrec.data.schema import RL_SCHEMA, TRUTH
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError, says_user_errors
+from convrec.features.candidates.prompts import with_candidates
 from convrec.files import file_hash, folder_written_whole
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.lists.matching import Matcher

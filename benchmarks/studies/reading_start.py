@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from convrec.data.schema import CANDIDATES_LINE, CONVERSATION_MARKER, split_prompt, with_candidates
+from convrec.data.schema import CONVERSATION_MARKER, split_prompt
+from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
 from convrec.files import folder_written_whole
 from convrec.retrieval.retriever import fuse
 

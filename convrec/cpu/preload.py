@@ -10,7 +10,7 @@ from convrec.runs import fork_server
 MODULES = (
     "convrec.cpu.class_ids",
     "transfer_queue",
-    "convrec.training.worker",
+    "convrec.train.worker",
     "convrec.cpu.engine",
     "convrec.cpu.server",
     "convrec.rollout.agent_loop",

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -46,7 +46,6 @@ INSTRUCTION_TEMPLATE = (
     "Here is the conversation: "
 )
 CONVERSATION_MARKER = "Here is the conversation: "
-CANDIDATES_LINE = "Similar conversations led to these, the likeliest first; recommend them or others:\n"
 
 TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)  # where a turn of a conversation begins
 SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}  # role of a chat -> who speaks there
@@ -65,18 +64,6 @@ def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dat
     article = "an" if item[:1].lower() in tuple("aeiou") else "a"
     instruction = template.format(num_items=num_items).replace("a movie", f"{article} movie").replace("movie", item)
     return instruction + conversation
-
-
-def with_candidates(prompt: str, lines: Sequence[str]) -> str:
-    """The prompt with these items, best first, at the end of its instruction, in place of others; none: as it is."""
-    instruction, conversation = split_prompt(prompt)
-    head = instruction.removesuffix(CONVERSATION_MARKER).partition(CANDIDATES_LINE)[0]
-    listed = CANDIDATES_LINE + "".join(f"{line}\n" for line in lines)
-    return f"{head}{listed}{CONVERSATION_MARKER}{conversation}" if lines else prompt
-
-
-def count_candidates(prompt: str) -> int:
-    return split_prompt(prompt)[0].partition(CANDIDATES_LINE)[2].count("\n")
 
 
 def turns_of_text(text: str) -> list[dict[str, str]]:
@@ -107,7 +94,7 @@ def conversation_of(sample_id: str) -> str:
 
 
 def before_questions(conversation: str) -> str:
-    """Without the questions that end it, 99 at most, and their answers (convrec/dialogue/turns.py)."""
+    """Without the questions that end it, 99 at most, and their answers (convrec/features/asking/turns.py)."""
     return re.sub(r"(?m)(?:^SYSTEM: Which [^\n]+\?\nUSER: [^\n]*\n){1,99}+\Z", "", conversation)
 
 

@@ -33,7 +33,7 @@ Keep = Callable[[list[tuple[int, Answer]]], None]  # gets (index of the prompt, 
 class Constraint:
     """Answers are lists of the catalog: `num_items` different items, those left out that `exclude` has for the prompt.
 
-    trie: a file of convrec.constrained.catalog_trie, of the model's tokenizer. exclude: items by prompt_id.
+    trie: a file of convrec.features.constrained.catalog_trie, of the model's tokenizer. exclude: items by prompt_id.
     """
 
     trie: str

@@ -68,7 +68,7 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
     from vllm import LLM, SamplingParams
 
     if request.trie:
-        from convrec.constrained.vllm_lists import PROCESSOR, TRIE
+        from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE
 
         settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: request.trie}}
     engine = LLM(
@@ -118,7 +118,7 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
 
 
 def _constrained(sampling: Any, request: Request, exclude: list[int]) -> Any:
-    from convrec.constrained.vllm_lists import EXCLUDE, ITEMS
+    from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS
 
     own = sampling.clone()
     own.extra_args = {ITEMS: request.num_items, EXCLUDE: exclude}

@@ -70,19 +70,6 @@ def rank_advantages(
     return centred_BK.masked_fill((low_GK == high_GK)[group_B], 0.0).to(returns_BK.dtype)
 
 
-def part_advantages(
-    returns_PBK: torch.Tensor, weights: Sequence[float], uid: Sequence[Any], norm_by_std: bool = True
-) -> torch.Tensor:
-    """(P, B, K): weight_p A_p, A_p the rank advantages of the returns of part p alone.
-
-    Their sum over the parts is the advantage of `convrec.reward_combination=normalised`: a part of small returns, or
-    with signal at few ranks, is not drowned by the standard deviation of another (GDPO, arXiv 2601.05242, without its
-    last step, a normalisation over the batch, so that one part of weight 1 changes nothing).
-    """
-    parts = zip(returns_PBK, weights, strict=True)
-    return torch.stack([weight * rank_advantages(part_BK, uid, norm_by_std) for part_BK, weight in parts])
-
-
 def assign_units(
     rank_ids_BT: torch.Tensor,
     rank_advantages_BK: torch.Tensor,

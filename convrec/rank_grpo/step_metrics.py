@@ -23,23 +23,6 @@ def rank_buckets(num_ranks: int) -> list[tuple[str, int, int]]:
     return [(f"{a + 1}-{b}" if b > a + 1 else f"{b}", a, b) for a, b in zip(starts, ends, strict=True)]
 
 
-def part_metrics(
-    names: Sequence[str],
-    returns_PBK: torch.Tensor,
-    advantages_PBK: torch.Tensor,
-    uid: Sequence[Any],
-    prefix: str = "rank_grpo/part/",
-) -> dict[str, float]:
-    """Of each of P parts of the reward: NAME/return, its mean over responses and ranks; NAME/signal, the share of
-    (group, rank) pairs whose returns are not all equal; NAME/advantage, the mean |weight x advantage of it alone|."""
-    metrics = {}
-    for name, returns_BK, advantages_BK in zip(names, returns_PBK, advantages_PBK, strict=True):
-        metrics[f"{prefix}{name}/return"] = returns_BK.double().mean().item()
-        metrics[f"{prefix}{name}/signal"] = 1.0 - zero_std_ranks(returns_BK, uid).double().mean().item()
-        metrics[f"{prefix}{name}/advantage"] = advantages_BK.double().abs().mean().item()
-    return metrics
-
-
 def rank_metrics(
     returns_BK: torch.Tensor,
     uid: Sequence[Any],

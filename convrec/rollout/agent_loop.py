@@ -1,43 +1,252 @@
-"""The rollout side of a run, made to stop with a reason where verl's waits for ever or trains on less than asked.
+"""The rollout side of a run: what happens to a prompt between the training loop and TransferQueue.
 
-A rollout or a reward that raises makes its prompt a "failure" to verl, which trains on whatever rollouts there are.
-Here a reward gets bounded retries and a time limit, and then the run ends with the first error.
+    prompts of a call -> groups -> sampler (vLLM) -> rewards -> features -> TransferQueue
+                                                                 (validation: back to the driver)
+
+A rollout or a reward that raises makes its prompt a "failure" to verl, which trains on whatever rollouts there are, or
+waits for ever. Here the first failure is kept, and the run ends with it (convrec.rollout.failures).
 """
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import ray
 import transfer_queue as tq
 from ray.exceptions import RayTaskError
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap, get_trajectory_info
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.rollout.llm_server import LLMServerClient
 
 from convrec.errors import one_line
-from convrec.rollout.groups import GroupedRollouts
+from convrec.features.feature import RolloutFeature
+from convrec.features.registry import start_rollout_features
+from convrec.features.responses import Prompt, SampledResponse
+from convrec.rollout.queue import keep_to_this_run
+from convrec.rollout.reward_manager import GroupRewardManager
+from convrec.rollout.rewards import RewardClient, with_retries
+from convrec.rollout.sampler import GroupSampler, seeded_params, split_into_groups
 
 logger = logging.getLogger(__name__)
 
-REWARD_ATTEMPTS = 3
+SINGLE_TURN = "single_turn_agent"
 
 
-class ConvRecAgentLoopWorker(GroupedRollouts):
-    """With rewards that are bounded in time and retries."""
+class Siblings:
+    """The responses to a prompt that verl rolls out one by one. Features see them when the last one is scored."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.scored: list[SampledResponse] = []
+        self.may_go_on = asyncio.Event()
+
+
+class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's `AgentLoopWorkerTQ`, in groups. What groups cannot do (agents, tools, images) goes verl's way."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        keep_to_this_run()
+        super().__init__(*args, **kwargs)
+        self.first_failure: str | None = None
+        self.waiting: list[Prompt] = []
+        self.siblings: dict[str, Siblings] = {}  # of prompts that go verl's way, by uid
+        _ = self.features  # a catalog that cannot be read ends the start, not a prompt
+        gc.freeze()  # what was imported stays
+
+    # ---- parts ----
+
+    @cached_property
+    def features(self) -> list[RolloutFeature]:
+        return start_rollout_features(self.config, self.tokenizer)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of a deterministic run."""
+        return self.config.data.seed if self.config.convrec.deterministic else None
+
+    @cached_property
+    def sampler(self) -> GroupSampler:
+        agent = SingleTurnAgentLoop(
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            tools=ToolListWrap(self.tools),
+        )
+        return GroupSampler(
+            agent=agent,
+            llm_client=self.llm_client,
+            features=self.features,
+            response_length=self.rollout_config.response_length,
+            seed=self.seed,
+        )
+
+    @cached_property
+    def rewards(self) -> RewardClient:
+        reward = self.config.reward
+        has_function = not reward.reward_model.enable or reward.custom_reward_function.path is not None
+        return RewardClient(
+            workers=self.reward_loop_worker_handles,
+            takes_lists=reward.reward_manager.name == GroupRewardManager.__name__ and has_function,
+            timeout=self.config.convrec.reward_timeout,
+            score_alone=self._compute_score,
+        )
+
+    # ---- which way a prompt goes ----
+
+    @cached_property
+    def groups_are_possible(self) -> bool:
+        return (
+            type(self.llm_client) is LLMServerClient  # the asynchronous trainer's client resumes responses
+            and self.reward_loop_worker_handles is not None
+            and self.rollout_config.name == "vllm"
+            and not self.rollout_config.full_determinism
+            and not self.distillation_enabled
+            and self.processor is None
+        )
+
+    def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
+        is_plain = sample["agent_name"] == SINGLE_TURN and not {"__do_sample__", "priority"} & sample.keys()
+        return is_plain and self.groups_are_possible
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
+        config = self.config.actor_rollout_ref.rollout
+        n = int(prompt.get("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n))
+        if not self._goes_in_groups(prompt):
+            await self._run_verls_way(prompt, sampling_params, trajectory, trace, n)
+            return
+        sample = {name: value for name, value in prompt.items() if name not in ("agent_name", "__rollout_n__")}
+        self.waiting.append(Prompt(sample, sampling_params, trajectory, n))
+        await asyncio.sleep(0)  # verl starts a task for each prompt of a call before any of them runs on
+        prompts = self.waiting
+        self.waiting = []
+        await asyncio.gather(*map(self._run_group, split_into_groups(prompts)))
+
+    # ---- in groups ----
+
+    async def _run_group(self, prompts: list[Prompt]) -> None:
+        """Sample and score the responses to some prompts, and put them into TransferQueue."""
+        is_training = not prompts[0].trajectory["validate"]
+        partition = "train" if is_training else "val"
+        uids = [prompt.sample["uid"] for prompt in prompts]
+        try:
+            await _put_status(uids, partition, "running")
+            responses = await self._answer(prompts)
+            for feature in self.features:
+                await feature.after_scoring(responses, self.rewards.score, is_training)
+            await tq.async_kv_batch_put(
+                keys=[response.key for response in responses],
+                fields=list_of_dict_to_tensordict([self._fields(response) for response in responses]),
+                tags=[response.tag() for response in responses],
+                partition_id=partition,
+            )
+            status = "finished"
+        except Exception as error:
+            self._note_failure(error)
+            logger.exception("rollouts of %d prompts failed", len(prompts))
+            status = "failure"
+        await _put_status(uids, partition, status)
+
+    async def _answer(self, prompts: Sequence[Prompt]) -> list[SampledResponse]:
+        """Return the responses to some prompts, their lists scored."""
+        sample = self.sampler.sample
+        for feature in self.features:
+            sample = _wrap(feature, sample)
+        responses = await sample(prompts)
+        await self.rewards.score([response for response in responses if not response.is_question])
+        return responses
+
+    def _fields(self, response: SampledResponse) -> dict[str, Any]:
+        fields = response.fields()
+        for feature in self.features:
+            fields |= feature.response_fields(response)
+        return fields
+
+    async def validate(
+        self, samples: list[dict[str, Any]], global_steps: int
+    ) -> list[tuple[str, AgentLoopOutput]] | None:
+        """Return the scored lists, each with its prompt's uid, at once: none goes through TransferQueue.
+
+        Returns:
+            None when a prompt needs verl's way.
+
+        Raises:
+            RuntimeError: a prompt cannot be rolled out or scored.
+        """
+        if not all(map(self._goes_in_groups, samples)):
+            return None
+        config = self.rollout_config.val_kwargs
+        params = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+        params |= {"repetition_penalty": 1.0, "logprobs": False}
+        trajectories = await get_trajectory_info(global_steps, [sample["index"] for sample in samples], True)
+        prompts = [
+            Prompt(sample, params, trajectory, int(sample.get("__rollout_n__", config.n)))
+            for sample, trajectory in zip(samples, trajectories, strict=True)
+        ]
+        try:
+            groups = await asyncio.gather(*map(self._answer, split_into_groups(prompts)))
+        except Exception as error:
+            self._note_failure(error)
+            raise
+        lists = [response for group in groups for response in group if not response.is_question]
+        return [(response.sample["uid"], response.output) for response in lists]
+
+    # ---- one by one, as verl does ----
+
+    async def _run_verls_way(
+        self,
+        prompt: dict[str, Any],
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        trace: bool,
+        n: int,
+    ) -> None:
+        waits = any(feature.waits_for_prompt for feature in self.features)
+        if waits and not trajectory["validate"]:
+            self.siblings[prompt["uid"]] = Siblings(n)
+        try:
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        finally:
+            self.siblings.pop(prompt["uid"], None)
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **kwargs: Any
     ) -> Any:
-        sampling_params = self.sampling_params_of(sampling_params, trajectory, session_id)
+        sampling_params = seeded_params(sampling_params, trajectory, session_id, self.seed)
         try:
-            if self.constraint is not None or self.dialogues is not None:
+            if any(feature.needs_groups for feature in self.features):
                 raise RuntimeError("constrained lists and questions are sampled in groups only; this prompt cannot be")
             return await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **kwargs)
         except Exception as error:
-            self.first_failure = self.first_failure or one_line(error)
+            self._note_failure(error)
             raise
+        finally:  # after a failure nobody waits for this response
+            siblings = self.siblings.get(kwargs["uid"])
+            if siblings:
+                siblings.may_go_on.set()
+
+    async def _agent_loop_postprocess(self, output: AgentLoopOutput, validate: bool, **kwargs: Any) -> None:
+        siblings = self.siblings.get(kwargs["uid"])
+        if siblings:
+            await self._compute_score([output], kwargs)  # verl does not score it again
+            siblings.scored.append(SampledResponse(kwargs, output))
+            if len(siblings.scored) == siblings.n:
+                responses = sorted(siblings.scored, key=lambda response: response.sample["session_id"])
+                for feature in self.features:
+                    await feature.after_scoring(responses, self.rewards.score, True)
+                siblings.may_go_on.set()
+            await siblings.may_go_on.wait()
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         await with_retries(
@@ -46,34 +255,44 @@ class ConvRecAgentLoopWorker(GroupedRollouts):
             self.config.convrec.reward_timeout,
         )
 
+    # ---- failures ----
 
-async def with_retries(attempt: Callable[[], Any], what: str, timeout: float) -> Any:
-    """Await `attempt()` up to REWARD_ATTEMPTS times, each at most `timeout` seconds; RuntimeError gives the reason.
+    def _note_failure(self, error: Exception) -> None:
+        self.first_failure = self.first_failure or one_line(error)
 
-    The limit holds for rewards in threads as well: their result is waited for here, not there.
-    """
-    for number in range(1, REWARD_ATTEMPTS + 1):
-        limit = asyncio.timeout(timeout)
-        try:
-            async with limit:
-                return await attempt()
-        except Exception as error:
-            reason = f"took more than {timeout:g} s (convrec.reward_timeout)"
-            if not (isinstance(error, TimeoutError) and limit.expired()):  # a reward may have limits of its own
-                reason = f"failed ({one_line(error)})"
-        logger.warning("%s %s, attempt %d of %d", what, reason, number, REWARD_ATTEMPTS)
-    raise RuntimeError(f"{what} {reason}, {REWARD_ATTEMPTS} times")
+    async def failure(self) -> str | None:
+        """Return the first reason why a prompt of this worker failed."""
+        return self.first_failure
+
+
+def _wrap(feature: RolloutFeature, sample: Any) -> Any:
+    """Return `sample` as the feature changes it."""
+
+    async def sample_with_feature(prompts: Sequence[Prompt]) -> list[SampledResponse]:
+        return await feature.sample(prompts, sample)
+
+    return sample_with_feature
+
+
+async def _put_status(uids: list[str], partition: str, status: str) -> None:
+    await tq.async_kv_batch_put(keys=uids, partition_id=partition, tags=[{"status": status}] * len(uids))
 
 
 class ConvRecAgentLoopManager(AgentLoopManagerTQ):
+    """verl's manager of rollout workers, with ours."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(ConvRecAgentLoopWorker)
 
     def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[tuple[str, AgentLoopOutput]] | None:
-        """The scored answers, each with its prompt's uid, or None when a prompt needs verl's way.
+        """Return the scored answers of all workers, each with its prompt's uid.
 
-        Waits for all. RuntimeError with the first reason when one cannot be rolled out or scored.
+        Returns:
+            None when a prompt needs verl's way.
+
+        Raises:
+            RuntimeError: one cannot be rolled out or scored; it gives the first reason.
         """
         workers = self.agent_loop_workers
         size = -(-len(samples) // len(workers))
@@ -91,35 +310,6 @@ class ConvRecAgentLoopManager(AgentLoopManagerTQ):
         return [answer for share in answers for answer in share]
 
     def first_failure(self) -> str:
+        """Return the first reason why a prompt failed, of any worker."""
         failures = ray.get([worker.failure.remote() for worker in self.agent_loop_workers])
         return next((failure for failure in failures if failure), "see the log")
-
-
-def stop_on_failure(buffer: ReplayBuffer, failure: Callable[[], str]) -> None:
-    """Make verl's replay buffer raise RuntimeError where it would hand out, or drop and replace, what failed.
-
-    Both of verl's buffers call this method first after looking what is there. It is the instance's: a buffer class of
-    one's own (`custom_sampler`) gets no refill arguments from verl.
-    """
-    eviction_reasons = buffer._terminal_eviction_reasons
-
-    def reasons_or_stop(global_steps: int, partition_id: str) -> Any:
-        failed = buffer.failure_keys[partition_id]
-        if failed:
-            raise RuntimeError(f"{len(failed)} prompts could not be rolled out or scored: {failure()}")
-        return eviction_reasons(global_steps, partition_id)
-
-    buffer._terminal_eviction_reasons = reasons_or_stop
-
-
-def retry_failed_prompts(partition_id: str = "train") -> None:
-    """Have verl roll out again what had failed when a checkpoint was written: an asynchronous one holds its prompts.
-
-    Else no start from there would get anywhere, even with the reward fixed. Call it when the checkpoint is loaded;
-    verl starts what is pending.
-    """
-    tags = (tq.kv_list(partition_id) or {}).get(partition_id, {})
-    failed = [key for key, tag in tags.items() if tag.get("is_prompt") and tag["status"] == "failure"]
-    if failed:
-        pending = [tags[key] | {"status": "pending"} for key in failed]
-        tq.kv_batch_put(keys=failed, partition_id=partition_id, tags=pending)

@@ -41,7 +41,7 @@ class Engine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
         # a core is left to event loops and the scheduler: threads that meet at every layer must not wait for a busy one
         self._on_cpu, machine_settings = engine_settings(tensor_parallel, spare_cores=1)
-        from convrec.constrained.vllm_lists import PROCESSOR, TRIE
+        from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE
 
         self._settings = machine_settings | {
             "model": model,

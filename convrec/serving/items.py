@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from convrec.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines, trie_of_lines
-from convrec.constrained.lines import encode_lines
 from convrec.data.chat import special_tokens
 from convrec.data.tokenizer import check_text
 from convrec.errors import UserError
+from convrec.features.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines, trie_of_lines
+from convrec.features.constrained.lines import encode_lines
 from convrec.lists.catalog import (
     NEWEST_YEAR,
     OLDEST_YEAR,

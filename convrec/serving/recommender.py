@@ -4,8 +4,8 @@
         for item in recommender.recommend("Something short and funny, please.", k=5):
             print(item.rank, item.title, item.item_id)
 
-Lists hold items of the catalog only, none twice and none that was seen or excluded (convrec.constrained). They are
-written greedily: the same request has the same list.
+Lists hold items of the catalog only, none twice and none that was seen or excluded (convrec.features.constrained). They
+are written greedily: the same request has the same list.
 """
 
 import asyncio
@@ -19,12 +19,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from convrec.constrained.walk import Walk
-from convrec.data.schema import SPEAKERS, before_questions, prompt_text, with_candidates
+from convrec.data.schema import SPEAKERS, before_questions, prompt_text
 from convrec.data.tokenizer import load_tokenizer
-from convrec.dialogue.attributes import load_attributes
-from convrec.dialogue.turns import question_text
 from convrec.errors import UserError
+from convrec.features.asking.attributes import load_attributes
+from convrec.features.asking.turns import question_text
+from convrec.features.candidates.prompts import with_candidates
+from convrec.features.constrained.walk import Walk
 from convrec.generation.prompts import encode_prompts
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.serving.columns import check_columns, find_items
@@ -384,7 +385,7 @@ def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, VERSION
+    from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, VERSION
 
     return SamplingParams(
         temperature=0.0,

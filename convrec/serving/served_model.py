@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.checkpoints.saving import best_step
-from convrec.dialogue.turns import MAX_TURNS
 from convrec.errors import UserError
+from convrec.features.asking.turns import MAX_TURNS
 from convrec.lists.settings import ListSettings
 from convrec.runs.folder import LATEST, read_config, setting
 

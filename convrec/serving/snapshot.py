@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from convrec.constrained.catalog_trie import CatalogTrie, save_catalog_trie
+from convrec.features.constrained.catalog_trie import CatalogTrie, save_catalog_trie
 from convrec.lists.catalog import shown_title
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.lists.titles import fold, normalise

@@ -4,9 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from convrec.checkpoints.files import check_hugging_face
-from convrec.constrained.catalog_trie import catalog_trie, check_length, excluded_items, items_left, left_out_warnings
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
+from convrec.features.constrained.catalog_trie import (
+    catalog_trie,
+    check_length,
+    excluded_items,
+    items_left,
+    left_out_warnings,
+)
 from convrec.generation.answers import Answer
 from convrec.generation.generate import Constraint
 from convrec.lists.catalog import SUFFIXES, load_catalog

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from convrec.data.schema import split_prompt
-from convrec.dialogue.attributes import Attributes, load_attributes
-from convrec.dialogue.turns import Turn, question_text, read_turn, with_answer
-from convrec.dialogue.users import Asked, LLMUser, OtherUser, RandomUser, RuleUser
+from convrec.features.asking.attributes import Attributes, load_attributes
+from convrec.features.asking.turns import Turn, question_text, read_turn, with_answer
+from convrec.features.asking.users import Asked, LLMUser, OtherUser, RandomUser, RuleUser
 from convrec.generation.answers import GenerationRequest
 from convrec.generation.prompts import prompt_id
 from convrec.llm import LLM, endpoint

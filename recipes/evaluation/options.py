@@ -7,8 +7,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from convrec.data.damage import REPORT, add_skip_damaged
-from convrec.dialogue.turns import MAX_TURNS
-from convrec.dialogue.users import USERS
+from convrec.features.asking.turns import MAX_TURNS
+from convrec.features.asking.users import USERS
 from convrec.generation.placement import add_placement
 from convrec.kinds import shown
 from convrec.lists.matching import MATCHERS

@@ -7,10 +7,10 @@ from typing import Any
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
-from convrec.data.schema import count_candidates
 from convrec.data.tokenizer import load_tokenizer
-from convrec.dialogue.turns import MAX_TURNS
 from convrec.errors import UserError
+from convrec.features.asking.turns import MAX_TURNS
+from convrec.features.candidates.prompts import count_candidates
 from convrec.files import file_hash, read_json
 from convrec.generation.answers import GenerationRequest
 from convrec.generation.generate import Constraint

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from convrec.progress import Progress
 from convrec.runs.folder import latest_step
-from convrec.training.trackers import tracking
+from convrec.train.trackers import tracking
 
 
 class Console:

@@ -14,8 +14,8 @@ from convrec.checkpoints.plain_load import use_plain_load
 from convrec.cpu import preload
 from convrec.lists import user_rewards
 from convrec.runs import guard
-from convrec.training import registration
-from convrec.training.trackers import tracking
+from convrec.train import registration
+from convrec.train.trackers import tracking
 from recipes.launch.environment import init_ray, process_environment, shut_down_ray
 
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
@@ -83,7 +83,7 @@ def train(config: DictConfig) -> None:
     users = user_module_environment(str(config.convrec.get("reward")))
     os.environ.update(users)  # the driver's digest covers the module too
     if config.convrec.get("constrained"):
-        from recipes.preflight import constrained
+        from convrec.features.constrained import checks as constrained
 
         constrained.use_trie(config)
     with started_ray(config, users):
@@ -107,17 +107,15 @@ def _task(config: DictConfig) -> Any:
     """verl's, once the config is valid; imports all of verl's trainer."""
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.trainer.ppo.v1 import trainer_base
     from verl.utils.config import validate_config
 
     use_plain_load()
     register_trainers()
-    tracking.install(trainer_base, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     return TaskRunnerV1.__ray_metadata__.modified_class()
 
 
 def register_trainers() -> None:
     """Import the trainers that conf/ names, for their entries in verl's registry; the estimator and loss come along."""
-    import convrec.training.judge_trainer
-    import convrec.training.rank_trainer  # noqa: F401
+    import convrec.judges.trainer
+    import convrec.train.rank_trainer  # noqa: F401

@@ -36,12 +36,12 @@ class Recipe:
 
 
 def _recipe(name: str, settings: list[str], check: str, **fields: Any) -> Recipe:
-    """Of an entry of recipes.yaml. check: of recipes.preflight.checks, whose imports take seconds: a wrong variable is
+    """Of an entry of recipes.yaml. check: of recipes.preflight, whose imports take seconds: a wrong variable is
     refused before."""
     return Recipe(
         name=name,
         settings=schema.settings_of(*settings),
-        check=lambda config: resolve_name(f"recipes.preflight.checks:{check}")(config),
+        check=lambda config: resolve_name(f"recipes.preflight.{check}")(config),
         train=(sft_training if fields.get("is_sft") else ray_training).train,
         **fields,
     )

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from convrec import kinds
+from convrec.features.rewards.parts import COMBINATIONS, PART_NAMES, is_part
 from convrec.judges.orders import ORDERS
 from convrec.kinds import one_of, only, wanted
 from convrec.lists import settings as lists
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
-from convrec.lists.reward_parts import COMBINATIONS, PART_NAMES, is_part
 from convrec.lists.user_rewards import FORM, is_user_reward
 from convrec.shipped import read_table
 

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from convrec import gpus, kinds
+from convrec.checkpoints.logits import model_settings
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.files import write_text
@@ -20,7 +21,6 @@ from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
 from recipes.planning import work
-from recipes.preflight.batch import model_settings
 from recipes.preflight.cores import needed_slots, uses_ray
 
 VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
@@ -112,7 +112,7 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     # flash-attn is built against the installed torch, so it cannot be among our dependencies
     if config.trainer.device != "cpu" and not find_spec("flash_attn"):
         model_config = OmegaConf.select(config, model_key.removesuffix(".path"))
-        attention = "varlen" if model_config.use_remove_padding else "sdpa"  # convrec.training.attention.varlen
+        attention = "varlen" if model_config.use_remove_padding else "sdpa"  # convrec.train.attention.varlen
         model_config.override_config.setdefault("attn_implementation", attention)
     if config.trainer.default_local_dir is None:
         config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe.name}/{Path(model).name}")

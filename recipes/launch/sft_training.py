@@ -1,14 +1,11 @@
 """verl's SFT trainers: in the driver's process for one device of this machine, on Ray for several or a cluster."""
 
 import os
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from omegaconf import DictConfig
 
 from convrec.checkpoints.plain_load import use_plain_load
-from convrec.training.trackers import tracking
+from convrec.train.trackers import tracking
 from recipes.launch.ray_training import started_ray
 from recipes.preflight.cores import uses_ray
 
@@ -22,33 +19,24 @@ def train(config: DictConfig) -> None:
         _train_here(config)
         return
     with started_ray(config, {}):
-        from verl.trainer import sft_trainer_ray
-
-        from convrec.training.sft.on_ray import ConvRecRaySFTTrainer
+        from convrec.train.sft.on_ray import ConvRecRaySFTTrainer
 
         use_plain_load()  # the place in the data is read here
-        _fit(ConvRecRaySFTTrainer(config), sft_trainer_ray, config)
+        ConvRecRaySFTTrainer(config).fit()
 
 
 def _train_here(config: DictConfig) -> None:
     os.environ.update(ONE_PROCESS)
-    from verl.trainer import sft_trainer
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-    from convrec.training.sft.trainer import ConvRecSFTTrainer
-    from convrec.training.worker import prepare_process
+    from convrec.train.sft.trainer import ConvRecSFTTrainer
+    from convrec.train.worker import prepare_process
 
     prepare_process()
     if config.trainer.device != "cpu":
         initialize_global_process_group()
     try:
-        _fit(ConvRecSFTTrainer(config), sft_trainer, config)
+        ConvRecSFTTrainer(config).fit()
     finally:
         tracking.finish()
     destroy_global_process_group()
-
-
-def _fit(trainer: Any, module: ModuleType, config: DictConfig) -> None:
-    """module: verl's, with the trainer's `fit`."""
-    tracking.install(module, Path(config.trainer.default_local_dir), config.trainer.experiment_name)
-    trainer.fit()

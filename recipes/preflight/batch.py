@@ -1,14 +1,10 @@
 """Does a batch divide over the devices, a model over those of a replica, and fit a sequence a micro-batch?"""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from convrec.errors import UserError
-from convrec.files import read_json
-from convrec.training import registration
 from recipes.preflight.cores import rollout_devices
 
 
@@ -64,22 +60,3 @@ def check_heads(heads: int, tensor_parallel: int, model: str) -> None:
             f"TENSOR_PARALLEL={tensor_parallel} does not divide the {heads} attention heads of {model}: set it to "
             "a number that does, like 1"
         )
-
-
-def check_logits(model: DictConfig, asked: str, instead: str) -> None:
-    """Raise UserError where logits are more than the product of hidden states and head, which is what `asked` takes.
-
-    model: the section of a run's config.
-    """
-    settings = model_settings(model.path)
-    other = [name for name in registration.OTHER_LOGITS if settings.get(name) not in (None, 1.0)]
-    if model.lora_rank and "lm_head" in str(model.target_modules):
-        other.append("LoRA on lm_head")
-    if other:
-        raise UserError(f"{asked}: {model.path} changes its logits behind the head ({', '.join(other)}): {instead}")
-
-
-def model_settings(model: str) -> dict[str, Any]:
-    """The config.json of a folder; {} of a model still to be downloaded."""
-    file = Path(model).expanduser() / "config.json"
-    return read_json(file) if file.exists() else {}

@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,37 +14,31 @@ from tokenizers import Tokenizer
 from convrec import gpus, kinds
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import check_hugging_face
-from convrec.data.schema import count_candidates
+from convrec.checkpoints.logits import check_logits, model_settings
 from convrec.data.tokenizer import load_tokenizer
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
-from convrec.dialogue.attributes import load_attributes
 from convrec.errors import UserError
-from convrec.judges.orders import SEPARATE, pairs_of
-from convrec.judges.schema import read_judge_table, validate_judge_table
+from convrec.features.candidates import checks as candidates
+from convrec.features.registry import active_features
 from convrec.lists import user_rewards
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import FUZZY, MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.ranks import format_item
-from convrec.lists.reward_parts import RewardParts
+from convrec.rank_grpo import NAME
 from convrec.runs.folder import listed
-from convrec.shipped import REWARD
-from convrec.training import registration
-from recipes.preflight import constrained
-from recipes.preflight.batch import check_batch, check_heads, check_logits, check_micro_batch, model_settings
+from recipes.preflight.batch import check_batch, check_heads, check_micro_batch
 from recipes.preflight.cores import rollout_devices
 
 
 def check_rank_grpo(config: DictConfig) -> list[str]:
     """Raise UserError for settings or data that cannot train; return warnings for what can but looks wrong."""
-    _check_rl(config)
+    check_rl(config)
     require_files(config)
     ours = config.convrec
     _check_rank_reward(ours)
     _check_rollout_correction(config.algorithm)
     _check_dynamic_sampling(config)
-    _check_repair(config)
-    _check_asking(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
@@ -52,12 +46,11 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
             f"{catalog_file}: no years, which convrec.matching={ours.matching} (PRESET=reference sets it to reference) "
             "needs: use convrec.matching=fuzzy"
         )
-    _check_reward_parts(config, catalog)
-    warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
-    _check_tokenizer(config.actor_rollout_ref.model, catalog.titles)
+    warnings = check_tables(config, partial(validate_rl_table, dated=catalog.dated))
+    check_tokenizer(config.actor_rollout_ref.model, catalog.titles)
     warnings += _check_list_length(config, catalog)
-    if ours.constrained:
-        warnings += constrained.check(config, catalog)
+    for feature in active_features(config):
+        warnings += feature.check(catalog)
     for sentences in (catalog.problems, catalog.spellings() if ours.matching in FUZZY else []):
         warnings += [f"{catalog_file}: {sentence}" for sentence in sentences[:5]]
         if len(sentences) > 5:
@@ -99,27 +92,10 @@ def _check_rank_reward(ours: DictConfig) -> None:
             raise UserError(f"REWARD={ours.reward} needs convrec.{name}, {kinds.wanted(kind)}, not {value}")
 
 
-def _check_reward_parts(config: DictConfig, catalog: Catalog) -> None:
-    """The parts of a composed reward find in the catalog what they need, and the algorithm trains on them."""
-    ours = config.convrec
-    if ours.rewards is None:
-        return
-    if config.algorithm.adv_estimator != registration.NAME:
-        raise UserError("convrec.rewards (REWARDS): GRPO and GSPO train on DCG@N alone; take ALGORITHM=rank_grpo")
-    if ours.reward_combination == "normalised" and not config.algorithm.get("norm_adv_by_std_in_grpo", True):
-        raise UserError(
-            "convrec.reward_combination=normalised divides each part by its standard deviation, which "
-            "algorithm.norm_adv_by_std_in_grpo=false takes away, and leaves the same as sum: give "
-            "convrec.reward_combination=sum"
-        )
-    # Raises what the reward would in training. Of counts that training makes, any will do.
-    RewardParts(ours.rewards, catalog, ours.catalog_file, mentions_M=[0] * len(catalog))
-
-
 def _check_rollout_correction(algorithm: DictConfig) -> None:
     """verl's corrections that Rank-GRPO's loss applies are weights by token, rank or sequence, and its bypass mode."""
     key, correction = "algorithm.rollout_correction", algorithm.rollout_correction
-    if algorithm.adv_estimator != registration.NAME:
+    if algorithm.adv_estimator != NAME:
         if correction.rollout_is == "rank":
             raise UserError(f"{key}.rollout_is=rank: GRPO and GSPO have no ranks; take token or sequence")
         return
@@ -145,7 +121,7 @@ def _check_dynamic_sampling(config: DictConfig) -> None:
     DCG@N does: of all lists of 20 with at most five hits, 21,700, only three pairs share it in float32.
     """
     key, groups, ours = "algorithm.filter_groups", config.algorithm.filter_groups, config.convrec
-    if not groups.enable or config.algorithm.adv_estimator != registration.NAME:
+    if not groups.enable or config.algorithm.adv_estimator != NAME:
         return
     if groups.metric not in ("reward", "score", "dcg"):  # one number by three names
         raise UserError(
@@ -159,70 +135,7 @@ def _check_dynamic_sampling(config: DictConfig) -> None:
         )
 
 
-def _check_repair(config: DictConfig) -> None:
-    """What a repaired list is read, scored or trained by is what the trainer has for sampled ones."""
-    ours, rollout, key = config.convrec, config.actor_rollout_ref.rollout, "convrec.repair (REPAIR)"
-    if ours.repair == "none":
-        return
-    if (ours.repair_ranks or 0) > ours.num_items:
-        raise UserError(f"convrec.repair_ranks={ours.repair_ranks}: more than NUM_ITEMS={ours.num_items}; lower it")
-    if config.algorithm.adv_estimator != registration.NAME:
-        raise UserError(f"{key}: GRPO and GSPO would credit all of a list for one title; take ALGORITHM=rank_grpo")
-    if ours.preset != "paper" or ours.matching == "reference":
-        raise UserError(f"{key}: by PRESET=reference or its matching a line may have another's rank; take PRESET=paper")
-    if config.algorithm.rollout_correction.bypass_mode:
-        raise UserError(f"{key}: bypass_mode has no old log-probs for a title that no rollout sampled; leave it false")
-    if config.reward.custom_reward_function.path != f"pkg://{REWARD}.catalog_match":
-        raise UserError(f"{key}: another reward.custom_reward_function does not say what hits; give REWARD a function")
-    if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.enable_rollout_routing_replay:
-        raise UserError(f"{key}: only lists of single_turn_agent, without enable_rollout_routing_replay, are changed")
-
-
-def _check_asking(config: DictConfig) -> None:
-    """A question is a row of the batch, and its credit is by rank-level units."""
-    ours, actor, rollout = config.convrec, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    if not ours.ask:
-        return
-    load_attributes(ours.catalog_file, list(ours.ask), "ASK")
-    is_by_rank = config.algorithm.adv_estimator == registration.NAME and ours.preset == "paper"
-    is_single = rollout.agent.default_agent_loop == "single_turn_agent" and not rollout.full_determinism
-    in_groups = is_single and config.trainer.v1.trainer_mode == registration.NAME and rollout.name == "vllm"
-    is_one_update = actor.use_dynamic_bsz and actor.ppo_mini_batch_size == config.data.train_batch_size
-    for is_right, told in (
-        (ours.max_turns > 1, f"MAX_TURNS={ours.max_turns}: the one turn is the list; take 2 or more, or leave out ASK"),
-        (is_by_rank, "a question is credited as a rank is; take ALGORITHM=rank_grpo and PRESET=paper"),
-        (ours.repair == "none", f"REPAIR={ours.repair}: lists behind answers are not repaired; take one of them"),
-        (not config.algorithm.filter_groups.enable, "algorithm.filter_groups leaves out what a question costs"),
-        (in_groups, "turns are vLLM's, of single_turn_agent in groups: trainer_mode=rank_grpo, no full_determinism"),
-        (is_one_update, "a batch is longer by its questions; ppo_mini_batch_size and use_dynamic_bsz stay as they are"),
-    ):
-        if not is_right:
-            raise UserError(f"convrec.ask (ASK): {told}")
-
-
-def check_judge(config: DictConfig) -> list[str]:
-    """As `check_rank_grpo`, for a judge."""
-    mode = "pairwise" if "orders" in config.convrec else "pointwise"
-    _check_rl(config)
-    require_files(config)
-    warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
-    _check_orders(config)
-    _check_tokenizer(config.actor_rollout_ref.model)
-    return warnings
-
-
-def _check_orders(config: DictConfig) -> None:
-    """Where both orders of a pair count together, the training data have them and a batch has room for both."""
-    orders = config.convrec.get("orders", SEPARATE)
-    if orders == SEPARATE:
-        return
-    if config.data.train_batch_size % 2:
-        raise UserError(f"TRAIN_BATCH_SIZE={config.data.train_batch_size}: even with convrec.orders={orders}")
-    files = listed(config.data.train_files)
-    pairs_of([row for path in files for row in read_judge_table(path, "pairwise")], f"TRAIN_FILE={', '.join(files)}")
-
-
-def _check_rl(config: DictConfig) -> None:
+def check_rl(config: DictConfig) -> None:
     _check_reward_function(config.reward.custom_reward_function)
     rollout = config.actor_rollout_ref.rollout
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
@@ -284,14 +197,14 @@ def check_sft(config: DictConfig) -> list[str]:
         check_micro_batch(lengths, key, tokens)
     _check_model(config.model.path, lengths)
     require_files(config)
-    warnings = _check_tables(config, validate_sft_table)
+    warnings = check_tables(config, validate_sft_table)
     rows = sum(pq.read_metadata(path).num_rows for path in listed(config.data.val_files))
     if 0 < rows < devices:
         raise UserError(
             f"VAL_FILE has {rows} rows, fewer than the {devices} devices (N_GPUS_PER_NODE x N_NODES) that share them: "
             "add rows, or use fewer devices"
         )
-    _check_tokenizer(config.model)
+    check_tokenizer(config.model)
     return warnings
 
 
@@ -326,14 +239,14 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")
 
 
-def _check_tokenizer(model: DictConfig, titles: Sequence[str] = ()) -> None:
+def check_tokenizer(model: DictConfig, titles: Sequence[str] = ()) -> None:
     """Also of an id of the Hub; that one is not to be had, `findings` says, of the machine that trains."""
     if hub.is_folder(model.path) or not hub.problem(model.path):
         given = {"tokenizer_path": model.get("tokenizer_path"), "chat_template": model.get("custom_chat_template")}
         load_tokenizer(model.path, "MODEL_PATH=", titles=titles, **given)
 
 
-def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:
+def check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:
     warnings: list[str] = []
     rows = 0
     for path in listed(config.data.train_files):
@@ -348,22 +261,9 @@ def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) ->
     for path in listed(config.data.val_files):
         warnings += validate(path).warnings
         if "candidates" in config.convrec:  # not of judges
-            warnings += _check_candidates(config.convrec.candidates, path, *listed(config.data.train_files))
+            files = [path, *listed(config.data.train_files)]
+            warnings += candidates.check(config.convrec.candidates, files)
     return warnings
-
-
-def _check_candidates(most: int, *files: str) -> Iterator[str]:
-    """First prompts name candidates where the run says so, and no more: serving retrieves as many. Warns of fewer."""
-    for path in files:
-        first = next(pq.ParquetFile(path).iter_batches(500, columns=["prompt"]))
-        counts = [count_candidates(prompt[0]["content"]) for prompt in first["prompt"].to_pylist()]
-        named = max(counts)
-        if named > most or min(counts) == 0 < most:
-            fix = f"take tables of `convrec retrieval candidates --count {most}`" if most else f"say CANDIDATES={named}"
-            named = named if named > most else 0
-            raise UserError(f"{path}: prompts name {named} candidates, and CANDIDATES={most}; {fix}")
-        if named < most:
-            yield f"{path}: prompts name {named} candidates at most, and CANDIDATES={most}: serving would name {most}"
 
 
 def require_files(config: DictConfig) -> None:

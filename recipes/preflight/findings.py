@@ -15,7 +15,7 @@ from convrec.checkpoints import hub
 from convrec.errors import UserError
 from convrec.runs.folder import listed
 from convrec.runs.starts import installed_version
-from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
+from convrec.train.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL
 from recipes.preflight import node

@@ -19,11 +19,11 @@ from uuid import uuid4
 
 import torch
 
-from convrec.constrained.catalog_trie import CatalogTrie, build_catalog_trie, save_catalog_trie
-from convrec.constrained.choices import ChoiceReader
-from convrec.constrained.log_probs import ConstrainedHead
-from convrec.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
 from convrec.data.tokenizer import load_tokenizer
+from convrec.features.constrained.catalog_trie import CatalogTrie, build_catalog_trie, save_catalog_trie
+from convrec.features.constrained.choices import ChoiceReader
+from convrec.features.constrained.log_probs import ConstrainedHead
+from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.runs.guard import in_run_folder

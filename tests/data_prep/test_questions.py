@@ -10,9 +10,9 @@ import pytest
 
 from convrec.data.schema import conversation_text, group_of
 from convrec.data.validation import validate_sft_table
-from convrec.dialogue.attributes import load_attributes
-from convrec.dialogue.turns import question_text, read_turn
 from convrec.errors import UserError
+from convrec.features.asking.attributes import load_attributes
+from convrec.features.asking.turns import question_text, read_turn
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 from data_prep import questions

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from convrec import Recommender
 from convrec.checkpoints.models import resolve_model
-from convrec.dialogue.turns import question_text
+from convrec.features.asking.turns import question_text
 from convrec.files import read_json
 from convrec.runs.folder import read_metrics
 from data_prep.sample import write_sample

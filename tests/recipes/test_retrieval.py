@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import CANDIDATES_LINE, conversation_text, count_candidates
+from convrec.data.schema import conversation_text
+from convrec.features.candidates.prompts import CANDIDATES_LINE, count_candidates
 from convrec.retrieval.folder import load_notes
 from recipes import evaluate, retrieval
 from recipes.retrieval import candidates_main, fit_retrieval, main

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.studies.reading_start import SMALLEST, teach_to_read, write_demonstrations
-from convrec.data.schema import CANDIDATES_LINE, CONVERSATION_MARKER
+from convrec.data.schema import CONVERSATION_MARKER
+from convrec.features.candidates.prompts import CANDIDATES_LINE
 from convrec.files import write_table
 from recipes.tiny_model import make_tiny_model
 

@@ -4,16 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.data.schema import (
-    CANDIDATES_LINE,
-    count_candidates,
-    group_of,
-    prompt_text,
-    split_prompt,
-    truncate_prompt,
-    with_candidates,
-)
+from convrec.data.schema import group_of, prompt_text, split_prompt, truncate_prompt
 from convrec.errors import UserError
+from convrec.features.candidates.prompts import CANDIDATES_LINE, count_candidates, with_candidates
 
 INSTRUCTION = prompt_text("")
 CONVERSATION = "USER: I like Heat (1995).\nSYSTEM: What else?\nUSER: Old crime films please.\n"

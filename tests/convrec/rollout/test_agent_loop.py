@@ -1,120 +1,86 @@
-"""Rewards that raise, hang or lose their process; buffers that would refill for ever; seeds of rollouts."""
+"""Our rollout worker puts into TransferQueue what verl's worker, response by response, would put there.
+
+Its failures stop the run, and its validation has verl's numbers. tests/convrec/rollout/fakes.py answers its calls.
+"""
 
 import asyncio
-import threading
-from collections.abc import Callable
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from convrec.rollout import agent_loop as rollout
-from convrec.rollout.responses import rollout_seed
-
-
-def test_a_reward_that_fails_once_is_asked_again() -> None:
-    calls = []
-
-    async def attempt() -> int:
-        calls.append(1)
-        if len(calls) < rollout.REWARD_ATTEMPTS:
-            raise ValueError("no catalog")
-        return 7
-
-    assert asyncio.run(rollout.with_retries(attempt, "the reward", 5)) == 7
-    assert len(calls) == rollout.REWARD_ATTEMPTS
+from convrec.judges.trainer import JudgeTrainer
+from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
+from convrec.train.trainer import TrainingEngine
+from convrec.train.validation import validate_directly
+from tests.convrec.rollout.fakes import RolloutWorld, make_samples, to_plain, write_catalog
+from tests.convrec.rollout.test_failures import FakeQueue, make_buffer
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (ValueError("line 1\nno catalog"), "ValueError: no catalog"),
-        (TimeoutError("judge server: no answer in 5 s"), "TimeoutError: judge server: no answer in 5 s"),  # its own
-    ],
-)
-def test_a_reward_that_always_raises_ends_with_its_reason(error: Exception, said: str) -> None:
-    async def attempt() -> None:
-        raise error
-
-    with pytest.raises(RuntimeError, match=rf"the reward of sample 3 failed \({said}\), 3 times"):
-        asyncio.run(rollout.with_retries(attempt, "the reward of sample 3", 5))
+@pytest.fixture
+def catalog(tmp_path: Path) -> str:
+    return write_catalog(tmp_path)
 
 
-def test_a_reward_that_hangs_in_a_thread_times_out() -> None:
-    """The thread goes on, nobody waits for it."""
-    go_on = threading.Event()
-
-    async def run() -> None:
-        try:
-            with pytest.raises(RuntimeError, match=r"took more than 0\.05 s"):
-                await rollout.with_retries(lambda: asyncio.to_thread(go_on.wait, 60), "the reward", 0.05)
-        finally:
-            go_on.set()
-
-    asyncio.run(run())
+# ---- training ----
 
 
-def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
-    seeds = {rollout_seed(1, step, row, n) for step in range(5) for row in range(10) for n in range(8)}
-    assert len(seeds) == 400
-    assert all(0 <= seed < 2**31 for seed in seeds)
-    assert rollout_seed(3407, 1, 2, 3) == rollout_seed(3407, 1, 2, 3)
-    assert rollout_seed(3407, 1, 2, 3) != rollout_seed(3408, 1, 2, 3)
+def canonical_json(row: dict) -> str:
+    return json.dumps(row, default=lambda value: value.tolist(), sort_keys=True)
 
 
-class Queue:
-    """In TransferQueue's place: the tags of one partition, and what is put and cleared."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, partition: str, **status: str) -> None:
-        prompts = {uid: {"is_prompt": True, "status": state, "global_steps": 1} for uid, state in status.items()}
-        rollouts = {f"{uid}_0_0": {"min_global_steps": 1} for uid in status}
-        self.tags: dict[str, dict[str, Any]] = prompts | rollouts
-        self.partition = partition
-        monkeypatch.setattr(tq, "kv_list", self.listed)
-        monkeypatch.setattr(tq, "kv_clear", self.clear)
-        monkeypatch.setattr(tq, "kv_batch_put", self.put)
-        monkeypatch.setattr(tq, "async_kv_put", self.put_tag)
-
-    def listed(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-        return {self.partition: dict(self.tags)} if partition_id in (None, self.partition) else {}
-
-    def clear(self, keys: list[str], partition_id: str) -> None:
-        for key in keys:
-            del self.tags[key]
-
-    async def put_tag(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
-        self.tags[key] |= tag
-
-    def put(self, keys: list[str], partition_id: str, tags: list[dict[str, Any]]) -> None:
-        self.tags |= dict(zip(keys, tags, strict=True))
+@pytest.mark.parametrize("validate", [False, True])
+def test_groups_put_what_verl_puts(catalog: str, validate: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        expected = RolloutWorld(catalog, patch, in_groups=False).run(validate)
+    with pytest.MonkeyPatch.context() as patch:
+        found = RolloutWorld(catalog, patch).run(validate)
+    assert "generate_group" not in expected.calls
+    assert found.calls.count("generate_group") == found.calls.count("score a group") == 1
+    assert found.rows.keys() == expected.rows.keys()
+    assert len(found.rows) == 3 + (3 if validate else 9)
+    assert sorted(map(canonical_json, found.scored)) == sorted(map(canonical_json, expected.scored))
+    scores = set()
+    for key, (tag, fields) in expected.rows.items():
+        assert found.rows[key][0] == tag, key
+        assert found.rows[key][1].keys() == fields.keys(), key
+        for name, value in fields.items():
+            if name != "metrics":  # seconds
+                assert to_plain(found.rows[key][1][name]) == to_plain(value), (key, name)
+        if fields:
+            scores.add(to_plain(fields["extra_fields"])["reward_extra_info"]["dcg"])
+    assert len(scores) > 1
 
 
-def buffer_of(kind: type[ReplayBuffer], failure: Callable[[], str] = lambda: "the reward raised") -> ReplayBuffer:
-    """As verl's trainer makes it, told to stop; a refill fails the test, which would else go on for ever."""
+def test_a_reward_that_raises_fails_its_group_and_is_named(catalog: str) -> None:
+    def score(**row: Any) -> float:
+        if row["extra_info"]["index"] == 1:
+            raise ValueError("no such judge")
+        return 0.5
 
-    def refill(number: int) -> int:
-        raise AssertionError(f"{number} prompts were dropped and replaced")
-
-    mode = {ReplayBuffer: "sync", ReplayBufferAsync: "separate_async"}[kind]
-    buffer = kind(mode, {}, 2, "drop", {}, poll_interval=0.0, refill_fn=refill)  # type: ignore[arg-type]
-    rollout.stop_on_failure(buffer, failure)
-    return buffer
-
-
-@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
-@pytest.mark.parametrize("partition", ["train", "val"])
-def test_a_failed_prompt_stops_the_run_with_the_first_failure(
-    kind: type[ReplayBuffer], partition: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Queue(monkeypatch, partition, a="finished", b="failure", c="failure", d="running")
-    with pytest.raises(RuntimeError, match="2 prompts could not be rolled out or scored: the reward raised"):
-        buffer_of(kind).sample(1, partition, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        world = RolloutWorld(catalog, patch)
+        world.score = score
+        world.run()
+    assert {world.rows[f"train/u{index}"][0]["status"] for index in range(3)} == {"failure"}
+    failure = asyncio.run(world.worker.failure())
+    assert failure is not None
+    assert "the reward of sample 1 failed (ValueError: no such judge), 3 times" in failure
 
 
-async def raise_(*_: Any) -> None:
+# ---- one by one, as verl does ----
+
+
+async def raise_error(*_: Any) -> None:
     raise ValueError("no catalog")
 
 
@@ -124,15 +90,12 @@ async def hang(*_: Any) -> None:
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
 @pytest.mark.parametrize(
-    ("reward", "reason"), [(raise_, r"failed \(ValueError: no catalog\)"), (hang, r"took more than 0\.05 s")]
+    ("reward", "reason"), [(raise_error, r"failed \(ValueError: no catalog\)"), (hang, r"took more than 0\.05 s")]
 )
-def test_a_reward_that_fails_in_verls_worker_stops_at_verls_buffer(
+def test_a_reward_that_fails_verls_way_stops_at_the_buffer(
     kind: type[ReplayBuffer], reward: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Worker and buffer are verl's with ours over them; the agent loop is its reward alone, and nobody is asked.
-
-    The agent is one that does not go in groups (test_groups.py has those).
-    """
+    """Worker and buffer are verl's with ours over them; the agent loop, of tools, is its reward alone."""
     verls = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
     async def score_alone(self: Any, *_: Any, **kwargs: Any) -> None:
@@ -140,9 +103,11 @@ def test_a_reward_that_fails_in_verls_worker_stops_at_verls_buffer(
 
     monkeypatch.setattr(verls, "_run_agent_loop", score_alone)
     monkeypatch.setattr(verls, "_compute_score", reward)
-    queue = Queue(monkeypatch, "train", a="pending", b="finished")
-    worker: Any = object.__new__(rollout.ConvRecAgentLoopWorker)
-    worker.first_failure, worker.siblings = None, {}
+    queue = FakeQueue(monkeypatch, "train", a="pending", b="finished")
+    worker: Any = ConvRecAgentLoopWorker.__new__(ConvRecAgentLoopWorker)
+    worker.first_failure = None
+    worker.siblings = {}
+    worker.tokenizer = None
     settings = {"deterministic": False, "reward_timeout": 0.05}
     worker.config = OmegaConf.create({"convrec": settings, "actor_rollout_ref": {"rollout": {"n": 2}}})
     asyncio.run(
@@ -150,24 +115,111 @@ def test_a_reward_that_fails_in_verls_worker_stops_at_verls_buffer(
     )
     assert queue.tags["a"]["status"] == "failure"
     with pytest.raises(RuntimeError, match=rf"1 prompts could not .*: the reward of sample 7 {reason}.*, 3 times"):
-        buffer_of(kind, lambda: worker.first_failure).sample(1, "train", 1)
+        make_buffer(kind, lambda: worker.first_failure).sample(1, "train", 1)
 
 
-@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
-def test_without_a_failure_the_buffer_hands_out_what_is_finished(
-    kind: type[ReplayBuffer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Queue(monkeypatch, "train", a="finished", b="finished", c="running")
-    batch, _ = buffer_of(kind).sample(1, "train", 2)
-    assert sorted(batch.keys) == ["a_0_0", "b_0_0"]
+def test_questions_are_not_sampled_verls_way(catalog: str) -> None:
+    settings = {"ask": ["decade"], "max_turns": 2, "num_items": 3, "catalog_file": catalog}
+    with pytest.MonkeyPatch.context() as patch:
+        world = RolloutWorld(catalog, patch, in_groups=False, **settings).run()
+    assert world.rows["train/u0"][0]["status"] == "failure"
+    assert "sampled in groups only" in str(asyncio.run(world.worker.failure()))
+    assert "generate" not in world.calls
 
 
-def test_what_had_failed_when_the_checkpoint_was_written_is_rolled_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Queue(monkeypatch, "train", a="finished", b="failure")
-    rollout.retry_failed_prompts()
-    assert {key: tag["status"] for key, tag in queue.tags.items() if "status" in tag} == {
-        "a": "finished",
-        "b": "pending",  # verl starts these when it resumes
-    }
-    assert queue.tags["b"]["is_prompt"]
-    assert queue.tags["b_0_0"] == {"min_global_steps": 1}
+# ---- validation ----
+
+
+class StubEngine:
+    """A trainer that validates. Its agent-loop manager is a world, as is what it finds in TransferQueue.
+
+    Attributes:
+        trainer: ours, made without verl's `__init__`, which needs Ray.
+        logged: what it handed to the trackers.
+    """
+
+    def __init__(self, world: RolloutWorld, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world = world
+        self.logged: list[Any] = []
+        monkeypatch.setattr(tq, "kv_batch_get", self._get)
+        monkeypatch.setattr(tq, "kv_batch_put", lambda **_: None)
+        monkeypatch.setattr(tq, "kv_clear", lambda **_: world.rows.clear())
+        settings = {"log_val_generations": 2, "validation_data_dir": str(folder), "logger": ["file"]}
+        trainer: Any = JudgeTrainer.__new__(JudgeTrainer)
+        trainer.config = OmegaConf.merge(world.worker.config, {"trainer": settings})
+        trainer.tokenizer = world.tokenizer
+        trainer.val_dataloader = [collate(make_samples())]
+        trainer.validation_samples = None
+        trainer.agent_loop_manager = world
+        trainer.replay_buffer = SimpleNamespace(sample=self._sample)
+        trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[None])
+        trainer.global_steps = 4
+        trainer.validation_generations_logger = SimpleNamespace(log=lambda *what: self.logged.append(what))
+        trainer._init_dump_executor()
+        self.trainer = trainer
+
+    def _sample(self, **_: Any) -> tuple[KVBatchMeta, None]:
+        keys = [key.removeprefix("val/") for key, (_, fields) in self.world.rows.items() if fields]
+        return KVBatchMeta(keys, [{} for _ in keys], "val"), None
+
+    def _get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        rows = [self.world.rows[f"{partition_id}/{key}"][1] for key in keys]
+        return list_of_dict_to_tensordict([{name: row[name] for name in select_fields} for row in rows])
+
+    def validate(self, directly: bool) -> dict[str, float]:
+        """Validate our way, or verl's."""
+        metrics = validate_directly(self.trainer) if directly else super(TrainingEngine, self.trainer)._validate()
+        assert metrics is not None
+        return metrics
+
+
+def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return samples as verl's data loader has them, which knows no uids."""
+    columns = {name: np.array([None] * len(samples), dtype=object) for name in samples[0] if name != "uid"}
+    for row, sample in enumerate(samples):
+        for name, values in columns.items():
+            values[row] = sample[name]
+    return columns
+
+
+def without_bootstraps(metrics: dict[str, float]) -> dict[str, float]:
+    """Return metrics without verl's bootstraps, which depend on which of a prompt's answers came first."""
+    return {name: value for name, value in metrics.items() if "/best@" not in name and "/worst@" not in name}
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_validation_without_transfer_queue_equals_verls(catalog: str, tmp_path: Path, answers: int) -> None:
+    """Metrics, logged samples and written generations; with several answers per prompt also verl's bootstraps."""
+    results = []
+    for directly in (False, True):
+        folder = tmp_path / str(directly)
+        with pytest.MonkeyPatch.context() as patch:
+            world = RolloutWorld(catalog, patch, in_groups=directly)
+            world.worker.rollout_config.val_kwargs = {"n": answers, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
+            engine = StubEngine(world, folder, patch)
+            first = engine.validate(directly)
+            second = engine.validate(directly)  # with what the first has kept
+            engine.trainer._shutdown_dump_executor()
+            written = [json.loads(line) for line in (folder / "4.jsonl").read_text().splitlines()]
+        assert without_bootstraps(first) == pytest.approx(without_bootstraps(second))
+        assert all(row.pop("uid") for row in written)
+        results.append((first, engine.logged, sorted(map(str, written))))
+        assert world.rows == {}
+        assert ("generate_group" in world.calls) == directly
+    (verls, verls_logged, _), (ours, our_logged, our_written) = results
+    # verl sums the scores in float32
+    assert without_bootstraps(ours) == pytest.approx(without_bootstraps(verls), abs=1e-6)
+    assert ours.keys() == verls.keys()
+    assert ours["val/recall"] > 0
+    for (_, their_rows, _), (_, our_rows, _) in zip(verls_logged, our_logged, strict=True):
+        compared = 2 if answers == 1 else 1  # which of a prompt's answers is logged is chance
+        assert [row[:compared] for row in our_rows] == [row[:compared] for row in their_rows]
+    assert len(our_written) == 3 * answers
+
+
+def test_a_validation_goes_verls_way_where_a_prompt_does(catalog: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        world = RolloutWorld(catalog, patch)
+        samples = [{**sample, "agent_name": "tool_agent"} for sample in make_samples()]
+        assert world.validate(samples, 4) is None
+        assert world.calls == []

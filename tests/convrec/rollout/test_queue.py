@@ -45,8 +45,8 @@ def test_a_run_does_not_attach_to_another_runs_queue(monkeypatch: pytest.MonkeyP
     assert interface._TQ_CONTROLLER is None
 
 
-def test_without_that_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason for it all: when this fails, TransferQueue has learned it."""
+def test_transfer_queue_alone_attaches_to_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason for our queue module: when this fails, TransferQueue has learned it."""
     monkeypatch.setattr(interface, "_maybe_create_tq_client", lambda settings: None)
     monkeypatch.setattr(ray, "get", lambda reference: {})
 
@@ -64,7 +64,7 @@ def test_the_rest_of_ray_is_rays() -> None:
     assert interface.ray.get is ray.get
 
 
-def test_the_queue_gets_values_not_references_to_the_rest_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_gets_a_config_without_references(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(tq, "init", given.append)
     config = OmegaConf.create({"trainer": {"nnodes": 3}, "transfer_queue": {"units": "${trainer.nnodes}"}})

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.constrained.catalog_trie import CatalogTrie
 from convrec.errors import UserError
+from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.lists.settings import ListSettings
 from convrec.serving.items import ServedCatalog
 from convrec.serving.journal import FILE, StateUnreadable

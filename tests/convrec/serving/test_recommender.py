@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from convrec import Recommendations, RecommendedItem, Recommender
-from convrec.constrained.walk import Walk
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
+from convrec.features.constrained.walk import Walk
 from recipes.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.e2e

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec import Recommendations, Recommender
-from convrec.data.schema import CANDIDATES_LINE, RL_SCHEMA, prompt_text, with_candidates
+from convrec.data.schema import RL_SCHEMA, prompt_text
 from convrec.errors import UserError
+from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
 from convrec.files import write_json
 from convrec.retrieval.folder import NOTES, load_notes
 from convrec.serving.lists import Question

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.dialogue.users import LABEL_WORDINGS
 from convrec.errors import UserError
+from convrec.features.asking.users import LABEL_WORDINGS
 from recipes import evaluate as command
 from recipes.evaluation.examples import examples
 from recipes.evaluation.options import EvaluationOptions

@@ -21,7 +21,7 @@ from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.progress import Progress
 from convrec.runs.folder import RUNNING, TRAINED, hold
-from convrec.training.trackers import tracking
+from convrec.train.trackers import tracking
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
 from recipes.preflight import findings
@@ -102,7 +102,7 @@ def test_without_a_terminal_lines_say_how_far_a_run_is(
 
     def train(config: DictConfig) -> None:
         wait_for_line(0)
-        trackers = tracking.resumable(tmp_path / "run", "project", "experiment", [])
+        trackers = tracking.open_trackers(tmp_path / "run", "project", "experiment", [], config={})
         trackers.log(data={"train/loss": 2.5}, step=3)
         wait_for_line(3)
         trackers.log(data={"train/loss": math.nan}, step=4)

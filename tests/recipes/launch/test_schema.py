@@ -9,9 +9,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
+from convrec.features.rewards.parts import PART_NAMES
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
-from convrec.lists.reward_parts import PART_NAMES
 from recipes.launch.recipe import RANK_GRPO, RECIPES
 from recipes.launch.schema import SFT_SEQUENCES_PER_DEVICE, VERL_TRACKERS
 from recipes.launch.settings import check, compose_files

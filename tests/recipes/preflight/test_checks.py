@@ -20,8 +20,9 @@ from huggingface_hub import constants
 
 from convrec import gpus
 from convrec.checkpoints import hub
-from convrec.data.schema import RL_SCHEMA, with_candidates
+from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
+from convrec.features.candidates.prompts import with_candidates
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
 from recipes.preflight import checks, findings

@@ -1,0 +1,62 @@
+"""A question before the list, in training (docs/explanation/method.md 10)."""
+
+from typing import Any
+
+import torch
+
+from convrec.features.asking import checks
+from convrec.features.asking.maths import Turns, assign_questions, question_advantages
+from convrec.features.asking.rollout import Dialogues
+from convrec.features.feature import Feature, RolloutContext
+from convrec.features.responses import TURN
+from convrec.lists.catalog import Catalog
+from convrec.rank_grpo.credit import Credit, RankBatch
+
+
+class Asking(Feature):
+    """`convrec.ask`: a turn of the model is a question about an attribute of the catalog, or a list."""
+
+    # Questions are rows of their own, so a batch has no fixed number of rows.
+    trains_batch_at_once = True
+    # The user answers each validation row by what that row wants.
+    answers_each_row = True
+
+    @classmethod
+    def is_on(cls, settings: Any) -> bool:
+        return bool(settings.get("ask"))
+
+    def check(self, catalog: Catalog) -> list[str]:
+        checks.check(self.config)
+        return []
+
+    def start_rollout(self, worker: RolloutContext) -> Dialogues:
+        return Dialogues(self.config, worker.tokenizer)
+
+    def prepare(self, batch: RankBatch) -> None:
+        """Compare lists of a prompt that stand at the same turn; log lists only."""
+        turns = read_turns(batch)
+        batch.groups = list(turns.list_groups)
+        batch.is_list_B = batch.is_list_B & ~turns.is_question_B
+
+    def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
+        """Give the tokens of a question their own unit and advantage."""
+        turns = read_turns(batch)
+        norm_by_std = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        advantages_B = question_advantages(turns, self.settings.ask_cost, norm_by_std)
+        credit.units_BT, credit.advantages_BT = assign_questions(
+            credit.units_BT, credit.advantages_BT, batch.mask_BT.bool(), turns, advantages_B
+        )
+        credit.metrics["rank_grpo/questions"] = turns.turn_B[batch.list_rows].float().mean().item()
+
+
+def read_turns(batch: RankBatch) -> Turns:
+    """Return the turns of a batch's rows, which the rollout noted under TURN."""
+    notes = [extra[TURN] for extra in batch.extra_fields]
+    gains = [info["score"] for info in batch.infos]
+    return Turns(
+        uid=batch.prompts,
+        turn_B=torch.tensor([note["turn"] for note in notes]),
+        is_question_B=torch.tensor([note["question"] for note in notes]),
+        gain_B=torch.tensor(gains, dtype=torch.float32),
+        asked_B=torch.tensor([note["asked"] for note in notes]),
+    )

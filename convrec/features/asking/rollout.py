@@ -1,0 +1,118 @@
+"""Rollouts that may ask before they list (docs/explanation/method.md 10): the user, and the prompt of the next turn.
+
+A turn is an output of its own of a session, as verl's agent loop has it: all that was said before, and the response.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from convrec.data.chat import fit_prompt
+from convrec.features.asking.attributes import load_attributes
+from convrec.features.asking.turns import read_turn, with_answer
+from convrec.features.asking.users import Asked, RuleUser
+from convrec.features.feature import RolloutFeature, Sampler, Scorer
+from convrec.features.responses import OPEN, TURN, Prompt, SampledResponse
+from convrec.lists.catalog import load_catalog
+from convrec.lists.matching import make_matcher
+from convrec.lists.settings import ListSettings
+
+
+class Dialogues(RolloutFeature):
+    """The user of a run's conversations.
+
+    Args:
+        config: of the run.
+        tokenizer: of the policy.
+    """
+
+    needs_groups = True
+
+    def __init__(self, config: Any, tokenizer: Any) -> None:
+        settings = config.convrec
+        self.data = config.data
+        self.tokenizer = tokenizer
+        self.lists = ListSettings.of(settings)
+        self.max_turns = int(settings.max_turns)
+        self.attributes = load_attributes(settings.catalog_file, list(settings.ask), "ASK")
+        self.matcher = make_matcher(load_catalog(settings.catalog_file), self.lists)
+        self.user = RuleUser(self.attributes, config.data.seed)
+
+    async def sample(self, prompts: Sequence[Prompt], sample: Sampler) -> list[SampledResponse]:
+        """Sample turn after turn until every rollout has listed. Returns the questions, then the lists."""
+        lists: list[SampledResponse] = []
+        questions: list[SampledResponse] = []
+        # One server answers all turns of a conversation: it has the beginnings of their prompts.
+        affinity = uuid4().hex
+        waiting = list(prompts)
+        for prompt in waiting:
+            prompt.sample = self.open_questions(prompt.sample, 0)
+        for turn in range(self.max_turns):
+            for prompt in waiting:
+                prompt.affinity = affinity
+            prompt_by_uid = {prompt.sample["uid"]: prompt for prompt in waiting}
+            responses = await sample(waiting) if waiting else []
+            waiting = []
+            for response in responses:
+                following = self.next_turn(response, prompt_by_uid[response.sample["uid"]], turn)
+                if following is None:
+                    lists.append(response)
+                else:
+                    questions.append(response)
+                    waiting.append(following)
+        return [*questions, *lists]
+
+    async def after_scoring(self, responses: Sequence[SampledResponse], score: Scorer, is_training: bool) -> None:
+        """Give each question the reward of the list that its rollout ends with, as verl does for earlier outputs."""
+        ends = {
+            (list_.sample["uid"], list_.sample["session_id"]): list_ for list_ in responses if not list_.is_question
+        }
+        for question in responses:
+            if not question.is_question:
+                continue
+            end = ends[question.sample["uid"], question.sample["session_id"]]
+            question.output.reward_score = end.output.reward_score
+            question.output.extra_fields["reward_extra_info"] = end.info
+            question.output.extra_fields[TURN]["asked"] = end.output.extra_fields[TURN]["asked"]
+
+    def open_questions(self, sample: dict[str, Any], turn: int, asked: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the sample of a turn (from 0) with the questions that a constraint leaves open to it.
+
+        Nothing may be asked twice, and nothing in the last turn.
+        """
+        names = self.attributes.names if turn < self.max_turns - 1 else ()
+        return sample | {OPEN: [-1 - place for place, name in enumerate(names) if name not in asked]}
+
+    def next_turn(self, response: SampledResponse, prompt: Prompt, turn: int) -> Prompt | None:
+        """Note how a response reads. Returns the prompt that follows a question; None after a list."""
+        sample = response.sample
+        text = self.tokenizer.decode(response.output.response_ids, skip_special_tokens=True)
+        read = read_turn(text, self.attributes.names, turn < self.max_turns - 1, self.lists.delimiter)
+        response.output.extra_fields[TURN] = {
+            "turn": turn,
+            "question": read.asked is not None,
+            "malformed": read.malformed,
+            "asked": turn,
+        }
+        if read.asked is None:
+            return None
+        message = self._with_answer(sample, read.asked, prompt.trajectory)
+        template = self.data.get("apply_chat_template_kwargs") or {}
+        said = fit_prompt(self.tokenizer, [message], self.data.max_prompt_length, **template)
+        closed = {name for place, name in enumerate(self.attributes.names) if -1 - place not in sample[OPEN]}
+        following = self.open_questions(sample | {"raw_prompt": said}, turn + 1, [*closed, read.asked])
+        # A draw of its own: with the seed of the turn before, a rollout that asked would ask again.
+        trajectory = prompt.trajectory | {"sample_index": f"{sample['index']}/{turn + 1}"}
+        return Prompt(following, prompt.sampling_params, trajectory, 1)
+
+    def _with_answer(self, sample: dict[str, Any], attribute: str, trajectory: dict[str, Any]) -> dict[str, Any]:
+        """Return the sample's message with the question and the user's answer."""
+        truth = sample["reward_model"]["ground_truth"]
+        truth = json.loads(truth) if isinstance(truth, str) else truth
+        wanted = self.matcher.wanted_rows(truth["groundtruth"])
+        (message,) = sample["raw_prompt"]
+        step = "validation" if trajectory["validate"] else trajectory["step"]  # draws the wording
+        question = Asked(f"{step}/{sample['index']}", wanted, attribute, message["content"])
+        (answer,) = self.user.answers([question])
+        return message | {"content": with_answer(message["content"], attribute, answer)}

@@ -1,0 +1,1 @@
+"""Prompts that name what a retrieval found, which the model may recommend."""

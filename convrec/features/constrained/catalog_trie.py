@@ -1,0 +1,313 @@
+"""A catalog's lines as a trie, with which of them are one item; made once, kept beside the catalog.
+
+The file has the tokens of the lines, which take longest to make; the trie is built from them in every process. Its name
+has a key of everything that it depends on, so that a file never goes with another catalog, tokenizer or matching.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import zipfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from convrec.errors import UserError
+from convrec.features.constrained.lines import encode_lines
+from convrec.features.constrained.trie import Int32s, Int64s, Trie, build_trie
+from convrec.files import file_hash, written_whole
+from convrec.lists.catalog import Catalog
+from convrec.lists.matching import Matcher
+from convrec.lists.ranks import WHITESPACE, format_item
+from convrec.same_request import digest
+
+# The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
+# comes behind a whole list: the end of the sequence again. vLLM may ask for one more token than it uses.
+INNER, LAST, END = 0, 1, 2
+Rows = Sequence[int]
+
+
+@dataclass(frozen=True)
+class CatalogTrie:
+    """W lines that a list may hold, each twice in the trie: sequence w is line w inside of a list, W + w as its last.
+
+    row_W: the row of the catalog that a line writes, ascending. item_W: the item it is, as the first row of it. Lines
+    of one item, its spellings, exclude each other. left_out: rows with a title and a year that no line writes, since
+    the line reads as another item or as none (Matcher.match_lines). questions: the tokens of what a turn may ask in
+    place of a list, each with the end of the sequence; a walk opens those that it is told to.
+    """
+
+    tokens: Int32s
+    ends_S: Int64s
+    row_W: Int32s
+    item_W: Int32s
+    left_out: Int32s
+    eos_token_id: int
+    questions: tuple[tuple[int, ...], ...] = ()
+
+    @cached_property
+    def trie(self) -> Trie:
+        """2 W + 1 sequences, the last of them the end of the sequence below END; behind these the questions, below
+        INNER and below LAST."""
+        num_lines = len(self.row_W)
+        further = [(self.eos_token_id,), *self.questions, *self.questions]
+        tokens = np.append(self.tokens, np.array([*itertools.chain(*further)], np.int32))
+        ends_S = np.append(self.ends_S, len(self.tokens) + np.cumsum([*map(len, further)]))
+        counts = [num_lines, num_lines, 1, len(self.questions), len(self.questions)]
+        return build_trie(tokens, ends_S, np.repeat(np.array([INNER, LAST, END, INNER, LAST], np.int32), counts))
+
+    @cached_property
+    def _by_item(self) -> tuple[memoryview, memoryview]:
+        order = np.argsort(self.item_W, kind="stable")
+        return order.data, self.item_W[order].data
+
+    def lines_of(self, item: int) -> list[int]:
+        """The lines that write an item; none for one that is not in the trie."""
+        order, items = self._by_item
+        return order[bisect_left(items, item) : bisect_right(items, item)].tolist()
+
+    @cached_property
+    def num_items(self) -> int:
+        return len(np.unique(self.item_W))
+
+    def longest_list(self, num_items: int) -> int:
+        """Tokens of the longest list of so many different items, or question, the end of the sequence included."""
+        lengths_S, lines = np.diff(self.ends_S, prepend=0), len(self.row_W)
+        items, item_of_W = np.unique(self.item_W, return_inverse=True)
+        inner_M, last_M = np.zeros((2, len(items)), np.int64)
+        np.maximum.at(inner_M, item_of_W, lengths_S[:lines])
+        np.maximum.at(last_M, item_of_W, lengths_S[lines:])
+        order = np.argsort(-inner_M, kind="stable")
+        top, others = order[:num_items], order[num_items:]
+        tokens = inner_M[top].sum() + (last_M - inner_M)[top].max(initial=-1)
+        # or another item is the last, behind all of them but the shortest
+        asked = max(map(len, self.questions), default=0)
+        return max(asked, int(tokens), int(inner_M[top[:-1]].sum() + last_M[others].max()) if len(others) else 0)
+
+    def most_items(self, most: int, max_tokens: int) -> int:
+        """How many items, `most` at most, every list can have within so many tokens."""
+        return bisect_right(range(1, most + 1), max_tokens, key=self.longest_list)
+
+
+def trie_of_lines(
+    inner: Sequence[Sequence[int]], last: Sequence[Sequence[int]], rows: Rows, items: Rows, left_out: Rows, eos: int
+) -> CatalogTrie:
+    """inner, last: tokens of each line inside of a list, and as its last, without the end of the sequence."""
+    sequences = [*inner, *([*tokens, eos] for tokens in last)]
+    tokens = np.fromiter(itertools.chain.from_iterable(sequences), np.int32)
+    ends_S = np.cumsum([len(one) for one in sequences], dtype=np.int64)
+    row_W, item_W, left_out_rows = (np.array(of, np.int32) for of in (rows, items, left_out))
+    return CatalogTrie(tokens, ends_S, row_W, item_W, left_out_rows, eos)
+
+
+def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTrie:
+    lengths_S, keep_S = np.diff(trie.ends_S, prepend=0), np.tile(keep_W, 2)
+    return replace(
+        trie,
+        tokens=trie.tokens[np.repeat(keep_S, lengths_S)],
+        ends_S=lengths_S[keep_S].cumsum(),
+        row_W=trie.row_W[keep_W],
+        item_W=trie.item_W[keep_W],
+    )
+
+
+def join_lines(first: CatalogTrie, second: CatalogTrie) -> CatalogTrie:
+    """The lines of both, those of the first in front. The rows of the second are numbered behind those of the first."""
+    both = (first, second)
+    lengths = [np.split(np.diff(trie.ends_S, prepend=0), 2) for trie in both]
+    tokens = [np.split(trie.tokens, [inner.sum()]) for trie, (inner, _) in zip(both, lengths, strict=True)]
+    return replace(
+        first,
+        tokens=_inner_then_last(tokens),
+        ends_S=_inner_then_last(lengths).cumsum(),
+        row_W=np.concatenate([first.row_W, second.row_W]),
+        item_W=np.concatenate([first.item_W, second.item_W]),
+        left_out=np.concatenate([first.left_out, second.left_out]),
+    )
+
+
+def _inner_then_last(halves: Sequence[Sequence[npt.NDArray[Any]]]) -> npt.NDArray[Any]:
+    return np.concatenate([part for parts in zip(*halves, strict=True) for part in parts])
+
+
+def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
+    """The items, as their first rows, that matching calls seen when these titles are."""
+    return sorted({matcher.index.items[row] for row in matcher.seen_rows(seen)})
+
+
+def items_left(trie: CatalogTrie, excluded: Iterable[int]) -> int:
+    """How many items a list may hold when these are excluded."""
+    return trie.num_items - sum(bool(trie.lines_of(item)) for item in excluded)
+
+
+def check_length(
+    trie: CatalogTrie, catalog: Catalog, catalog_file: str | Path, num_items: int, max_tokens: int, setting: str
+) -> None:
+    """Raise UserError when a list may not fit. setting: what stands before max_tokens where it is given."""
+    longest = trie.longest_list(num_items)
+    if longest > max_tokens:
+        row = int(trie.row_W[np.argmax(np.diff(trie.ends_S, prepend=0)[: len(trie.row_W)])])
+        raise UserError(
+            f"{setting}{max_tokens}: {num_items} items can take {longest} tokens (the longest is row {row} of "
+            f"{catalog_file}, {catalog.titles[row]!r}): set it to {longest}"
+        )
+
+
+def left_out_warnings(trie: CatalogTrie, catalog: Catalog, catalog_file: str | Path) -> list[str]:
+    """A warning where rows are in no list."""
+    if not len(trie.left_out):
+        return []
+    row = int(trie.left_out[0])
+    line = format_item(catalog.titles[row], catalog.years[row])  # type: ignore[arg-type]
+    return [
+        f"{catalog_file}: {len(trie.left_out)} rows are in no constrained list, since what is written for them is read "
+        f"as another item or as none; the first: row {row}, {line!r}"
+    ]
+
+
+def catalog_trie(
+    catalog_file: Path,
+    matcher: Matcher,
+    tokenizer: Any,
+    delimiter: str,
+    spare_folder: Path,
+    allowed_rows: Collection[int] | None = None,
+    keep: bool = True,
+    questions: Sequence[str] = (),
+) -> tuple[CatalogTrie, Path]:
+    """The trie of the catalog that `matcher` has, and its file: `CATALOG.trie-KEY.npz` beside the catalog, in
+    `spare_folder` where that folder may not be written.
+
+    allowed_rows: rows of the catalog that lists may name, None for all. keep: write the file. questions: what a turn
+    may ask in place of a list. Raises UserError as `build_catalog_trie`.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    key = digest(
+        {
+            "code": _code_digest(),
+            "matching": [matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff, version("pyspellchecker")],
+            "delimiter": delimiter,
+            "tokenizer": [tokenizer.eos_token_id, backend.to_str() if backend else ""],
+            "catalog": file_hash(catalog_file),
+            "allowed_rows": None if allowed_rows is None else sorted(allowed_rows),
+        }
+        | ({"questions": list(questions)} if questions else {})
+    )
+    folder = catalog_file.parent if os.access(catalog_file.parent, os.W_OK) else spare_folder
+    path = folder / f"{catalog_file.name}.trie-{key[:16]}.npz"
+    with contextlib.suppress(FileNotFoundError, UserError):  # damaged, or of other items: it is made again
+        trie = load_catalog_trie(path)
+        if [matcher.index.items[row] for row in trie.row_W.tolist()] == trie.item_W.tolist():
+            return trie, path
+    trie = build_catalog_trie(matcher, tokenizer, delimiter, allowed_rows, questions)
+    if keep:
+        save_catalog_trie(path, trie)
+    return trie, path
+
+
+@cache
+def _code_digest() -> str:
+    """Of the source, tables included, that decides which lines there are and which item each is: a file that other
+    code made is not taken."""
+    here = Path(__file__)
+    sources = [here, here.with_name("lines.py"), *sorted((here.parents[1] / "lists").glob("*.*"))]
+    return digest([file_hash(source) for source in sources])
+
+
+def build_catalog_trie(
+    matcher: Matcher,
+    tokenizer: Any,
+    delimiter: str,
+    allowed_rows: Collection[int] | None = None,
+    questions: Sequence[str] = (),
+) -> CatalogTrie:
+    """Encode the lines and read them back, as matching reads a model's.
+
+    Raises UserError for a tokenizer without an end of the sequence or with which a list is not its lines in a row
+    (`encode_lines`), for two items that are the same line, and when no line is left.
+    """
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        raise UserError(f"tokenizer {tokenizer.name_or_path}: it has no end-of-sequence token, by which a list ends")
+    catalog = matcher.catalog
+    rows = sorted(range(len(catalog)) if allowed_rows is None else set(allowed_rows))
+    rows = [row for row in rows if catalog.years[row] is not None]
+    lines = [format_item(catalog.titles[row], catalog.years[row]) for row in rows]  # type: ignore[arg-type]
+    inner, last = encode_lines(tokenizer, lines, delimiter)
+    written = _first_of_each(catalog, matcher, rows, lines, last)
+    texts = tokenizer.backend_tokenizer.decode_batch([inner[index] for index in written], skip_special_tokens=True)
+    special = set(tokenizer.all_special_ids)
+    kept: list[int] = []
+    left_out: list[int] = []
+    items = matcher.match_lines([text.strip(WHITESPACE) for text in texts], (), None).catalog_index
+    for index, text, item in zip(written, texts, items, strict=True):
+        is_line = text.endswith(delimiter) and text.count(delimiter) == 1 and special.isdisjoint(inner[index])
+        own = matcher.index.items[rows[index]]
+        (kept if is_line and item >= 0 and matcher.index.items[item] == own else left_out).append(index)
+    if not kept:
+        raise UserError("constrained lists: no line of the catalog can be written, read back and found again")
+    made = trie_of_lines(
+        [inner[index] for index in kept],
+        [last[index] for index in kept],
+        [rows[index] for index in kept],
+        [matcher.index.items[rows[index]] for index in kept],
+        [rows[index] for index in left_out],
+        eos,
+    )
+    if not questions:
+        return made
+    if twice := next((text for text in questions if matcher.match_lines([text], (), None).catalog_index[0] >= 0), None):
+        raise UserError(f"the question {twice!r} reads as an item of the catalog: give the attribute another name")
+    asked = encode_lines(tokenizer, questions, delimiter)[1]
+    return replace(made, questions=tuple((*tokens, eos) for tokens in asked))
+
+
+def _first_of_each(
+    catalog: Catalog, matcher: Matcher, rows: Sequence[int], lines: Sequence[str], tokens: Sequence[list[int]]
+) -> list[int]:
+    """The indices of lines with tokens of their own. Rows of one item may be the same line, rows of two may not."""
+    first: dict[tuple[int, ...], int] = {}
+    written = []
+    for index, line_tokens in enumerate(tokens):
+        other = first.setdefault(tuple(line_tokens), index)
+        if other == index:
+            written.append(index)
+        elif matcher.index.items[rows[other]] != matcher.index.items[rows[index]]:
+            raise UserError(
+                f"catalog rows {rows[other]} and {rows[index]} are two items with the same line, {lines[index]!r}: a "
+                "list cannot say which is meant. Give one another title or year, or both one item_id"
+            )
+    return written
+
+
+ARRAYS = {"tokens": np.int32, "ends_S": np.int64, "row_W": np.int32, "item_W": np.int32, "left_out": np.int32}
+
+
+def save_catalog_trie(path: Path, trie: CatalogTrie) -> None:
+    arrays = {name: getattr(trie, name) for name in ("eos_token_id", *ARRAYS)}
+    arrays["questions"] = json.dumps(trie.questions)
+    with written_whole(path) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def load_catalog_trie(path: Path) -> CatalogTrie:
+    """Read what `save_catalog_trie` has written; no pickles. Raises FileNotFoundError, UserError for a damaged file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name].astype(kind) for name, kind in ARRAYS.items()}
+            questions = tuple(map(tuple, json.loads(str(file["questions"]))))
+            trie = CatalogTrie(eos_token_id=int(file["eos_token_id"]), questions=questions, **arrays)
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not readable as a trie of catalog lines ({error}); remove it") from None
+    lengths = (2 * len(trie.row_W), len(trie.row_W), len(trie.tokens))
+    if (len(trie.ends_S), len(trie.item_W), int(trie.ends_S[-1]) if len(trie.ends_S) else -1) != lengths:
+        raise UserError(f"{path}: its arrays do not fit each other; remove it")
+    return trie

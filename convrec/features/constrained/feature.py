@@ -1,0 +1,39 @@
+"""Lists under the constraint of a catalog, in training (docs/explanation/method.md 9)."""
+
+from typing import Any
+
+from convrec.features.constrained import checks
+from convrec.features.constrained.rollout import ListConstraint, load_trie
+from convrec.features.feature import Feature, RolloutContext
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.matching import make_matcher
+from convrec.lists.settings import ListSettings
+from convrec.rank_grpo.credit import Credit, RankBatch
+
+
+class Constrained(Feature):
+    """`convrec.constrained`: sampled lists hold unseen items of the catalog, and ratios count free choices only."""
+
+    fields = ("loss_mask",)
+
+    @classmethod
+    def is_on(cls, settings: Any) -> bool:
+        return bool(settings.get("constrained"))
+
+    def check(self, catalog: Catalog) -> list[str]:
+        return checks.check(self.config, catalog)
+
+    def start_rollout(self, worker: RolloutContext) -> ListConstraint:
+        trie = load_trie(self.config.actor_rollout_ref.rollout)
+        assert trie is not None, "checks.use_trie writes it into the config of every constrained run"
+        lists = ListSettings.of(self.settings)
+        matcher = make_matcher(load_catalog(self.settings.catalog_file), lists)
+        return ListConstraint(trie, matcher, lists.num_items)
+
+    def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
+        """Take out forced tokens: they carry no choice, and would dilute the ratio of their unit."""
+        credit.loss_mask_BT = batch.optional_BT["loss_mask"]
+        is_forced_BT = credit.loss_mask_BT == 0
+        credit.units_BT = credit.units_BT.masked_fill(is_forced_BT, -1)
+        credit.advantages_BT = credit.advantages_BT.masked_fill(is_forced_BT, 0.0)
+        credit.metrics["rank_grpo/forced"] = 1.0 - (credit.loss_mask_BT.sum() / batch.mask_BT.sum()).item()

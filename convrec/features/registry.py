@@ -1,0 +1,26 @@
+"""The features that a run can turn on. To add one: its folder, its setting, and its line here."""
+
+from typing import Any
+
+from convrec.features.asking.feature import Asking
+from convrec.features.constrained.feature import Constrained
+from convrec.features.feature import Feature, RolloutContext, RolloutFeature
+from convrec.features.repair.feature import Repair
+from convrec.features.rewards.feature import ComposedRewards
+
+# In the order in which they apply: a later one sees what earlier ones changed. Questions get their tokens before the
+# constraint takes out those that were forced; a repair writes lines that the constraint allows.
+FEATURES: tuple[type[Feature], ...] = (Asking, Constrained, ComposedRewards, Repair)
+
+
+def active_features(config: Any) -> list[Feature]:
+    """Return the features that a run's config turns on; none for a run that has no lists (judges)."""
+    return [feature(config) for feature in FEATURES if feature.is_on(config.convrec)]
+
+
+def start_rollout_features(config: Any, tokenizer: Any) -> list[RolloutFeature]:
+    """Return the parts of a run's features that a rollout worker calls."""
+    context = RolloutContext(config, tokenizer, {})
+    for feature in active_features(config):
+        context.features[type(feature)] = feature.start_rollout(context)
+    return list(context.features.values())

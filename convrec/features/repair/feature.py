@@ -1,0 +1,78 @@
+"""Prompts that no rollout hits get a title, in training (docs/explanation/method.md 3, Repair)."""
+
+from typing import Any
+
+from convrec.features.constrained.feature import Constrained
+from convrec.features.constrained.rollout import ListConstraint
+from convrec.features.feature import Feature, RolloutContext
+from convrec.features.repair import checks
+from convrec.features.repair.maths import ListRepair
+from convrec.features.repair.rollout import REPAIRED, PromptRepair
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.settings import ListSettings
+from convrec.rank_grpo.credit import NOT_SAMPLED, SAMPLED_TOKENS, Credit, RankBatch
+
+
+class Repair(Feature):
+    """`convrec.repair`: a repaired list trains as it is, and is logged as the policy wrote it."""
+
+    fields = ("rollout_log_probs",)
+
+    @classmethod
+    def is_on(cls, settings: Any) -> bool:
+        return bool(settings.get("repair", "none") != "none")
+
+    def check(self, catalog: Catalog) -> list[str]:
+        checks.check(self.config)
+        return []
+
+    def start_rollout(self, worker: RolloutContext) -> PromptRepair:
+        lists = ListSettings.of(self.settings)
+        constraint = worker.features.get(Constrained)
+        if isinstance(constraint, ListConstraint):
+            matcher: Matcher = constraint.matcher
+            row_of: Any = constraint.row_of
+        else:
+            matcher = make_matcher(load_catalog(self.settings.catalog_file), lists)
+            row_of = _same_row
+        repair = ListRepair(
+            tokenizer=worker.tokenizer,
+            matcher=matcher,
+            lists=lists,
+            ranks=self.settings.repair_ranks or lists.num_items,
+            most_tokens=self.config.actor_rollout_ref.rollout.response_length,
+            row_of=row_of,
+        )
+        return PromptRepair(repair, seed=self.config.data.seed)
+
+    def prepare(self, batch: RankBatch) -> None:
+        """Log repaired lists as the policy wrote them."""
+        for row, extra in enumerate(batch.extra_fields):
+            if REPAIRED in extra:
+                batch.logged_infos[row] = extra[REPAIRED]
+
+    def log_credit(self, batch: RankBatch, credit: Credit) -> None:
+        """Log the share of repaired prompts, and of loss tokens that the policy sampled."""
+        rows = batch.list_rows
+        num_groups = len({batch.groups[row] for row in rows})
+        repaired = sum(REPAIRED in batch.extra_fields[row] for row in rows)
+        credit.metrics["rank_grpo/repaired"] = repaired / num_groups
+        is_sampled_BT = batch.optional_BT["rollout_log_probs"] < NOT_SAMPLED
+        num_tokens = credit.loss_mask_BT.sum().clamp(min=1)
+        credit.metrics[SAMPLED_TOKENS] = ((credit.loss_mask_BT * is_sampled_BT).sum() / num_tokens).item()
+
+    def finish_metrics(self, metrics: dict[str, Any]) -> None:
+        """Make what the step logs about the policy count sampled tokens only."""
+        # verl compares rollout and actor over all tokens, those that no rollout sampled included
+        for name in [name for name in metrics if name.startswith("training/rollout_")]:
+            del metrics[name]
+        # our sums over sampled tokens were divided by the number of all tokens
+        for name in ("actor/entropy", "actor/rollout_diff_mean"):
+            if name in metrics:
+                metrics[name] /= metrics.get(SAMPLED_TOKENS, 1.0)
+
+
+def _same_row(item: int) -> int | None:
+    """Every item of a free list may be written, as its own catalog row."""
+    return item

@@ -1,0 +1,42 @@
+"""A rank reward made of several parts, in training (docs/explanation/method.md 2)."""
+
+from typing import Any
+
+import torch
+
+from convrec.features.feature import Feature
+from convrec.features.rewards import checks
+from convrec.features.rewards.maths import part_advantages, part_metrics
+from convrec.lists.catalog import Catalog
+from convrec.rank_grpo.credit import Credit, RankBatch
+
+
+class ComposedRewards(Feature):
+    """`convrec.rewards`: weights of parts; `convrec.reward_combination` says where they are added up."""
+
+    @classmethod
+    def is_on(cls, settings: Any) -> bool:
+        return bool(settings.get("rewards"))
+
+    def check(self, catalog: Catalog) -> list[str]:
+        checks.check(self.config, catalog)
+        return []
+
+    def adjust_ranks(self, batch: RankBatch, credit: Credit) -> None:
+        """Log each part; with "normalised", add up the advantages of the parts instead of their returns."""
+        weights = self.settings.rewards
+        norm_by_std = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        returns_PBK = stack_part_returns(batch.infos)
+        advantages_PBK = part_advantages(returns_PBK, list(weights.values()), batch.groups, norm_by_std)
+        if self.settings.reward_combination == "normalised":
+            credit.advantages_BK = advantages_PBK.sum(dim=0)
+        rows = batch.list_rows
+        logged_PBK = stack_part_returns([batch.logged_infos[row] for row in rows])
+        groups = [batch.groups[row] for row in rows]
+        credit.metrics |= part_metrics(list(weights), logged_PBK, advantages_PBK[:, rows], groups)
+
+
+def stack_part_returns(infos: list[dict[str, Any]]) -> torch.Tensor:
+    """Return the (P, B, K) returns of P parts that the reward function gave for B responses, float32."""
+    returns_BPK = torch.tensor([info["part_returns"] for info in infos], dtype=torch.float32)
+    return returns_BPK.transpose(0, 1)

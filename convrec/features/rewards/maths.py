@@ -1,0 +1,41 @@
+"""Advantages and metrics of the parts of a composed reward.
+
+Shapes: P parts, B sequences, K ranks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from convrec.rank_grpo.advantages import rank_advantages, zero_std_ranks
+
+
+def part_advantages(
+    returns_PBK: torch.Tensor, weights: Sequence[float], uid: Sequence[Any], norm_by_std: bool = True
+) -> torch.Tensor:
+    """(P, B, K): weight_p A_p, A_p the rank advantages of the returns of part p alone.
+
+    Their sum over the parts is the advantage of `convrec.reward_combination=normalised`: a part of small returns, or
+    with signal at few ranks, is not drowned by the standard deviation of another (GDPO, arXiv 2601.05242, without its
+    last step, a normalisation over the batch, so that one part of weight 1 changes nothing).
+    """
+    parts = zip(returns_PBK, weights, strict=True)
+    return torch.stack([weight * rank_advantages(part_BK, uid, norm_by_std) for part_BK, weight in parts])
+
+
+def part_metrics(
+    names: Sequence[str],
+    returns_PBK: torch.Tensor,
+    advantages_PBK: torch.Tensor,
+    uid: Sequence[Any],
+    prefix: str = "rank_grpo/part/",
+) -> dict[str, float]:
+    """Of each of P parts of the reward: NAME/return, its mean over responses and ranks; NAME/signal, the share of
+    (group, rank) pairs whose returns are not all equal; NAME/advantage, the mean |weight x advantage of it alone|."""
+    metrics = {}
+    for name, returns_BK, advantages_BK in zip(names, returns_PBK, advantages_PBK, strict=True):
+        metrics[f"{prefix}{name}/return"] = returns_BK.double().mean().item()
+        metrics[f"{prefix}{name}/signal"] = 1.0 - zero_std_ranks(returns_BK, uid).double().mean().item()
+        metrics[f"{prefix}{name}/advantage"] = advantages_BK.double().abs().mean().item()
+    return metrics

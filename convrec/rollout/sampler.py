@@ -1,0 +1,132 @@
+"""Responses sampled in groups: one call to vLLM for many, and those of a prompt by the server that has its prefix.
+
+verl takes each response alone through an agent of its own and some ten calls between processes, which tools and images
+need. A list is one prompt and one answer.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.workers.rollout.replica import TokenOutput
+
+from convrec.features.feature import RolloutFeature
+from convrec.features.responses import Prompt, SampledResponse, rollout_seed
+
+GROUP = 32  # responses of a call at most, unless one prompt has more
+
+
+def split_into_groups(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """Yield prompts in order, in groups of at most GROUP responses or of a single prompt."""
+    group: list[Prompt] = []
+    for prompt in prompts:
+        if group and sum(member.n for member in group) + prompt.n > GROUP:
+            yield group
+            group = []
+        group.append(prompt)
+    if group:
+        yield group
+
+
+def seeded_params(params: dict[str, Any], trajectory: dict[str, Any], session: int, seed: int | None) -> dict[str, Any]:
+    """Return a copy of vLLM's sampling parameters for one response; vLLM's server changes the dict that it gets.
+
+    Args:
+        params: of the prompt.
+        trajectory: verl's note of step and sample.
+        session: number of the response.
+        seed: of a deterministic run, where every response has a seed of its own; None: vLLM draws as it likes.
+    """
+    if seed is None:
+        return dict(params)
+    return {**params, "seed": rollout_seed(seed, trajectory["step"], trajectory["sample_index"], session)}
+
+
+class GroupSampler:
+    """Samples the responses to a group of prompts.
+
+    Args:
+        agent: verl's agent for one prompt and one answer, which knows how a prompt is tokenized.
+        llm_client: verl's client of the vLLM servers.
+        features: whose sampling parameters are added.
+        response_length: tokens of a response at most.
+        seed: as in `seeded_params`.
+    """
+
+    def __init__(
+        self,
+        agent: SingleTurnAgentLoop,
+        llm_client: Any,
+        features: Sequence[RolloutFeature],
+        response_length: int,
+        seed: int | None,
+    ) -> None:
+        self.agent = agent
+        self.llm_client = llm_client
+        self.features = features
+        self.response_length = response_length
+        self.seed = seed
+
+    async def sample(self, prompts: Sequence[Prompt]) -> list[SampledResponse]:
+        """Return `n` responses to each prompt, those of a prompt next to each other."""
+        samples: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = []
+        for prompt in prompts:
+            prompt_ids = await self.agent.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
+            more: dict[str, Any] = {}
+            for feature in self.features:
+                more |= feature.sampling_params(prompt.sample)
+            first = prompt.sample.get("session_id", 0)  # a further turn has its rollout's number
+            for session in range(first, first + prompt.n):
+                params = seeded_params(prompt.sampling_params, prompt.trajectory, session, self.seed) | more
+                requests.append({"prompt_ids": prompt_ids, "sampling_params": params, "request_id": uuid4().hex})
+                samples.append({**prompt.sample, "session_id": session})
+        start = time.perf_counter()
+        answers = await self._generate(requests, prompts[0].affinity or uuid4().hex)
+        seconds = time.perf_counter() - start
+        return [
+            SampledResponse(sample, self._to_output(request["prompt_ids"], answer, seconds))
+            for sample, request, answer in zip(samples, requests, answers, strict=True)
+        ]
+
+    async def _generate(self, requests: list[dict[str, Any]], affinity: str) -> list[TokenOutput]:
+        # what a balancer may want to choose by: the first request stands for all
+        first = {name: requests[0][name] for name in ("prompt_ids", "sampling_params")}
+        server_id, server = await self.llm_client._acquire_server(affinity, **first)
+        try:
+            answers: list[TokenOutput] = await server.generate_group.remote(requests)
+        finally:
+            self.llm_client._release_server(server_id, request_id=affinity)
+        return answers
+
+    def _to_output(self, prompt_ids: list[int], answer: TokenOutput, seconds: float) -> AgentLoopOutput:
+        """Return a response as `SingleTurnAgentLoop.run` makes it of text."""
+        builder = self.agent.continuous_token_builder
+        limit = self.response_length
+        merged = builder.merge_assistant_tokens(prompt_ids, answer.token_ids)
+        log_probs = answer.log_probs or None
+        mask, log_probs = builder.align_response_metadata(
+            merged, [], [] if log_probs else None, assistant_logprobs=log_probs
+        )
+        start = len(merged.token_ids) - len(mask)
+        step = answer.extra_fields.get("global_steps")
+        steps = {"min_global_steps": step, "max_global_steps": step}
+        return AgentLoopOutput(
+            prompt_ids=merged.token_ids[:start],
+            response_ids=merged.token_ids[start:][:limit],
+            response_mask=mask[:limit],
+            response_logprobs=log_probs[:limit] if log_probs else None,
+            routed_experts=None if answer.routed_experts is None else answer.routed_experts[: start + limit],
+            multi_modal_data={},
+            mm_processor_kwargs={},
+            mm_processor_output=None,
+            num_turns=2,
+            metrics={
+                "generate_sequences": seconds,
+                "num_preempted": -1 if answer.num_preempted is None else answer.num_preempted,
+            },
+            extra_fields=steps | answer.extra_fields | {"turn_scores": [], "tool_rewards": []},
+        )

@@ -1,0 +1,163 @@
+"""Rank-GRPO and its baselines on lists: what the training loop asks of a method, over verl's trainers.
+
+Neither of verl's registries sees ranks: a registered estimator gets token rewards, a registered loss gets log-probs and
+advantages. So the method reads responses and rank returns itself, and writes advantages and units for its own loss.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_corr_helper import (
+    compute_rollout_correction_and_add_to_batch,
+    compute_rollout_correction_weights,
+)
+
+from convrec.features.registry import active_features
+from convrec.lists.token_ranks import build_vocab_table
+from convrec.rank_grpo import NAME
+from convrec.rank_grpo.credit import NOT_SAMPLED, CreditSettings, assign_credit, list_metrics
+from convrec.rank_grpo.loss_metrics import finish_policy_metrics
+from convrec.rank_grpo.on_policy import is_on_policy
+from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
+from convrec.train.batch import read_policies, read_rank_batch, write_credit
+from convrec.train.dataset import ConvRecDataset
+from convrec.train.loss import rank_grpo_loss
+from convrec.train.rollout_check import warn_about_drift
+
+
+class RankMethod:
+    """The credit of lists (docs/explanation/method.md 1 to 3), with the features that the run turns on.
+
+    Args:
+        config: of the run.
+        credit_settings: how a run reads and credits lists.
+        pad_token_id: what shorter responses are padded with.
+    """
+
+    def __init__(self, config: DictConfig, credit_settings: CreditSettings, pad_token_id: int = 0) -> None:
+        self.config = config
+        self.settings = config.convrec
+        self.credit_settings = credit_settings
+        self.pad_token_id = pad_token_id
+        self.features = active_features(config)
+        self.is_rank_level = config.algorithm.adv_estimator == NAME
+
+    @classmethod
+    def from_run(cls, config: DictConfig, tokenizer: Any) -> "RankMethod":
+        """Return the method of a run, whose policy has this tokenizer."""
+        settings = config.convrec
+        credit_settings = CreditSettings(
+            num_ranks=settings.num_items,
+            vocab_table=build_vocab_table(tokenizer, settings.delimiter),
+            stop_token_ids=read_stop_token_ids(tokenizer, config.actor_rollout_ref.model.path),
+            preset=settings.preset,
+            norm_by_std=config.algorithm.get("norm_adv_by_std_in_grpo", True),
+            overflow_penalty=settings.overflow_penalty,
+            underflow_penalty=settings.underflow_penalty,
+            mask_truncated=settings.mask_truncated,
+        )
+        return cls(config, credit_settings, tokenizer.pad_token_id or 0)
+
+    @property
+    def trains_batch_at_once(self) -> bool:
+        return any(feature.trains_batch_at_once for feature in self.features)
+
+    def prepare_data(self, engine: Any) -> None:
+        """Answer equal prompts of the validation data once, unless a feature answers each row."""
+        together = not any(feature.answers_each_row for feature in self.features)
+        if isinstance(engine.val_dataset, ConvRecDataset):
+            engine.val_dataset.use_for_validation(together=together)
+
+    def loss_function(self) -> Callable[..., Any] | None:
+        """Return the loss for verl's workers; None where it is verl's own."""
+        if not self.is_rank_level:
+            return None
+        old_is_rollout = bool(self.config.algorithm.rollout_correction.bypass_mode)
+        return partial(rank_grpo_loss, settings=self.loss_settings(), old_is_rollout=old_is_rollout)
+
+    def loss_settings(self) -> RankLossSettings:
+        actor = self.config.actor_rollout_ref.actor
+        return RankLossSettings(
+            num_ranks=self.settings.num_items,
+            clip_ratio_low=actor.clip_ratio_low,
+            clip_ratio_high=actor.clip_ratio_high,
+            kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+            aggregation="token-mean" if self.settings.preset == "reference" else "rank-mean",
+        )
+
+    def skips_old_log_probs(self, updates_per_step: int) -> bool:
+        return is_on_policy(self.config, updates_per_step)
+
+    def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Log the lists of a batch and write what its tokens earn; GRPO and GSPO have verl's advantages."""
+        optional = [name for feature in self.features for name in feature.fields]
+        batch = read_rank_batch(meta, self.pad_token_id, optional)
+        for feature in self.features:
+            feature.prepare(batch)
+        metrics.update(list_metrics(batch, self.settings.num_items))
+        if not self.is_rank_level:
+            return engine._compute_advantage(meta, metrics)
+        credit = assign_credit(batch, self.credit_settings, self.features)
+        metrics.update(credit.metrics)
+        more = {"loss_mask": credit.loss_mask_BT} if self.credit_settings.mask_truncated else {}
+        if self.config.algorithm.rollout_correction.rollout_is is not None:
+            more["rollout_is_weights"] = self._correct_rollout(meta, credit.units_BT, metrics)
+        return write_credit(meta, batch, credit, more)
+
+    def _correct_rollout(self, meta: KVBatchMeta, units_BT: torch.Tensor, metrics: dict[str, Any]) -> torch.Tensor:
+        """Return verl's truncated importance weights of the mismatch between rollout and actor, (B, T).
+
+        `rollout_is=rank` is ours: the weight of a token is that of its unit, a product over the unit's tokens.
+        """
+        correction = self.config.algorithm.rollout_correction
+        data = read_policies(meta)
+        # a token that no rollout sampled has no mismatch
+        is_sampled_BT = data["rollout_log_probs"] < NOT_SAMPLED
+        data["rollout_log_probs"] = data["rollout_log_probs"].where(is_sampled_BT, data["old_log_probs"])
+        if correction.rollout_is == "rank":
+            log_ratio_BT = sum_over_units(data["old_log_probs"] - data["rollout_log_probs"], units_BT)
+            weights_BT, correction_metrics = compute_rollout_correction_weights(
+                log_ratio_BT,
+                data["response_mask"],
+                "token",  # each token has its unit's ratio now; thresholds and normalisation are verl's
+                correction.rollout_is_threshold,
+                correction.rollout_is_batch_normalize,
+            )
+            metrics.update({f"rollout_corr/{name}": value for name, value in correction_metrics.items()})
+            return weights_BT
+        corrected, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=data), correction)
+        metrics.update(correction_metrics)
+        return corrected.batch["rollout_is_weights"]
+
+    def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
+        """Turn the sums that the loss logged per micro-batch into means, and let features add theirs."""
+        if self.is_rank_level:
+            parts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("actor/") and ":" in name}
+            by_name = {name.removeprefix("actor/"): value for name, value in parts.items()}
+            metrics.update(finish_policy_metrics(by_name, "actor/"))
+        for feature in self.features:
+            feature.finish_metrics(metrics)
+        warn_about_drift(step, metrics, self.settings.rollout_check_bound)
+
+    def write_card(self, engine: Any, folder: Any) -> None:
+        """A list model's card is the run's."""
+
+
+def read_stop_token_ids(tokenizer: Any, model_path: str) -> list[int]:
+    """Return the ids vLLM stops at: the tokenizer's end of sequence and those of the model's generation config."""
+    from transformers import GenerationConfig
+    from verl.utils.fs import copy_to_local
+
+    ids = {tokenizer.eos_token_id}
+    try:
+        configured = GenerationConfig.from_pretrained(copy_to_local(model_path)).eos_token_id
+    except OSError:  # a model need not ship a generation config
+        configured = None
+    if configured is not None:
+        ids |= set(configured if isinstance(configured, list) else [configured])
+    return sorted(ids)

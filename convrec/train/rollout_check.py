@@ -1,0 +1,43 @@
+"""Does the rollout sample from the policy that is trained?"""
+
+import logging
+from typing import Any
+
+from convrec.rank_grpo.credit import NOT_SAMPLED
+
+logger = logging.getLogger(__name__)
+
+
+def check_rollout_is_policy(data: Any, bound: float) -> None:
+    """Compare vLLM's log-probs of its own samples with the actor's.
+
+    Args:
+        data: (B, T) `log_probs` of the actor, `rollout_log_probs` and `loss_mask`.
+        bound: on the mean absolute difference of tokens that the loss counts and the rollout sampled.
+
+    Raises:
+        RuntimeError: the difference is larger, so the rollout is not the policy.
+    """
+    sampled_BT = data["loss_mask"].bool() & (data["rollout_log_probs"] < NOT_SAMPLED)
+    difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[sampled_BT]
+    mean = difference.mean().item()
+    largest = difference.max().item()
+    logger.info("rollout against actor: mean |d log p| %.3g, max %.3g, bound on the mean %g", mean, largest, bound)
+    if not mean <= bound:
+        raise RuntimeError(
+            f"the rollout does not sample from the policy: mean |log p_vllm - log p_actor| of the first batch is "
+            f"{mean:.3g} (max {largest:.3g}), above convrec.rollout_check_bound={bound:g}. The weights did not "
+            "reach vLLM, or the two run in different precision (rollout.dtype, mixed_precision, quantization)."
+        )
+
+
+def warn_about_drift(step: int, metrics: dict[str, Any], bound: float) -> None:
+    """Warn where the rollout of a step differs from the actor by more than the bound on the first batch."""
+    mean = metrics.get("actor/rollout_diff_mean")
+    if mean is not None and not mean <= bound:
+        logger.warning(
+            "step %d: mean |log p_vllm - log p_actor| is %.3g, above %g: the rollout drifts from the policy",
+            step,
+            mean,
+            bound,
+        )

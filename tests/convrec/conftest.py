@@ -1,0 +1,49 @@
+"""TransferQueue in memory, for what reads and writes the rows of a step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+
+def nested(rows: Sequence[Any]) -> Any:
+    """A ragged tensor of lists of numbers, or of tensors."""
+    import torch
+
+    return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
+
+
+class Queue:
+    """What a trainer asks of TransferQueue, for one batch."""
+
+    def __init__(self, fields: dict[str, Any], tags: list[dict[str, Any]], keys: list[str] | None) -> None:
+        import transfer_queue as tq
+
+        self.fields = fields
+        keys = keys or [f"{index}_0_0" for index in range(len(tags))]
+        self.batch = tq.KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        from verl.utils.tensordict_utils import get_tensordict
+
+        return get_tensordict({name: self.fields[name] for name in select_fields})
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> Any:
+        assert keys == self.batch.keys
+        self.fields |= dict(fields.items())
+        return self.batch
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Queue]:
+    """Puts one in TransferQueue's place: queue(tags, **fields)."""
+
+    import transfer_queue as tq
+
+    def start(tags: list[dict[str, Any]], keys: list[str] | None = None, **fields: Any) -> Queue:
+        started = Queue(fields, tags, keys)
+        monkeypatch.setattr(tq, "kv_batch_get", started.kv_batch_get)
+        monkeypatch.setattr(tq, "kv_batch_put", started.kv_batch_put)
+        return started
+
+    return start

@@ -1,0 +1,165 @@
+"""Rollouts that ask: a row of the batch for each turn, lists scored, questions credited with what followed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from convrec.data.chat import encode, render_prompt
+from convrec.features.asking.feature import read_turns
+from convrec.features.asking.maths import question_advantages
+from convrec.features.asking.rollout import Dialogues
+from convrec.features.asking.users import LABEL_WORDINGS
+from convrec.features.responses import OPEN, TURN, Prompt, SampledResponse
+from convrec.rank_grpo.credit import RankBatch
+from tests.convrec.rollout.fakes import FILMS, RolloutWorld, make_samples, tiny_tokenizer, to_plain
+
+GENRES = {"Alien": ["horror"], "Heat": ["crime"], "Jaws": ["horror"]}
+SETTINGS = {"ask": ["genre", "decade"], "max_turns": 3, "ask_cost": 0.05, "num_items": 3}
+ANSWERS = [wording.format(labels="crime").capitalize() for wording in LABEL_WORDINGS[::2]]
+
+# Of each prompt the first rollout asks, the second lists at once, the third does both.
+FIRST_TURNS = ["Which genre?", "Jaws (1975)\nHeat (1995)", "Which genre?\nHeat (1995)"]
+AFTER_ANSWER = "Heat (1995)\nJaws (1975)"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> str:
+    films = [{"title": title, "year": year, "genres": GENRES[title]} for title, year in FILMS]
+    pq.write_table(pa.Table.from_pylist(films), tmp_path / "catalog.parquet")
+    return str(tmp_path / "catalog.parquet")
+
+
+def write_turn(place: int, request: dict[str, Any]) -> str:
+    """Write a turn of a rollout, of which a prompt has three: one that has heard an answer lists."""
+    prompt = tiny_tokenizer().decode(request["prompt_ids"])
+    return AFTER_ANSWER if "SYSTEM: " in prompt else FIRST_TURNS[place % 3]
+
+
+@pytest.fixture
+def world(catalog: str, monkeypatch: pytest.MonkeyPatch) -> RolloutWorld:
+    world = RolloutWorld(catalog, monkeypatch, response_length=60, catalog_file=catalog, **SETTINGS)
+    world.write_text = write_turn
+    return world
+
+
+def put_rows(world: RolloutWorld) -> dict[str, dict[str, Any]]:
+    """Return what the rollouts of the training samples put, by key."""
+    world.run(samples=make_samples(is_validation=False))
+    return {key.removeprefix("train/"): row for key, (_, row) in world.rows.items() if row}
+
+
+def make_dialogues(catalog: str) -> Dialogues:
+    config = {"convrec": {"catalog_file": catalog, **SETTINGS}, "data": {"seed": 0, "max_prompt_length": 300}}
+    return Dialogues(OmegaConf.create(config), tiny_tokenizer())
+
+
+def test_every_turn_is_a_row_and_only_lists_are_scored(world: RolloutWorld) -> None:
+    rows = put_rows(world)
+    assert set(rows) == {f"u{u}_{tail}" for u in range(3) for tail in ("0_0", "0_1", "1_0", "2_0")}
+    for u in range(3):
+        turns = [rows[f"u{u}_{tail}"] for tail in ("0_0", "0_1", "1_0", "2_0")]
+        question, after, _, _ = turns
+        (asked,) = to_plain(question["raw_prompt"])
+        (prompted,) = to_plain(after["raw_prompt"])
+        assert prompted["content"].startswith(asked["content"])
+        said = prompted["content"].removeprefix(asked["content"]).strip().split("\n")
+        assert said[0] == "SYSTEM: Which genre?"
+        assert said[1].removeprefix("USER: ").capitalize() in ANSWERS
+        # what the user says is in the prompt of the next turn, and no token of a response
+        text = world.tokenizer.decode(to_plain(after["prompts"]), skip_special_tokens=True)
+        assert "SYSTEM: Which genre?" in text
+        assert set(to_plain(question["response_mask"])) == set(to_plain(after["response_mask"])) == {1}
+        infos = [to_plain(row["extra_fields"])["reward_extra_info"] for row in turns]
+        assert [info["relevance"] for info in infos] == [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0]]
+        # the score is at the last token; a question has that of the list after it
+        scores = [to_plain(row["rm_scores"])[-1] for row in turns]
+        assert scores == pytest.approx([1, 1, 0.6309, 0], abs=1e-4)
+        notes = [to_plain(row["extra_fields"])[TURN] for row in turns]
+        assert [(note["turn"], note["asked"]) for note in notes] == [(0, 1), (1, 1), (0, 0), (0, 0)]
+        assert [note["question"] for note in notes] == [True, False, False, False]
+        assert notes[3]["malformed"]
+    assert len(world.scored) == 3 * 3  # a list of each rollout, and no question
+
+
+def test_malformed_turns_earn_nothing_scored_one_by_one(world: RolloutWorld) -> None:
+    world.worker.config.reward.reward_manager.name = "naive"  # takes no lists
+    rows = put_rows(world)
+    infos = {key[-3:]: row["extra_fields"]["reward_extra_info"] for key, row in rows.items()}
+    assert "score a group" not in world.calls
+    assert infos["0_1"]["rank_returns"] == [1, 0, 0]
+    assert infos["2_0"]["rank_returns"] == [0, 0, 0]
+    assert infos["2_0"]["score"] == 0
+
+
+def test_the_trainer_reads_turns_from_what_was_put(world: RolloutWorld) -> None:
+    rows = sorted(put_rows(world).items())
+    batch = RankBatch(
+        prompts=[key.split("_")[0] for key, _ in rows],
+        is_padding_B=torch.zeros(len(rows), dtype=torch.bool),
+        extra_fields=[to_plain(row["extra_fields"]) for _, row in rows],
+        responses_BT=torch.zeros(len(rows), 1, dtype=torch.int64),
+        mask_BT=torch.ones(len(rows), 1, dtype=torch.int64),
+    )
+    turns = read_turns(batch)
+    assert turns.gain_B[:4].tolist() == pytest.approx([1, 1, 0.6309, 0], abs=1e-4)
+    advantages_B = question_advantages(turns, 0.05, norm_by_std=False)
+    # R = .95, .6309, 0 of the three rollouts: the question's is .95 less their mean
+    assert advantages_B[:4].tolist() == pytest.approx([0.95 - (0.95 + 0.6309) / 3, 0, 0, 0], abs=1e-4)
+    assert len(set(turns.list_groups)) == 3 * 3
+    assert torch.equal(turns.asked_B[:4], torch.tensor([1, 1, 0, 0]))
+
+
+def test_a_further_turn_has_its_server_a_new_seed_and_fits(
+    world: RolloutWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = world.worker
+    affinities: list[str] = []
+    acquire = worker.llm_client._acquire_server
+
+    async def note_affinity(affinity: str, **fields: Any) -> Any:
+        affinities.append(affinity)
+        return await acquire(affinity, **fields)
+
+    monkeypatch.setattr(worker.llm_client, "_acquire_server", note_affinity)
+    answered = f"SYSTEM: Which genre?\nUSER: {max(ANSWERS, key=len)}\n"  # has room, and little else
+    limit = len(encode(world.tokenizer, render_prompt(world.tokenizer, [{"role": "user", "content": answered}])))
+    worker.config.data.max_prompt_length = limit
+    sample = make_samples(is_validation=False)[0]
+    sample["raw_prompt"] = [{"role": "user", "content": "I liked Alien (1979). " * 20}]
+    world.run(samples=[sample])
+    assert len(affinities) == 2
+    assert affinities[0] == affinities[1]  # a turn goes where its beginning is
+    assert len(world.seeds) == len(set(world.seeds)) == 4  # three rollouts, and the one that asked goes on
+    prompt = to_plain(world.rows["train/u0_0_1"][1]["prompts"])
+    assert len(prompt) <= limit
+    text = world.tokenizer.decode(prompt, skip_special_tokens=True)
+    assert text.count("I liked Alien") < 20  # the oldest words went
+    assert "Which genre?" in text
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_a_validation_hears_the_same_at_every_step(catalog: str, validate: bool) -> None:
+    dialogues = make_dialogues(catalog)
+    heard = set()
+    for step in range(8):
+        message = {"role": "user", "content": "Hello"}
+        sample = dialogues.open_questions(make_samples()[0] | {"raw_prompt": [message]}, 0)
+        output: Any = SimpleNamespace(response_ids=tiny_tokenizer().encode("Which genre?"), extra_fields={})
+        prompt = Prompt(sample, {}, {"step": step, "validate": validate}, 1)
+        following = dialogues.next_turn(SampledResponse(sample, output), prompt, 0)
+        assert following is not None
+        heard.add(following.sample["raw_prompt"][0]["content"])
+    assert (len(heard) == 1) == validate
+
+
+def test_a_constrained_turn_asks_nothing_twice_or_at_the_end(catalog: str) -> None:
+    dialogues = make_dialogues(catalog)
+    turns = [(0, []), (1, ["genre"]), (2, ["genre"])]
+    opened = [dialogues.open_questions({}, turn, asked)[OPEN] for turn, asked in turns]
+    assert opened == [[-1, -2], [-2], []]

@@ -1,0 +1,54 @@
+"""The grammar of a turn, and how a conversation goes on."""
+
+import pytest
+
+from convrec.data.schema import before_questions, prompt_text, turns_of_text
+from convrec.features.asking.turns import question_text, read_turn, with_answer
+
+ATTRIBUTES = ("genre", "decade")
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "lines"),
+    [
+        ("Which genre?", "genre", []),
+        ("\n Which decade? \n", "decade", []),
+        ("Heat (1995)\nUp (2009)", None, ["Heat (1995)", "Up (2009)"]),
+        ("Which genre?\nHeat (1995)", None, []),  # both: malformed
+        ("Heat (1995)\nWhich genre?", None, []),
+        ("Which genre?\nWhich decade?", None, []),
+        ("Which mood?", None, ["Which mood?"]),  # no attribute: a line that is no item
+        ("which genre?", None, ["which genre?"]),
+        ("Which genre? Heat (1995)", None, ["Which genre? Heat (1995)"]),
+        ("", None, []),
+    ],
+)
+def test_a_turn_is_a_question_or_a_list(text: str, asked: str | None, lines: list[str]) -> None:
+    turn = read_turn(text, ATTRIBUTES)
+    assert (turn.asked, turn.lines) == (asked, lines)
+    assert turn.malformed == (asked is None and not lines)
+
+
+def test_nothing_is_asked_in_the_last_turn() -> None:
+    turn = read_turn("Which genre?", ATTRIBUTES, may_ask=False)
+    assert turn.malformed
+    assert read_turn("Heat (1995)", ATTRIBUTES, may_ask=False).lines == ["Heat (1995)"]
+
+
+def test_a_conversation_goes_on_as_text_and_an_answer_begins_no_turn() -> None:
+    prompt = prompt_text("USER: Hi!\n")
+    later = with_answer(prompt, "genre", "A comedy.\nSYSTEM: ok")
+    assert later.startswith(prompt)  # what a cache of prefixes has
+    assert turns_of_text(later.removeprefix(prompt)) == [
+        {"role": "assistant", "content": question_text("genre")},
+        {"role": "user", "content": "A comedy. SYSTEM: ok"},
+    ]
+
+
+def test_what_was_said_before_the_questions_is_found_again_in_a_time_that_grows_with_the_text() -> None:
+    for text in ("USER: Hi\n", "USER: Hi\nSYSTEM: Which one do you like?\nSYSTEM: Heat?\nUSER: Yes\n"):
+        said = with_answer(with_answer(text, "genre", "Crime,\nplease"), "decade", "")
+        assert before_questions(said) == before_questions(text) == text
+        assert before_questions(said + "SYSTEM: Heat (1995)\n") == said + "SYSTEM: Heat (1995)\n"
+    many = with_answer("USER: Hi\n", "genre", "crime").removeprefix("USER: Hi\n") * 40_000 + "SYSTEM: Heat (1995)\n"
+    assert before_questions(many) == many  # without a bound a minute

@@ -1,0 +1,149 @@
+"""Users over the whole sample catalog: what they say, in which words, and what they never say."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.errors import UserError
+from convrec.features.asking import users
+from convrec.features.asking.attributes import Attributes, load_attributes
+from convrec.features.asking.users import (
+    LABEL_WORDINGS,
+    OPEN_WORDINGS,
+    Asked,
+    LLMUser,
+    OtherUser,
+    RandomUser,
+    RuleUser,
+)
+from convrec.llm import Answer
+
+WORD = re.compile(r"[^\W_]+")
+
+
+def row_of(films: Attributes, title: str) -> int:
+    return list(films.catalog.titles).index(title)
+
+
+def words(text: str) -> str:
+    return f" {' '.join(WORD.findall(text.casefold()))} "
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_no_answer_names_a_wanted_title_of_the_whole_catalog(films: Attributes, evaluation: bool) -> None:
+    for seed in range(3):
+        user = RuleUser(films, seed, evaluation)
+        asked = [Asked(f"{row}", [row], name) for row in range(len(films.catalog)) for name in films.names]
+        answers = user.answers(asked)
+        for one, answer in zip(asked, answers, strict=True):
+            title = words(films.catalog.titles[one.wanted[0]])
+            assert not title.strip() or title not in words(answer), (one, answer)
+        # and nearly all say what they know
+        knows = [
+            label.casefold() in answer.casefold()
+            for one, answer in zip(asked, answers, strict=True)
+            for label in films.shared(one.attribute, one.wanted)
+        ]
+        assert sum(knows) / len(knows) > 0.99
+
+
+def test_a_label_that_is_like_a_wanted_title_is_not_said(tmp_path: Path) -> None:
+    rows = [("War", 2007, ["war", "action"]), ("Westerns", 1999, ["western"]), ("Any", 1990, ["action", "war"])]
+    columns = [dict(zip(("title", "year", "genres"), row, strict=True)) for row in rows]
+    pq.write_table(pa.Table.from_pylist(columns), tmp_path / "catalog.parquet")
+    user = RuleUser(load_attributes(tmp_path / "catalog.parquet", ["genre"]), 0)
+    war, western, any_ = ({user.answers([Asked(str(key), [row], "genre")])[0] for key in range(50)} for row in range(3))
+    assert all("action" in text.casefold() and "war" not in text.casefold() for text in war)
+    assert western <= set(OPEN_WORDINGS)
+    assert all("any" not in words(text).split() for text in any_)
+
+
+def test_what_wanted_titles_share_is_said_and_the_rest_is_left_open(films: Attributes) -> None:
+    comedies = [row for row, genres in enumerate(films.values["genre"]) if genres == {"comedy"}][:2]
+    other = next(row for row, genres in enumerate(films.values["genre"]) if genres == {"war"})
+    user = RuleUser(films, 0)
+    (both, none) = user.answers([Asked("a", comedies, "genre"), Asked("a", [*comedies, other], "genre")])
+    assert "comedy" in both.casefold()
+    assert none in OPEN_WORDINGS
+
+
+def test_wordings_are_drawn_by_seed_and_half_are_kept_for_evaluation(films: Attributes) -> None:
+    row = row_of(films, "Heat")
+    asked = [Asked(str(key), [row], name) for key in range(60) for name in films.names]
+    said = {evaluation: RuleUser(films, 1, evaluation).answers(asked) for evaluation in (False, True)}
+    assert said[False] == RuleUser(films, 1).answers(asked) != RuleUser(films, 2).answers(asked)
+    assert len(set(said[False])) == len(set(said[True])) == 8  # 4 wordings of 2 attributes
+    assert set(said[False]).isdisjoint(said[True])
+    assert len(set(LABEL_WORDINGS)) == len(set(OPEN_WORDINGS)) == 8
+
+
+def test_controls_do_not_answer_for_what_is_wanted(films: Attributes) -> None:
+    row, war = row_of(films, "Koyaanisqatsi"), row_of(films, "1917")
+    asked = [Asked(str(key), [row], "genre") for key in range(200)]
+    known = sum("documentary" in text.casefold() for text in RandomUser(films, 0).answers(asked))
+    assert known < 30  # one of 20 genres
+    other = OtherUser(films, 0)
+    other.others = [[row], [war], []]
+    assert all("war" in text.casefold() for text in other.answers(asked))
+    assert other.labels(Asked("1", [row, war], "genre")) == []  # nobody else
+
+
+class Model:
+    """In place of a client: what it is asked, and what it says."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts, self.prompts = texts, []
+
+    def ask_all(self, prompts: list[str], **_: Any) -> list[Answer]:
+        self.prompts += prompts
+        return [Answer(text) for text in self.texts]
+
+
+def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(
+    films: Attributes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users, "_log", logging.getLogger("of this test"))  # a library's config can disable others
+    row, model = row_of(films, "Heat"), Model("A crime film,\nplease", "I love heat!", "")
+    user = LLMUser(films, model)  # type: ignore[arg-type]
+    asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * 3
+    assert user.answers(asked) == ["A crime film, please", "I don't mind.", "I don't mind."]
+    assert "1 of 3 answers of the user's model have no text" in caplog.text
+    assert "Heat" in model.prompts[0]
+    assert "USER: Hi\n" in model.prompts[0]
+    assert "instruction" not in model.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["mood"], "no column mood or moods; it has title, year, genres, and decade of its years"),
+        (["one"], "one has 1 values"),
+        (["genre", "title"], "title: the answer would be the item itself"),
+        ([], "name attributes"),
+        (["genre", "genre"], "each once"),
+    ],
+)
+def test_attributes_that_cannot_be_asked_about_are_refused(
+    film_catalog: Path, tmp_path: Path, names: list[str], message: str
+) -> None:
+    file = film_catalog
+    if "one" in names:
+        file = tmp_path / "catalog.parquet"
+        pq.write_table(pa.Table.from_pylist([{"title": t, "year": 1999, "one": "x"} for t in "AB"]), file)
+    with pytest.raises(UserError, match=message):
+        load_attributes(file, names)
+
+
+def test_what_was_said_is_known(films: Attributes) -> None:
+    row = row_of(films, "Heat")
+    (label, *_) = films.shared("genre", [row])
+    assert films.said("genre", [row], f"USER: A {label.upper()}. " + " ".join(films.shared("genre", [row])))
+    assert not films.said("genre", [row], "USER: Hi!")
+    assert not films.said("genre", [row], f"USER: Something {label}ly, perhaps a{label}?")  # within other words
+    assert json.dumps(films.shared("decade", [row])) == '["1990s"]'

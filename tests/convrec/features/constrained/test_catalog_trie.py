@@ -1,0 +1,157 @@
+import os
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from convrec.errors import UserError
+from convrec.features.constrained import catalog_trie as module
+from convrec.features.constrained.catalog_trie import (
+    CatalogTrie,
+    build_catalog_trie,
+    catalog_trie,
+    check_length,
+    excluded_items,
+    join_lines,
+    select_lines,
+)
+from convrec.features.constrained.lines import LISTED_AT_ONCE, encode_lines
+from convrec.files import file_hash
+from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.matching import Matcher
+
+ITEMS = [("Toy Story", 1995), ("Heat", 1995), ("Alien", 1979)]
+
+
+def test_a_list_is_its_lines_one_after_the_other(catalog: CatalogTrie, matcher: Matcher, tokenizer: Any) -> None:
+    """The tokens that the trie holds, put in a row, are the tokenizer's own of the whole list."""
+    lines = len(catalog.row_W)
+    sequences = np.split(catalog.tokens, catalog.ends_S[:-1])
+    chosen = [4, 0, 9, 5]
+    written = np.concatenate([sequences[line] for line in chosen[:-1]] + [sequences[lines + chosen[-1]]])
+    items = [matcher.catalog.titles[catalog.row_W[line]] for line in chosen]
+    years = [matcher.catalog.years[catalog.row_W[line]] for line in chosen]
+    text = "\n".join(f"{title} ({year})" for title, year in zip(items, years, strict=True))
+    assert written.tolist() == [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("before", [1, LISTED_AT_ONCE - 1, LISTED_AT_ONCE, LISTED_AT_ONCE + 1])
+def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(before: int) -> None:
+    """Wherever the line stands among those that are checked at once."""
+    vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+    backend = Tokenizer(BPE(vocab=vocabulary | {"ĊZ": 256, "<end>": 257}, merges=[("Ċ", "Z")]))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="joining")
+    with pytest.raises(UserError, match="tokenizer joining encodes 'Zodiac' in another way behind 'Film"):
+        encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
+
+
+def test_lines_of_one_item_are_one_and_equal_lines_are_there_once(catalog: CatalogTrie) -> None:
+    assert catalog.row_W.tolist() == [0, 1, 2, 3, 4, 5, 6, 9, 10, 11]  # row 7 is row 5's line
+    assert catalog.item_W.tolist() == [0, 1, 2, 3, 3, 5, 6, 9, 10, 11]  # Amélie is Amelie
+    assert (catalog.lines_of(3), catalog.lines_of(7), catalog.num_items) == ([3, 4], [], 9)
+    assert catalog.left_out.tolist() == [8]  # reads as Heat of 1995
+
+
+def test_seen_titles_are_excluded_as_matching_takes_them(matcher: Matcher) -> None:
+    assert excluded_items(matcher, ["AMÉLIE", "Heat", "the aliens!", "Nothing"]) == [3, 5, 6, 10]
+
+
+def test_the_file_is_beside_the_catalog_and_of_this_catalog_tokenizer_and_matching_alone(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "data" / "catalog.parquet"
+    file.parent.mkdir()
+    titles, years = zip(*ITEMS, strict=True)
+    pq.write_table(pa.table({"title": titles, "year": years}), file)
+    matcher = Matcher(load_catalog(file))
+    made, path = catalog_trie(file, matcher, tokenizer, "\n", tmp_path)
+    assert path.parent == file.parent
+    with monkeypatch.context() as no_build:
+        no_build.delattr(module, "build_catalog_trie")
+        again, same = catalog_trie(file, matcher, tokenizer, "\n", tmp_path)
+    assert (same, again.eos_token_id) == (path, made.eos_token_id)
+    assert all((getattr(again, name) == getattr(made, name)).all() for name in ("tokens", "ends_S", "row_W", "item_W"))
+    others = [
+        catalog_trie(file, matcher, tokenizer, "\n", tmp_path, allowed_rows=[0, 2])[1],
+        catalog_trie(file, matcher, tokenizer, "|", tmp_path)[1],
+        catalog_trie(file, Matcher(load_catalog(file), "exact"), tokenizer, "\n", tmp_path)[1],
+    ]
+    assert len({path, *others}) == 4
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match="not readable as a trie"):
+        module.load_catalog_trie(path)
+    assert (catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[0].tokens == made.tokens).all()  # made again
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1].parent == tmp_path
+
+
+def test_a_file_that_other_code_made_is_not_taken(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name has a digest of what decides; one whose rows are other items now is made again."""
+    file = tmp_path / "catalog.parquet"
+    titles, years = zip(*ITEMS, strict=True)
+    pq.write_table(pa.table({"title": titles, "year": years}), file)
+    matcher = Matcher(load_catalog(file))
+    made, path = catalog_trie(file, matcher, tokenizer, "\n", tmp_path)
+    module.save_catalog_trie(path, replace(made, item_W=made.item_W[::-1].copy()))
+    assert (catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[0].item_W == made.item_W).all()
+    for edited in (".py", ".yaml"):  # code, and its tables
+        module._code_digest.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "file_hash", lambda one, end=edited: "new" if one.suffix == end else file_hash(one))
+            assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1] != path
+    module._code_digest.cache_clear()
+
+
+def test_two_items_with_one_line_are_named(tokenizer: Any) -> None:
+    catalog = Catalog.from_items([("Heat", 1995), ("Up", 2009), ("Heat", 1995)], item_ids=["a", "b", "c"])
+    with pytest.raises(UserError, match=r"rows 0 and 2 are two items with the same line, 'Heat \(1995\)'"):
+        build_catalog_trie(Matcher(catalog), tokenizer, "\n")
+
+
+def test_lines_that_read_as_something_else_are_left_out(tokenizer: Any) -> None:
+    items = [("Heat", 1995), ("1. Heat", 1995), ("Up\nDown", 2009), ("<end>", 2001), ("Up", 2009), ("", 2000)]
+    trie = build_catalog_trie(Matcher(Catalog.from_items(items)), tokenizer, "\n")
+    assert (trie.row_W.tolist(), trie.left_out.tolist()) == ([0, 4], [1, 2, 3])
+
+
+def test_the_longest_list_is_of_the_longest_different_lines(catalog: CatalogTrie, matcher: Matcher) -> None:
+    lengths = np.diff(catalog.ends_S, prepend=0)
+    lines = len(catalog.row_W)
+    for count in (1, 2, 3):  # against every list of some items
+        every = permutations(range(lines), count)
+        lists = [one for one in every if len(set(catalog.item_W[list(one)].tolist())) == count]
+        longest = max(lengths[[*one[:-1], lines + one[-1]]].sum() for one in lists)
+        assert catalog.longest_list(count) == longest
+        assert (catalog.most_items(9, longest), catalog.most_items(9, longest - 1)) == (count, count - 1)
+    assert catalog.longest_list(99) == catalog.longest_list(catalog.num_items)
+    assert catalog.most_items(2, 10_000) == 2
+    row = catalog.row_W[lengths[:lines].argmax()]
+    check_length(catalog, matcher.catalog, "c.parquet", 3, catalog.longest_list(3), "LENGTH=")
+    with pytest.raises(UserError, match=rf"LENGTH=9: 3 items can take \d+ tokens \(the longest is row {row} of c"):
+        check_length(catalog, matcher.catalog, "c.parquet", 3, 9, "LENGTH=")
+
+
+def test_lines_are_selected_and_joined_whole(catalog: CatalogTrie) -> None:
+    def lines(trie: CatalogTrie) -> set[tuple]:
+        """(row, item, tokens inside of a list, tokens at its end)"""
+        parts = [tuple(part.tolist()) for part in np.split(trie.tokens, trie.ends_S[:-1])]
+        count = len(trie.row_W)
+        return set(zip(trie.row_W.tolist(), trie.item_W.tolist(), parts[:count], parts[count:], strict=True))
+
+    keep_W = np.arange(len(catalog.row_W)) % 2 == 0
+    even, odd = select_lines(catalog, keep_W), select_lines(catalog, ~keep_W)
+    assert lines(even) | lines(odd) == lines(join_lines(even, odd)) == lines(catalog)
+    assert {row for row, *_ in lines(even)} == set(catalog.row_W[keep_W].tolist())
+    assert join_lines(select_lines(catalog, keep_W & False), odd).trie.token_L.tolist() == odd.trie.token_L.tolist()

@@ -1,0 +1,25 @@
+"""The mask of a batch against each row's own allowed tokens."""
+
+import random
+
+import torch
+
+from convrec.features.constrained.catalog_trie import CatalogTrie
+from convrec.features.constrained.vllm_lists import TrieMask
+from convrec.features.constrained.walk import Walk
+
+
+def test_each_row_keeps_the_logits_of_its_own_walk_and_other_rows_keep_all(catalog: CatalogTrie) -> None:
+    rng, mask = random.Random(0), TrieMask(catalog, "cpu")
+    walks = {0: Walk(catalog, 2, [3]), 2: Walk(catalog, 3), 3: Walk(catalog, 3, [0, 5, 6, 9])}
+    vocabulary = 400
+    while any(walk.allowed() != [catalog.eos_token_id] for walk in walks.values()):
+        for rows in (walks, {row: walks[row] for row in (3, 0)}):
+            logits_BV = torch.randn(4 if rows is walks else 5, vocabulary)
+            expected_BV = logits_BV.clone()
+            for row, walk in rows.items():
+                expected_BV[row] = -torch.inf
+                expected_BV[row, walk.allowed()] = logits_BV[row, walk.allowed()]
+            assert torch.equal(mask.apply(logits_BV, rows), expected_BV)
+        for walk in walks.values():
+            walk.advance(rng.choice(walk.allowed()))

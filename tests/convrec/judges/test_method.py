@@ -1,0 +1,185 @@
+"""Both orders of a pair come in one batch, whenever a run is resumed, and earn together what they should."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from convrec.errors import UserError
+from convrec.judges.criteria import DEFAULTS
+from convrec.judges.dataset import PairwiseDataset
+from convrec.judges.method import JudgeMethod, pair_loader
+from convrec.judges.schema import judge_schema, make_row, prompt_of, swapped_row
+from recipes.tiny_model import train_tokenizer
+from reward import judge_pairwise
+from tests.convrec.conftest import nested
+
+
+def loader(seed: int = 1) -> StatefulDataLoader:
+    rows: Any = [{"row": torch.tensor(row)} for row in range(22)]
+    return pair_loader(rows, batch_size=4, seed=seed)
+
+
+def batches(data: Iterable[Any]) -> list[list[int]]:
+    return [batch["row"].tolist() for batch in data]
+
+
+def test_pairs_stay_together_and_every_epoch_has_another_order() -> None:
+    data = loader()
+    epochs = [batches(data), batches(data)]
+    for epoch in epochs:
+        assert [len(batch) for batch in epoch] == [4] * 5 == [4] * len(data)
+        for batch in epoch:
+            assert batch[1::2] == [row + 1 for row in batch[::2]]
+            assert all(row % 2 == 0 for row in batch[::2])
+        assert len({row for batch in epoch for row in batch}) == 20
+    assert epochs[0] != epochs[1]
+    assert batches(loader()) == epochs[0] != batches(loader(seed=2))
+
+
+@pytest.mark.parametrize("done", [0, 2, 4])
+def test_a_resumed_loader_goes_on_where_it_was(done: int) -> None:
+    data = loader()
+    batches(data)
+    iterator = iter(data)
+    for _ in range(done):
+        next(iterator)
+    state = data.state_dict()
+    rest = batches(iterator) + batches(data)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert batches(resumed) + batches(resumed) == rest
+
+
+# ---- the data set
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(["Alien is a horror film. Up is not."] * 40, vocab_size=500)
+
+
+def dataset(rows: list[dict[str, Any]], tokenizer: Any, tmp_path: Path, **changes: Any) -> PairwiseDataset:
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, judge_schema("pairwise")), path)
+    config = {"max_prompt_length": 4096, "seed": 1, "orders": "together", "train_files": path} | changes
+    return PairwiseDataset(path, tokenizer, OmegaConf.create(config))
+
+
+def pair(query: str, length: int = 1) -> list[dict[str, Any]]:
+    row = make_row([{"role": "user", "content": query}], ["good" * length, "bad"], "A", "test")
+    return [row, swapped_row(row)]
+
+
+def test_training_rows_are_sorted_by_pair_and_say_so(tokenizer: Any, tmp_path: Path) -> None:
+    (one, two), (three, four) = pair("a"), pair("b")
+    data = dataset([one, three, four, two], tokenizer, tmp_path)
+    assert [data[n]["raw_prompt"] for n in range(4)] == [prompt_of(row, "pairwise") for row in (one, two, three, four)]
+    assert [data[n]["extra_info"]["pair"] for n in range(4)] == [0, 0, 1, 1]
+    alone = dataset([one, three], tokenizer, tmp_path, train_files="other.parquet")  # validation
+    assert len(alone) == 2
+    assert "pair" not in alone[0]["extra_info"]
+    with pytest.raises(UserError, match="one order alone"):
+        dataset([one, two, three], tokenizer, tmp_path)
+
+
+def test_a_pair_is_left_out_whole(tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*pair("a"), *pair("b", length=2000)]
+    kept = dataset(rows, tokenizer, tmp_path, max_prompt_length=3000)
+    assert [row["input"][0]["content"] for row in kept.dataframe] == ["a", "a"]
+    assert "2 of 4 prompts over" in capsys.readouterr().out
+
+
+# ---- rewards
+
+
+# (prompt, pair, true, said): order 1 of pair 0 is right twice, order 2 once; both orders of pair 1 say A
+ANSWERS = [
+    ("p", 0, "A", "A"),
+    ("p", 0, "A", "A"),
+    ("q", 0, "B", "B"),
+    ("q", 0, "B", "A"),
+    ("r", 1, "A", "A"),
+    ("r", 1, "A", "A"),
+    ("s", 1, "B", "A"),
+    ("s", 1, "B", "?"),
+]
+
+
+Step = Callable[[str], tuple[dict[str, float], dict[str, list[Any]]]]
+
+
+@pytest.fixture
+def step(queue: Callable[..., Any]) -> Step:
+    """(metrics, fields) of a step's advantages with these orders, up to where verl computes them."""
+    infos = [
+        judge_pairwise.compute_score("d", f"<better>{said}</better>", true, malformed=-1.0)
+        for *_, true, said in ANSWERS
+    ]
+    engine = SimpleNamespace(_compute_advantage=lambda meta, metrics: meta)
+
+    def run(orders: str) -> tuple[dict[str, float], dict[str, list[Any]]]:
+        started = queue(
+            tags=[{}] * len(ANSWERS),
+            keys=[f"{uid}_{index % 2}_0" for index, (uid, *_) in enumerate(ANSWERS)],
+            uid=[uid for uid, *_ in ANSWERS],
+            extra_info=[{"pair": pair} for _, pair, *_ in ANSWERS],
+            extra_fields=[{"reward_extra_info": info} for info in infos],
+            rm_scores=nested([[0.0] * index + [info["score"]] for index, info in enumerate(infos)]),
+        )
+        method = JudgeMethod(OmegaConf.create({"convrec": {"orders": orders}}))
+        metrics: dict[str, float] = {}
+        assert method.assign_credit(engine, started.batch, metrics) is started.batch
+        fields = {name: [getattr(value, "data", value) for value in row] for name, row in started.fields.items()}
+        return metrics, fields
+
+    return run
+
+
+def last_of(rows: list[Any]) -> list[float]:
+    return [row[-1].item() for row in rows]
+
+
+def test_separate_orders_are_as_they_were(step: Step) -> None:
+    metrics, fields = step("separate")
+    assert last_of(fields["rm_scores"]) == [1, 1, 1, 0, 1, 1, 0, -1]
+    assert fields["uid"] == list("ppqqrrss")
+    assert metrics["reward/zero_std"] == 2 / 4  # p and r
+    assert "reward/right_both_ways" not in metrics
+
+
+def test_consistent_answers_earn_where_both_orders_are_right(step: Step) -> None:
+    metrics, fields = step("consistent")
+    assert last_of(fields["rm_scores"]) == [1, 0, 1, 0, 0, 0, 0, -1]
+    assert [row.sum().item() for row in fields["rm_scores"]] == [1, 0, 1, 0, 0, 0, 0, -1]
+    assert metrics["reward/score"] == 1 / 8
+    assert metrics["reward/right_both_ways"] == 2 / 8
+    assert metrics["reward/zero_std"] == 1 / 4  # r
+
+
+def test_together_both_orders_are_one_group(step: Step) -> None:
+    """A judge that says A to both orders of pair 1 has answers that earn 1 and answers that do not."""
+    metrics, fields = step("together")
+    assert fields["uid"] == ["pair-0"] * 4 + ["pair-1"] * 4
+    assert last_of(fields["rm_scores"]) == [1, 1, 1, 0, 1, 1, 0, -1]
+    assert metrics["reward/zero_std"] == 0
+
+
+def test_a_checkpoint_gets_its_card(tmp_path: Path) -> None:
+    model = tmp_path / "global_step_3" / "actor" / "huggingface"
+    model.mkdir(parents=True)
+    rows = [make_row([{"role": "user", "content": "a"}], ["x", "y"], "A", "survey")]
+    data = {"mode": "pairwise", "criteria": DEFAULTS["pairwise"], "dataframe": rows}
+    dataset = type("Data", (list,), data)(rows)
+    engine = SimpleNamespace(train_dataset=dataset, run_folder=tmp_path, global_steps=3)
+    config = OmegaConf.create({"convrec": {}, "actor_rollout_ref": {"model": {"path": "Qwen/Qwen3-8B"}}})
+    JudgeMethod(config).write_card(engine, model)
+    assert "1 rows: survey" in (model / "README.md").read_text()
+    assert (model / "criteria.yaml").read_text().startswith("task: ")

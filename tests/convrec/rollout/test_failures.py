@@ -1,0 +1,79 @@
+"""A prompt that failed ends the run at verl's replay buffers, which would train on the rest or refill for ever."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import transfer_queue as tq
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from convrec.rollout import failures
+
+
+class FakeQueue:
+    """TransferQueue with one partition: the tags of its prompts, which have one response each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, partition: str, **statuses: str) -> None:
+        prompts = {uid: {"is_prompt": True, "status": status, "global_steps": 1} for uid, status in statuses.items()}
+        responses = {f"{uid}_0_0": {"min_global_steps": 1} for uid in statuses}
+        self.tags: dict[str, dict[str, Any]] = prompts | responses
+        self.partition = partition
+        monkeypatch.setattr(tq, "kv_list", self.list_tags)
+        monkeypatch.setattr(tq, "kv_clear", self.clear)
+        monkeypatch.setattr(tq, "kv_batch_put", self.put)
+        monkeypatch.setattr(tq, "async_kv_put", self.put_tag)
+
+    def list_tags(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+        return {self.partition: dict(self.tags)} if partition_id in (None, self.partition) else {}
+
+    def clear(self, keys: list[str], partition_id: str) -> None:
+        for key in keys:
+            del self.tags[key]
+
+    async def put_tag(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        self.tags[key] |= tag
+
+    def put(self, keys: list[str], partition_id: str, tags: list[dict[str, Any]]) -> None:
+        self.tags |= dict(zip(keys, tags, strict=True))
+
+
+def make_buffer(kind: type[ReplayBuffer], failure: Callable[[], str] = lambda: "the reward raised") -> ReplayBuffer:
+    """Return a buffer as verl's trainer makes it, told to stop; a refill, which would never end, fails the test."""
+
+    def refill(number: int) -> int:
+        raise AssertionError(f"{number} prompts were dropped and replaced")
+
+    mode = {ReplayBuffer: "sync", ReplayBufferAsync: "separate_async"}[kind]
+    buffer = kind(mode, {}, 2, "drop", {}, poll_interval=0.0, refill_fn=refill)  # type: ignore[arg-type]
+    failures.stop_on_failure(buffer, failure)
+    return buffer
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_failed_prompts_stop_the_run_with_the_first_reason(
+    kind: type[ReplayBuffer], partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeQueue(monkeypatch, partition, a="finished", b="failure", c="failure", d="running")
+    with pytest.raises(RuntimeError, match="2 prompts could not be rolled out or scored: the reward raised"):
+        make_buffer(kind).sample(1, partition, 2)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+def test_without_failures_finished_prompts_are_handed_out(
+    kind: type[ReplayBuffer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeQueue(monkeypatch, "train", a="finished", b="finished", c="running")
+    batch, _ = make_buffer(kind).sample(1, "train", 2)
+    assert sorted(batch.keys) == ["a_0_0", "b_0_0"]
+
+
+def test_failed_prompts_of_a_checkpoint_become_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = FakeQueue(monkeypatch, "train", a="finished", b="failure")
+    failures.retry_failed_prompts()
+    assert {key: tag["status"] for key, tag in queue.tags.items() if "status" in tag} == {
+        "a": "finished",
+        "b": "pending",  # verl starts these when it resumes
+    }
+    assert queue.tags["b"]["is_prompt"]
+    assert queue.tags["b_0_0"] == {"min_global_steps": 1}

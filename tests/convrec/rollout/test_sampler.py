@@ -1,0 +1,158 @@
+"""Responses sampled in groups: which prompts share a call, what vLLM is asked for, and what it returns."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+from verl.workers.rollout.replica import TokenOutput
+
+from convrec.features.feature import RolloutFeature
+from convrec.features.responses import Prompt, rollout_seed
+from convrec.rollout.sampler import GROUP, GroupSampler, seeded_params, split_into_groups
+from tests.convrec.rollout.fakes import FakeActor, tiny_tokenizer
+
+# ---- groups and seeds ----
+
+
+def test_groups_keep_order_and_hold_at_most_32_responses() -> None:
+    sizes = [8] * 9 + [1, GROUP + 1, 2]
+    prompts = [Prompt({"uid": str(place)}, {}, {}, n) for place, n in enumerate(sizes)]
+    groups = list(split_into_groups(prompts))
+    assert GROUP == 32
+    assert [[prompt.n for prompt in group] for group in groups] == [[8] * 4, [8] * 4, [8, 1], [GROUP + 1], [2]]
+    assert [prompt for group in groups for prompt in group] == prompts
+    assert list(split_into_groups([])) == []
+
+
+def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
+    seeds = {rollout_seed(1, step, row, n) for step in range(5) for row in range(10) for n in range(8)}
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert rollout_seed(3407, 1, 2, 3) == rollout_seed(3407, 1, 2, 3)
+    assert rollout_seed(3407, 1, 2, 3) != rollout_seed(3408, 1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_sampling_params_are_a_copy_seeded_in_deterministic_runs(seed: int | None) -> None:
+    params = {"temperature": 1.0}
+    seeded = seeded_params(params, {"step": 2, "sample_index": 3}, 1, seed)
+    expected = {} if seed is None else {"seed": rollout_seed(7, 2, 3, 1)}
+    assert seeded == {"temperature": 1.0, **expected}
+    assert seeded is not params
+    assert params == {"temperature": 1.0}
+
+
+# ---- GroupSampler ----
+
+
+class FakeClient:
+    """verl's client with one vLLM server that writes the same token ids for each request.
+
+    Attributes:
+        requests: of all calls.
+        log: affinities of acquired servers, what was called, and affinities of released servers.
+    """
+
+    def __init__(self, token_ids: Sequence[int], error: Exception | None = None) -> None:
+        self.token_ids = token_ids
+        self.error = error
+        self.requests: list[dict[str, Any]] = []
+        self.log: list[tuple[str, Any]] = []
+
+    async def _acquire_server(self, affinity: str, **fields: Any) -> tuple[str, FakeActor]:
+        self.log.append(("acquire", affinity))
+        self.fields = fields
+        return "server 0", FakeActor(generate_group=self.generate_group)
+
+    def _release_server(self, server_id: str, request_id: str) -> None:
+        assert server_id == "server 0"
+        self.log.append(("release", request_id))
+
+    async def generate_group(self, requests: list[dict[str, Any]]) -> list[TokenOutput]:
+        self.log.append(("generate", len(requests)))
+        self.requests += requests
+        if self.error:
+            raise self.error
+        log_probs = [-position / 10 for position in range(len(self.token_ids))]
+        steps = {"global_steps": 4}
+        return [TokenOutput(token_ids=[*self.token_ids], log_probs=log_probs, extra_fields=steps) for _ in requests]
+
+
+class FakeAgent:
+    """verl's single-turn agent: a prompt's token ids are its length, thrice."""
+
+    def __init__(self) -> None:
+        self.continuous_token_builder = create_continuous_token_builder(tiny_tokenizer(), hf_model_type="qwen2")
+
+    async def ct_build_initial_tokens(self, messages: list[dict[str, str]]) -> list[int]:
+        return [len(messages[0]["content"])] * 3
+
+
+def make_prompt(uid: str, n: int, text: str = "Hello", affinity: str = "", **columns: Any) -> Prompt:
+    sample = {"uid": uid, "raw_prompt": [{"role": "user", "content": text}], **columns}
+    return Prompt(sample, {"temperature": 1.0}, {"step": 2, "sample_index": uid}, n, affinity)
+
+
+def make_sampler(
+    client: FakeClient, features: Sequence[RolloutFeature] = (), response_length: int = 12
+) -> GroupSampler:
+    agent: Any = FakeAgent()
+    return GroupSampler(agent, client, features, response_length, seed=7)
+
+
+def test_one_call_samples_n_responses_of_each_prompt() -> None:
+    client = FakeClient([5, 6])
+    prompts = [make_prompt("a", 2, "A film"), make_prompt("b", 1, "A long film")]
+    responses = asyncio.run(make_sampler(client).sample(prompts))
+    affinity = client.log[0][1]
+    assert affinity
+    assert client.log == [("acquire", affinity), ("generate", 3), ("release", affinity)]
+    assert [response.rollout for response in responses] == [("a", 0), ("a", 1), ("b", 0)]
+    assert [request["prompt_ids"] for request in client.requests] == [[6] * 3, [6] * 3, [11] * 3]
+    assert len({request["request_id"] for request in client.requests}) == 3
+    seeds = [rollout_seed(7, 2, uid, session) for uid, session in (("a", 0), ("a", 1), ("b", 0))]
+    params = [request["sampling_params"] for request in client.requests]
+    assert params == [{"temperature": 1.0, "seed": seed} for seed in seeds]
+    # a balancer chooses by the first request
+    assert client.fields == {"prompt_ids": [6] * 3, "sampling_params": params[0]}
+
+
+def test_a_response_is_cut_to_its_length_and_keeps_its_step() -> None:
+    (response,) = asyncio.run(make_sampler(FakeClient([5, 6, 7]), response_length=2).sample([make_prompt("a", 1)]))
+    output = response.output
+    assert output.prompt_ids == [5, 5, 5]
+    assert output.response_ids == [5, 6]
+    assert output.response_mask == [1, 1]
+    assert output.response_logprobs == [0.0, -0.1]
+    assert output.extra_fields["min_global_steps"] == output.extra_fields["max_global_steps"] == 4
+
+
+def test_a_further_turn_keeps_its_rollout_and_its_server() -> None:
+    client = FakeClient([5])
+    prompts = [make_prompt("a", 1, session_id=2, affinity="talk"), make_prompt("b", 1, session_id=1, affinity="talk")]
+    responses = asyncio.run(make_sampler(client).sample(prompts))
+    assert [response.rollout for response in responses] == [("a", 2), ("b", 1)]
+    assert client.log[0] == ("acquire", "talk")
+    assert client.requests[0]["sampling_params"]["seed"] == rollout_seed(7, 2, "a", 2)
+
+
+def test_features_add_their_sampling_params() -> None:
+    class Excluding(RolloutFeature):
+        def sampling_params(self, sample: dict[str, Any]) -> dict[str, Any]:
+            return {"extra_args": {"excluded": sample["seen"]}}
+
+    client = FakeClient([5])
+    prompts = [make_prompt("a", 2, seen=[1]), make_prompt("b", 1, seen=[2])]
+    asyncio.run(make_sampler(client, [RolloutFeature(), Excluding()]).sample(prompts))
+    params = [request["sampling_params"] for request in client.requests]
+    assert [one["extra_args"]["excluded"] for one in params] == [[1], [1], [2]]
+    assert all("seed" in one for one in params)
+
+
+def test_a_server_that_fails_is_released() -> None:
+    client = FakeClient([5], error=ValueError("no answer"))
+    with pytest.raises(ValueError, match="no answer"):
+        asyncio.run(make_sampler(client).sample([make_prompt("a", 1)]))
+    assert [name for name, _ in client.log] == ["acquire", "generate", "release"]
