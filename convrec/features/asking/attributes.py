@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog, labels_of, load_catalog
@@ -68,38 +69,56 @@ class Attributes:
 
 
 def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str = "--ask") -> Attributes:
-    """Of a parquet catalog: the attribute `genre` is its column `genre` or `genres`.
+    """Read what a model may ask about from a parquet catalog.
 
-    Raises UserError, which names `setting`, for no or a repeated attribute, a column that is missing or holds no
-    labels, and one with less than two: the answer would be known.
+    Args:
+        catalog_file: of the catalog. Attribute `genre` is its column `genre` or `genres`; `decade` may come from years.
+        names: of the attributes.
+        setting: for the error.
+
+    Raises:
+        UserError: an attribute is missing, repeated, has no column, or has less than two labels, so that its answer
+            would be known.
     """
-    import pyarrow.parquet as pq
-
-    catalog = load_catalog(catalog_file)
     if Path(catalog_file).suffix != ".parquet":
         raise UserError(f"{setting}: {catalog_file} has titles and years alone; give a .parquet with columns to ask of")
-    if not names or len(set(names)) < len(names) or not all(name.replace("_", "").isalnum() for name in names):
-        raise UserError(f"{setting} {','.join(names)}: name attributes, each once, in letters and digits")
-    if own := {"title", "aliases", "item_id", "display"}.intersection(names):
-        raise UserError(f"{setting} {','.join(own)}: the answer would be the item itself; name other columns")
-    present = pq.read_schema(catalog_file).names
+    _check_names(names, setting)
+    catalog = load_catalog(catalog_file)
     values: dict[str, list[frozenset[str]]] = {}
     for name in names:
-        column = next((column for column in (name, f"{name}s") if column in present), None)
-        if column is not None:
-            cells = pq.read_table(catalog_file, columns=[column]).column(0).to_pylist()
-        elif name == DECADE and catalog.dated:
-            cells = [None if year is None else f"{year // 10}0s" for year in catalog.years]
-        else:
-            known = f"{', '.join(present)}" + (f", and {DECADE} of its years" if catalog.dated else "")
-            raise UserError(
-                f"{setting} {name}: the catalog {catalog_file} has no column {name} or {name}s; it has {known}"
-            )
+        column, cells = _read_cells(catalog_file, catalog, name, setting)
         try:
             values[name] = [labels_of(cell) for cell in cells]
         except UserError as error:
             raise UserError(f"{setting} {name}: {catalog_file}: {column}: {error}") from None
-        if len(labels := sorted(frozenset().union(*values[name]))) < 2:
-            told = f"{column or name} has {len(labels)} values of texts ({', '.join(labels)})"
-            raise UserError(f"{setting} {name}: {catalog_file}: {told}: there is nothing to ask; name another column")
+        labels = sorted(frozenset().union(*values[name]))
+        if len(labels) < 2:
+            raise UserError(
+                f"{setting} {name}: {catalog_file}: {column} has {len(labels)} values of texts ({', '.join(labels)}): "
+                "there is nothing to ask; name another column"
+            )
     return Attributes(catalog, values)
+
+
+def _check_names(names: Sequence[str], setting: str) -> None:
+    is_repeated = len(set(names)) < len(names)
+    is_written_well = all(name.replace("_", "").isalnum() for name in names)
+    if not names or is_repeated or not is_written_well:
+        raise UserError(f"{setting} {','.join(names)}: name attributes, each once, in letters and digits")
+    own = {"title", "aliases", "item_id", "display"}.intersection(names)
+    if own:
+        raise UserError(f"{setting} {','.join(own)}: the answer would be the item itself; name other columns")
+
+
+def _read_cells(catalog_file: str | Path, catalog: Catalog, name: str, setting: str) -> tuple[str, list[Any]]:
+    """Return what an attribute is read from, and its cell for each row of the catalog."""
+    import pyarrow.parquet as pq
+
+    columns = pq.read_schema(catalog_file).names
+    for column in (name, f"{name}s"):
+        if column in columns:
+            return column, pq.read_table(catalog_file, columns=[column]).column(0).to_pylist()
+    if name == DECADE and catalog.dated:
+        return name, [None if year is None else f"{year // 10}0s" for year in catalog.years]
+    known = ", ".join(columns) + (f", and {DECADE} of its years" if catalog.dated else "")
+    raise UserError(f"{setting} {name}: the catalog {catalog_file} has no column {name} or {name}s; it has {known}")

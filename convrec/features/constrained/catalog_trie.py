@@ -218,7 +218,7 @@ def _code_digest() -> str:
     """Of the source, tables included, that decides which lines there are and which item each is: a file that other
     code made is not taken."""
     here = Path(__file__)
-    sources = [here, here.with_name("lines.py"), *sorted((here.parents[1] / "lists").glob("*.*"))]
+    sources = [here, here.with_name("lines.py"), *sorted((here.parents[2] / "lists").glob("*.*"))]
     return digest([file_hash(source) for source in sources])
 
 
@@ -229,45 +229,70 @@ def build_catalog_trie(
     allowed_rows: Collection[int] | None = None,
     questions: Sequence[str] = (),
 ) -> CatalogTrie:
-    """Encode the lines and read them back, as matching reads a model's.
+    """Encode the lines of a catalog and read them back, as matching reads a model's.
 
-    Raises UserError for a tokenizer without an end of the sequence or with which a list is not its lines in a row
-    (`encode_lines`), for two items that are the same line, and when no line is left.
+    Args:
+        matcher: has the catalog, and decides which item a line is.
+        tokenizer: of the policy.
+        delimiter: between two lines.
+        allowed_rows: catalog rows that lists may name; None for all.
+        questions: what a turn may ask in place of a list.
+
+    Raises:
+        UserError: the tokenizer has no end of the sequence, or writes a list otherwise than its lines in a row
+            (`encode_lines`); two items are the same line; a question is an item; or no line is left.
     """
     eos = tokenizer.eos_token_id
     if eos is None:
         raise UserError(f"tokenizer {tokenizer.name_or_path}: it has no end-of-sequence token, by which a list ends")
     catalog = matcher.catalog
-    rows = sorted(range(len(catalog)) if allowed_rows is None else set(allowed_rows))
-    rows = [row for row in rows if catalog.years[row] is not None]
+    allowed = range(len(catalog)) if allowed_rows is None else sorted(set(allowed_rows))
+    rows = [row for row in allowed if catalog.years[row] is not None]
     lines = [format_item(catalog.titles[row], catalog.years[row]) for row in rows]  # type: ignore[arg-type]
     inner, last = encode_lines(tokenizer, lines, delimiter)
-    written = _first_of_each(catalog, matcher, rows, lines, last)
-    texts = tokenizer.backend_tokenizer.decode_batch([inner[index] for index in written], skip_special_tokens=True)
-    special = set(tokenizer.all_special_ids)
+
+    candidates = _first_of_each(catalog, matcher, rows, lines, last)
+    read_back = _read_back(matcher, tokenizer, delimiter, [inner[index] for index in candidates])
     kept: list[int] = []
     left_out: list[int] = []
-    items = matcher.match_lines([text.strip(WHITESPACE) for text in texts], (), None).catalog_index
-    for index, text, item in zip(written, texts, items, strict=True):
-        is_line = text.endswith(delimiter) and text.count(delimiter) == 1 and special.isdisjoint(inner[index])
-        own = matcher.index.items[rows[index]]
-        (kept if is_line and item >= 0 and matcher.index.items[item] == own else left_out).append(index)
+    for index, item in zip(candidates, read_back, strict=True):
+        own_item = matcher.index.items[rows[index]]
+        (kept if item == own_item else left_out).append(index)
     if not kept:
         raise UserError("constrained lists: no line of the catalog can be written, read back and found again")
-    made = trie_of_lines(
-        [inner[index] for index in kept],
-        [last[index] for index in kept],
-        [rows[index] for index in kept],
-        [matcher.index.items[rows[index]] for index in kept],
-        [rows[index] for index in left_out],
-        eos,
+    trie = trie_of_lines(
+        inner=[inner[index] for index in kept],
+        last=[last[index] for index in kept],
+        rows=[rows[index] for index in kept],
+        items=[matcher.index.items[rows[index]] for index in kept],
+        left_out=[rows[index] for index in left_out],
+        eos=eos,
     )
-    if not questions:
-        return made
-    if twice := next((text for text in questions if matcher.match_lines([text], (), None).catalog_index[0] >= 0), None):
-        raise UserError(f"the question {twice!r} reads as an item of the catalog: give the attribute another name")
-    asked = encode_lines(tokenizer, questions, delimiter)[1]
-    return replace(made, questions=tuple((*tokens, eos) for tokens in asked))
+    return _with_questions(trie, matcher, tokenizer, delimiter, questions) if questions else trie
+
+
+def _read_back(matcher: Matcher, tokenizer: Any, delimiter: str, tokens: Sequence[Sequence[int]]) -> list[int | None]:
+    """Return the item as which each encoded line is read, as its first row; None where it is no line or no item."""
+    texts = tokenizer.backend_tokenizer.decode_batch(tokens, skip_special_tokens=True)
+    special = set(tokenizer.all_special_ids)
+    rows = matcher.match_lines([text.strip(WHITESPACE) for text in texts], (), None).catalog_index
+    items: list[int | None] = []
+    for text, line_tokens, row in zip(texts, tokens, rows, strict=True):
+        is_one_line = text.endswith(delimiter) and text.count(delimiter) == 1
+        is_readable = is_one_line and special.isdisjoint(line_tokens)
+        items.append(matcher.index.items[row] if is_readable and row >= 0 else None)
+    return items
+
+
+def _with_questions(
+    trie: CatalogTrie, matcher: Matcher, tokenizer: Any, delimiter: str, questions: Sequence[str]
+) -> CatalogTrie:
+    """Return the trie with what a turn may ask; UserError for a question that reads as an item."""
+    for text in questions:
+        if matcher.match_lines([text], (), None).catalog_index[0] >= 0:
+            raise UserError(f"the question {text!r} reads as an item of the catalog: give the attribute another name")
+    _, tokens = encode_lines(tokenizer, questions, delimiter)
+    return replace(trie, questions=tuple((*question, trie.eos_token_id) for question in tokens))
 
 
 def _first_of_each(

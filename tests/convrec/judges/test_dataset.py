@@ -11,12 +11,13 @@ from omegaconf import OmegaConf
 from convrec.data.chat import encode, render_prompt
 from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.errors import UserError
+from convrec.judges import pairwise_reward as judge_pairwise
+from convrec.judges import pointwise_reward as judge_pointwise
 from convrec.judges.dataset import PairwiseDataset, PointwiseDataset
 from convrec.judges.schema import judge_schema, make_row, prompt_of
 from convrec.train.dataset import DemonstrationDataset
 from data_prep.judge_demonstrations import demonstrations
 from recipes.tiny_model import train_tokenizer
-from reward import judge_pairwise, judge_pointwise
 
 USER = [{"role": "user", "content": "A horror film?"}]
 PAIRS = [make_row(USER, ["Alien." * n, "Up."], label, "test") for n, label in ((1, "A"), (60, "B"), (2, "B"))]

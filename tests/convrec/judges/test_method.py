@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from convrec.errors import UserError
+from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.dataset import PairwiseDataset
 from convrec.judges.method import JudgeMethod, pair_loader
 from convrec.judges.schema import judge_schema, make_row, prompt_of, swapped_row
 from recipes.tiny_model import train_tokenizer
-from reward import judge_pairwise
 from tests.convrec.conftest import nested
 
 

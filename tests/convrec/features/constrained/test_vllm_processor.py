@@ -17,7 +17,7 @@ from convrec.features.constrained.walk import Walk
 from convrec.lists.matching import Matcher
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[3]
 NUM_ITEMS, MAX_TOKENS = 5, 70
 
 

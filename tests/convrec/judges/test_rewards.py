@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from convrec.errors import UserError
-from reward import judge_pairwise, judge_pointwise
+from convrec.judges import pairwise_reward as judge_pairwise
+from convrec.judges import pointwise_reward as judge_pointwise
 
 
 def pointwise(text: str, truth: object = 4) -> float:
