@@ -34,6 +34,7 @@ from transfer_queue import KVBatchMeta
 
 from convrec.checkpoints import saving
 from convrec.runs.phases import Phases
+from convrec.train.finite import check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,12 @@ class TrainingLoop:
         self.rollout_is_checked = False
 
     def fit(self) -> None:
-        """Train up to the last step. Raises StopRequested where the run was asked to stop before it."""
+        """Train up to the last step.
+
+        Raises:
+            StopRequested: the run was asked to stop before it.
+            Diverged: a loss or a gradient norm is not a number.
+        """
         engine = self.engine
         settings = engine.config.trainer
         engine.open_trackers()
@@ -130,6 +136,7 @@ class TrainingLoop:
                 batch = engine.step(metrics, engine.timing_raw)
                 engine._stop_profiling()
                 self.record(step, batch, metrics)
+                check_finite(step.number, metrics, self.run_folder)
                 stops = saving.take_stops(self.run_folder)
                 if step.saves or stops:
                     self.save()

@@ -16,6 +16,7 @@ from verl.utils import tensordict_utils
 
 from convrec.checkpoints import saving
 from convrec.runs.folder import read_metrics
+from convrec.train.finite import check_finite
 from convrec.train.loop import Step, iter_steps
 
 TOKENS = "train/total_tokens(B)"
@@ -36,7 +37,12 @@ class SFTLoop:
         self.num_tokens = count_trained_tokens(run_folder, engine.resume_global_step)
 
     def fit(self) -> None:
-        """Train up to the last step. Raises StopRequested where the run was asked to stop before it."""
+        """Train up to the last step.
+
+        Raises:
+            StopRequested: the run was asked to stop before it.
+            Diverged: a loss or a gradient norm is not a number.
+        """
         engine = self.engine
         done = engine.resume_global_step
         steps = iter_steps(done, engine.total_training_steps, engine.save_freq, engine.test_freq, always_ends=True)
@@ -44,6 +50,7 @@ class SFTLoop:
         for step, batch in zip(progress, self.iter_batches(done), strict=False):
             metrics = self.update(step, batch)
             engine.logger.log(data=metrics, step=step.number)
+            check_finite(step.number, metrics, self.run_folder)
             if step.validates and engine.val_dataloader is not None:
                 engine.logger.log(data={"val/loss": self.validate()}, step=step.number)
             stops = saving.take_stops(self.run_folder)

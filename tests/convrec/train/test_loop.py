@@ -12,9 +12,8 @@ from omegaconf import OmegaConf
 
 from convrec.checkpoints import saving
 from convrec.runs.phases import Phases
+from convrec.train.finite import Diverged
 from convrec.train.loop import Step, TrainingLoop, iter_steps
-
-SAMPLE = ["sample", "balance", "old"]
 
 
 class Engine:
@@ -261,8 +260,12 @@ def test_the_steps_of_any_training(done: int, total: int, save: int, validate: i
             assert is_due == (by_frequency or (step.is_last and always_ends))
 
 
-def test_a_number_that_is_not_finite_is_logged_as_it_is(tmp_path: Path) -> None:
-    engine = Engine(total=1)
-    engine._update_actor = lambda batch, metrics: metrics.update({"actor/loss": math.nan}) or batch  # type: ignore[method-assign]
-    make_loop(engine, tmp_path).fit()
-    assert math.isnan(engine.logged[0][1]["actor/loss"])
+@pytest.mark.parametrize("name", ["actor/policy_loss", "actor/grad_norm", "critic/vf_loss"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_the_run_unsaved(tmp_path: Path, name: str, value: float) -> None:
+    engine = Engine(total=2, save_freq=1)
+    engine._update_actor = lambda batch, metrics: metrics.update({name: value}) or batch  # type: ignore[method-assign]
+    with pytest.raises(Diverged, match=f"step 1: {name} is {value}.*there is no checkpoint yet"):
+        make_loop(engine, tmp_path).fit()
+    assert engine.logged[0][1][name] == pytest.approx(value, nan_ok=True)
+    assert "save" not in engine.done

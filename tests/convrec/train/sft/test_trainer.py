@@ -1,6 +1,7 @@
 """SFT that is resumed sees the samples that an uninterrupted run sees, wherever it was stopped."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 
 from convrec.checkpoints import manifest, saving
 from convrec.runs.folder import latest_step, read_metrics, tracked_step
+from convrec.train.finite import Diverged
 from convrec.train.trackers import tracking
 
 SAMPLES, BATCH, EPOCHS = 13, 4, 3  # 3 steps an epoch, one sample left over in each
@@ -100,13 +102,15 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
             if len(self.seen) == stop_in:
                 (tmp_path / "run").mkdir(exist_ok=True)
                 (tmp_path / "run" / "stop").touch()
-            return sft_trainer.tu.get_tensordict({}, {"metrics": {}})
+            loss = math.nan if len(self.seen) == nan_in else 1.5
+            return sft_trainer.tu.get_tensordict({}, {"metrics": {"loss": loss}})
 
     def loss_of(data: Any) -> float:
         return losses.pop(0) if losses else float(len(data["input_ids"].unbind()))
 
     val_rows = 0
     stop_in: int | None = None
+    nan_in: int | None = None
     losses: list[float] = []
 
     def start(
@@ -116,10 +120,11 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
         validation: int = 0,
         stop_file_in: int | None = None,
         val_losses: Sequence[float] = (),
+        diverges_in: int | None = None,
         **trainer: Any,
     ) -> list[list[int]]:
-        nonlocal val_rows, stop_in, losses
-        val_rows, stop_in, losses = validation, stop_file_in, list(val_losses)
+        nonlocal val_rows, stop_in, nan_in, losses
+        val_rows, stop_in, nan_in, losses = validation, stop_file_in, diverges_in, list(val_losses)
         config = OmegaConf.create(
             {
                 "model": {"use_remove_padding": True},
@@ -253,3 +258,9 @@ def test_tokens_are_counted_over_all_starts(train: Any, tmp_path: Path) -> None:
     train()
     tokens = {row["step"]: row["train/total_tokens(B)"] for row in read_metrics(tmp_path / "run")}
     assert tokens == {step: step * 2 * BATCH / 1e9 for step in range(1, EPOCHS * STEPS_PER_EPOCH + 1)}
+
+
+def test_a_loss_that_is_no_number_leaves_the_good_checkpoints(train: Any, tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match=r"step 3: train/loss is nan.*last good checkpoint is that of step 2"):
+        train(diverges_in=3, max_ckpt_to_keep=1)
+    assert saving.complete_steps(tmp_path / "run") == [2]
