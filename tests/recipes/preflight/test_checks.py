@@ -196,7 +196,7 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
         (["convrec.ask=[genre]", "convrec.max_turns=1"], "MAX_TURNS=1: the one turn is the list"),
         (["convrec.ask=[genre]", "convrec.ask_cost=0"], "convrec.ask_cost=0"),
         (["convrec.ask=[genre]", "algorithm_preset=grpo"], "take ALGORITHM=rank_grpo and PRESET=paper"),
-        (["convrec.ask=[genre]", REPAIR], "lists behind answers are not repaired"),
+        (["convrec.ask=[genre]", REPAIR], "lists after answers are not repaired"),
         (["convrec.ask=[genre]", f"{FILTER}.enable=true"], "leaves out what a question costs"),
         (["convrec.ask=[genre]", "actor_rollout_ref.rollout.full_determinism=true"], "no full_determinism"),
         (["convrec.ask=[genre]", "actor_rollout_ref.actor.use_dynamic_bsz=false"], "use_dynamic_bsz stay as they are"),

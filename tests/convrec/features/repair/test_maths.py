@@ -150,6 +150,6 @@ def test_a_constrained_list_stays_one_with_its_forced_tokens(line_tokenizer: Any
     assert found is not None
     new, rank, _ = found
     assert split_lines(text_of(line_tokenizer, new))[rank] == "Heat (1995)"
-    fields = constraint.fields(sample, new)
+    fields = constraint.constraint_fields(sample, new)
     assert 0 < fields["loss_mask"].sum() < len(new)
     assert repair.repaired(ids, [("Se7en", 1995)], (), Random(seed)) is None
