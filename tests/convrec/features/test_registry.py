@@ -1,0 +1,48 @@
+"""Which features a run has, and that one without any never meets them."""
+
+import pytest
+
+from convrec.features.asking.feature import Asking
+from convrec.features.constrained.feature import Constrained
+from convrec.features.feature import Feature, RolloutFeature
+from convrec.features.registry import FEATURES, active_features
+from convrec.features.repair.feature import Repair
+from convrec.features.rewards.feature import ComposedRewards
+from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO
+from recipes.plan import planned_config
+
+
+@pytest.mark.parametrize("recipe", [RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE])
+def test_the_papers_setting_and_judges_have_no_feature(recipe: object) -> None:
+    assert active_features(planned_config(recipe, [])) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("setting", "feature"),
+    [
+        ("convrec.constrained=true", Constrained),
+        ("convrec.ask=[genre]", Asking),
+        ("convrec.rewards={relevance: 1}", ComposedRewards),
+        ("convrec.repair=zero", Repair),
+    ],
+)
+def test_one_setting_turns_a_feature_on(setting: str, feature: type[Feature]) -> None:
+    (active,) = active_features(planned_config(RANK_GRPO, [setting]))
+    assert type(active) is feature
+
+
+def test_questions_get_their_tokens_before_forced_ones_are_taken_out() -> None:
+    assert FEATURES.index(Asking) < FEATURES.index(Constrained) < FEATURES.index(Repair)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_overrides_hooks_that_there_are(feature: type[Feature]) -> None:
+    """A hook with a name of its own would never be called."""
+    own = {name for name in vars(feature) if not name.startswith("_")}
+    assert own - {"check"} <= set(dir(Feature))
+
+
+def test_hooks_of_a_rollout_do_nothing_unless_overridden() -> None:
+    part = RolloutFeature()
+    assert part.sampling_params({}) == {}
+    assert (part.needs_groups, part.waits_for_prompt) == (False, False)
