@@ -29,6 +29,12 @@ def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def batch_as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """As `table_as`."""
+    columns = [column_as(batch[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 def table_as(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of `schema`, in its types; of structs the fields that it names, in its order.
 
