@@ -1,0 +1,121 @@
+"""The order of a table's turns: by their numbers, else by their times, else as the file has them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from convrec.data.damage import BadRecord
+from data_prep.own_data.forms.base import NAMES, Placed, plain_name, reorder
+from data_prep.own_data.times import DateOrder, find_date_order, parse_time
+
+FILE_ORDER = "-"  # --columns order=-: the rows as the file has them
+_ANOTHER = "name the column that counts the turns: --columns order=NAME, or order=- for the order of the file"
+
+
+@dataclass(frozen=True)
+class TurnOrder:
+    """The columns by which a table's turns are sorted.
+
+    numbers: those that count turns; all are compared, the first first.
+    time: "" for none.
+    ids: numbers of messages, which only say whether the file is written backwards.
+    date_order: of the file's dates.
+    sorts: False where the file's order is kept.
+    """
+
+    numbers: Sequence[str] = ()
+    time: str = ""
+    ids: Sequence[str] = ()
+    date_order: DateOrder | None = None
+    sorts: bool = True
+
+    @staticmethod
+    def find(rows: Sequence[Placed], names: Sequence[str], keeps_order: bool) -> "TurnOrder":
+        """The columns of a table by their names. Raises BadRecord for dates that can be read in two ways."""
+        plain_names = {plain_name(name): name for name in reversed(names)}
+
+        def find_columns(what: str) -> list[str]:
+            return [plain_names[name] for name in NAMES[what] if name in plain_names]
+
+        time = next(iter(find_columns("time")), "")
+        date_order = find_date_order((row.row, row.record.get(time)) for row in rows) if time else None
+        if keeps_order:
+            return TurnOrder(time=time, date_order=date_order, sorts=False)
+        return TurnOrder(find_columns("order"), time, find_columns("message_id"), date_order)
+
+    def describe(self) -> str:
+        """How turns are sorted, in words."""
+        columns = [*self.numbers, *filter(None, [self.time])] if self.sorts else []
+        return f"sorted by {', '.join(columns)}" if columns else "in the order of the file"
+
+    def time_of(self, row: Placed) -> Any:
+        """When a turn was written, in seconds since 1970; None for a table without times."""
+        value = row.record.get(self.time)
+        return None if value is None else parse_time(value, self.date_order)
+
+    def sort(self, rows: Sequence[Placed]) -> list[Placed]:
+        """The rows of a conversation in order. Raises BadRecord where they contradict each other."""
+        if len(rows) < 2 or not self.sorts:
+            return list(rows)
+        if keys := self._number_keys(rows):
+            in_order = _sort_by(rows, keys, ", ".join(self.numbers))
+            self._check_times(in_order)
+            return in_order
+        if self.time and all(row.record.get(self.time) is not None for row in rows):
+            return _sort_by(rows, self._times(rows), self.time)
+        for name in self.ids:
+            ids = [_read_number(row.record.get(name)) for row in rows]
+            if all(first is not None and second is not None and first > second for first, second in pairwise(ids)):
+                return list(reversed(rows))
+        return list(rows)
+
+    def _number_keys(self, rows: Sequence[Placed]) -> list[tuple[float, ...]]:
+        """A key per row of the columns in which all have numbers; [] where there is none that tells rows apart."""
+        columns = []
+        for name in self.numbers:
+            numbers = [_read_number(row.record.get(name)) for row in rows]
+            known = [number for number in numbers if number is not None]
+            if len(known) == len(rows) and len(set(known)) > 1:
+                columns.append(known)
+        if columns and self.time and all(row.record.get(self.time) is not None for row in rows):
+            columns += self._times_of_pairs(rows)
+        return list(zip(*columns, strict=True))
+
+    def _times_of_pairs(self, rows: Sequence[Placed]) -> list[list[float]]:
+        """The times as one more column, for rows of one number; none where they cannot be read."""
+        try:
+            return [self._times(rows)]
+        except BadRecord:
+            return []
+
+    def _times(self, rows: Sequence[Placed]) -> list[float]:
+        try:
+            return [parse_time(row.record[self.time], self.date_order) for row in rows]
+        except BadRecord as problem:
+            raise BadRecord(f"{self.time} {problem}; or {_ANOTHER}") from None
+
+    def _check_times(self, rows: Sequence[Placed]) -> None:
+        """Raises BadRecord where the turns' numbers rise while their times fall."""
+        if not self.time or any(row.record.get(self.time) is None for row in rows):
+            return
+        times = [time for column in self._times_of_pairs(rows) for time in column]
+        if times and times[0] > times[-1]:
+            text = f"%s rises while %s falls; {_ANOTHER}"
+            raise BadRecord(text, ", ".join(self.numbers), self.time)
+
+
+def _sort_by(rows: Sequence[Placed], keys: Sequence[Any], names: str) -> list[Placed]:
+    """Raises BadRecord where rows of one key stand in a file that is in no order."""
+    is_rising = all(first <= second for first, second in pairwise(keys))
+    is_falling = all(first >= second for first, second in pairwise(keys))
+    if len(set(keys)) < len(keys) and not is_rising and not is_falling:
+        raise BadRecord(f"rows are in no order, and some have the same %s; {_ANOTHER}", names)
+    return reorder(rows, keys)
+
+
+def _read_number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
