@@ -13,11 +13,13 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from convrec.errors import UserError
+from convrec.lists.catalog import Catalog
 from convrec.lists.settings import ListSettings
+from convrec.retrieval.train_ratings import TRAIN_RATINGS, read_train_ratings, write_train_ratings
 from recipes import evaluate
 from recipes.evaluation import baselines
 from recipes.evaluation.baselines import BASELINES, EASE_PENALTY, ease, neighbours, retrieval
-from recipes.evaluation.split import Split, read_split
+from recipes.evaluation.split import Rows, Split, read_split
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Jaws": 1975, "Up": 2009}
@@ -49,7 +51,7 @@ def split(files: dict[str, str]) -> Split:
 
 
 def test_retrieval_lists_what_similar_training_conversations_wanted(split: Split) -> None:
-    a, b, c = ([item.title for item in items if item] for items in retrieval(split, TRAIN, 3))
+    a, b, c = ([item.title for item in items if item] for items in retrieval(split, Rows(TRAIN, {}, []), 3))
     # a: Heat by conversations 2 and 3, Jaws by 3 alone; Alien comes last, as popular as its one conversation
     assert a == ["Heat", "Jaws", "Alien"]
     # b: Alien was seen; no similar conversation is left, so popularity decides: Heat and Jaws twice each, catalog order
@@ -63,7 +65,7 @@ def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str],
     seen = ["ＨＥＡＴ", " jaws (1975)"]  # another width, white space, a year
     write_rows(Path(files["data"]), [row("a", "crime robbery", ["Heat"], seen)])
     split = read_split(files["data"], files["catalog"], ListSettings(matching=matching))
-    (items,) = retrieval(split, TRAIN, 3)
+    (items,) = retrieval(split, Rows(TRAIN, {}, []), 3)
     assert [item.title for item in items if item] == ["Alien"]
 
 
@@ -88,7 +90,7 @@ def seen_split(files: dict[str, str]) -> Split:
 def test_neighbours_are_the_items_that_go_with_those_seen(seen_split: Split) -> None:
     """Rows of training that name Alien: 1, 2; Heat: 1, 2, 3; Jaws: 3. Cosines: Alien and Heat 2 / sqrt(2 * 3) = .82,
     Heat and Jaws 1 / sqrt(3 * 1) = .58, Alien and Jaws 0."""
-    assert titles(neighbours(seen_split, SEEN, 3)) == [
+    assert titles(neighbours(seen_split, Rows(SEEN, {}, []), 3)) == [
         ["Heat", "Jaws"],
         ["Heat", "Alien"],  # a title in any case and with a year was seen, and is in no list
         ["Jaws"],
@@ -106,23 +108,44 @@ def test_ease_has_the_weights_that_fit_training_best_with_none_of_an_item_on_its
         others = [other for other in range(3) if other != item]
         ridge = Ridge(alpha=EASE_PENALTY, fit_intercept=False).fit(rows_RK[:, others], rows_RK[:, item])
         weights_KK[others, item] = ridge.coef_
-    names, lists = ("Alien", "Heat", "Jaws"), titles(ease(seen_split, SEEN * 60, 3))
+    names, lists = ("Alien", "Heat", "Jaws"), titles(ease(seen_split, Rows(SEEN * 60, {}, []), 3))
     for place, seen in enumerate(([0], [2], [1, 0])):
         order = np.argsort(-weights_KK[seen].sum(axis=0))
         assert lists[place] == [names[item] for item in order if item not in seen]
     assert lists[3:] == [["Heat", "Alien", "Jaws"]] * 2
 
 
+def test_where_there_are_ratings_all_of_them_count_and_not_the_rows_that_name_a_few(
+    seen_split: Split, tmp_path: Path
+) -> None:
+    """Four users like Alien and Up, one Heat; the rows name Heat, Alien and Jaws."""
+    users_E, items_E = np.array([0, 0, 1, 1, 2, 2, 3, 3, 4]), np.array([0, 3, 0, 3, 0, 3, 0, 3, 1])
+    write_train_ratings(tmp_path, users_E, items_E, seen_split.catalog)
+    ratings = read_train_ratings(tmp_path / "train.parquet", seen_split.catalog)
+    train = Rows(SEEN, {}, [], ratings)
+    assert titles(BASELINES["popularity"](seen_split, train, 2)) == [["Alien", "Up"]] * 5
+    assert titles(BASELINES["ease"](seen_split, train, 1)) == [["Up"], ["Alien"], ["Up"], ["Alien"], ["Alien"]]
+    assert titles(BASELINES["neighbours"](seen_split, train, 1))[4] == ["Alien"]
+    fewer = Catalog.from_items([("Up", 2009), ("Alien", 1979)])
+    found = read_train_ratings(tmp_path / "train.parquet", fewer)
+    assert found is not None
+    assert [column.tolist() for column in found] == [[0, 0, 1, 1, 2, 2, 3, 3], [1, 0] * 4]
+    assert read_train_ratings(tmp_path / "elsewhere" / "train.parquet", fewer) is None
+    (tmp_path / TRAIN_RATINGS).write_text("no parquet")
+    with pytest.raises(UserError, match=r"train_ratings\.parquet: not readable"):
+        read_train_ratings(tmp_path / "train.parquet", fewer)
+
+
 def test_ease_refuses_a_matrix_that_is_too_large(seen_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "EASE_ITEMS", 2)
     with pytest.raises(UserError, match=r"--baselines ease: --train names 3 items.* 2 at most; take neighbours"):
-        ease(seen_split, SEEN, 3)
+        ease(seen_split, Rows(SEEN, {}, []), 3)
 
 
 def test_without_its_library_neighbours_say_what_to_install(seen_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "implicit.nearest_neighbours", None)
     with pytest.raises(UserError, match=r"pip install 'convrec\[ratings\]'"):
-        neighbours(seen_split, SEEN, 3)
+        neighbours(seen_split, Rows(SEEN, {}, []), 3)
 
 
 def test_a_model_is_paired_with_every_baseline_row_by_row(
