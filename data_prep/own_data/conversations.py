@@ -22,6 +22,7 @@ LONGEST_EXAMPLE = 200  # characters of a record in a message
 # What reading a record of another form raises.
 _WRONG_FORM = (LookupError, TypeError, AttributeError, ValueError)
 _PLAIN_KEYS = {plain_name(key): key for key in KEYS}
+_COMMON_NAMES = {"id", "text", "type", "name"}  # which say nothing about a form
 # Columns of tables that --columns can name beside our keys.
 TABLE_COLUMNS = ("order", "speaker", "text")
 
@@ -246,7 +247,7 @@ def _describe_unknown(path: Path, record: Record) -> str:
 
     def count_shared(name: str) -> int:
         reads = KEYS if name == OWN else FORMS[name].reads
-        return len({plain_name(key) for key in reads} & plain_keys)
+        return len({plain_name(key) for key in reads} & plain_keys - _COMMON_NAMES)
 
     closest = max(FORMS, key=count_shared)
     if not count_shared(closest):

@@ -100,7 +100,8 @@ class Source:
                     yield path, number, replace(row, why=wanted.why)
         if self.options.strict:
             self.unread.refuse(damage)
-        if problem := self.reading.speakers.describe_missing():
+        is_whole_file_spoiled = any(finding.lost == 0 for finding in damage.findings)
+        if not is_whole_file_spoiled and (problem := self.reading.speakers.describe_missing()):
             raise UserError(problem)
 
     def _begin_reading(self) -> Reading:

@@ -178,7 +178,7 @@ def _fits_columns(record: Record) -> bool:
 
 
 TURN_COLUMNS = frozenset(
-    name for what in ("conversation_id", "order", "time", "speaker", "text") for name in NAMES[what]
+    name for what in ("conversation_id", "order", "time", "speaker", "text", "message_id") for name in NAMES[what]
 )
 TURNS = Form(
     fits=_fits_turns,

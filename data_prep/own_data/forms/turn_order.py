@@ -19,15 +19,15 @@ class TurnOrder:
 
     numbers: those that count turns; all are compared, the first first.
     time: "" for none.
-    ids: numbers of messages, which only say whether the file is written backwards.
     date_order: of the file's dates.
+    is_backwards: whether the numbers of messages fall throughout the file, where it has neither numbers nor times.
     sorts: False where the file's order is kept.
     """
 
     numbers: Sequence[str] = ()
     time: str = ""
-    ids: Sequence[str] = ()
     date_order: DateOrder | None = None
+    is_backwards: bool = False
     sorts: bool = True
 
     @staticmethod
@@ -42,12 +42,15 @@ class TurnOrder:
         date_order = find_date_order((row.row, row.record.get(time)) for row in rows) if time else None
         if keeps_order:
             return TurnOrder(time=time, date_order=date_order, sorts=False)
-        return TurnOrder(find_columns("order"), time, find_columns("message_id"), date_order)
+        is_backwards = any(_falls(rows, name) for name in find_columns("message_id"))
+        return TurnOrder(find_columns("order"), time, date_order, is_backwards)
 
     def describe(self) -> str:
         """How turns are sorted, in words."""
         columns = [*self.numbers, *filter(None, [self.time])] if self.sorts else []
-        return f"sorted by {', '.join(columns)}" if columns else "in the order of the file"
+        if columns:
+            return f"sorted by {', '.join(columns)}"
+        return "in the reverse order of the file" if self.is_backwards else "in the order of the file"
 
     def time_of(self, row: Placed) -> Any:
         """When a turn was written, in seconds since 1970; None for a table without times."""
@@ -64,11 +67,7 @@ class TurnOrder:
             return in_order
         if self.time and all(row.record.get(self.time) is not None for row in rows):
             return _sort_by(rows, self._times(rows), self.time)
-        for name in self.ids:
-            ids = [_read_number(row.record.get(name)) for row in rows]
-            if all(first is not None and second is not None and first > second for first, second in pairwise(ids)):
-                return list(reversed(rows))
-        return list(rows)
+        return list(reversed(rows)) if self.is_backwards else list(rows)
 
     def _number_keys(self, rows: Sequence[Placed]) -> list[tuple[float, ...]]:
         """A key per row of the columns in which all have numbers; [] where there is none that tells rows apart."""
@@ -112,6 +111,12 @@ def _sort_by(rows: Sequence[Placed], keys: Sequence[Any], names: str) -> list[Pl
     if len(set(keys)) < len(keys) and not is_rising and not is_falling:
         raise BadRecord(f"rows are in no order, and some have the same %s; {_ANOTHER}", names)
     return reorder(rows, keys)
+
+
+def _falls(rows: Sequence[Placed], name: str) -> bool:
+    """Whether a column has numbers in all rows, each lower than the one before."""
+    numbers = [_read_number(row.record.get(name)) for row in rows]
+    return all(first is not None and second is not None and first > second for first, second in pairwise(numbers))
 
 
 def _read_number(value: Any) -> float | None:

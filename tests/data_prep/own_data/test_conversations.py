@@ -35,6 +35,7 @@ def convert(tmp_path: Path):
     [
         ({"segments": [{"label": True, "text": "Alien (1979)"}]}, "own"),
         ({"object": "chat.completion", "id": "c", "created": 1, "choices": []}, "openai-responses"),
+        ({"text": "### Human: Films?### Assistant: Alien (1979)", "id": 1}, "own"),
         ({"instruction": "Films?", "answer": "Alien (1979)"}, "alpaca"),
     ],
 )
@@ -92,6 +93,9 @@ def test_a_recommender_whose_name_nobody_has_ends_the_command(convert) -> None:
     with pytest.raises(UserError, match="--recommender Rob: nobody has this name; speakers are Ann, Bob"):
         convert(samples.ANDROID, ".txt", recommenders=["Rob"], truth="from-next-turns")
     assert len(convert(samples.ANDROID, ".txt", recommenders=["BOB "], truth="from-next-turns")[0]) == 1
+    two_ways = "ticket,created_at,author,body\nT1,01/03/2024 10:01,Bob,Hi\n"
+    with pytest.raises(UserError, match=r"is '01/03/2024 10:01', 1 March or 3 January"):
+        convert(two_ways, ".csv", recommenders=["Bob"], truth="from-next-turns")
     with pytest.raises(UserError, match="--recommender Bob: nobody has this name; these files name no speakers"):
         convert([{"messages": samples.messages()}], recommenders=["Bob"], truth="from-next-turns")
 

@@ -99,6 +99,7 @@ def test_ids_that_pandas_made_floats_are_the_same(tmp_path: Path) -> None:
         ("timestamp", ("1700000300", "1700000200", "1700000100")),
         ("date", ("05.02.2021 10:03", "05.02.2021 10:02", "20.01.2021 10:01")),
         ("message_id", ("903", "87", "12")),
+        ("id", ("903", "87", "12")),
         ("turn_id", ("2", "1", "1")),  # pairs, the newest first
         ("turn_id", ("1", "1", "1")),  # the same for all rows: no order
     ],
@@ -117,6 +118,11 @@ def test_rows_in_no_order_with_equal_numbers_are_sorted_by_a_second_column(tmp_p
     said, damage = read(tmp_path / "a.csv", table("chat_id,turn_id,other,role,text", *rows))
     assert said == []
     assert "rows are in no order, and some have the same turn_id; name the column" in str(damage.findings[0].problem)
+
+
+def test_ids_of_messages_in_no_order_sort_nothing(tmp_path: Path) -> None:
+    rows = ["7,903,user,a", "7,12,bot,b", "8,400,user,c", "8,87,bot,d"]
+    assert read(tmp_path / "a.csv", table("chat_id,id,role,text", *rows))[0] == [["a", "b"], ["c", "d"]]
 
 
 def test_numbers_and_times_that_contradict_each_other_are_a_finding(tmp_path: Path) -> None:
