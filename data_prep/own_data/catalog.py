@@ -94,10 +94,13 @@ def _read_items(
     impossible: dict[int, BadRecord] = {}
     for row, record in records.items():
         with damage.of(path, row):
-            title, year = _read_entry(record)
-            if year is not None and not OLDEST_YEAR <= year <= NEWEST_YEAR:
-                text = f"%r has the year %s; write one from {OLDEST_YEAR} to {NEWEST_YEAR}"
-                impossible[row] = BadRecord(text, title, year)
+            title = _read_title(record)
+            raw_year = record.get("year")
+            year = read_year(raw_year)
+            is_blank = raw_year in (None, "")
+            if not is_blank and (year is None or not OLDEST_YEAR <= year <= NEWEST_YEAR):
+                text = f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}"
+                impossible[row] = BadRecord(text, title, raw_year)
                 continue
             item_id = _read_id(record)
             name = normalise(shown_title(title, record.get("display")))
@@ -152,18 +155,13 @@ def _renamed(
     return {row: {ours_of.get(name, name): record[name] for name in record} for row, record in records.items()}
 
 
-def _read_entry(record: Mapping[str, Any]) -> tuple[str, int | None]:
-    title, year = record.get("title"), record.get("year")
+def _read_title(record: Mapping[str, Any]) -> str:
+    title = record.get("title")
     if not isinstance(title, str) or not title.strip():
         raise BadRecord("no title (the keys are %s); every item needs one", ", ".join(map(str, record)))
     if "\n" in title.strip():
         raise BadRecord("%r has a line break, but a list has one item a line; take it out", title)
-    if year is None or year == "":
-        return title.strip(), None
-    number = read_year(year)
-    if number is None:
-        raise BadRecord(f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}", title, year)
-    return title.strip(), number
+    return title.strip()
 
 
 class ItemIds:

@@ -85,16 +85,20 @@ def _decode_texts(path: Path, records: Mapping[int, dict[str, Any]]) -> str:
 
 
 def _take_years_from_titles(path: Path, records: Mapping[int, dict[str, Any]]) -> str:
-    """Where no item has a year, but most titles end in `(1999)`."""
-    if any(record.get("year") not in (None, "") for record in records.values()):
-        return ""
-    ending = {row: _YEAR_BEHIND.fullmatch(str(record.get("title"))) for row, record in records.items()}
-    matches = {row: match for row, match in ending.items() if match}
-    if 2 * len(matches) <= len(records):
+    """Where no item has a year, but most titles end in `(1999)`; else of the few titles that have one in its place."""
+    has_years = any(record.get("year") not in (None, "") for record in records.values())
+    matches: dict[int, re.Match[str]] = {}
+    for row, record in records.items():
+        match = _YEAR_BEHIND.fullmatch(str(record.get("title")))
+        if match and read_year(record.get("year")) is None:
+            matches[row] = match
+    if not matches or (not has_years and 2 * len(matches) <= len(records)):
         return ""
     for row, match in matches.items():
         records[row]["title"] = match[1]
         records[row]["year"] = int(match[2])
+    if has_years:
+        return f"{path}: {len(matches):,} items have no year but in their title, which is read"
     return f"{path}: no column year, so the year was taken from the end of {len(matches):,} titles"
 
 

@@ -30,13 +30,13 @@ Lists = list[list[Item | None]]  # one for each row of the split
 
 
 def popular(split: Split, train: Rows, num_items: int) -> Lists:
-    """What is rated most often, where there are ratings, else what training rows want most often."""
+    """What training rows want most often; where there are ratings, what is rated most often and was not seen."""
     if train.ratings is None:
         most_wanted: list[Item | None] = list(popularity_baseline(map(truth_of, train.rows), split.matcher, num_items))
         return [most_wanted] * len(split.rows)
     items_K, rated_RK = _named(split, train)
-    order = np.argsort(-rated_RK.sum(axis=0).A1, kind="stable")[:num_items]
-    return [as_items(split.catalog, items_K[order].tolist())] * len(split.rows)
+    nothing_KK = np.broadcast_to(0.0, (len(items_K), len(items_K)))
+    return _going_with_seen(split, items_K, rated_RK, nothing_KK, num_items)
 
 
 def retrieval(split: Split, train: Rows, num_items: int) -> Lists:

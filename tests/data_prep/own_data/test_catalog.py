@@ -174,7 +174,7 @@ def test_a_year_that_cannot_be_is_told_and_not_the_end(tmp_path: Path) -> None:
     films = "".join(f"Film {n},2000\n" for n in range(20))
     titles, summary = written(tmp_path, f"title,year\n{films}The Wall,201\n", "Film 3 (2000)")
     (told,) = summary["catalog"]["never_matched"]
-    assert told == "line 22: 'The Wall' has the year 201; write one from 1870 to 2100; left out"
+    assert told == "line 22: 'The Wall' has the year '201'; write one from 1870 to 2100; left out"
     assert f"never matched: {told}" in format_summary(summary, "out")
     assert len(titles) == 20
 

