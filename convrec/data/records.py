@@ -130,8 +130,9 @@ def _read_json(path: Path, damage: Damage, lists: bool) -> Records:
 def _find_records(value: dict[str, Any]) -> list[Any]:
     """The records that an object holds."""
     for name in ENVELOPES:
-        if isinstance(value.get(name), list):
-            return value[name]
+        entries = value.get(name)
+        if isinstance(entries, list) and not any(_is_turn(entry) for entry in entries[:1]):
+            return entries
     parts = [part for part in value.values() if isinstance(part, dict)]
     common = set.intersection(*map(set, parts)) if parts else set()
     if len(parts) < len(value) or not common:
@@ -140,6 +141,11 @@ def _find_records(value: dict[str, Any]) -> list[Any]:
     if all(list(part) == rows for part in parts) and all(row.isdecimal() for row in rows):
         return [{name: column[row] for name, column in value.items()} for row in rows]
     return [{RECORD_NAME: name, **part} for name, part in value.items()]
+
+
+def _is_turn(entry: Any) -> bool:
+    """Whether an entry of a list is a turn of one conversation, so that the list is no list of records."""
+    return isinstance(entry, dict) and not {"from", "role", "speaker"}.isdisjoint(entry)
 
 
 def _parsed(text: str, fix: str) -> Any:

@@ -145,8 +145,9 @@ def _iter_records(
                 del missing[name]
             last = (path, row)
             yield Placed(path, row, _renamed(record, columns))
-        if last and len(damage.findings) > num_findings:
-            beside_damage.add(last)
+        for finding in damage.findings[num_findings:]:  # a quote that has taken in rows is found in the end
+            if last:
+                beside_damage.add(min(last, (path, finding.row)))
 
 
 def _iter_candidates(

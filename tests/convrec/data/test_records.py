@@ -103,6 +103,8 @@ def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
         ("a.json", '{"a": 1}\n\n{"a": 2}\n', [(0, {"a": 1}), (1, {"a": 2})]),
         ("a.json", '{"tickets": [{"a": 1}, {"a": 2}], "count": 2}', [(0, {"a": 1}), (1, {"a": 2})]),
         ("a.json", '{"messages": [{"a": 1}], "b": 2}', [(0, {"messages": [{"a": 1}], "b": 2})]),
+        ("a.json", '{"conversations": [{"a": 1}], "b": 2}', [(0, {"a": 1})]),
+        ("a.json", '{"conversations": [{"from": "x"}]}', [(0, {"conversations": [{"from": "x"}]})]),
         ("a.json", '{"x": {"a": 1}, "y": {"a": 2}}', [(n, {"record_name": "xy"[n], "a": n + 1}) for n in (0, 1)]),
         ("a.json", '{"a": {"0": 1, "1": 2}, "b": {"0": 3, "1": 4}}', [(0, {"a": 1, "b": 3}), (1, {"a": 2, "b": 4})]),
         ("a.json", '{"meta": {"n": 1}, "b": {"m": 2}}', [(0, {"meta": {"n": 1}, "b": {"m": 2}})]),

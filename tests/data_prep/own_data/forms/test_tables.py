@@ -163,6 +163,13 @@ def test_rows_beside_one_that_cannot_be_read_make_no_conversation(tmp_path: Path
     assert "a row beside it cannot be read" in str(damage.findings[1].problem)
 
 
+def test_a_conversation_with_a_row_that_has_taken_in_another_is_left_out(tmp_path: Path) -> None:
+    rows = ['7\tuser\t"a', '7\tbot\tb"', "8\tuser\tc", "8\tbot\td"]
+    said, damage = read(tmp_path / "a.tsv", table("chat_id\trole\ttext", *rows))
+    assert said == [["c", "d"]]
+    assert {finding.row for finding in damage.findings} == {2}
+
+
 def test_rows_of_a_conversation_that_differ_in_what_it_has_once_are_a_finding(tmp_path: Path) -> None:
     rows = ["7,user,a,train", "7,bot,b,test"]
     said, damage = read(tmp_path / "a.csv", table("chat_id,role,text,split", *rows))
