@@ -107,21 +107,17 @@ def read_row(
             raise BadRecord("both conversation and messages, which are the same; keep one")
         turns = turns or read_turns(record.get("messages", record.get("conversation")), Counter())
         text = conversation_text(turns)
-    truth, exposure = read("ground_truth", read_items, []), read("exposure", read_items, [])
+    truth = read("ground_truth", read_items, [])
+    exposure = read("exposure", read_items, [])
     demonstration = read("demonstration", partial(_read_demonstration, reader, num_items), [])
     seen = read("seen", lambda cell: reader.titles(without_missing(cell)), [])
     time = read("time", partial(parse_time, order=date_order))
-    split, conversation_id, own_id = (
-        read("split", _read_split),
-        read("conversation_id", _read_name),
-        read("id", _read_name),
-    )
+    split = read("split", _read_split)
+    conversation_id = read("conversation_id", _read_name)
+    own_id = read("id", _read_name)
     if problems:
         raise BadRow(problems)
-    truths, shown = (
-        list(dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in items))
-        for items in (truth, exposure)
-    )
+    truths = _different_pairs(truth, reader.dated)
     return Row(
         conversation=text,
         truth=truths,
@@ -132,8 +128,13 @@ def read_row(
         split=split,
         id=own_id,
         repeated_truths=len(truth) - len(truths),
-        exposure=shown,
+        exposure=_different_pairs(exposure, reader.dated),
     )
+
+
+def _different_pairs(items: Sequence[Item], dated: bool) -> list[Pair]:
+    """The items as pairs, each once; years are "" where the catalog has none."""
+    return list(dict.fromkeys((item.title, str(item.year) if dated else "") for item in items))
 
 
 def is_missing(value: Any) -> bool:
@@ -152,8 +153,11 @@ def without_missing(value: Any) -> Any:
 
 def _hint_at_wanted(record: Mapping[str, Any]) -> str:
     """Which key of a record may be what is wanted, under another name."""
-    near = {key: ours for key in record if (ours := ALSO_CALLED.get(plain_name(key))) in WANTED}
-    return "".join(f"; if it is {key}: --columns {ours}={key}" for key, ours in list(near.items())[:1])
+    for key in record:
+        ours = ALSO_CALLED.get(plain_name(key))
+        if ours in WANTED:
+            return f"; if it is {key}: --columns {ours}={key}"
+    return ""
 
 
 def _read_split(split: Any) -> str:
@@ -206,7 +210,8 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
         with collected(problems):
             if not isinstance(turn, dict) or "role" not in turn or "content" not in turn:
                 raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
-            role, content = turn["role"], _texts(turn["content"], index, left_out)
+            role = turn["role"]
+            content = _texts(turn["content"], index, left_out)
             if _is_of_tool(turn, content):
                 left_out["turns of tools, or without text"] += 1
             elif role in INSTRUCTIONS and not read and not problems:

@@ -67,7 +67,9 @@ class Source:
     def __init__(
         self, paths: Sequence[Path], reader: ItemReader, num_items: int, options: ReadingOptions = ReadingOptions()
     ) -> None:
-        self.reader, self.num_items, self.options = reader, num_items, options
+        self.reader = reader
+        self.num_items = num_items
+        self.options = options
         self.columns = {ours: theirs for ours, theirs in options.columns.items() if theirs != FILE_ORDER}
         self.forms = {path: options.form or guess_form(path, self.columns) for path in paths}
         self.mentions = Mentions(reader)

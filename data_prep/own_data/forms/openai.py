@@ -9,7 +9,8 @@ from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_ke
 def read_batch(record: Record, speakers: Speakers) -> Dialog:
     if "body" not in record:
         raise BadRecord("an answer without its request; give the file that the batch was made from")
-    request, answer = record["body"], record["response"]["body"] if record.get("response") else {}
+    request = record["body"]
+    answer = record["response"]["body"] if record.get("response") else {}
     if "messages" in request:
         turns = [*request["messages"], *(choice["message"] for choice in answer.get("choices", [])[:1])]
     else:
@@ -30,7 +31,8 @@ def read_preference(record: Record, speakers: Speakers) -> Dialog:
         return Dialog([*record["input"]["messages"], *record["preferred_output"]])
     if "prompt" not in record:  # both answers have the conversation in front
         return Dialog(record["chosen"])
-    prompt, chosen = record["prompt"], record["chosen"]
+    prompt = record["prompt"]
+    chosen = record["chosen"]
     asked = [turn("user", prompt)] if isinstance(prompt, str) else prompt
     answer = [turn("assistant", chosen)] if isinstance(chosen, str) else chosen
     return Dialog([*asked, *answer])

@@ -1,5 +1,6 @@
 """The order of a table's turns: by their numbers, else by their times, else as the file has them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +11,7 @@ from data_prep.own_data.forms.base import NAMES, Placed, plain_name, reorder
 from data_prep.own_data.times import DateOrder, find_date_order, parse_time
 
 FILE_ORDER = "-"  # --columns order=-: the rows as the file has them
+_ONE_NUMBER = re.compile(r"[^\d-]*(-?\d+(?:\.\d+)?)\D*")
 _ANOTHER = "name the column that counts the turns: --columns order=NAME, or order=- for the order of the file"
 
 
@@ -67,7 +69,18 @@ class TurnOrder:
             return in_order
         if self.time and all(row.record.get(self.time) is not None for row in rows):
             return _sort_by(rows, self._times(rows), self.time)
+        self._check_gaps(rows)
         return list(reversed(rows)) if self.is_backwards else list(rows)
+
+    def _check_gaps(self, rows: Sequence[Placed]) -> None:
+        """Raises BadRecord where some rows have a number or time, and these do not rise."""
+        for name in filter(None, (*self.numbers, self.time)):
+            known = [row for row in rows if row.record.get(name) is not None]
+            if not known or len(known) == len(rows):
+                continue
+            keys = self._times(known) if name == self.time else [_read_number(row.record[name]) or 0.0 for row in known]
+            if any(first > second for first, second in pairwise(keys)):
+                raise BadRecord(f"rows are not in the order of %s, which some lack; {_ANOTHER}", name)
 
     def _number_keys(self, rows: Sequence[Placed]) -> list[tuple[float, ...]]:
         """A key per row of the columns in which all have numbers; [] where there is none that tells rows apart."""
@@ -120,7 +133,8 @@ def _falls(rows: Sequence[Placed], name: str) -> bool:
 
 
 def _read_number(value: Any) -> float | None:
-    try:
+    """The number that a cell has, also in `t12`; None for one that has none, or several."""
+    if isinstance(value, int | float):
         return float(value)
-    except (TypeError, ValueError):
-        return None
+    match = _ONE_NUMBER.fullmatch(value) if isinstance(value, str) else None
+    return float(match[1]) if match else None

@@ -88,7 +88,7 @@ def _number_days(days: Sequence[str]) -> dict[str, int]:
     has most likely written it; where there is none, days are counted as they come, two apart.
     """
     different = list(dict.fromkeys(days))
-    numbered = [numbers for order in ("dmy", "mdy", "ymd") if (numbers := _number_in_order(different, order))]
+    numbered = [*filter(None, (_number_in_order(different, order) for order in ("dmy", "mdy", "ymd")))]
     if not numbered:
         return {day: 3 * place for place, day in enumerate(different)}
     return min(numbered, key=lambda numbers: numbers[different[-1]] - numbers[different[0]])

@@ -94,6 +94,7 @@ def test_ids_that_pandas_made_floats_are_the_same(tmp_path: Path) -> None:
     ("header", "cells"),
     [
         ("turn_id", "210"),
+        ("turn_id", ("t12", "t9", "t1")),
         ("Turn Number", ("30", "20", "10")),
         ("created_at", [f"2024-03-01T10:0{n}Z" for n in (3, 2, 1)]),
         ("timestamp", ("1700000300", "1700000200", "1700000100")),
@@ -132,6 +133,17 @@ def test_numbers_and_times_that_contradict_each_other_are_a_finding(tmp_path: Pa
     assert said == []
     assert "turn_id rises while created_at falls; name the column" in str(damage.findings[0].problem)
     assert read(tmp_path / "a.csv", content, keeps_order=True)[0] == [["a", "b"]]
+
+
+@pytest.mark.parametrize("header", ["turn_id", "timestamp"])
+def test_rows_that_lack_their_place_are_a_finding_where_the_others_do_not_rise(tmp_path: Path, header: str) -> None:
+    for cells, problems in ((("", "1700000000", "1700000009"), 0), (("1700000009", "1700000000", ""), 1)):
+        rows = [f"7,{cell},user,{text}" for cell, text in zip(cells, "abc", strict=True)]
+        _, damage = read(tmp_path / "a.csv", table(f"chat_id,{header},role,text", *rows))
+        assert len(damage.findings) == problems
+        assert not damage or f"rows are not in the order of {header}, which some lack" in str(
+            damage.findings[0].problem
+        )
 
 
 def test_times_that_cannot_be_read_are_a_finding_unless_the_order_is_the_files(tmp_path: Path) -> None:
