@@ -211,7 +211,8 @@ def test_every_module_has_a_docstring(file: str) -> None:
 def test_contributing_names_files_that_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     files = re.findall(r"(?:convrec|recipes|reward|data_prep|conf|docs|tests|benchmarks)/[\w/-]+\.(?:py|md|yaml)", text)
-    names = {"conf/NAME.yaml", "conf/algorithm_preset/NAME.yaml", "data_prep/own_data/forms/NAME.py"}  # of what is added
+    names = {"conf/NAME.yaml", "conf/algorithm_preset/NAME.yaml"}  # of what is added
+    names.add("data_prep/own_data/forms/NAME.py")
     assert len(files) > 20
     assert [file for file in files if file not in names and not (ROOT / file).exists()] == []
 
