@@ -7,7 +7,7 @@ where that is the same or missing, the id too.
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from data_prep.own_data.ids import plain_id
 from data_prep.own_data.layouts import plain_name
 from data_prep.own_data.spellings import clean_records, read_year
 
+MAIN_COLUMNS = ("title", "year")  # known by usual names; a `genre` stays, since `--ask genre` may name it
+RATED_COLUMNS = (*MAIN_COLUMNS, "genres")  # of the items of ratings
 TEXTS = ("item_id", "display", "genres", "aliases")  # columns of a CSV that stay texts
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
@@ -64,7 +66,7 @@ def read_catalog(
     records = dict(entries or read_records(path, damage))
     if columns:
         records = _renamed(path, records, columns)
-    told = _name_columns(path, records)
+    told = _name_columns(path, records, RATED_COLUMNS if entries else MAIN_COLUMNS)
     told += clean_records(path, records)
     items, impossible = _read_items(path, records, damage)
     impossible |= _take_out_undated(items)
@@ -125,11 +127,12 @@ def _take_out_undated(items: dict[int, dict[str, Any]]) -> dict[int, BadRecord]:
     return dict.fromkeys(undated, BadRecord(lacking))
 
 
-def _name_columns(path: Path, records: Mapping[int, dict[str, Any]]) -> list[str]:
+def _name_columns(path: Path, records: Mapping[int, dict[str, Any]], columns: Sequence[str]) -> list[str]:
     """Rename in place the columns that other programs call otherwise, `release_date` for instance; what was renamed."""
     there = dict.fromkeys(name for record in records.values() for name in record)
     renamed: dict[str, str] = {}
-    for ours, usual in NAMES["catalog"].items():
+    for ours in columns:
+        usual = NAMES["catalog"][ours]
         plain_names = {plain_name(name): name for name in reversed(there)}
         theirs = next((plain_names[known] for known in usual if known in plain_names), None)
         if ours not in there and theirs is not None and theirs not in renamed:

@@ -76,6 +76,11 @@ def test_a_column_of_our_own_name_comes_before_one_of_a_usual_name(tmp_path: Pat
     assert not found.told
 
 
+def test_further_columns_keep_their_names(tmp_path: Path) -> None:
+    found = read(tmp_path, "a.csv", "title,genre,class\nHeat,Crime,A\n")
+    assert found.table.to_pylist() == [{"title": "Heat", "year": None, "genre": "Crime", "class": "A"}]
+
+
 def test_what_stands_for_no_value_is_none(tmp_path: Path) -> None:
     found = read(tmp_path, "a.tsv", "title\tyear\tgenres\nHeat\t\\N\t\\N\nAlien\t\\N\tHorror\n")
     assert found.table["year"].to_pylist() == [None, None]
