@@ -27,9 +27,10 @@ from convrec.lists.settings import ListSettings
 from convrec.options import add_options, parse, parser_of
 from convrec.progress import Progress
 from data_prep.own_data.catalog import CatalogRead
-from data_prep.own_data.exports import FORMS
+from data_prep.own_data.forms import FORMS
+from data_prep.own_data.preview import preview
 from data_prep.own_data.rows import Row, read_again
-from data_prep.own_data.source import GIVEN, TRUTHS, open_source, preview
+from data_prep.own_data.source import GIVEN, TRUTHS, open_source, parse_file_splits
 from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
 from data_prep.questions import add_questions
 from data_prep.tables import (
@@ -67,8 +68,8 @@ def convert_own(
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds (`write_data`). Raises UserError, and then OUT is as it was.
 
-    skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. reading: columns
-    of `read_catalog`; form, truth and recommenders of `Source`. ask: attributes that demonstrations ask about.
+    skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. reading:
+    columns, and fields of `ReadingOptions`. ask: attributes that demonstrations ask about.
     """
     out, paths = Path(out), [Path(path) for path in conversations]
     check_out(out, overwrite, FILES)
@@ -96,7 +97,12 @@ def convert_own(
 
     sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
     writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
-    about = {"read": source.told(), "splits": described, "warnings": warnings}
+    about = {
+        "read": source.told(),
+        "splits": described,
+        "warnings": warnings,
+        "ground_truths": {"known": mentions[True], "outside_catalog": mentions[False]},
+    }
     name_of = conversation_name
     return write_data(
         out, items, matcher, writing, lambda row: split_of[name_of(row)], item, num_items, damage, about, ask
@@ -149,7 +155,7 @@ def write_data(
 
     {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
     {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. split_of: of TABLES. about:
-    "read", "splits" and "warnings".
+    "read", "splits", "warnings" and, where they are known, "ground_truths" {"known", "outside_catalog"}.
     """
     known = matcher.catalog
     with folder_written_whole(out) as folder:
@@ -261,7 +267,19 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
         lines += counted(summary["damaged"])
     if missing := [name for name in ("train", "validation") if name not in summary["files"]]:
         lines.append(f"no rows for {' and '.join(missing)}, which run_rank_grpo.sh needs; see the options for splits")
-    return "\n".join([*lines, f"wrote {out}: {counts['read']:,} rows read"])
+    return "\n".join([*lines, f"wrote {out}: {_count_in_short(summary)}"])
+
+
+def _count_in_short(summary: dict[str, Any]) -> str:
+    """The counts that say whether a conversion went well."""
+    parts = [f"{summary['rows']['read']:,} rows read"]
+    for name, what in (("train", "to train on"), ("sft_train", "to imitate")):
+        parts.append(f"{summary['files'].get(name, {'rows': 0})['rows']:,} {what}")
+    if truths := summary.get("ground_truths"):
+        share = truths["outside_catalog"] / max(1, sum(truths.values()))
+        parts.append(f"{share:.1%} of ground truths outside the catalog")
+    parts.append(f"{sum(summary['damaged'].values()):,} damaged")
+    return ", ".join(parts)
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -283,20 +301,28 @@ def add_output_options(parser: argparse.ArgumentParser, what: str) -> None:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    readable, truths = {"help": READABLE}, {"choices": TRUTHS, "default": GIVEN}
-    known: dict[str, dict[str, Any]] = {"format": {"choices": FORMS}, "truth": truths, "columns": {"type": _columns}}
-    parser = parser_of("data own", __doc__, conversations=readable, catalog=readable, **known)
-    parser.add_argument(
-        "--recommender", dest="recommenders", nargs="+", default=(), metavar="NAME", help="who recommends in a chat"
+    parser = parser_of(
+        "data own",
+        __doc__,
+        conversations={"help": READABLE},
+        catalog={"help": READABLE},
+        format={"choices": FORMS},
+        truth={"choices": TRUTHS, "default": GIVEN},
+        columns={"type": _columns},
     )
     add_output_options(parser, "rows")
     given = vars(parse(parser, arguments, "data own", "output"))
-    rule, count = SplitRule(*(given.pop(name) for name in SplitRule._fields)), given.pop("preview")
+    given["split_of_file"] = parse_file_splits(given.pop("split"))
+    if bool(given["conversations"]) == bool(given["split_of_file"]):
+        parser.error("give --conversations, or --split with a file for each split")
+    given["conversations"] = given["conversations"] or list(given["split_of_file"])
+    rule = SplitRule(*(given.pop(name) for name in SplitRule._fields))
+    count = given.pop("preview")
     if (count is None) == (given["out"] is None):
         parser.error("give --out, or --preview to look first")
     if count is not None:
-        names = ("conversations", "catalog", "num_items", "columns", "form", "truth", "recommenders")
-        print(preview(count, **{name: given[name] for name in names}))
+        of_output = ("out", "overwrite", "skip_damaged", "ask")
+        print(preview(count, **{name: value for name, value in given.items() if name not in of_output}))
         return 0
     summary = convert_own(**given, rule=rule, progress=True)
     print(format_summary(summary, given["out"]))

@@ -17,7 +17,7 @@ from convrec.files import folder_written_whole, write_json, write_table
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.options import parser_of
-from data_prep.released import ReleasedSplit, Target, clean_row, find_split, read_split
+from data_prep.released import AGAIN, ReleasedSplit, Target, clean_row, find_split, read_split
 from data_prep.tables import SampleIds, TableNumbers, check_out, describe, table_writer
 
 CATALOG = "gt_catalog.pkl"
@@ -60,6 +60,8 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
             for target in TARGETS
             if (split := splits[target.name])
         }
+        if catalog:
+            _check_catalog(pickle, files)
         missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
         summary = {
             "source": str(source),
@@ -97,7 +99,9 @@ def _convert_split(
             add(cleaned)
             repaired += bool(notes)
     rows_read = numbers.rows + reasons.total()
-    if rows_read and not numbers.rows:
+    if not rows_read:
+        raise UserError(f"{split.name}: its shards have no rows; {AGAIN}")
+    if not numbers.rows:
         why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
         raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
     return {
@@ -107,6 +111,17 @@ def _convert_split(
         "set_aside": reasons.total(),
         "set_aside_why": dict(reasons),
     } | numbers.summary(matcher)
+
+
+def _check_catalog(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises UserError where the catalog has nothing that a row wants: no list could ever earn anything."""
+    numbers = [file for file in files.values() if file["ground_truths"]["titles"]]
+    if numbers and all(file["outside_catalog"]["titles"] == file["ground_truths"]["titles"] for file in numbers):
+        first = numbers[0]["outside_catalog"]["most_frequent"][0]
+        raise UserError(
+            f"{path}: it has none of the titles that rows want (the most frequent: {first}), so nothing could ever be "
+            "a hit; give the catalog of these data"
+        )
 
 
 def _write_catalog(path: Path, catalog: Catalog) -> dict[str, Any]:

@@ -70,6 +70,8 @@ def find_split(source: Path, *candidates: str) -> ReleasedSplit | None:
         shards = [folder / file_name for file_name in names]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{state_file}: not the state of a dataset ({error!r}); {AGAIN}") from error
+    if not shards:
+        raise UserError(f"{state_file}: names no shard (_data_files is empty), so the split would have no row; {AGAIN}")
     if chosen := [key for key, value in state.items() if "indices" in key and value]:
         raise UserError(
             f"{folder}: a selection of rows (state.json has {chosen[0]}), which is not read; save the data set again "

@@ -18,13 +18,20 @@ SHARE = 0.05  # --skip-damaged without a value
 SHOWN = 20  # different reasons of one message
 NAMED = 5  # rows that one of them names
 LONGEST_VALUE = 300  # characters of one that is quoted in a message
+COMPRESSIONS = (".gz", ".zst")
 LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".dat", ".data", ".item")  # the last three: MovieLens
 
 
 def kind_of(path: str | Path) -> str:
     """The end of a file's name that says what is in it: `.jsonl` of chats.JSONL.gz."""
-    name = Path(path).name.lower().removesuffix(".gz")
+    name = Path(path).name.lower().removesuffix(compression_of(path))
     return Path(name).suffix
+
+
+def compression_of(path: str | Path) -> str:
+    """`.gz` or `.zst`; "" for a file that is not compressed."""
+    suffix = Path(path).suffix.lower()
+    return suffix if suffix in COMPRESSIONS else ""
 
 
 @cache

@@ -10,6 +10,7 @@ Catalog:   title, year (null in every row where items have no years), and whatev
 import hashlib
 import os
 import re
+import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -103,8 +104,13 @@ def group_of(row: Mapping[str, Any]) -> str:
     name = conversation_of(row["sample_id"])
     if name != row["sample_id"]:
         return name
-    text = before_questions(conversation_text(row))
+    text = normalise_text(before_questions(conversation_text(row)))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def normalise_text(conversation: str) -> str:
+    """The text without what makes no other conversation: case, white space, widths of letters."""
+    return " ".join(unicodedata.normalize("NFKC", conversation).casefold().split())
 
 
 def truth_of(row: Mapping[str, Any]) -> list[Pair]:

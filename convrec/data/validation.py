@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from convrec.data.arrow_types import batch_as, plain_type
 from convrec.data.damage import Damage
 from convrec.data.records import parquet_batches
 from convrec.data.schema import DEMONSTRATION_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, is_demonstration_table, is_like
@@ -70,7 +71,8 @@ def inspect_table(
         for row in rows.to_pylist():
             damage.add(path, row, f"{problem}; {fix}")
 
-    for batch, numbers in parquet_batches(path, damage, schema.names):
+    for stored_batch, numbers in parquet_batches(path, damage, schema.names):
+        batch = batch_as(stored_batch, schema)
         _check_message(add, numbers, batch["prompt"], "prompt", "user")
         if "completion" in schema.names:
             _check_message(add, numbers, batch["completion"], "completion", "assistant")
@@ -133,7 +135,7 @@ def _check_columns(path: Path, schema: pa.Schema) -> int:
     fix = "rename or add them (docs/reference/files.md); `convrec data reddit-v2` makes stable ids"
     present, rows = columns_of(path, schema.names, made_by, fix)
     for name in schema.names:
-        if not is_like(present.field(name).type, schema.field(name).type):
+        if not is_like(plain_type(present.field(name).type), schema.field(name).type, null=True):
             raise UserError(
                 f"{path}: column {name} is {present.field(name).type}, "
                 f"not {schema.field(name).type}; write it in that type"

@@ -257,8 +257,8 @@ class Matcher:
             # A note can name another film of a series, which is seldom of the same year: Twilight (New Moon) (2009).
             notes = (self.index.of_year(fold(reading), year) for reading in readings(title))
             row = next((found for found in notes if found >= 0), -1)
-            if row == -1:
-                row = self.index.by_letters(title, year)
+        if row == -1:
+            row = self.index.by_letters(title, year)
         if row == -1:
             row = self.index.most_similar(title, year)
         return max(row, -1)

@@ -9,6 +9,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from convrec.lists.marks import decode_marks
+
 # ASCII only, so that the byte-level half (token_ranks) and this half agree on what a blank line is.
 WHITESPACE = " \t\n\r\v\f"
 DEFAULT_DELIMITER = "\n"
@@ -109,12 +111,12 @@ def parse_item(line: str, dated: bool = True) -> Item | None:
 
 
 def _unwrap(line: str) -> str:
-    """The text of a line: single spaces, no links and tags, a table's row with dashes between its cells."""
+    """The text of a line: single spaces, no links, tags and entities, a table's row with dashes between its cells."""
     if "](" in line:
         line = _LINK.sub(r"\1", line)
     if "<" in line:
         line = _TAG.sub("", line)
-    line = line.strip()
+    line = decode_marks(line).strip()
     if line[:1] == "|":
         line = _TABLE_NUMBER.sub("", line).strip("| ").replace("|", " - ")
     return _SPACE.sub(" ", line).strip()

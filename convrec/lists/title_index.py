@@ -7,13 +7,14 @@ one wrong letter is then allowed from four letters on, two from eleven; of lette
 Titles one year apart need the bare ratio; further apart none is similar (The Outsider (1981) is not The Outsiders
 (1983)).
 
-Three guards refuse what is similar and another title:
+Four guards refuse what is similar and another title:
 - The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
 - The word guard: a real other word is no typo (`Before Sunset (1995)` is not Before Sunrise). A word is real when it is
   English (`is_english`), when a title of the catalog has it, or when only an ending tells it from one that no word list
   knows. One wrong letter in LETTERS_A_TYPO is a typo all the same (`The Silence of the Lamb`), where the years agree.
   A word left out makes another title, too (`Live Free or Die`). Articles and `and` come and go, and so does a space
   (`Chain Saw`, `Chainsaw`).
+- The size guard: titles with different sizes or single letters are two (`T-Shirt, black, S`, `T-Shirt, black, M`).
 - A leading article differs in the same year only: Room (2005) is not The Room (2003).
 
 On a tie the nearest year, then the catalog's order, wins. notes/data.md has what was measured of the guards
@@ -50,6 +51,9 @@ LARGE_BLOCK, LONGEST_END = 256, 6  # titles; letters
 LETTERS_A_TYPO = 20
 SEVERAL = -2  # items: nobody says which
 UNSTABLE_WORDS, SHORT_WORDS, NOT_THE, ENDINGS = map(frozenset, LISTED["guard"].values())
+SIZES = frozenset(LISTED["sizes"])
+LETTER_WORDS = frozenset({"a", "i"})
+ORDINALS = frozenset(LISTED["ordinals"].values())
 
 
 class TitleIndex:
@@ -152,8 +156,8 @@ class TitleIndex:
             return
         self.by_folded.setdefault(folded, []).append(row)
         self.by_spelling.setdefault(written.spelling, []).append(row)
+        self._claim(self._by_letters, written.letters, year, row)
         if self.catalog.dated:
-            self._claim(self._by_letters, written.letters, year, row)
             for form in short_forms(parts_of(name)):
                 self._claim(self._by_short_form, form, year, row)
         if len(folded) < SHORTEST_MISSPELT:
@@ -222,6 +226,8 @@ class TitleIndex:
         joined = written.replace(" ", ""), title.replace(" ", "")
         if joined[0] == joined[1]:
             return False
+        if _differ_by_size(written, title):
+            return True
         if self._has_more_typos(written, title, years_differ):
             return True
         ours, theirs = set(written.split()), set(title.split())
@@ -250,7 +256,9 @@ class TitleIndex:
         return 100 * (typos - 1) > (100 - self.fuzzy_cutoff) * letters
 
     def _is_word(self, word: str, rare: bool = False) -> bool:
-        return word in SHORT_WORDS if len(word) < 3 else word in self._words or is_english(word, rare)
+        if len(word) < 3:
+            return word in SHORT_WORDS
+        return word in self._words or word in ORDINALS or is_english(word, rare)
 
     def _is_name(self, word: str) -> bool:
         """A word whose endings no word list knows."""
@@ -284,6 +292,19 @@ _THE, _NUMBERS = _with_a_typo(["the"]).keys() - {"the"}, _with_a_typo(NUMBER_WOR
 def _end(side: str, folded: str, letters: int) -> str:
     """A block's key: so many of the first or of the last letters."""
     return "<" + folded[:letters] if side == "<" else ">" + folded[-letters:]
+
+
+def _differ_by_size(written: str, title: str) -> bool:
+    """The size guard: `T-Shirt, black, S` is not M, nor one of no size; a Mass in B Minor is none in C Minor."""
+    ours = written.split()
+    theirs = title.split()
+    extra = set(ours).difference(theirs)
+    missing = set(theirs).difference(ours)
+    if len(extra) == len(missing) == 1:
+        (one,), (other,) = extra, missing
+        is_lettered = len(one) == len(other) == 1 and (ours[-1] != theirs[-1] or {one, other}.isdisjoint(LETTER_WORDS))
+        return is_lettered or {one, other} <= SIZES
+    return ours[:-1] == theirs and (ours[-1] in SIZES or len(ours[-1]) == 1)
 
 
 def _differ_by_ending(word: str, other: str) -> bool:

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from convrec.lists.english import is_english
+from convrec.lists.marks import decode_marks
 from convrec.shipped import read_table
 
 CACHE_SIZE = 1 << 18
@@ -19,13 +20,26 @@ _ARTICLES = ("the", "a", "an")
 _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th", "ß": "ss"})
 # An apostrophe inside a word, or the `?` that stands for one in the Reddit data, joins: don't, don?t -> dont.
 _APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ`´?](?=\w)")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:([,.])\d{3})(?:\1\d{3})*(?![.,]?\d)")  # 20,000 and 20.000
+_ACRONYM = re.compile(r"\b(?:[^\W\d_][.*]){2,}(?:[^\W\d_]\b)?")  # E.T., M*A*S*H
+_AND_N = re.compile(r"(?<=\w)(?: ?['’‘`]n(?:['’‘`] ?| )| n['’‘`] ?)(?=\w)")  # Rock 'n' Roll
+_TRADE_MARKS = re.compile(r"[™®℠©]|\((?:tm|r)\)(?=\W|$)", re.IGNORECASE)
+# Before a digit that NFKC would join with the one in front of it, as 8½ and Alien³ have.
+_RAISED_DIGIT = re.compile(r"(?<=\w)(?=[²³¹⁴-⁹½⅓⅔¼¾⅛])")
+_SIGNS = str.maketrans({"♥": " heart ", "❤": " heart ", "♡": " heart ", "×": "x", "✕": "x", "π": "pi", "\ufe0f": ""})
 _NOT_WORD = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
 # `Matrix, The`; `Godfather, The: Part II`; `Misérables, Les`
 _INVERTED_ARTICLE = re.compile(r"^(.+?), (the|an?|les?|l[ao]s?|el|il|das|d[ei][er])(?= ?[:(]|$)")
+_ELIDED = ("'", "’")  # L'Avventura
+_TURNED_ARTICLE = re.compile(
+    r"(.+?), (the|an?|les?|l[ao]s?|el|il|gli|das|d[ei][er]|l['’])((?: ?[:(].*)?)", re.IGNORECASE
+)
 LISTED: Mapping[str, Any] = read_table(__file__, "words.yaml")
 _UNITS, _TENS = LISTED["units"], LISTED["tens"]
+_MULTIPLIERS: Mapping[str, int] = LISTED["multipliers"]
+# first -> 1, st
+_UNIT_ORDINALS = {word: (int(form[0]), form[1:]) for form, word in LISTED["ordinals"].items() if len(form) == 3}
 NUMBER_WORDS = {**_UNITS, **LISTED["teens"], **_TENS}
 _WORDS = {**LISTED["roman"], **NUMBER_WORDS, **LISTED["ordinals"], **LISTED["spellings"]}
 _NUMBERED = frozenset({"part", "chapter", "episode", "volume"})  # before a number they say nothing: Kill Bill: Vol. 2
@@ -43,10 +57,17 @@ _BETWEEN_PARTS = re.compile(r"(?<!\d):(?=\S)|: |; | [-–—~|/] |[–—]|,? or
 
 
 def normalise(title: str) -> str:
-    """Exact mode's form: NFKC, case-folded, white space collapsed."""
+    """Exact mode's form: NFKC, case-folded, white space collapsed; entities of HTML read, trademark signs dropped."""
+    title = decode_marks(title)
     if not title.isascii():
-        title = unicodedata.normalize("NFKC", title)
+        title = drop_trade_marks(title).translate(_SIGNS)
+        title = unicodedata.normalize("NFKC", _RAISED_DIGIT.sub(" ", title))
     return " ".join(title.casefold().split())
+
+
+def drop_trade_marks(title: str) -> str:
+    """`Counter-Strike™` is Counter-Strike: NFKC would make "tm" of the sign. A title of such signs alone stays."""
+    return _TRADE_MARKS.sub("", title).strip() or title
 
 
 class Forms(NamedTuple):
@@ -73,26 +94,115 @@ def forms(title: str) -> Forms:
         text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
         text = text.translate(_LETTERS)
     if not text.replace(" ", "").isalnum():  # what follows is half of the time
-        text = _THOUSANDS.sub("", _APOSTROPHE.sub("", text.replace("&", " and ")))
-        text = _NOT_WORD.sub(" ", text)
+        text = _fold_signs(text)
     words = text.split()
     letters = "".join(words)
     article = words.pop(0) if len(words) > 1 and words[0] in _ARTICLES else ""
     if _WORDS.keys().isdisjoint(words) and not _DIGITS.search(text):
         return Forms(article, " ".join(words), letters)
+    return Forms(article, " ".join(_fold_words(_join_numbers(words))), letters)
+
+
+def _fold_signs(text: str) -> str:
+    """Letters, digits and blanks alone: what other signs mean is written in words or left out."""
+    if "(" in text:
+        text = drop_trade_marks(text)
+    if "." in text or "*" in text:
+        text = _ACRONYM.sub(lambda acronym: acronym[0].replace(".", "").replace("*", ""), text)
+    if "'" in text or "’" in text:
+        text = _AND_N.sub(" and ", text)
+    text = _APOSTROPHE.sub("", text.replace("&", " and "))
+    return _NOT_WORD.sub(" ", _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number[0]), text))
+
+
+def _fold_words(words: list[str]) -> list[str]:
+    """Each word as `_WORDS` has it; a number without the `Part` before it."""
     folded: list[str] = []
     for index, word in enumerate(words):
         form = _WORDS.get(word, word)
         if index == 0:
             # A single first letter is a word: `X-Men`, `I, Robot`, `V for Vendetta`; elsewhere a number: `Rocky V`.
             form = word if len(word) == 1 else form
-        elif form.isdecimal():
-            if len(folded) > 1 and folded[-1] in _NUMBERED:
-                folded.pop()
-            elif words[index - 1] in _TENS and word in _UNITS:  # twenty-one
-                form = str(int(folded.pop()) + int(form))
+        elif form.isdecimal() and len(folded) > 1 and folded[-1] in _NUMBERED:
+            folded.pop()
         folded.append(form)
-    return Forms(article, " ".join(folded), letters)
+    return folded
+
+
+def _join_numbers(words: list[str]) -> list[str]:
+    """Numbers in digits: `twenty thousand` and `20 000` are 20000, `nineteen eighty four` is 1984."""
+    joined: list[str] = []
+    index = 0
+    while index < len(words):
+        number = words[index]
+        if number in NUMBER_WORDS:
+            number, index = _read_number_words(words, index)
+        elif number.isdecimal():
+            number, index = _read_digits(words, index)
+        else:
+            index += 1
+        joined.append(number)
+    return joined
+
+
+def _read_number_words(words: list[str], index: int) -> tuple[str, int]:
+    """(the number that begins at a word, where it ends)."""
+    thousands = 0
+    rest = int(NUMBER_WORDS[words[index]])
+    index += 1
+    while index < len(words):
+        word = words[index]
+        if word in _UNIT_ORDINALS and _lacks_unit(rest):  # twenty-first is 21st
+            value, ending = _UNIT_ORDINALS[word]
+            return f"{thousands + rest + value}{ending}", index + 1
+        if word in _MULTIPLIERS and 0 < rest < _MULTIPLIERS[word]:
+            rest *= _MULTIPLIERS[word]
+            if word != "hundred":
+                thousands += rest
+                rest = 0
+        elif word in NUMBER_WORDS and _goes_on(rest, int(NUMBER_WORDS[word])):
+            value = int(NUMBER_WORDS[word])
+            is_year = rest % 100 != 0 and value >= 10  # nineteen eighty
+            rest = (100 * rest if is_year else rest) + value
+        elif not (word == "and" and words[index - 1] in _MULTIPLIERS and _is_number_word(words, index + 1)):
+            break
+        index += 1
+    return str(thousands + rest), index
+
+
+def _is_number_word(words: list[str], index: int) -> bool:
+    return index < len(words) and words[index] in NUMBER_WORDS
+
+
+def _goes_on(number: int, value: int) -> bool:
+    """Whether a number goes on with this value: one hundred and one, eighty-four, nineteen eighty."""
+    return number % 100 == 0 or (value < 10 and _lacks_unit(number)) or (13 <= number <= 20 and value >= 10)
+
+
+def _lacks_unit(number: int) -> bool:
+    return number % 10 == 0 and number % 100 >= 20
+
+
+def _read_digits(words: list[str], index: int) -> tuple[str, int]:
+    """(the number that begins at a word of digits, where it ends): `20 000` and `20 thousand` are 20000."""
+    number = words[index]
+    is_grouped = len(number) <= 3
+    index += 1
+    while is_grouped and index < len(words) and len(words[index]) == 3 and words[index].isdecimal():
+        number += words[index]
+        index += 1
+    if index < len(words) and words[index] in _MULTIPLIERS and len(number) <= 9:
+        return str(int(number) * _MULTIPLIERS[words[index]]), index + 1
+    return number, index
+
+
+def turn_article(title: str) -> str:
+    """Put an article in front that stands behind: `Matrix, The` is The Matrix."""
+    match = _TURNED_ARTICLE.fullmatch(title)
+    if not match:
+        return title
+    start, article, rest = match.groups()
+    return f"{article}{'' if article.endswith(_ELIDED) else ' '}{start}{rest}"
 
 
 def fold(title: str) -> str:

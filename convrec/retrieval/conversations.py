@@ -2,14 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import conversation_text, group_of, is_like, truth_of
+from convrec.data.schema import (
+    TURN,
+    before_questions,
+    conversation_text,
+    group_of,
+    is_like,
+    normalise_text,
+    truth_of,
+)
 from convrec.lists.matching import Matcher
+
+# Speakers count. With fewer, other people's conversations begin alike: of ReDial's 1,605 two do with 8, 109 with 4.
+PREFIX_WORDS = 8
 
 
 class Conversation(NamedTuple):
@@ -25,7 +37,25 @@ class Conversation(NamedTuple):
     @property
     def key(self) -> int:
         """60 bits of the hash of its name, the same in every process."""
-        return int(sha256((self.name or "").encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
+        return hash60(self.name or "")
+
+    def text_keys(self) -> list[int]:
+        """Hash what the conversation was after each turn of PREFIX_WORDS or more, and, last, the whole of it.
+
+        By these keys two rows are found to be one conversation although their names differ: the same text, or one text
+        that goes on where the other ends. Questions at the end are no part of it (`before_questions`).
+        """
+        text = before_questions(self.text)
+        keys = []
+        for turn in islice(TURN.finditer(text), 1, None):
+            prefix = normalise_text(text[: turn.start()])
+            if len(prefix.split()) >= PREFIX_WORDS:
+                keys.append(hash60(prefix))
+        return [*keys, hash60(normalise_text(text))]
+
+
+def hash60(text: str) -> int:
+    return int(sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
 
 
 def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = None) -> Conversation:

@@ -22,8 +22,9 @@ from convrec.retrieval.conversations import item_texts
 from convrec.retrieval.parts import vectorizer
 from convrec.retrieval.retriever import Choice, Fusion, Retriever
 
-NOTES, FORMAT = "retrieval.json", 1
-ARRAYS = ("idf", "conversation_R", "items_K", "inverse_KK", "weights_KK")
+NOTES = "retrieval.json"
+FORMAT = 2
+ARRAYS = ("idf", "conversation_R", "text_R", "prefix_P", "prefix_row_P", "items_K", "inverse_KK", "weights_KK")
 MATRICES = ("rows_RV", "wanted_RM", "named_RK")
 
 

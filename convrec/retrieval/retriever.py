@@ -60,6 +60,8 @@ class Retriever:
     ) -> None:
         """fitted: as `fit` has it. texts_M: the catalog's words. fusion: with a model's lists, if chosen."""
         self.conversation_R, self.wanted_RM = fitted["conversation_R"], fitted["wanted_RM"]
+        self.text_R = fitted["text_R"]
+        self.prefix_P, self.prefix_row_P = fitted["prefix_P"], fitted["prefix_row_P"]
         self.choice, self.fusion, self.ridge = choice, fusion, Ridge(fitted)
         self.neighbours, self.text = Neighbours(fitted, choice.neighbours), ItemTexts(texts_M)
         self.wanted_M = np.asarray(self.wanted_RM.sum(axis=0)).ravel()
@@ -70,7 +72,7 @@ class Retriever:
         """Items of the parts, the DEPTH best of each, and POPULARITY, all that training rows want; rows of the same
         conversation count in none, and what it has seen is in none. allowed_M: the items that may be listed. names: of
         parts; None: those with a weight."""
-        left_out = np.flatnonzero(self.conversation_R == asked.key) if asked.name else np.empty(0, int)
+        left_out = self._own_rows(asked)
         wanted_M = self.wanted_M - np.asarray(self.wanted_RM[left_out].sum(axis=0)).ravel()
         allowed_M = np.ones(len(wanted_M), bool) if allowed_M is None else allowed_M.copy()
         allowed_M[[*asked.seen]] = False
@@ -88,6 +90,16 @@ class Retriever:
             found[name] = best(scores_M, DEPTH)
         return found
 
+    def _own_rows(self, asked: Conversation) -> np.ndarray:
+        """Training rows of the same conversation: by its name, by its text, or where one text goes on with the
+        other."""
+        if not asked.name:
+            return np.empty(0, int)
+        *prefixes, whole = asked.text_keys()
+        is_own_R = (self.conversation_R == asked.key) | np.isin(self.text_R, [*prefixes, whole])
+        is_own_R[self.prefix_row_P[self.prefix_P == whole]] = True
+        return np.flatnonzero(is_own_R)
+
     def rank(self, asked: Conversation, allowed_M: np.ndarray | None = None) -> list[int]:
         """Items, best first: what the parts list, then popular ones."""
         return self.choice.fused(self.lists(asked, allowed_M))
@@ -97,10 +109,12 @@ def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:
     """What `count` training rows say, read once, of a catalog of so many items. Raises UserError where they want none
     of them, and where they have no words in common."""
     kept: list[Conversation] = []
+    text_keys: list[list[int]] = []
 
     def texts() -> Iterable[str]:
         for row in rows:
             kept.append(row._replace(text="", seen=()))
+            text_keys.append(row.text_keys())
             yield row.text
 
     words = vectorizer(2 if count > 100 else 1)  # of few rows a word of one alone counts
@@ -111,8 +125,16 @@ def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:
     named_RM, wanted_RM = (table_of(of, items) for of in ((row.named for row in kept), (row.wanted for row in kept)))
     if not wanted_RM.nnz:
         raise UserError(f"retrieval: no training row of {count} wants an item of the catalog; is it of other data?")
-    keys_R = np.array([row.key for row in kept], np.int64)
-    fitted = {"vectorizer": words, "rows_RV": rows_RV, "wanted_RM": wanted_RM, "conversation_R": keys_R}
+    num_prefixes_R = [len(keys) - 1 for keys in text_keys]
+    fitted = {
+        "vectorizer": words,
+        "rows_RV": rows_RV,
+        "wanted_RM": wanted_RM,
+        "conversation_R": np.array([row.key for row in kept], np.int64),
+        "text_R": np.array([keys[-1] for keys in text_keys], np.int64),
+        "prefix_P": np.array([key for keys in text_keys for key in keys[:-1]], np.int64),
+        "prefix_row_P": np.repeat(np.arange(len(kept)), num_prefixes_R),
+    }
     return fitted | fit_ridge(named_RM, wanted_RM)
 
 

@@ -15,16 +15,25 @@ from omegaconf import DictConfig
 from torch.utils.data import Dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from convrec.data.arrow_types import table_as
 from convrec.data.chat import Message, encode, fit_prompt, fits, render_prompt, without_control_tokens
-from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, TRUTH, is_demonstration_table
+from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, SFT_SCHEMA, TRUTH, is_demonstration_table
 from convrec.errors import UserError
 
 VALIDATION_SEED = 3407  # not the run's: runs with different seeds are compared on the same rows
 
 
 def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed: int | None) -> pa.Table:
-    """The files' columns as one table; with 0 < max_samples < rows, that many rows drawn with the seed, in order."""
-    table = pa.concat_tables([pq.read_table(path, columns=list(columns)) for path in files], promote_options="default")
+    """Read the files' columns as one table, whichever Arrow types each file has for texts and lists.
+
+    Args:
+        files: parquet files.
+        columns: of `SFT_SCHEMA`, in its types.
+        max_samples: where it is above 0 and below the number of rows, that many rows are drawn, in order.
+        seed: of the draw.
+    """
+    schema = pa.schema([SFT_SCHEMA.field(name) for name in columns])
+    table = pa.concat_tables([table_as(pq.read_table(path, columns=list(columns)), schema) for path in files])
     if 0 < max_samples < len(table):
         chosen = np.random.default_rng(seed).choice(len(table), size=max_samples, replace=False)
         table = table.take(np.sort(chosen))

@@ -7,7 +7,7 @@ where that is the same or missing, the id too.
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,12 +17,17 @@ import pyarrow as pa
 from convrec.data.damage import SHARE, BadRecord, Damage, kind_of, unit_of
 from convrec.data.records import Records, read_records
 from convrec.errors import UserError
-from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, parse_year, shown_title
+from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, shown_title
 from convrec.lists.ranks import Item
 from convrec.lists.titles import normalise
+from data_prep.own_data import NAMES
+from data_prep.own_data.ids import plain_id
+from data_prep.own_data.layouts import plain_name
+from data_prep.own_data.spellings import clean_records, read_year
 
+MAIN_COLUMNS = ("title", "year")  # known by usual names; a `genre` stays, since `--ask genre` may name it
+RATED_COLUMNS = (*MAIN_COLUMNS, "genres")  # of the items of ratings
 TEXTS = ("item_id", "display", "genres", "aliases")  # columns of a CSV that stay texts
-_YEAR_BEHIND = re.compile(r"\s*(.*\S)\s*\((\d{4})\)\s*")
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
@@ -44,29 +49,60 @@ class CatalogRead(NamedTuple):
 def read_catalog(
     path: Path, damage: Damage, columns: Mapping[str, str] = MappingProxyType({}), entries: Records | None = None
 ) -> CatalogRead:
-    """Damaged rows go to `damage`. All items have a year or none has; where none has and most titles end in `(1999)`,
-    that is their year. Items without a year, or with one that is out of range, are left out where they are few.
-    columns: our name of a column -> the file's own. entries: the file's, where `read_records` does not read them.
-    Raises UserError where the file lacks a column, or has another of our name."""
+    """Read and check the items of a file.
+
+    All items have a year or none has; where none has and most titles end in `(1999)`, that is their year. Items without
+    a year, or with one that is out of range, are left out where they are few.
+
+    Args:
+        path: the file.
+        damage: gets damaged rows.
+        columns: our name of a column -> the file's own.
+        entries: the file's records, where `read_records` does not read them.
+
+    Raises:
+        UserError: The file lacks a column, has another of our name, or has no items.
+    """
     records = dict(entries or read_records(path, damage))
     if columns:
         records = _renamed(path, records, columns)
-    without = [record for record in records.values() if record.get("year") in (None, "")]
-    ending = [(record, behind) for record in without if (behind := _year_behind(record))]
-    told = []
-    if records and len(without) == len(records) and 2 * len(ending) > len(records):
-        for record, behind in ending:
-            record["title"], record["year"] = behind
-        told.append(f"{path}: no column year, so the year was taken from the end of {len(ending):,} titles")
-    items: dict[int, dict[str, Any]] = {}  # row -> its record, with title and year as they are compared
+    told = _name_columns(path, records, RATED_COLUMNS if entries else MAIN_COLUMNS)
+    told += clean_records(path, records)
+    items, impossible = _read_items(path, records, damage)
+    impossible |= _take_out_undated(items)
+    if len(impossible) > SHARE * len(records):
+        for row, problem in impossible.items():
+            damage.add(path, row, problem)
+        impossible = {}
+    if not items and not damage:
+        raise UserError(f"{path}: no items; check how the file was written")
+    told += _tell_apart(path, items)
+    is_dated = any(item["year"] is not None for item in items.values())
+    main_columns = {
+        "title": pa.array([item["title"] for item in items.values()], pa.string()),
+        "year": pa.array([item["year"] for item in items.values()], pa.int32()),
+    }
+    table = pa.table(main_columns | _further_columns(path, items, damage))
+    left_out = [f"{unit_of(path)} {row}: {problem}; left out" for row, problem in impossible.items()]
+    return CatalogRead(table, is_dated, left_out, told)
+
+
+def _read_items(
+    path: Path, records: Mapping[int, dict[str, Any]], damage: Damage
+) -> tuple[dict[int, dict[str, Any]], dict[int, BadRecord]]:
+    """(row -> its record with title and year as they are compared, row -> why its year cannot be one)."""
+    items: dict[int, dict[str, Any]] = {}
     first: dict[tuple[str, int | None, str | None], int] = {}
     impossible: dict[int, BadRecord] = {}
     for row, record in records.items():
         with damage.of(path, row):
-            title, year = _read_entry(record)
-            if year is not None and not OLDEST_YEAR <= year <= NEWEST_YEAR:
-                text = f"%r has the year %s; write one from {OLDEST_YEAR} to {NEWEST_YEAR}"
-                impossible[row] = BadRecord(text, title, year)
+            title = _read_title(record)
+            raw_year = record.get("year")
+            year = read_year(raw_year)
+            is_blank = raw_year in (None, "")
+            if not is_blank and (year is None or not OLDEST_YEAR <= year <= NEWEST_YEAR):
+                text = f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}"
+                impossible[row] = BadRecord(text, title, raw_year)
                 continue
             item_id = _read_id(record)
             name = normalise(shown_title(title, record.get("display")))
@@ -74,28 +110,39 @@ def read_catalog(
                 text = f"%r is on {unit_of(path)} %s already; leave one out, or give each an item_id"
                 raise BadRecord(text, title, earlier)
             items[row] = {**record, "title": title, "year": year}
+            if item_id is not None:
+                items[row]["item_id"] = record["item_id"] if isinstance(record["item_id"], int) else item_id
+    return items, impossible
+
+
+def _take_out_undated(items: dict[int, dict[str, Any]]) -> dict[int, BadRecord]:
+    """Take the items without a year out where others have one: they can never be matched."""
     undated = [row for row, item in items.items() if item["year"] is None]
-    if 0 < len(undated) < len(items):
-        num_dated = len(items) - len(undated)
-        lacking = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
-        for row in undated:
-            impossible[row] = BadRecord(lacking)
-            del items[row]
-        undated = []
-    if len(impossible) > SHARE * len(records):
-        for row, found in impossible.items():
-            damage.add(path, row, found)
-        impossible = {}
-    if not items and not damage:
-        raise UserError(f"{path}: no items; check how the file was written")
-    _tell_apart(items)
-    columns = {
-        "title": pa.array([item["title"] for item in items.values()], pa.string()),
-        "year": pa.array([item["year"] for item in items.values()], pa.int32()),
-    }
-    table = pa.table(columns | _further_columns(path, items, damage))
-    left_out = [f"{unit_of(path)} {row}: {found}; left out" for row, found in impossible.items()]
-    return CatalogRead(table, not undated, left_out, told)
+    if len(undated) in (0, len(items)):
+        return {}
+    num_dated = len(items) - len(undated)
+    lacking = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
+    for row in undated:
+        del items[row]
+    return dict.fromkeys(undated, BadRecord(lacking))
+
+
+def _name_columns(path: Path, records: Mapping[int, dict[str, Any]], columns: Sequence[str]) -> list[str]:
+    """Rename in place the columns that other programs call otherwise, `release_date` for instance; what was renamed."""
+    there = dict.fromkeys(name for record in records.values() for name in record)
+    renamed: dict[str, str] = {}
+    for ours in columns:
+        usual = NAMES["catalog"][ours]
+        plain_names = {plain_name(name): name for name in reversed(there)}
+        theirs = next((plain_names[known] for known in usual if known in plain_names), None)
+        if ours not in there and theirs is not None and theirs not in renamed:
+            renamed[theirs] = ours
+    if renamed:
+        for record in records.values():
+            for theirs, ours in renamed.items():
+                if theirs in record:
+                    record[ours] = record.pop(theirs)
+    return [f"{path}: the column {theirs} is read as {ours}" for theirs, ours in renamed.items()]
 
 
 def _renamed(
@@ -111,25 +158,13 @@ def _renamed(
     return {row: {ours_of.get(name, name): record[name] for name in record} for row, record in records.items()}
 
 
-def _year_behind(record: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Title and year of `Toy Story (1995)`."""
+def _read_title(record: Mapping[str, Any]) -> str:
     title = record.get("title")
-    match = _YEAR_BEHIND.fullmatch(title) if isinstance(title, str) else None
-    return (match[1], int(match[2])) if match else None
-
-
-def _read_entry(record: Mapping[str, Any]) -> tuple[str, int | None]:
-    title, year = record.get("title"), record.get("year")
     if not isinstance(title, str) or not title.strip():
         raise BadRecord("no title (the keys are %s); every item needs one", ", ".join(map(str, record)))
     if "\n" in title.strip():
         raise BadRecord("%r has a line break, but a list has one item a line; take it out", title)
-    if year is None or year == "":
-        return title.strip(), None
-    number = parse_year(year)
-    if number is None:
-        raise BadRecord(f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}", title, year)
-    return title.strip(), number
+    return title.strip()
 
 
 class ItemIds:
@@ -182,25 +217,35 @@ def _form(text: str) -> str:
 def _read_id(record: Mapping[str, Any]) -> str | None:
     """The item's id as text, None for none; what lists show beside the title is checked, too."""
     item_id, display = record.get("item_id"), record.get("display")
-    if isinstance(item_id, bool) or not isinstance(item_id, str | int | None):
+    is_number = isinstance(item_id, float) and plain_id(item_id) is not None
+    if isinstance(item_id, bool) or not (is_number or isinstance(item_id, str | int | None)):
         raise BadRecord("item_id is %r; write a text or a whole number", item_id)
     if isinstance(display, bool) or not isinstance(display, str | int | float | None) or "\n" in str(display):
         raise BadRecord("display is %r; write a text of one line", display)
-    return None if item_id is None else str(item_id)
+    return plain_id(item_id) if is_number else None if item_id is None else str(item_id)
 
 
-def _tell_apart(items: Mapping[int, dict[str, Any]]) -> None:
-    """Put the id into `display` of items whose lines would be the same."""
+def _tell_apart(path: Path, items: Mapping[int, dict[str, Any]]) -> list[str]:
+    """Put the id into `display` of items whose lines would be the same; a sentence about such twins."""
     same: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for item in items.values():
         same.setdefault((normalise(shown_title(item["title"], item.get("display"))), item["year"]), []).append(item)
-    for item in (item for alike in same.values() if len(alike) > 1 for item in alike):
+    twins = [alike for alike in same.values() if len(alike) > 1]
+    for item in (item for alike in twins for item in alike):
         shown = [str(part) for name in ("display", "item_id") if (part := item.get(name)) not in (None, "")]
         item["display"] = ", ".join(shown)
     if any(isinstance(item.get("display"), str) for item in items.values()):  # numbers beside texts
         for item in items.values():
             if (display := item.get("display")) is not None:
                 item["display"] = str(display)
+    if not twins:
+        return []
+    ids = " and ".join(str(item["item_id"]) for item in twins[0][:2])
+    example = f"{twins[0][0]['title']} has the ids {ids}"
+    return [
+        f"{path}: {sum(map(len, twins)):,} items share title and year with another ({example}); lists tell them apart "
+        "by id. If they are the same item, give them one id and leave the repeats out"
+    ]
 
 
 def _further_columns(path: Path, items: Mapping[int, Mapping[str, Any]], damage: Damage) -> dict[str, pa.Array]:

@@ -78,4 +78,11 @@ def rows_of(cuts_R6: np.ndarray, items_E: np.ndarray, users_E: pa.Array, catalog
         question = WORDINGS[hash64(f"{seed} {name}") % len(WORDINGS)].format(listed)
         truth = [(title, str(year) if catalog.dated else "") for title, year in zip(titles, years, strict=True)]
         split_name = SPLITS[split] + "_cold" * is_cold
-        yield Row(f"USER: {question}\n", truth[len(seen) :], seen, [], None, user, split_name, name, 0, [])
+        yield Row(
+            conversation=f"USER: {question}\n",
+            truth=truth[len(seen) :],
+            seen=seen,
+            conversation_id=user,
+            split=split_name,
+            id=name,
+        )

@@ -1,120 +1,237 @@
 """Files of ratings, or of events without them -> a table of users, items and times. 25 million rows take a few hundred
 MB: block by block what is read becomes numbers."""
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
 from convrec.data.damage import BadRecord, Damage, kind_of
-from convrec.data.records import parquet_batches, read_records
+from convrec.data.records import parquet_batches
+from convrec.data.text_files import CUT_OFF, UTF8, detect_encoding, iter_lines, open_bytes
 from convrec.errors import UserError
 from data_prep.own_data import NAMES
+from data_prep.own_data.ids import SPOILED_ID, plain_ids
+from data_prep.own_data.layouts import plain_name, read_layout
+from data_prep.own_data.times import DateEvidence, DateOrder, read_both_orders, read_column
 
 ROLES: dict[str, list[str]] = NAMES["ratings"]  # role -> columns
-FIXES = {"user": "fill it in", "item": "fill it in", "rating": "write a number", "time": "write a date, or seconds"}
+OPTIONAL_ROLES = ("rating", "time")
 WITHOUT_HEADER = ("u.data", "ratings.dat")  # MovieLens; their columns are the roles
 BLOCK_ROWS = 1 << 18
-LATEST_SECONDS = 10**11  # a larger number is milliseconds
-GOODREADS_TIME = "%a %b %d %H:%M:%S %z %Y"
+MONTH_FIRST_TIME = "time, month first"  # column of a block with dates that have two readings
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d{1,2}")
+_EXCEL_DIVIDER = re.compile(r"\"?sep=([,;|\t])\"?\s*$")
 
 
 def read_ratings(path: Path, given: Sequence[str], min_rating: float | None, damage: Damage) -> tuple[pa.Table, int]:
-    """(`user` and `item`, dictionaries, and `time`, seconds, where the file has it; rows read) of the rows that are
-    rated `min_rating` or better; None: of all. given: see `find_columns`. Damaged rows go to `damage`. Raises
-    UserError."""
-    tables, num_read, num_sound = [], 0, 0
-    for cells in _blocks(path, given, damage):
-        num_read += len(cells)
-        roles = [role for role in cells if role != "rating" or min_rating is not None]
-        if min_rating is not None and "rating" not in roles:
-            raise UserError(f"{path}: no column of ratings, by which --min-rating chooses; --columns rating=NAME")
-        values = pd.DataFrame({role: _values(role, cells[role].fillna("").astype("str").str.strip()) for role in roles})
-        for role in roles:
-            for row, cell in cells.loc[values[role].isna(), role].items():
-                damage.add(path, int(row), BadRecord(f"{role} is %r; {FIXES[role]}", cell))
-        if damage.share is None:
-            damage.check()  # at once: not a finding for each of millions of rows
-        values = values.dropna()
-        num_sound += len(values)
-        if min_rating is not None:
-            values = values[values.pop("rating") >= min_rating]
-        columns = {role: pa.array(values[role], pa.string()).dictionary_encode() for role in ("user", "item")}
-        tables.append(pa.table(columns | {role: values[role].astype("int64") for role in values if role == "time"}))
-    damage.check([path], num_sound)
+    """Read who has rated what, and when.
+
+    Args:
+        path: the file.
+        given: the names of its columns, see `find_columns`.
+        min_rating: ratings below it are left out; None: all count, and are not read.
+        damage: gets the rows that cannot be read.
+
+    Returns:
+        `user` and `item`, dictionaries, and, where the file has it, `time` in seconds; and how many rows were read.
+
+    Raises:
+        UserError: The file cannot be read, lacks a column, or has no rating that counts.
+    """
+    reader = _RatingsReader(path, min_rating, damage)
+    tables = [reader.read_block(cells) for cells in _iter_blocks(path, given, damage)]
+    if tables:
+        reader.check_dates()
+    damage.check([path], reader.num_sound)
     if not any(map(len, tables)):
-        raise UserError(f"{path}: no ratings that count, of {num_read:,}; check how it was written, and --min-rating")
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), num_read
+        raise UserError(
+            f"{path}: no ratings that count, of {reader.num_read:,}; check how it was written, and --min-rating"
+        )
+    whole = pa.concat_tables(tables, promote_options="default").unify_dictionaries().combine_chunks()
+    return _choose_times(whole, reader.date_order), reader.num_read
 
 
-def _values(role: str, texts: pd.Series) -> pd.Series:
-    """What the cells say; null for what they cannot say. Times are seconds; true and false are 1 and 0."""
-    if role in ("user", "item"):
-        return texts.mask(texts == "")
-    numbers = pd.to_numeric(texts.str.lower().replace({"true": "1", "false": "0"}), errors="coerce")
-    if role == "rating":
-        return numbers
-    seconds = numbers.mask(numbers > LATEST_SECONDS, numbers / 1000)
-    for form in (GOODREADS_TIME, "mixed"):  # the second is slow where it is not ISO 8601
-        if len(others := texts[seconds.isna() & (texts != "")]):
-            dates = pd.to_datetime(others, errors="coerce", utc=True, format=form)
-            seconds.update((dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds())
-    return seconds
+class _RatingsReader:
+    """Reads the blocks of one file. num_read, num_sound: rows so far. date_order: once `check_dates` has found it."""
+
+    def __init__(self, path: Path, min_rating: float | None, damage: Damage) -> None:
+        self.path = path
+        self.min_rating = min_rating
+        self.damage = damage
+        self.num_read = 0
+        self.num_sound = 0
+        self.date_order: DateOrder | None = None
+        self._evidence = DateEvidence()
+
+    def read_block(self, cells: pd.DataFrame) -> pa.Table:
+        self.num_read += len(cells)
+        if self.min_rating is not None and "rating" not in cells:
+            raise UserError(f"{self.path}: no column of ratings, by which --min-rating chooses; --columns rating=NAME")
+        values = self._read_values(cells)
+        self._add_damage(cells, values)
+        values = values.dropna()
+        self.num_sound += len(values)
+        if self.min_rating is not None:
+            values = values[values.pop("rating") >= self.min_rating]
+        columns = {role: pa.array(values.pop(role), pa.string()).dictionary_encode() for role in ("user", "item")}
+        return pa.table(columns | {name: values[name] for name in values})
+
+    def check_dates(self) -> None:
+        """Find the order of day and month in the file's dates; where nobody knows it, the file is damaged."""
+        try:
+            self.date_order = self._evidence.order()
+        except BadRecord as problem:
+            problem.column = "time"
+            row, _ = self._evidence.is_open or self._evidence.day_first or (0, "")
+            self.damage.add(self.path, row, problem, lost=0)
+
+    def _read_values(self, cells: pd.DataFrame) -> pd.DataFrame:
+        """What the cells say; null for what they cannot say."""
+        values = pd.DataFrame({role: plain_ids(cells[role]) for role in ("user", "item")})
+        if self.min_rating is not None:
+            values["rating"] = _read_stars(cells["rating"])
+        if "time" in cells:
+            times = read_column(cells["time"], self._evidence)
+            values["time"] = times.day_first.fillna(times.month_first)
+            month_first = times.month_first.fillna(times.day_first)
+            if not month_first.equals(values["time"]):
+                values[MONTH_FIRST_TIME] = month_first
+        return values
+
+    def _add_damage(self, cells: pd.DataFrame, values: pd.DataFrame) -> None:
+        for role in cells.columns.intersection(values.columns):
+            for row, cell in cells.loc[values[role].isna(), role].items():
+                self.damage.add(self.path, int(row), _problem_of(role, cell))
+        if self.damage.share is None:
+            self.damage.check()  # at once: not a message for each of millions of rows
+
+
+def _choose_times(table: pa.Table, order: DateOrder | None) -> pa.Table:
+    if MONTH_FIRST_TIME not in table.column_names:
+        return table
+    month_first = table[MONTH_FIRST_TIME]
+    table = table.drop_columns([MONTH_FIRST_TIME])
+    if order is not DateOrder.MONTH_FIRST:
+        return table
+    times = month_first.to_pandas().fillna(table["time"].to_pandas())  # null in blocks where both are the same
+    return table.set_column(table.column_names.index("time"), "time", pa.array(times))
+
+
+def _read_stars(cells: pd.Series) -> pd.Series:
+    """Ratings as numbers, NaN for what is none; true and false are 1 and 0, and `4,5` is 4.5."""
+    if pd.api.types.is_numeric_dtype(cells):
+        return cells.astype("float64")
+    texts = cells.fillna("").astype("str").str.strip().str.lower().replace({"true": "1", "false": "0"})
+    numbers = pd.to_numeric(texts, errors="coerce")
+    with_comma = texts[numbers.isna() & texts.str.fullmatch(_DECIMAL_COMMA)]
+    numbers.update(pd.to_numeric(with_comma.str.replace(",", ".")))
+    return numbers
+
+
+def _problem_of(role: str, cell: Any) -> BadRecord:
+    """Why a cell says nothing, and the fix."""
+    if role == "time":
+        problem = BadRecord("is %r; write it again", cell)
+        try:
+            read_both_orders(cell)
+        except BadRecord as reason:
+            problem = reason
+    elif role == "rating":
+        problem = BadRecord("is %r; write a number", cell)
+    else:
+        is_blank = cell is None or cell != cell or not str(cell).strip()
+        problem = BadRecord("is %r; fill it in" if is_blank else SPOILED_ID, cell)
+    problem.column = role
+    return problem
 
 
 def find_columns(path: Path, names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
-    """column -> its role, of a file that has these; given: ROLE=NAME, or nothing. Rating and time may be missing."""
-    plain = {name.lower().replace("_", ""): name for name in reversed(names)}
-    found = {role: next((plain[name] for name in known if name in plain), "") for role, known in ROLES.items()}
-    found |= dict(entry.split("=", 1) for entry in given)
-    for role, column in found.items():
-        is_there = column in names and [*found.values()].count(column) == 1
-        if role not in ROLES or not (is_there or (column == "" and role in ("rating", "time"))):
+    """Find the column of each role; those for rating and time may be missing.
+
+    Args:
+        path: the file, for messages.
+        names: of its columns.
+        given: ROLE=NAME for columns that have no usual name.
+
+    Returns:
+        column -> its role.
+    """
+    plain_names = {plain_name(name): name for name in reversed(names)}
+    columns = {
+        role: next((plain_names[known] for known in usual if known in plain_names), "") for role, usual in ROLES.items()
+    }
+    columns |= dict(entry.split("=", 1) for entry in given)
+    for role, column in columns.items():
+        is_alone = column in names and [*columns.values()].count(column) == 1
+        if role not in ROLES or not (is_alone or (column == "" and role in OPTIONAL_ROLES)):
             raise UserError(
                 f"{path}: no column {column or '?'} of its own for {role} among {', '.join(names)}; name it with "
                 f"--columns {role}=NAME or, where there is no header, all in their order: --columns {' '.join(ROLES)}"
             )
-    return {column: role for role, column in found.items() if column}
+    return {column: role for role, column in columns.items() if column}
 
 
-def _blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
-    """Cells of the roles that there are; the index is the rows' numbers."""
+def _iter_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
+    """Cells by role; the index is the rows' numbers."""
     try:
         if kind_of(path) == ".parquet":
-            roles = find_columns(path, pq.read_schema(path).names, given)
-            for batch, numbers in parquet_batches(path, damage, [*roles]):
-                yield batch.to_pandas().set_axis(numbers).rename(columns=roles)
+            yield from _iter_parquet_blocks(path, given, damage)
         elif kind_of(path) in (".json", ".jsonl", ".ndjson"):
-            records = read_records(path, damage)
-            while block := dict(islice(records, BLOCK_ROWS)):
-                roles = find_columns(path, list({key: None for record in block.values() for key in record}), given)
-                rows = [[record.get(name) for name in roles] for record in block.values()]
-                yield pd.DataFrame(rows, [*block], [*roles.values()])
+            yield from _iter_record_blocks(path, given, damage)
         else:
-            yield from _csv_blocks(path, given)
-    except (pa.ArrowInvalid, OSError) as error:
+            yield from _iter_csv_blocks(path, given)
+    except (pa.ArrowInvalid, OSError, *CUT_OFF) as error:
         raise UserError(f"{path}: not readable ({error}); write CSV in UTF-8 with as many cells in every row") from None
 
 
-def _csv_blocks(path: Path, given: Sequence[str]) -> Iterator[pd.DataFrame]:
+def _iter_parquet_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
+    roles = find_columns(path, pq.read_schema(path).names, given)
+    for batch, numbers in parquet_batches(path, damage, [*roles]):
+        yield batch.to_pandas(integer_object_nulls=True).set_axis(numbers).rename(columns=roles)
+
+
+def _iter_record_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
+    records = read_layout(path, damage)
+    while block := dict(islice(records, BLOCK_ROWS)):
+        roles = find_columns(path, list({key: None for record in block.values() for key in record}), given)
+        rows = [[record.get(name) for name in roles] for record in block.values()]
+        yield pd.DataFrame(rows, [*block], [*roles.values()])
+
+
+def _iter_csv_blocks(path: Path, given: Sequence[str]) -> Iterator[pd.DataFrame]:
     """Cells are divided as those of the first line. Columns that `given` names without `=` are those of a file that has
     no header; `-` is one that is not read."""
-    with pa.input_stream(str(path)) as file:
-        first = file.read(1 << 16).partition(b"\n")[0].decode("utf-8", "replace")
+    first = next((text for _, text in iter_lines(path, is_table=True) if isinstance(text, str)), "")
+    excel = _EXCEL_DIVIDER.match(first)
     names = [*ROLES] if path.name in WITHOUT_HEADER else [name for name in given if "=" not in name]
-    divider = max(",\t;|", key=first.count)
+    divider = excel[1] if excel else max(",\t;|", key=first.count)
     if "::" in first:  # Arrow has dividers of one character: an empty cell between any two
-        divider, names = ":", [name for one in names for name in (one, "-")][:-1]
-    how = csv.ReadOptions(use_threads=False, block_size=1 << 24, column_names=names or None)
+        divider = ":"
+        names = [name for role in names for name in (role, "-")][:-1]
+    encoding = detect_encoding(path)
+    is_utf16 = encoding.startswith(("utf-16", "utf-32"))
+    source = open_bytes(path) if is_utf16 else str(path)
+    how = csv.ReadOptions(
+        use_threads=False,
+        block_size=1 << 24,
+        column_names=names or None,
+        skip_rows=int(excel is not None),
+        encoding=UTF8 if is_utf16 else encoding,
+    )
     cells = csv.ParseOptions(delimiter=divider, newlines_in_values=not names)
-    line, header = 1 if names else 2, names or csv.open_csv(path, how, cells).schema.names
+    header = names or csv.open_csv(source, how, cells).schema.names
+    if is_utf16:
+        source = open_bytes(path)
+    line = (1 if names else 2) + int(excel is not None)
     roles = find_columns(path, header, [entry for entry in given if "=" in entry])
     texts = csv.ConvertOptions(include_columns=[*roles], column_types=dict.fromkeys(roles, pa.string()))
-    for batch in csv.open_csv(path, how, cells, texts):
-        yield batch.to_pandas().set_axis(np.arange(line, line + len(batch))).rename(columns=roles)
+    for batch in csv.open_csv(source, how, cells, texts):
+        yield batch.to_pandas().set_axis(range(line, line + len(batch))).rename(columns=roles)
         line += len(batch)

@@ -1,11 +1,12 @@
 """A record of one's own conversations: what it holds, what is said of a damaged one. docs/how-to/data.md has the keys
 and the forms of an item; `cells` reads items."""
 
+import ast
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,21 +14,30 @@ from convrec.data.damage import BadRecord, BadRow, collected
 from convrec.data.schema import SPEAKERS, TURN, Pair, turns_of_text
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item, parse_item
-from data_prep.own_data import NAMES
 from data_prep.own_data.cells import ItemReader
+from data_prep.own_data.forms.base import NAMES, TOOL, plain_name
+from data_prep.own_data.forms.own import WANTED
+from data_prep.own_data.forms.sharegpt import TOOL_SPEAKERS
+from data_prep.own_data.ids import SPOILED_ID, plain_id
+from data_prep.own_data.times import DateOrder, parse_time
 
 KEYS: tuple[str, ...] = ("conversation", "ground_truth", "seen", "demonstration", "exposure")
 KEYS += ("time", "conversation_id", "split", "id", "extra")
 ALSO_CALLED = {name: key for key, names in NAMES["keys"].items() for name in names}
 SPLITS = ("train", "validation", "test")
 INSTRUCTIONS = ("system", "developer")  # roles that are no speaker
-TOOLS = ("tool", "function")
 NOTHING_WANTED = (
     "neither ground_truth nor demonstration, so nothing can be learned or measured; leave it out, or take what the "
     "next turns name: --truth from-next-turns"
 )
 TURNS = 'write [{"role": "user", "content": "..."}, ...], in CSV USER: ...'
-_SECONDS = re.compile(r"\d{9,}(\.\d+)?")
+# What a chat template puts around turns. Text with them is a rendered prompt, whose turns would all become one.
+TEMPLATE_MARKER = re.compile(
+    r"<\|[a-z_]{2,30}\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|<\uff5c[^\uff5c<>]{2,30}\uff5c>|\A\s*<s>|</s>\s*\Z"
+    r"|^### (?:Instruction|Response|Human|Assistant):|^(?:Human|Assistant): (?=[\s\S]*^(?:Human|Assistant):)",
+    re.MULTILINE,
+)
+_LINE_BREAK = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 
 
 class Turn(NamedTuple):
@@ -36,58 +46,118 @@ class Turn(NamedTuple):
     items: Any = None  # a cell with what it names, where its source says so
 
 
-class Row(NamedTuple):
-    """One line of conversations, read. truth, exposure: pairs whose year is "" where the catalog has none."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of conversations, read.
+
+    conversation: "USER: ...\\nSYSTEM: ...\\n".
+    truth, exposure: pairs whose year is "" where the catalog has none; exposure is what was shown, best first.
+    time: seconds since 1970.
+    why: why this is wanted, in words.
+    """
 
     conversation: str
     truth: list[Pair]
     seen: list[str]
-    demonstration: list[Item]
-    time: float | None  # seconds since 1970
-    conversation_id: str | None
-    split: str | None
-    id: str | None
-    repeated_truths: int
-    exposure: list[Pair]  # what was shown, best first
+    demonstration: list[Item] = field(default_factory=list)
+    time: float | None = None
+    conversation_id: str | None = None
+    split: str | None = None
+    id: str | None = None
+    repeated_truths: int = 0
+    exposure: list[Pair] = field(default_factory=list)
+    why: str = ""
 
 
-def read_row(record: Mapping[str, Any], reader: ItemReader, num_items: int, turns: Sequence[Turn] | None = None) -> Row:
-    """A record of the conversations. Raises BadRow with all that is wrong with it. turns: where they have been read."""
-    problems = [_unknown_key(key) for key in record if key not in KEYS and key != "messages"]
-    if not problems and not record.get("ground_truth") and not record.get("demonstration"):
-        problems.append(BadRecord(NOTHING_WANTED))
+def read_row(
+    record: Mapping[str, Any],
+    reader: ItemReader,
+    num_items: int,
+    turns: Sequence[Turn] | None = None,
+    date_order: DateOrder | None = None,
+) -> Row:
+    """Read a record of the conversations.
+
+    Args:
+        record: its values under KEYS; what else it has is not read.
+        reader: of the catalog.
+        num_items: the items that a demonstration has at most.
+        turns: where they have been read.
+        date_order: of the file's dates.
+
+    Raises:
+        BadRow: All that is wrong with the record.
+    """
+    problems: list[BadRecord] = []
+    if is_missing(record.get("ground_truth")) and is_missing(record.get("demonstration")):
+        problems.append(BadRecord(NOTHING_WANTED + _hint_at_wanted(record)))
     text = ""
 
     def read(column: str, by: Callable[..., Any], otherwise: Any = None) -> Any:
-        if (value := record.get(column)) is None:
+        if is_missing(value := record.get(column)):
             return otherwise
         with collected(problems, column):
             return by(value)
+
+    def read_items(cell: Any) -> list[Item]:
+        return reader.items(without_missing(cell))
 
     with collected(problems):
         if "messages" in record and "conversation" in record:
             raise BadRecord("both conversation and messages, which are the same; keep one")
         turns = turns or read_turns(record.get("messages", record.get("conversation")), Counter())
         text = conversation_text(turns)
-    truth, exposure = (read(column, reader.items, []) for column in ("ground_truth", "exposure"))
+    truth = read("ground_truth", read_items, [])
+    exposure = read("exposure", read_items, [])
     demonstration = read("demonstration", partial(_read_demonstration, reader, num_items), [])
-    seen = read("seen", reader.titles, [])
-    time, split = read("time", read_time), read("split", _read_split)
-    conversation_id, own_id = read("conversation_id", _read_name), read("id", _read_name)
+    seen = read("seen", lambda cell: reader.titles(without_missing(cell)), [])
+    time = read("time", partial(parse_time, order=date_order))
+    split = read("split", _read_split)
+    conversation_id = read("conversation_id", _read_name)
+    own_id = read("id", _read_name)
     if problems:
         raise BadRow(problems)
-    truths, shown = (
-        list(dict.fromkeys((item.title, str(item.year) if reader.dated else "") for item in items))
-        for items in (truth, exposure)
+    truths = _different_pairs(truth, reader.dated)
+    return Row(
+        conversation=text,
+        truth=truths,
+        seen=seen,
+        demonstration=demonstration,
+        time=time,
+        conversation_id=conversation_id,
+        split=split,
+        id=own_id,
+        repeated_truths=len(truth) - len(truths),
+        exposure=_different_pairs(exposure, reader.dated),
     )
-    repeated = len(truth) - len(truths)
-    return Row(text, truths, seen, demonstration, time, conversation_id, split, own_id, repeated, shown)
 
 
-def _unknown_key(key: str) -> BadRecord:
-    near = [ALSO_CALLED[key]] if key in ALSO_CALLED else get_close_matches(str(key), KEYS, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else "put what is not to be read under extra"
-    return BadRecord(f"unknown key {key!r}; {hint} Keys: {', '.join(KEYS)}")
+def _different_pairs(items: Sequence[Item], dated: bool) -> list[Pair]:
+    """The items as pairs, each once; years are "" where the catalog has none."""
+    return list(dict.fromkeys((item.title, str(item.year) if dated else "") for item in items))
+
+
+def is_missing(value: Any) -> bool:
+    """Whether there is no value: null, an empty text or list, or NaN, which pandas writes for null."""
+    return value is None or value == "" or value == [] or (isinstance(value, float) and value != value)
+
+
+def without_missing(value: Any) -> Any:
+    """A cell without nulls: parquet pads structs with them, and pandas writes NaN for them."""
+    if isinstance(value, dict):
+        return {key: part for key, part in value.items() if part is not None and part == part}
+    if isinstance(value, list):
+        return [without_missing(part) for part in value]
+    return value
+
+
+def _hint_at_wanted(record: Mapping[str, Any]) -> str:
+    """Which key of a record may be what is wanted, under another name."""
+    for key in record:
+        ours = ALSO_CALLED.get(plain_name(key))
+        if ours in WANTED:
+            return f"; if it is {key}: --columns {ours}={key}"
+    return ""
 
 
 def _read_split(split: Any) -> str:
@@ -98,7 +168,7 @@ def _read_split(split: Any) -> str:
 
 def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[Item]:
     """Raises BadRow where the list is too long, names an item twice, or has a line that is read as another item."""
-    items, matcher = reader.items(cell), reader.matcher
+    items, matcher = reader.items(without_missing(cell)), reader.matcher
     problems: list[BadRecord] = []
     if len(items) > num_items:
         told = "holds %s items, the prompt asks for %s; shorten it, or give --num-items"
@@ -128,22 +198,21 @@ def read_again(item: Item, matcher: Matcher) -> Item | None:
 def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
     """Turns of user and recommender, of a list of turns or of a text in which every turn begins with its speaker.
     left_out gets what is not read: kind -> count. Raises BadRow."""
-    if turns is None or turns == []:
+    if is_missing(turns):
         raise BadRecord(f"no conversation; {TURNS}")
     read: list[Turn] = []
     problems: list[BadRecord] = []
     if isinstance(turns, str):
-        turns = turns_of_text(turns)
-        if not turns:
-            raise BadRecord("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
+        turns = _parse_turns(turns)
     if not isinstance(turns, list):
         raise BadRecord("conversation is a %s; " + TURNS, type(turns).__name__)
     for index, turn in enumerate(turns):
         with collected(problems):
             if not isinstance(turn, dict) or "role" not in turn or "content" not in turn:
                 raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
-            role, content = turn["role"], _texts(turn["content"], index, left_out)
-            if role in TOOLS or (not content and (turn.get("tool_calls") or isinstance(turn["content"], list))):
+            role = turn["role"]
+            content = _texts(turn["content"], index, left_out)
+            if _is_of_tool(turn, content):
                 left_out["turns of tools, or without text"] += 1
             elif role in INSTRUCTIONS and not read and not problems:
                 left_out["instructions to a model"] += 1
@@ -154,6 +223,37 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
     if not read:
         raise BadRecord(f"no turn of a user; {TURNS}")
     return read
+
+
+def _parse_turns(text: str) -> list[Any]:
+    """The turns of a text: a list of them, as JSON or Python write it, or lines that begin with their speakers."""
+    if text.lstrip().startswith("["):
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                value = parse(text.strip())
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+            if isinstance(value, list):
+                return value
+    turns = turns_of_text(_clean(text))
+    if not turns:
+        raise BadRecord("the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one")
+    return turns
+
+
+def _is_of_tool(turn: Mapping[str, Any], content: str) -> bool:
+    """Whether a turn calls a tool, has its result, or has only what is no text."""
+    role = turn["role"]
+    if isinstance(role, str) and (role == TOOL or plain_name(role) in TOOL_SPEAKERS):
+        return True
+    return not content and bool(turn.get("tool_calls") or isinstance(turn["content"], list))
+
+
+def _clean(text: str) -> str:
+    """The text with one kind of line break. Raises BadRecord for a NUL."""
+    if "\0" in text:
+        raise BadRecord("a NUL, which is no text; take it out")
+    return _LINE_BREAK.sub("\n", text)
 
 
 def conversation_text(turns: Sequence[Turn]) -> str:
@@ -172,7 +272,7 @@ def _texts(content: Any, index: int, left_out: Counter[str]) -> str:
         content = "\n".join(texts)
     if not isinstance(content, str | None):
         raise BadRecord("the content of turn %s is a %s; write a text", index, type(content).__name__)
-    return (content or "").strip()
+    return _clean(content or "").strip()
 
 
 def _is_block(part: Any) -> bool:
@@ -195,29 +295,18 @@ def _read_turn(role: Any, content: str, index: int, items: Any) -> Turn:
             "turn %s has a line that begins with %r, which would be another turn; make it one, or change the line",
             *(index, another[0].strip()),
         )
+    if marker := TEMPLATE_MARKER.search(content):
+        raise BadRecord(
+            "turn %s has %r, which a chat template puts between turns; give the messages as they were before it",
+            *(index, marker[0].strip()),
+        )
     return Turn(role, content, items)
 
 
-def read_time(value: Any) -> float:
-    """Seconds since 1970 of an ISO 8601 date or time (without a zone: UTC), or of seconds. Raises BadRecord."""
-    if isinstance(value, str) and not _SECONDS.fullmatch(value.strip()):
-        try:
-            moment = datetime.fromisoformat(value.strip())
-        except ValueError:
-            raise BadRecord("is %r; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970", value) from None
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadRecord("is a %s; write 2022-10-31T18:05:00Z or seconds since 1970", type(value).__name__)
-    seconds = float(value) if isinstance(value, str) else value
-    if not 1e8 <= seconds < 1e11:  # from 1973 on: less is a year or a date without its quotes
-        raise BadRecord(
-            'is %r; a number is seconds since 1970 (milliseconds: divide by 1,000), a date is a text: "2022-10-31"',
-            value,
-        )
-    return float(seconds)
-
-
 def _read_name(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+    name = None if isinstance(value, bool) or not isinstance(value, str | int | float) else plain_id(value)
+    if name is None and isinstance(value, str | float) and str(value).strip():
+        raise BadRecord(SPOILED_ID, value)
+    if name is None:
         raise BadRecord("is %r; write a text or a number, or leave it out", value)
-    return str(value).strip()
+    return name

@@ -1,86 +1,183 @@
 """Files of conversations -> rows, whatever program wrote them, and what is told of them besides findings."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from convrec.data.damage import BadRecord, Damage, place_of
+from convrec.data.damage import BadRecord, Damage
+from convrec.data.text_files import describe_encoding
 from convrec.errors import UserError
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item
+from convrec.lists.ranks import Item, format_item
 from data_prep.own_data.catalog import CatalogRead, ItemIds, read_catalog
 from data_prep.own_data.cells import ItemReader
-from data_prep.own_data.exports import OWN, WANTED, guess_form, read_export
+from data_prep.own_data.conversations import TABLE_COLUMNS, Unread, guess_form, read_conversations
+from data_prep.own_data.forms import OWN
+from data_prep.own_data.forms.base import Reading, Speakers
+from data_prep.own_data.forms.own import WANTED
+from data_prep.own_data.forms.turn_order import FILE_ORDER
 from data_prep.own_data.next_turns import Mentions, rows_of
-from data_prep.own_data.rows import Row, Turn, read_row, read_turns
+from data_prep.own_data.rows import KEYS, SPLITS, Row, Turn, read_row, read_turns
+from data_prep.own_data.times import DateEvidence, DateOrder, read_both_orders
 
 GIVEN, NEXT_TURNS = TRUTHS = ("given", "from-next-turns")  # --truth
+CONVERSATION_COLUMNS = frozenset({*KEYS, *TABLE_COLUMNS})  # of --columns; others are the catalog's
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How files of conversations are read.
+
+    form: a key of FORMS, None: guessed for each file.
+    truth: GIVEN, or NEXT_TURNS where the turns that follow say what was wanted.
+    recommenders: names of those who recommend.
+    columns: our name of a column -> the files'.
+    one_conversation: whether a table of turns without a column of conversations is one.
+    strict: whether a column that nothing reads is an error.
+    split_of_file: the split of each file's rows; empty where rows say it, or a rule does.
+    """
+
+    form: str | None = None
+    truth: str = GIVEN
+    recommenders: Sequence[str] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    one_conversation: bool = False
+    strict: bool = False
+    split_of_file: Mapping[Path, str] = field(default_factory=dict)
+
+
+class _Wanted(NamedTuple):
+    """A record with what is wanted, and why it is."""
+
+    record: Mapping[str, Any]
+    turns: Sequence[Turn] | None
+    why: str
 
 
 class Source:
-    """form: a key of exports.FORMS, None: guessed for each file. recommenders: see exports.role_of.
+    """Conversations in files, read with a catalog at hand.
 
-    left_out: kind -> count of what is no row and no finding, of the last reading. not_read: columns.
+    proposed: ground truths that the next turns name, of the last reading.
+    left_out: kind -> count of what is no row and no finding.
     """
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        reader: ItemReader,
-        num_items: int,
-        form: str | None = None,
-        truth: str = GIVEN,
-        recommenders: Collection[str] = (),
+        self, paths: Sequence[Path], reader: ItemReader, num_items: int, options: ReadingOptions = ReadingOptions()
     ) -> None:
-        self.reader, self.num_items, self.truth, self.recommenders = reader, num_items, truth, recommenders
-        self.forms = {path: form or guess_form(path) for path in paths}
-        self.is_guessed = form is None
+        self.reader = reader
+        self.num_items = num_items
+        self.options = options
+        self.columns = {ours: theirs for ours, theirs in options.columns.items() if theirs != FILE_ORDER}
+        self.forms = {path: options.form or guess_form(path, self.columns) for path in paths}
         self.mentions = Mentions(reader)
-        self.proposed = 0  # ground truths that the next turns name
-        self.left_out: Counter[str] = Counter()
-        self.not_read: set[str] = set()
+        self.proposed = 0
+        self.reading = self._begin_reading()
+        self.unread = Unread()
+        self._date_orders: dict[Path, DateOrder | None] = {}
+
+    @property
+    def left_out(self) -> Counter[str]:
+        return self.reading.left_out
 
     def rows(self, damage: Damage) -> Iterator[tuple[Path, int, Row]]:
-        """(file, number, row) of all that can be read; the rest goes to `damage`."""
-        self.proposed = 0
-        self.left_out.clear()
-        for path, form in self.forms.items():
-            for number, record in read_export(path, form, self.recommenders, damage, self.not_read, self.left_out):
-                with damage.of(path, number):
-                    for row, turns in self._rows_of(record, form):
-                        yield path, number, read_row(row, self.reader, self.num_items, turns)
+        """Read all conversations.
 
-    def _rows_of(self, record: dict[str, Any], form: str) -> Iterator[tuple[Mapping[str, Any], Sequence[Turn] | None]]:
+        Yields:
+            The file, the row of the conversation's first record, and a row of training data.
+
+        Raises:
+            UserError: Something is wrong with a file as a whole, or nobody has a name of --recommender.
+        """
+        self.proposed = 0
+        self.reading = self._begin_reading()
+        for path, number, record in read_conversations(self.forms, self.columns, self.reading, damage, self.unread):
+            with damage.of(path, number):
+                self._add_split(path, record)
+                date_order = self._find_date_order(path, record.get("time"))
+                for wanted in self._find_wanted(record):
+                    row = read_row(wanted.record, self.reader, self.num_items, wanted.turns, date_order)
+                    yield path, number, replace(row, why=wanted.why)
+        if self.options.strict:
+            self.unread.refuse(damage)
+        is_whole_file_spoiled = any(finding.lost == 0 for finding in damage.findings)
+        if not is_whole_file_spoiled and (problem := self.reading.speakers.describe_missing()):
+            raise UserError(problem)
+
+    def _begin_reading(self) -> Reading:
+        return Reading(
+            speakers=Speakers(self.options.recommenders),
+            one_conversation=self.options.one_conversation,
+            keeps_order=self.options.columns.get("order") == FILE_ORDER,
+        )
+
+    def _add_split(self, path: Path, record: dict[str, Any]) -> None:
+        """Write the split of the record's file into it. Raises BadRecord for a record that has one of its own."""
+        if path not in self.options.split_of_file:
+            return
+        if "split" in record:
+            raise BadRecord("a split of its own; leave it out, or --split")
+        record["split"] = self.options.split_of_file[path]
+
+    def _find_date_order(self, path: Path, value: Any) -> DateOrder | None:
+        """The order of the file's dates, which are looked at where one has two readings. Raises BadRecord."""
+        if path not in self._date_orders and isinstance(value, str):
+            try:
+                is_open = read_both_orders(value).is_open
+            except BadRecord:
+                return None  # the row's reading says what is wrong
+            if not is_open:
+                return None
+            evidence = DateEvidence()
+            for _, number, record in read_conversations(
+                {path: self.forms[path]}, {}, self._begin_reading(), Damage(), Unread()
+            ):
+                evidence.add(number, record.get("time"))
+            self._date_orders[path] = evidence.order()
+        return self._date_orders.get(path)
+
+    def _find_wanted(self, record: dict[str, Any]) -> Iterator[_Wanted]:
+        """The rows that a conversation becomes."""
         try:
             turns = read_turns(record.get("messages", record.get("conversation")), self.left_out)
         except BadRecord:
-            if self.truth == NEXT_TURNS:
+            if self.options.truth == NEXT_TURNS:
                 raise
-            yield record, None  # read_row says what is wrong with it, and with the rest
+            yield _Wanted(record, None, "")  # read_row says what is wrong with it, and with the rest
             return
         is_given = any(record.get(name) for name in WANTED)
         is_named = any(turn.items is not None for turn in turns)
-        if not is_given and (is_named or self.truth == NEXT_TURNS):
-            yield from self._by_next_turns(record, turns, is_named)
-        elif not is_given and form != OWN and turns[-1].role == "assistant":
-            yield record | {"demonstration": self._list_of(turns[-1].content)}, turns[:-1]
+        if not is_given and (is_named or self.options.truth == NEXT_TURNS):
+            yield from self._find_in_next_turns(record, turns, is_named)
+        elif not is_given and turns[-1].role == "assistant":
+            demonstration = self._list_of(turns[-1].content)
+            last_asked = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=-1)
+            self.left_out["what a recommender says before its list"] += len(turns) - last_asked - 2
+            why = "the recommender's last turn is this list"
+            yield _Wanted(record | {"demonstration": demonstration}, turns[: last_asked + 1] or turns, why)
         else:
-            yield record, turns
+            yield _Wanted(record, turns, "the record says so")
 
-    def _by_next_turns(
-        self, record: dict[str, Any], turns: Sequence[Turn], is_named: bool
-    ) -> list[tuple[dict[str, Any], Sequence[Turn]]]:
+    def _find_in_next_turns(self, record: dict[str, Any], turns: Sequence[Turn], is_named: bool) -> Iterator[_Wanted]:
         if name := record.pop("id", None):  # several rows can come of it
             record.setdefault("conversation_id", name)
-        cells = [self.mentions.of_cell(turn.items, self.left_out) for turn in turns] if is_named else None
-        named = cells or [self.mentions.of_text(turn.content) for turn in turns]
+        named = [self._find_named(turn) for turn in turns]
         rows = list(rows_of(record, turns, named, self.reader.matcher, also_user=not is_named))
-        self.left_out["conversations in which no item is named in answer to the user"] += not rows
+        if not rows:
+            self.left_out["conversations in which no item is named in answer to the user"] += 1
         self.proposed += sum(len(row["ground_truth"]) for row, _ in rows)
-        return rows
+        for row, before in rows:
+            answer = next(turn.content for turn in turns[len(before) :])
+            said_by = "the answer names" if is_named else "the answer, or the user after it, names"
+            yield _Wanted(row, before, f"{said_by} what nobody had named: {answer}")
+
+    def _find_named(self, turn: Turn) -> list[Item]:
+        """The items that a turn names: those that its source says, else those that its text says."""
+        if turn.items is None:
+            return self.mentions.of_text(turn.content)
+        return self.mentions.of_cell(turn.items, self.left_out)
 
     def _list_of(self, answer: str) -> list[Any]:
         try:
@@ -97,12 +194,14 @@ class Source:
 
     def told(self) -> list[str]:
         """A line for each thing to know about how the files were read."""
-        how = "guessed; --format names another" if self.is_guessed else "--format"
+        how = "--format" if self.options.form else "guessed; --format names another"
         lines = [f"{path}: read as {form} ({how})" for path, form in self.forms.items() if form != OWN]
+        lines += self.reading.notes
+        lines += filter(None, map(describe_encoding, self.forms))
         if self.proposed:
-            lines.append(f"{self.proposed:,} ground truths are what the next turns name; --preview 5 shows some")
+            lines.append(f"{self.proposed:,} ground truths are what the next turns name; --preview shows some")
         lines += [f"{count:,} {what} left out" for what, count in self.left_out.items() if count]
-        return lines + ([f"columns not read: {', '.join(sorted(self.not_read))}"] if self.not_read else [])
+        return [*lines, *filter(None, [self.unread.describe()])]
 
 
 def open_source(
@@ -113,36 +212,51 @@ def open_source(
     columns: Mapping[str, str] = MappingProxyType({}),
     **reading: Any,
 ) -> tuple[CatalogRead, Source]:
-    """The catalog, whose `columns` are renamed, and the conversations that are read with it. reading: of `Source`."""
+    """Read the catalog, and open the conversations that are read with it.
+
+    Args:
+        paths: files of conversations.
+        catalog: the catalog's file.
+        num_items: the items that a prompt asks for.
+        damage: gets the catalog's damaged items.
+        columns: our name of a column -> the one in the files; CONVERSATION_COLUMNS are of the conversations.
+        reading: further fields of ReadingOptions.
+
+    Raises:
+        UserError: The catalog or a file cannot be read, or is of no known form.
+    """
     if not 1 <= num_items <= 100:
         raise UserError(f"--num-items {num_items}: give 1 to 100")
-    items = read_catalog(catalog, damage, columns)
+    of_conversations = {ours: theirs for ours, theirs in columns.items() if ours in CONVERSATION_COLUMNS}
+    of_catalog = {ours: theirs for ours, theirs in columns.items() if ours not in CONVERSATION_COLUMNS}
+    items = read_catalog(catalog, damage, of_catalog)
     if not items.dated or damage.share is not None:
         damage.check([catalog], len(items.table))  # whether years are missed in the rows depends on it
     known = items.catalog()
-    return items, Source(paths, ItemReader(Matcher(known), ItemIds(known)), num_items, **reading)
+    reader = ItemReader(Matcher(known), ItemIds(known))
+    return items, Source(paths, reader, num_items, ReadingOptions(columns=of_conversations, **reading))
 
 
-def preview(
-    count: int, conversations: Sequence[str | Path], catalog: str | Path, num_items: int, **reading: Any
-) -> str:
-    """What would become of the first `count` rows, and what is wrong with the records up to there.
+def parse_file_splits(texts: Sequence[str]) -> dict[Path, str]:
+    """Read --split.
 
-    Raises UserError for a file that cannot be read at all. reading: columns, and what `Source` takes.
+    Args:
+        texts: files of train, validation and test in this order, or SPLIT=FILE.
+
+    Returns:
+        The split of each file.
+
+    Raises:
+        UserError: More files than splits, a split that there is not, or a file twice.
     """
-    damage = Damage()
-    items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, **reading)
-    lines = []
-    for path, number, row in islice(source.rows(damage), count):
-        names = {
-            "ground truth": [f"{title} ({year})" if year else title for title, year in row.truth],
-            "seen": row.seen,
-            "demonstration": [format_item(*item) for item in row.demonstration],
-        }
-        lines += [f"--- {place_of(path, number)}", row.conversation.rstrip()]
-        lines += [f"{name}: {' | '.join(titles) or '-'}" for name, titles in names.items()]
-    try:
-        damage.check()
-    except UserError as error:
-        lines.append(str(error))
-    return "\n".join([*items.told, *source.told(), *(lines or ["no conversations; check how the file was written"])])
+    split_of_file: dict[Path, str] = {}
+    for place, text in enumerate(texts):
+        name, equals, file = text.partition("=")
+        if not equals:
+            name, file = SPLITS[place] if place < len(SPLITS) else "", text
+        if name not in SPLITS:
+            raise UserError(f"--split {text}: give at most three files, train, validation and test, or SPLIT=FILE")
+        if Path(file) in split_of_file:
+            raise UserError(f"--split {text}: the file is there twice; a file is of one split")
+        split_of_file[Path(file)] = name
+    return split_of_file

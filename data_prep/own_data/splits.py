@@ -15,14 +15,15 @@ import numpy as np
 
 from convrec.data.damage import BadRecord, Damage, place_of
 from convrec.errors import UserError
-from data_prep.own_data.rows import SPLITS, read_time
+from data_prep.own_data.rows import SPLITS
+from data_prep.own_data.times import parse_time
 from data_prep.tables import split_by_hash
 
 LARGE_SHARE, LARGE_COUNT = 0.05, 20  # of the rows: a conversation has fewer, a common opening more
 
 
 class SplitRule(NamedTuple):
-    """What the command line says about splits; dates in any form of `read_time`."""
+    """What the command line says about splits; dates in any form of `parse_time`."""
 
     validation_from: str | None = None
     test_from: str | None = None
@@ -93,7 +94,7 @@ def check_rule(rule: SplitRule) -> Borders:
     times: list[float | None] = []
     for name, date in (("--validation-from", rule.validation_from), ("--test-from", rule.test_from)):
         try:
-            times.append(read_time(date) if date else None)
+            times.append(parse_time(date) if date else None)
         except BadRecord as problem:
             raise UserError(f"{name} {problem}") from None
     if None not in times and times[0] >= times[1]:  # type: ignore[operator]

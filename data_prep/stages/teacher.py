@@ -1,6 +1,7 @@
 """Teacher lists: of a language model behind an OpenAI-compatible address, or of retrieval (no model at all)."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column
 from data_prep.tables import table_writer
 
 FILE, ITEMS = "teacher.parquet", "items.parquet"
+FREQUENT = 0.5  # share of the lists
+FEWEST_LISTS = 100
 SCHEMA = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -62,10 +65,13 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     matcher, n = catalog_matcher(folder), settings["num_items"]
     catalog, numbers = matcher.catalog, ItemTable(matcher)
     lists = llm_lists(folder, n, asker, catalog.dated) if asker else retrieval_lists(folder, n, matcher)
-    lines = items = in_catalog = 0
+    lines = items = in_catalog = num_lists = 0
+    listed: Counter[int] = Counter()
     with table_writer(folder / FILE, SCHEMA) as add:
         for sample_id, answer in lists:
             numbers_of_items = [numbers.number(item) for item in parse_items(answer or "", dated=catalog.dated)[:n]]
+            num_lists += 1
+            listed.update({number for number in numbers_of_items if number >= 0})
             lines += len(numbers_of_items)
             items += sum(number >= 0 for number in numbers_of_items)
             in_catalog += sum(0 <= number < len(catalog) for number in numbers_of_items)
@@ -76,8 +82,27 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
         "not_items": lines - items,
         "in_catalog": round(in_catalog / max(items, 1), 4),
         "items_outside": len(numbers.outside),
+        "warnings": warn_of_frequent_items(listed, num_lists, numbers.table()["title"].to_pylist()),
     }
     return summary | (asker.summary() if asker else {})
+
+
+def warn_of_frequent_items(listed: Mapping[int, int], num_lists: int, titles: Sequence[str]) -> list[str]:
+    """Name the items that stand in more than FREQUENT of the lists, whatever was asked for.
+
+    Args:
+        listed: number of an item -> lists that have it.
+        num_lists: lists in all; of fewer than FEWEST_LISTS nothing is said.
+        titles: of the numbers.
+    """
+    frequent = [item for item, count in listed.items() if count > FREQUENT * num_lists]
+    if num_lists < FEWEST_LISTS or not frequent:
+        return []
+    most = max(frequent, key=lambda item: listed[item])
+    return [
+        f"{len(frequent):,} items stand in more than half of the lists, {titles[most]} in {listed[most]:,} of "
+        f"{num_lists:,}: the teacher repeats what is popular; read some lists before you train on them"
+    ]
 
 
 def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[tuple[str, str | None]]:

@@ -2,10 +2,11 @@
 seen, a model behind an API."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from tqdm import tqdm
 
 from convrec.data.schema import truth_of
@@ -19,7 +20,7 @@ from convrec.llm import Answer as Reply
 from convrec.retrieval.retriever import table_of
 from convrec.same_request import digest
 from recipes.evaluation.retrieval import fitted, retrieve
-from recipes.evaluation.split import Split, as_items
+from recipes.evaluation.split import Rows, Split, as_items
 
 NEIGHBOURS = 50
 EASE_PENALTY, EASE_ITEMS = 100.0, 20_000  # lambda; items of which the matrix and its inverse take 6.4 GB
@@ -28,33 +29,40 @@ API = "api:"  # --model api:NAME
 Lists = list[list[Item | None]]  # one for each row of the split
 
 
-def popular(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
-    return [list(popularity_baseline(map(truth_of, train_rows), split.matcher, num_items))] * len(split.rows)
+def popular(split: Split, train: Rows, num_items: int) -> Lists:
+    """What training rows want most often; where there are ratings, what is rated most often and was not seen."""
+    if train.ratings is None:
+        most_wanted: list[Item | None] = list(popularity_baseline(map(truth_of, train.rows), split.matcher, num_items))
+        return [most_wanted] * len(split.rows)
+    items_K, rated_RK = _named(split, train)
+    nothing_KK = np.broadcast_to(0.0, (len(items_K), len(items_K)))
+    return _going_with_seen(split, items_K, rated_RK, nothing_KK, num_items)
 
 
-def retrieval(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
+def retrieval(split: Split, train: Rows, num_items: int) -> Lists:
     """convrec.retrieval, fitted on these rows. Titles that no training row wants are in no list."""
-    lists = retrieve(split, fitted(split, train_rows))
+    lists = retrieve(split, fitted(split, train.rows))
     return [as_items(split.catalog, items[:num_items]) for items in lists]
 
 
-def neighbours(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
-    """Item-item neighbours: the cosines of an item with the seen ones, over the training rows that name them; of the
-    seen ones each counts for the NEIGHBOURS items nearest to it."""
+def neighbours(split: Split, train: Rows, num_items: int) -> Lists:
+    """Item-item neighbours: the cosines of an item with the seen ones, over the users or training rows that have them;
+    of the seen ones each counts for the NEIGHBOURS items nearest to it."""
     try:
         from implicit.nearest_neighbours import ItemItemRecommender
     except ModuleNotFoundError:
         raise UserError("--baselines neighbours needs the package implicit; pip install 'convrec[ratings]'") from None
-    items_K, named_RK = _named(split, train_rows)
+    items_K, named_RK = _named(split, train)
     model = ItemItemRecommender(K=NEIGHBOURS + 1)  # an item's nearest is the item itself
     model.fit(named_RK.multiply(1 / np.sqrt(named_RK.sum(axis=0))).tocsr(), show_progress=False)
     return _going_with_seen(split, items_K, named_RK, model.similarity, num_items)
 
 
-def ease(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> Lists:
-    """EASE (Steck, Embarrassingly shallow autoencoders for sparse data, WWW 2019): of the training rows X the weights
-    B = I - P / diag(P) with P = (X'X + EASE_PENALTY I)^-1, summed over the seen items. The diagonal of B is 0."""
-    items_K, named_RK = _named(split, train_rows)
+def ease(split: Split, train: Rows, num_items: int) -> Lists:
+    """EASE (Steck, Embarrassingly shallow autoencoders for sparse data, WWW 2019): of the users or training rows X the
+    weights B = I - P / diag(P) with P = (X'X + EASE_PENALTY I)^-1, summed over the seen items. The diagonal of B is 0.
+    """
+    items_K, named_RK = _named(split, train)
     if len(items_K) > EASE_ITEMS:
         told = (
             f"--train names {len(items_K):,} items, of which EASE makes a full matrix; it takes {EASE_ITEMS:,} at most"
@@ -64,13 +72,31 @@ def ease(split: Split, train_rows: Sequence[dict[str, Any]], num_items: int) -> 
     return _going_with_seen(split, items_K, named_RK, -inverse_KK / np.diag(inverse_KK), num_items)
 
 
-def _named(split: Split, train_rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, Any]:
-    """(K items that training rows have seen or want, as catalog rows; (R, K) sparse, 1 where a row does)."""
-    rows = zip(train_rows, split.wanted_rows(train_rows), strict=True)
-    named = ({*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in rows)
-    named_RM = table_of(named, len(split.catalog), float)
+def _named(split: Split, train: Rows) -> tuple[np.ndarray, Any]:
+    """Find which items go together in training.
+
+    Returns:
+        K items, as catalog rows, and (R, K) sparse, 1 where a user has rated the item or, without ratings, where a
+        training row has seen or wants it.
+    """
+    if train.ratings is not None:
+        named_RM = _rated(split, *train.ratings)
+    else:
+        rows = zip(train.rows, split.wanted_rows(train.rows), strict=True)
+        named = ({*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in rows)
+        named_RM = table_of(named, len(split.catalog), float)
     items_K = np.flatnonzero(named_RM.sum(axis=0).A1)
     return items_K, named_RM[:, items_K]
+
+
+def _rated(split: Split, users_E: np.ndarray, items_E: np.ndarray) -> sparse.csr_matrix:
+    """(users, catalog rows) sparse, 1 where the user has rated the item."""
+    users_E = np.unique(users_E, return_inverse=True)[1]
+    first_rows_E = np.asarray(split.matcher.index.items)[items_E]  # of an item with several rows the first
+    shape = (int(users_E.max(initial=-1)) + 1, len(split.catalog))
+    rated_RM = sparse.csr_matrix((np.ones(len(users_E)), (users_E, first_rows_E)), shape)
+    rated_RM.data[:] = 1  # scipy adds what is there twice
+    return rated_RM
 
 
 def _going_with_seen(split: Split, items_K: np.ndarray, named_RK: Any, weights_KK: Any, num_items: int) -> Lists:
@@ -87,8 +113,8 @@ def _going_with_seen(split: Split, items_K: np.ndarray, named_RK: Any, weights_K
     return lists
 
 
-# of the split, the rows of the training split, and the number of items
-BASELINES: Mapping[str, Callable[[Split, Sequence[dict[str, Any]], int], Lists]] = {
+# of the split, what they are fitted on, and the number of items
+BASELINES: Mapping[str, Callable[[Split, Rows, int], Lists]] = {
     "popularity": popular,
     RETRIEVAL: retrieval,
     "neighbours": neighbours,

@@ -20,6 +20,7 @@ from convrec.lists.metrics import KS
 from convrec.lists.settings import KINDS, ListSettings
 from convrec.retrieval.folder import load
 from convrec.retrieval.retriever import Retriever
+from convrec.retrieval.train_ratings import read_train_ratings
 from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences
 from recipes.evaluation.baselines import API, BASELINES
@@ -118,7 +119,10 @@ def set_up(options: EvaluationOptions) -> Setup:
         else make_matcher(split.catalog, replace(lists, matching=mode))
         for protocol, mode in matching_of.items()
     }
-    train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False) if options.train else NO_ROWS
+    train = NO_ROWS
+    if options.train:
+        train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False)
+        train = train._replace(ratings=read_train_ratings(Path(options.train), split.catalog))
     context = context_of(split, train.rows)
     retriever = None
     if options.retrieval:

@@ -106,7 +106,7 @@ def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]
         lists[name] = [list(map(split.matcher.read_line, of_row)) for of_row in lines]
     for name in setup.options.baselines:
         if name != RETRIEVAL or not setup.retriever:
-            lists[name] = BASELINES[name](split, setup.train.rows, setup.lists.num_items)
+            lists[name] = BASELINES[name](split, setup.train, setup.lists.num_items)
     if retriever := setup.retriever:
         found, k = {RETRIEVAL: retrieve(split, retriever)}, setup.lists.num_items
         if of_model := lists.get("constrained", lists.get("model")):

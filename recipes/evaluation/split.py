@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, Damage, counted
@@ -71,8 +72,9 @@ def read_split(
     if limit is not None and limit < 1:
         raise UserError(f"--limit {limit}: at least 1 row; leave it out for all of them")
     items = load_catalog(catalog)
-    rows, damaged, warnings = read_rows(data, items, skip_damaged)
-    rows = rows[:limit]
+    read = read_rows(data, items, skip_damaged)
+    rows = read.rows[:limit]
+    warnings = read.warnings
     if not any(row[TRUTH] for row in rows):
         raise UserError(f"{data}: no row has ground truth ({TRUTH}); there is nothing to score")
     matcher = make_matcher(items, settings or ListSettings())
@@ -81,15 +83,20 @@ def read_split(
     if matcher.mode in FUZZY and (spellings := items.spellings()):
         warnings.append(f"{catalog}: {len(spellings)} entries in another spelling, the first: {spellings[0]}")
     warnings += _foreign_catalog(rows, matcher, data, catalog)
-    return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings, damaged)
+    return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings, read.damaged)
 
 
 class Rows(NamedTuple):
-    """Sound rows of a file, the numbers of the others with the reason, and warnings."""
+    """Sound rows of a file, the numbers of the others with the reason, and warnings.
+
+    ratings: of training rows from `convrec data ratings`, the users and catalog rows of all training ratings, of which
+    a row names a few (`read_train_ratings`).
+    """
 
     rows: list[dict[str, Any]]
     damaged: dict[int, str]
     warnings: list[str]
+    ratings: tuple[np.ndarray, np.ndarray] | None = None
 
 
 NO_ROWS = Rows([], {}, [])

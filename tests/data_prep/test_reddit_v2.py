@@ -308,6 +308,8 @@ def test_a_damaged_tree_is_named(tree, tmp_path):
     indices = {"_indices_data_files": [{"filename": "i.arrow"}]}
     (folder / "state.json").write_text(json.dumps(json.loads(state) | indices))
     assert re.search(r"a selection of rows .*_indices_data_files.*flatten", refusal())
+    (folder / "state.json").write_text(json.dumps(json.loads(state) | {"_data_files": []}))
+    assert "state.json: names no shard (_data_files is empty), so the split would have no row; the down" in refusal()
     (folder / "state.json").write_text("{}")
     assert "state.json: not the state of a dataset" in refusal()
     (folder / "state.json").unlink()
@@ -383,6 +385,25 @@ def test_a_split_of_which_no_row_is_left_is_refused(tmp_path):
     rows = [row(n, **{TRUTH: [["M", "?"]]}) for n in range(3)]
     with pytest.raises(UserError, match=r"grpo_dataset/train: every row was set aside \(3: no ground truth\)"):
         converted(tmp_path, without_completion(rows), "grpo_dataset/train")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_split_whose_shards_are_empty_is_refused(tree, tmp_path):
+    folder = tree / "sft_dataset/train"
+    (shard,) = folder.glob("*.arrow")
+    with pa.ipc.open_stream(shard.read_bytes()) as reader, pa.ipc.new_stream(str(shard), reader.schema):
+        pass
+    with pytest.raises(UserError, match="sft_dataset/train: its shards have no rows; the download looks incomplete"):
+        convert(tree, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_catalog_with_nothing_that_rows_want_is_refused(tree, tmp_path):
+    (tree / "gt_catalog.pkl").write_bytes(pickle.dumps({("Up", 2009), ("Alien", 1979)}))
+    with pytest.raises(
+        UserError, match=r"gt_catalog\.pkl: it has none of the titles that rows want .*: Rififi \(1955\)"
+    ):
+        convert(tree, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

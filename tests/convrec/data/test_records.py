@@ -73,12 +73,14 @@ def test_parquet_and_its_rows_that_are_no_utf8(tmp_path: Path) -> None:
         ("a.json", b'["\xe9"]', "a.json: no UTF-8 ("),
         ("a.csv", "a,b\nx,y\nx, y,z\n", "a.csv: line 3: 3 cells for 2 columns; put"),
         ("a.csv", 'a,b\nx,y\n"x" y,z\n', "a.csv: line 3: no CSV ("),
-        ("a.csv", "a;b\nx;y\n", "a.csv: line 1: columns are divided by ';'; divide them by commas"),
         ("a.csv", "a,b,b\nx,,\n", "a.csv: line 1: the header ['a', 'b', 'b'] has a name twice"),
         ("a.parquet", "none", "a.parquet: not readable as parquet ("),
         ("a.jsonl.gz", "plain", "a.jsonl.gz: not readable as gzip ("),
         ("a.json.gz", gzip.compress(b"[1, 2, 3]" * 99, mtime=0)[:-12], "a.json.gz: not readable as gzip ("),
-        ("a.xlsx", "", "a.xlsx: unknown format '.xlsx'; write .jsonl, .json, .csv, .tsv, .txt (also"),
+        ("a.jsonl", '{"a": "x\\u0000"}\n', "a.jsonl: line 1: a NUL (\\u0000), which is no text; take it out"),
+        ("a.jsonl.zst", "plain", "a.jsonl.zst: not readable as zstd ("),
+        ("a.xlsx", "", "a.xlsx: a spreadsheet, which is not read; save each sheet as CSV UTF-8"),
+        ("a.pdf", "", "a.pdf: unknown format '.pdf'; write .jsonl, .json, .csv, .tsv, .txt (also"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: Any, said: str) -> None:
@@ -101,27 +103,31 @@ def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
         ("a.json", '{"a": 1}\n\n{"a": 2}\n', [(0, {"a": 1}), (1, {"a": 2})]),
         ("a.json", '{"tickets": [{"a": 1}, {"a": 2}], "count": 2}', [(0, {"a": 1}), (1, {"a": 2})]),
         ("a.json", '{"messages": [{"a": 1}], "b": 2}', [(0, {"messages": [{"a": 1}], "b": 2})]),
+        ("a.json", '{"conversations": [{"a": 1}], "b": 2}', [(0, {"a": 1})]),
+        ("a.json", '{"conversations": [{"from": "x"}]}', [(0, {"conversations": [{"from": "x"}]})]),
+        ("a.json", '{"x": {"a": 1}, "y": {"a": 2}}', [(n, {"record_name": "xy"[n], "a": n + 1}) for n in (0, 1)]),
+        ("a.json", '{"a": {"0": 1, "1": 2}, "b": {"0": 3, "1": 4}}', [(0, {"a": 1, "b": 3}), (1, {"a": 2, "b": 4})]),
+        ("a.json", '{"meta": {"n": 1}, "b": {"m": 2}}', [(0, {"meta": {"n": 1}, "b": {"m": 2}})]),
+        ("a.jsonl", '{"a": "\\\\u0000"}\n', [(1, {"a": "\\u0000"})]),
+        ("a.txt", "a\tb\n1\t2\n", [(2, {"a": "1", "b": "2"})]),
     ],
 )
 def test_what_other_programs_call_such_a_file(tmp_path: Path, name: str, content: str, rows: list) -> None:
     assert list(read_records(write(tmp_path / name, content), Damage())) == rows
 
 
-def test_a_damaged_csv_record_takes_nothing_else_with_it(tmp_path: Path) -> None:
-    rows = [f'"USER: number {n}\nSYSTEM: more?\nUSER: yes","M (1931)"\n' for n in range(40)]
-    rows[7] = rows[7].replace("more", "m\udce9re")
-    rows[20] = "a,b,c\n" + rows[20]
-    content = ("conversation,truth\n" + "".join(rows)).encode("utf-8", "surrogateescape")
-    damage = Damage(0.1)
-    found = [record["conversation"] for _, record in read_records(write(tmp_path / "in.csv", content), damage)]
-    assert [text.split("number ")[1].split("\n")[0] for text in found] == [str(n) for n in range(40) if n != 7]
-    assert [(finding.row, finding.lost) for finding in damage.findings] == [(23, 3), (62, 1)]  # first line, lines
-    # a quote that is never closed takes in all that follows: as many rows as lines
-    plain = "USER: hi,M (1931)\n"
-    path, damage = write(tmp_path / "in.csv", "conversation,truth\n" + plain * 20 + '"' + plain * 20), Damage(0.4)
-    sound = len(list(read_records(path, damage)))
-    with pytest.raises(UserError, match="20 of 40 rows are damaged"):
-        damage.check([path], sound)
+def test_a_list_of_objects_is_a_record_where_lists_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '[{"a": 1}]\n["a"]\n[]\n')
+    damage = Damage()
+    assert list(read_records(path, damage, lists=True)) == [(1, {"list": [{"a": 1}]})]
+    assert [finding.row for finding in damage.findings] == [2, 3]
+
+
+def test_a_packed_file_of_either_kind(tmp_path: Path) -> None:
+    for name, pack in (("a.csv.gz", gzip.compress), ("A.CSV.ZST", lambda text: pa.Codec("zstd").compress(text))):
+        content = pack(b"a,b\n1,2\n")
+        path = write(tmp_path / name, content if isinstance(content, bytes) else content.to_pybytes())
+        assert list(read_records(path, Damage())) == [(2, {"a": "1", "b": "2"})]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])

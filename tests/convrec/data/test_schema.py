@@ -110,3 +110,13 @@ def test_rows_of_one_text_are_one_conversation_where_ids_name_none_whatever_the_
 
     assert group_of(row("a_t1", "x")) == group_of(row("a_t2.1", "y")) == "a"
     assert group_of(row("u1", "USER: x\n")) == group_of(row("u2", "USER: x\n", "Up (2009)")) != group_of(row("u3", "y"))
+
+
+def test_white_space_and_case_make_no_other_conversation():
+    def row(text):
+        return {"prompt": [{"role": "user", "content": prompt_text(text)}], "sample_id": "u1"}
+
+    one = group_of(row("USER: Something like Heat\n"))
+    for same in ("USER: something  like HEAT\n", "USER: Something like\u00a0Heat \n\n", "USER: Ｓomething like Heat"):
+        assert group_of(row(same)) == one
+    assert group_of(row("USER: Something like Heat 2\n")) != one

@@ -52,6 +52,24 @@ def test_large_lists_and_other_field_order_are_the_same_columns(tmp_path):
         validate_rl_table(write(tmp_path / "large.parquet", [row(), row(groundtruth_with_release_year=[])], schema))
 
 
+def test_columns_as_pandas_and_polars_write_them_are_the_same_columns(tmp_path):
+    message = pa.struct([("content", pa.large_string()), ("role", pa.dictionary(pa.int8(), pa.string()))])
+    schema = pa.schema(
+        [
+            ("prompt", pa.list_(message)),
+            ("seen_titles", pa.list_(pa.null())),
+            ("groundtruth_with_release_year", pa.list_(pa.list_(pa.string(), 2))),
+            ("sample_id", pa.dictionary(pa.int32(), pa.large_string())),
+        ]
+    )
+    path = write(tmp_path / "mixed.parquet", [row(seen_titles=[])] * 2, schema)
+    assert validate_rl_table(path) == (2, [])
+    nothing = pa.table({name: pa.nulls(1) for name in RL_SCHEMA.names})
+    pq.write_table(nothing, path)
+    with pytest.raises(UserError, match=r"row 0: `seen_titles` is null"):
+        validate_rl_table(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -170,3 +170,31 @@ def test_a_row_without_a_conversation_of_training_loses_nothing() -> None:
     for name in (None, "of nobody"):
         assert retriever().rank(Conversation("space monsters", [], name))[0] == ALIEN
     assert ALIEN not in retriever().rank(Conversation("space monsters", [], "c1"))
+
+
+LONG = "USER: I would like some space monsters on a spaceship, please\n"
+LATER = LONG + "SYSTEM: That one?\nUSER: Seen it, and the robbery detective crime too\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_own"),
+    [
+        (LONG, True),
+        (LONG.replace("some", "SOME").replace(" on ", "  on\t"), True),
+        (LATER, True),  # it goes on from the row
+        (LATER + "SYSTEM: Jaws?\nUSER: yes\n", True),
+        (LONG.replace("monsters", "monster"), False),
+        ("USER: I would like some space\n", False),  # the row goes on from it, but within a turn
+    ],
+)
+def test_a_copy_of_a_training_row_does_not_find_its_own_answer_whatever_its_name(asked: str, is_own: bool) -> None:
+    found = retriever([*ROWS[1:], Conversation(LONG, [], "c1", [ALIEN])])
+    assert (ALIEN not in found.rank(Conversation(asked, [], "another"))) == is_own
+    assert ALIEN in found.rank(Conversation(asked, [], None))  # somebody who asks now has no row in training
+
+
+def test_a_row_that_goes_on_from_a_conversation_is_not_found_by_it() -> None:
+    found = retriever([*ROWS[1:], Conversation(LATER, [], "c1", [ALIEN])])
+    assert ALIEN not in found.rank(Conversation(LONG, [], "another"))
+    short = [*ROWS[1:], Conversation("USER: Hi\nSYSTEM: Hello\nUSER: space\n", [], "c1", [ALIEN])]
+    assert ALIEN in retriever(short).rank(Conversation("USER: Hi\n", [], "another"))  # everybody begins so

@@ -10,9 +10,9 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.data.schema import PROMPT_COLUMNS, RL_SCHEMA, SFT_SCHEMA, prompt_text
 from convrec.errors import UserError
-from convrec.train.dataset import ConvRecDataset, DemonstrationDataset, encode, render_prompt
+from convrec.train.dataset import ConvRecDataset, DemonstrationDataset, encode, read_rows, render_prompt
 from recipes.tiny_model import train_tokenizer
 
 INSTRUCTION = prompt_text("")
@@ -51,6 +51,29 @@ def _sft(tmp_path: Path, tokenizer: Any, rows: list[dict[str, Any]], **changes: 
     file = tmp_path / "sft.parquet"
     pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), file)
     return DemonstrationDataset(str(file), tokenizer, _config(**changes))
+
+
+def test_files_of_different_arrow_types_are_one_table(tmp_path: Path) -> None:
+    rows = [_row("USER: hi\n")]
+    large = pa.list_(pa.struct([("role", pa.large_string()), ("content", pa.large_string())]))
+    pandas_3 = pa.schema(
+        [
+            ("sample_id", pa.large_string()),
+            ("prompt", large),
+            ("seen_titles", pa.large_list(pa.large_string())),
+            ("groundtruth_with_release_year", pa.list_(pa.list_(pa.large_string()))),
+            ("completion", large),
+        ]
+    )
+    unseen = [rows[0] | {"seen_titles": []}]
+    pq.write_table(pa.Table.from_pylist(rows, SFT_SCHEMA), tmp_path / "plain.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, pandas_3), tmp_path / "large.parquet")
+    pq.write_table(pa.Table.from_pylist(unseen), tmp_path / "inferred.parquet")  # seen_titles is list<null>
+    files = [str(tmp_path / f"{name}.parquet") for name in ("plain", "large", "inferred")]
+    table = read_rows(files, PROMPT_COLUMNS, -1, None)
+    assert table.schema.equals(RL_SCHEMA)
+    expected = pa.Table.from_pylist([rows[0], rows[0], unseen[0]], RL_SCHEMA)
+    assert table.to_pylist() == expected.to_pylist()
 
 
 def _sent_by_verl(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:

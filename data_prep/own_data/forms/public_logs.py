@@ -1,0 +1,45 @@
+"""Public logs of chats with models: LMSYS-Chat-1M and WildChat, and the trees of OpenAssistant."""
+
+from typing import Any
+
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, turn
+
+
+def read_public_log(record: Record, speakers: Speakers) -> Dialog:
+    name = record.get("conversation_id", record.get("conversation_hash"))
+    return Dialog(record["conversation"], name, record.get("timestamp", record.get("tstamp")))
+
+
+def read_oasst(record: Record, speakers: Speakers) -> Dialog:
+    """Read the tree's best branch: of several replies the one of the best rank, else the first."""
+    turns = []
+    message: Any = record["prompt"]
+    while message:
+        turns.append(turn(speakers.find_role(message["role"]), message["text"]))
+        replies = [reply for reply in message.get("replies") or () if not reply.get("deleted")]
+        message = min(replies, key=_rank_of, default=None)
+    return Dialog(turns, record["message_tree_id"])
+
+
+def _rank_of(reply: dict[str, Any]) -> float:
+    rank = reply.get("rank")
+    return float("inf") if rank is None else rank
+
+
+def _fits_public_log(record: Record) -> bool:
+    is_log = isinstance(record.get("conversation"), list) and {"model", "turn"} <= record.keys()
+    return is_log and not {"ground_truth", "demonstration"} & record.keys()
+
+
+PUBLIC_LOG = Form(
+    fits=_fits_public_log,
+    reads=frozenset({"conversation", "conversation_id", "conversation_hash", "timestamp", "tstamp"}),
+    example='{"conversation_id": "1", "model": "...", "turn": 1, "conversation": [{"role": "user", "content": "..."}]}',
+    read_record=read_public_log,
+)
+OASST = Form(
+    fits=lambda record: "message_tree_id" in record and isinstance(record.get("prompt"), dict),
+    reads=frozenset({"message_tree_id", "prompt"}),
+    example='{"message_tree_id": "1", "prompt": {"role": "prompter", "text": "...", "replies": [...]}}',
+    read_record=read_oasst,
+)

@@ -1,0 +1,194 @@
+"""Tables with a row per turn, or a column per speaker, whatever their columns are called."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convrec.data.damage import BadRecord
+from convrec.errors import UserError
+from data_prep.own_data.forms.base import (
+    INSTRUCTION,
+    NAMES,
+    ROLES,
+    TOOL,
+    Candidate,
+    Dialog,
+    Form,
+    Placed,
+    Reading,
+    Record,
+    Speakers,
+    plain_name,
+    turn,
+)
+from data_prep.own_data.forms.sharegpt import TOOL_SPEAKERS
+from data_prep.own_data.forms.turn_order import TurnOrder
+from data_prep.own_data.ids import SPOILED_ID, plain_id
+
+_ITEMS = ("movies", "movie_dict")  # INSPIRED's columns of what a turn names
+_INSTRUCTIONS = ("system", "developer")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What a table's columns are called; "" for one that is missing."""
+
+    conversation: str
+    speaker: str
+    text: str
+
+
+def find_turn_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
+    """A row is a turn. Raises UserError for a table that does not say which conversation a row belongs to."""
+    path = records[0].path
+    names = list(dict.fromkeys(name for row in records for name in row.record))
+    columns = _Columns(
+        conversation=_find_column(names, "conversation_id"),
+        speaker=_find_column(names, "speaker"),
+        text=_find_column(names, "text"),
+    )
+    if not columns.conversation and not reading.one_conversation:
+        raise UserError(_describe_missing_column(path, names, records, columns))
+    order = TurnOrder.find(records, names, reading.keeps_order)
+    if columns.conversation:
+        note = f"{path}: rows with one {columns.conversation} are a conversation, {order.describe()}"
+        reading.notes[f"{note} (--columns conversation_id=NAME,order=NAME)"] = None
+    role_of = _find_roles(records, columns, reading.speakers)
+    for group in _group(records, columns.conversation):
+        yield Candidate(group, _turn_reader(group, columns, order, role_of))
+
+
+def find_column_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
+    """A column is a speaker; a row has one or several turns, in the columns' order, and without an id is whole."""
+    names = list(dict.fromkeys(name for row in records for name in row.record))
+    conversation = _find_column(names, "conversation_id")
+    order = TurnOrder.find(records, names, reading.keeps_order)
+    if not conversation:
+        note = "every row is a conversation (--columns conversation_id=NAME joins those with one name)"
+        reading.notes[f"{records[0].path}: {note}"] = None
+    for group in _group(records, conversation) if conversation else [[row] for row in records]:
+        yield Candidate(group, _column_reader(group, conversation, order))
+
+
+def _find_column(names: Sequence[str], what: str) -> str:
+    plain_names = {plain_name(name): name for name in reversed(names)}
+    return next((plain_names[name] for name in NAMES[what] if name in plain_names), "")
+
+
+def _group(rows: Sequence[Placed], column: str) -> list[list[Placed]]:
+    """The rows of each conversation; a row without its id, or with a spoiled one, alone: it is a finding."""
+    groups: dict[object, list[Placed]] = {}
+    for row in rows:
+        name = plain_id(row.record.get(column)) if column else ""
+        groups.setdefault((row.row,) if name is None else name, []).append(row)
+    return list(groups.values())
+
+
+def _read_conversation_id(row: Placed, column: str) -> str | None:
+    if not column:
+        return None
+    value = row.record.get(column)
+    name = plain_id(value)
+    if name is None and value is None:
+        raise BadRecord("no %s, which says to which conversation the row belongs; fill it in", column)
+    if name is None:
+        raise BadRecord(f"{column} {SPOILED_ID}", value)
+    return name
+
+
+def _turn_reader(
+    group: Sequence[Placed], columns: _Columns, order: TurnOrder, role_of: Callable[[Any], str]
+) -> Callable[[], Dialog]:
+    def read() -> Dialog:
+        name = _read_conversation_id(group[0], columns.conversation)
+        rows = order.sort(group)
+        has_items = any(row.record.keys() & set(_ITEMS) for row in rows)
+        turns = []
+        for row in rows:
+            speaker = row.record.get(columns.speaker)
+            if speaker is None:
+                raise BadRecord("row %s has no %s; fill it in", row.row, columns.speaker)
+            items = {"items": row.record.get(_ITEMS[0], [])} if has_items else {}
+            turns.append(turn(role_of(speaker), row.record.get(columns.text), **items))
+        return Dialog(turns, name, order.time_of(rows[0]))
+
+    return read
+
+
+def _column_reader(group: Sequence[Placed], conversation: str, order: TurnOrder) -> Callable[[], Dialog]:
+    def read() -> Dialog:
+        name = _read_conversation_id(group[0], conversation)
+        rows = order.sort(group)
+        said = [(_column_role(column), text) for row in rows for column, text in row.record.items()]
+        roles = {role for role, _ in said}
+        # `SYSTEM` is the recommender, as in the released data, but beside another one it is an instruction
+        system = INSTRUCTION if "assistant" in roles else "assistant"
+        turns = [turn(system if role == INSTRUCTION else role, text) for role, text in said if role]
+        return Dialog(turns, name, order.time_of(rows[0]))
+
+    return read
+
+
+def _column_role(column: str) -> str | None:
+    name = plain_name(column)
+    return INSTRUCTION if name == INSTRUCTION else ROLES.get(name)
+
+
+def _find_roles(rows: Sequence[Placed], columns: _Columns, speakers: Speakers) -> Callable[[Any], str]:
+    """The roles of a table's speakers. `SYSTEM` is the recommender where the table has no other one."""
+    names = {plain_name(row.record.get(columns.speaker)) for row in rows}
+    has_recommender = any(ROLES.get(name) == "assistant" for name in names)
+
+    def role_of(speaker: Any) -> str:
+        name = plain_name(speaker)
+        if name in TOOL_SPEAKERS or name == TOOL:
+            return TOOL
+        if name in _INSTRUCTIONS:
+            return INSTRUCTION if has_recommender or name != INSTRUCTION else "assistant"
+        return speakers.find_role(speaker)
+
+    return role_of
+
+
+def _describe_missing_column(path: Path, names: Sequence[str], rows: Sequence[Placed], columns: _Columns) -> str:
+    """What to do about a table without a column of conversations, with a column that may be it."""
+    likely = next((name for name in names if _may_name_conversations(name, rows, columns)), "NAME")
+    return (
+        f"{path}: rows are turns, but no column is known to say to which conversation a row belongs (its columns are "
+        f"{', '.join(names)}); name it: --columns conversation_id={likely}, or give --one-conversation if all rows are "
+        "one"
+    )
+
+
+def _may_name_conversations(name: str, rows: Sequence[Placed], columns: _Columns) -> bool:
+    values = [str(row.record.get(name)) for row in rows]
+    is_other = name in (columns.speaker, columns.text)
+    return not is_other and 1 < len(set(values)) < len(values) and plain_name(name) not in NAMES["time"]
+
+
+def _fits_turns(record: Record) -> bool:
+    is_nested = any(isinstance(record.get(name), list) for name in ("conversation", "messages", "turns"))
+    return not is_nested and bool(_find_column(list(record), "speaker") and _find_column(list(record), "text"))
+
+
+def _fits_columns(record: Record) -> bool:
+    roles = {_column_role(name) for name, value in record.items() if isinstance(value, str)}
+    return "user" in roles and bool(roles & {"assistant", INSTRUCTION})
+
+
+TURN_COLUMNS = frozenset(
+    name for what in ("conversation_id", "order", "time", "speaker", "text", "message_id") for name in NAMES[what]
+)
+TURNS = Form(
+    fits=_fits_turns,
+    reads=TURN_COLUMNS | {*_ITEMS, "moviedict"},
+    example="conversation_id,turn_id,role,text\n1,0,user,Something like Heat?\n1,1,assistant,Collateral (2004)",
+    find_dialogs=find_turn_dialogs,
+)
+COLUMNS = Form(
+    fits=_fits_columns,
+    reads=TURN_COLUMNS | {*ROLES, INSTRUCTION},
+    example="conversation_id,user,assistant\n1,Something like Heat?,Collateral (2004)",
+    find_dialogs=find_column_dialogs,
+)

@@ -1,0 +1,58 @@
+"""Text files of any usual encoding; what is guessed is told."""
+
+from pathlib import Path
+
+import pytest
+
+from convrec.data.damage import BadRecord
+from convrec.data.text_files import describe_encoding, detect_encoding, iter_lines
+from convrec.errors import UserError
+
+TEXT = "title,note\nAmélie,“sweet” – 5 €\nLéon,ça va\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"])
+def test_a_table_in_any_usual_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    (path := tmp_path / "a.csv").write_bytes(TEXT.encode(encoding))
+    lines = list(iter_lines(path, is_table=True))
+    assert lines == [(number + 1, line) for number, line in enumerate(TEXT.splitlines(keepends=True))]
+    told = describe_encoding(path)
+    if encoding == "cp1252":
+        assert told == f"{path}: no UTF-8, read as Windows-1252: Amélie, Léon, ça; if these are wrong, save it as UTF-8"
+    else:
+        assert told is None
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1251", "Стиляги\nБрат\n"),
+        ("shift_jis", "千と千尋の神隠し\n"),
+        ("cp1253", "Ζορμπάς\n"),
+        ("gb18030", "你好推荐\n"),
+    ],
+)
+def test_another_encoding_is_not_read_as_a_wrong_one(tmp_path: Path, encoding: str, text: str) -> None:
+    (path := tmp_path / "a.csv").write_bytes(("title,year\n" + text).encode(encoding))
+    assert isinstance(list(iter_lines(path, is_table=True))[1][1], BadRecord)
+
+
+def test_a_damaged_line_of_utf8_does_not_change_the_encoding(tmp_path: Path) -> None:
+    (path := tmp_path / "a.csv").write_bytes("title\nAmélie\nLéon\n".encode() + b"M\xe9re\n")
+    assert detect_encoding(path) == "utf-8"
+    *sound, (number, damaged) = iter_lines(path, is_table=True)
+    assert [text for _, text in sound] == ["title\n", "Amélie\n", "Léon\n"]
+    assert number == 4
+    assert isinstance(damaged, BadRecord)
+
+
+def test_json_is_utf8_or_damaged(tmp_path: Path) -> None:
+    (path := tmp_path / "a.jsonl").write_bytes(b'{"a": "Am\xe9lie"}\n')
+    ((_, text),) = iter_lines(path)
+    assert "no UTF-8 (byte 9: " in str(text)
+
+
+def test_utf16_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    (path := tmp_path / "a.csv").write_bytes("title".encode("utf-16")[:-1])
+    with pytest.raises(UserError, match=r"a\.csv: no UTF-16 \(truncated data\); save it as UTF-8"):
+        list(iter_lines(path))
