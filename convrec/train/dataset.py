@@ -77,7 +77,9 @@ class ConvRecDataset(RLHFDataset):
         return len(self.dataframe) if self.conversations is None else len(self.conversations)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        rows = self.dataframe.take([item] if self.conversations is None else self.conversations[item]).to_pylist()
+        indices = [item] if self.conversations is None else self.conversations[item]
+        # slices: `take` copies the whole table, however few rows it is asked for
+        rows = [self.dataframe.slice(index, 1).to_pylist()[0] for index in indices]
         row = rows[0]
         prompt = fit_prompt(self.tokenizer, row["prompt"], self.max_prompt_length, **self.apply_chat_template_kwargs)
         truths = [{"groundtruth": r[TRUTH], "seen": r["seen_titles"]} for r in rows]
