@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, add_skip_damaged, collected, counted, place_of
 from convrec.data.records import READABLE
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_of, prompt_text
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_of, normalise_text, prompt_text
 from convrec.errors import UserError, says_user_errors
 from convrec.features.asking.attributes import load_attributes
 from convrec.files import folder_written_whole, write_json
@@ -135,8 +135,13 @@ def _facts(
 
 
 def conversation_name(row: Row) -> int:
-    """What tells conversations apart, in 64 bits: the id, where the line has one, else how the text begins."""
-    return hash64(row.conversation_id if row.conversation_id is not None else beginning(row.conversation))
+    """What tells conversations apart, in 64 bits: the id, where the line has one, else how the text begins.
+
+    Copies that differ in case or white space are one conversation, so that they stay in one split.
+    """
+    if row.conversation_id is not None:
+        return hash64(row.conversation_id)
+    return hash64(normalise_text(beginning(row.conversation)))
 
 
 def write_data(

@@ -19,7 +19,7 @@ SHOWN = 20  # different reasons of one message
 NAMED = 5  # rows that one of them names
 LONGEST_VALUE = 300  # characters of one that is quoted in a message
 COMPRESSIONS = (".gz", ".zst")
-LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".dat", ".data", ".item")  # the last three: MovieLens
+LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".dat", ".data", ".item", ".inter")  # MovieLens, RecBole
 
 
 def kind_of(path: str | Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from convrec.data.damage import BadRecord, BadRow, collected
 from convrec.data.schema import SPEAKERS, TURN, Pair, turns_of_text
+from convrec.lists.marks import decode_marks
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import Item, format_item, parse_item
 from data_prep.own_data.cells import ItemReader
@@ -250,10 +251,10 @@ def _is_of_tool(turn: Mapping[str, Any], content: str) -> bool:
 
 
 def _clean(text: str) -> str:
-    """The text with one kind of line break. Raises BadRecord for a NUL."""
+    """The text with one kind of line break and entities of HTML decoded. Raises BadRecord for a NUL."""
     if "\0" in text:
         raise BadRecord("a NUL, which is no text; take it out")
-    return _LINE_BREAK.sub("\n", text)
+    return decode_marks(_LINE_BREAK.sub("\n", text))
 
 
 def conversation_text(turns: Sequence[Turn]) -> str:

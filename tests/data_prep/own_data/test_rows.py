@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from convrec.data.damage import BadRecord, BadRow
 from convrec.data.schema import SPEAKERS
 from convrec.lists.catalog import Catalog
+from convrec.lists.marks import decode_marks
 from convrec.lists.matching import Matcher
 from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.cells import ItemReader
@@ -158,6 +159,11 @@ def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
         "Below is an instruction.\n### Instruction:\nhi\n### Response:\n",
     ],
 )
+def test_entities_of_html_in_a_turn_are_decoded() -> None:
+    row = read(conversation=[{"role": "user", "content": "like Tom &amp; Jerry, it&#39;s fun"}])
+    assert row.conversation == "USER: like Tom & Jerry, it's fun\n"
+
+
 def test_a_rendered_prompt_is_no_turn(content: str) -> None:
     with pytest.raises(BadRecord, match=r"turn 0 has .*, which a chat template puts between turns; give the messages"):
         read(conversation=[{"role": "user", "content": content}])
@@ -230,4 +236,4 @@ contents = st.text(st.characters(codec="utf-8", exclude_characters=LINE_BREAKS_A
 def test_turns_are_written_in_order_with_their_speaker(turns, last):
     turns = [*turns, ("user", last)]
     text = conversation_text(read_turns([{"role": role, "content": content} for role, content in turns], Counter()))
-    assert text == "".join(f"{SPEAKERS[role]}: {content.strip()}\n" for role, content in turns)
+    assert text == "".join(f"{SPEAKERS[role]}: {decode_marks(content).strip()}\n" for role, content in turns)
