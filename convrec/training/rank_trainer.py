@@ -27,8 +27,10 @@ from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.fs import copy_to_local
 from verl.workers.utils.padding import response_to_nested
 
+from convrec.data.tokenizer import stop_token_ids
 from convrec.lists.token_ranks import build_vocab_table, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, part_advantages, rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
@@ -62,7 +64,7 @@ class RankGRPOMixin(ConvRecMixin):
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
         self.vocab_table = build_vocab_table(self.tokenizer, self.settings.delimiter)
-        self.stop_token_ids = _stop_token_ids(self.tokenizer, self.config.actor_rollout_ref.model.path)
+        self.stop_token_ids = stop_token_ids(self.tokenizer, copy_to_local(self.config.actor_rollout_ref.model.path))
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -270,18 +272,3 @@ def _turns(uid: Sequence[Any], extra_fields: Sequence[Mapping[str, Any]]) -> Tur
     is_question_B = torch.tensor([one["question"] for one in noted])
     gain_B = torch.tensor([extra["reward_extra_info"]["score"] for extra in extra_fields], dtype=torch.float32)
     return Turns(uid, turn_B, is_question_B, gain_B, torch.tensor([one["asked"] for one in noted]))
-
-
-def _stop_token_ids(tokenizer: Any, model_path: str) -> list[int]:
-    """Ids vLLM stops at: the tokenizer's end of sequence and those of the model's generation config."""
-    from transformers import GenerationConfig
-    from verl.utils.fs import copy_to_local
-
-    ids = {tokenizer.eos_token_id}
-    try:
-        configured = GenerationConfig.from_pretrained(copy_to_local(model_path)).eos_token_id
-    except OSError:  # a model need not ship a generation config
-        configured = None
-    if configured is not None:
-        ids |= set(configured if isinstance(configured, list) else [configured])
-    return sorted(ids)

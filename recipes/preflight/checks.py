@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +14,7 @@ from tokenizers import Tokenizer
 from convrec import gpus, kinds
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import check_hugging_face
-from convrec.data.schema import count_candidates
-from convrec.data.tokenizer import load_tokenizer
+from convrec.data.schema import count_candidates, is_demonstration_table
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.dialogue.attributes import load_attributes
 from convrec.errors import UserError
@@ -30,7 +29,7 @@ from convrec.lists.reward_parts import RewardParts
 from convrec.runs.folder import listed
 from convrec.shipped import REWARD
 from convrec.training import registration
-from recipes.preflight import constrained
+from recipes.preflight import constrained, pretrained
 from recipes.preflight.batch import check_batch, check_heads, check_logits, check_micro_batch, model_settings
 from recipes.preflight.cores import rollout_devices
 
@@ -54,7 +53,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
         )
     _check_reward_parts(config, catalog)
     warnings = _check_tables(config, partial(validate_rl_table, dated=catalog.dated))
-    _check_tokenizer(config.actor_rollout_ref.model, catalog.titles)
+    warnings += pretrained.prepare(config, catalog.titles)
     warnings += _check_list_length(config, catalog)
     if ours.constrained:
         warnings += constrained.check(config, catalog)
@@ -207,8 +206,7 @@ def check_judge(config: DictConfig) -> list[str]:
     require_files(config)
     warnings = _check_tables(config, lambda path: validate_judge_table(path, mode))
     _check_orders(config)
-    _check_tokenizer(config.actor_rollout_ref.model)
-    return warnings
+    return warnings + pretrained.prepare(config, lists=False)
 
 
 def _check_orders(config: DictConfig) -> None:
@@ -291,8 +289,8 @@ def check_sft(config: DictConfig) -> list[str]:
             f"VAL_FILE has {rows} rows, fewer than the {devices} devices (N_GPUS_PER_NODE x N_NODES) that share them: "
             "add rows, or use fewer devices"
         )
-    _check_tokenizer(config.model)
-    return warnings
+    are_lists = not all(map(is_demonstration_table, listed(config.data.train_files)))  # else verdicts of a judge
+    return warnings + pretrained.prepare(config, lists=are_lists)
 
 
 def _check_devices(config: DictConfig) -> int:
@@ -324,13 +322,6 @@ def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int 
     if limit and sum(lengths.values()) > limit:
         asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")
-
-
-def _check_tokenizer(model: DictConfig, titles: Sequence[str] = ()) -> None:
-    """Also of an id of the Hub; that one is not to be had, `findings` says, of the machine that trains."""
-    if hub.is_folder(model.path) or not hub.problem(model.path):
-        given = {"tokenizer_path": model.get("tokenizer_path"), "chat_template": model.get("custom_chat_template")}
-        load_tokenizer(model.path, "MODEL_PATH=", titles=titles, **given)
 
 
 def _check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:
