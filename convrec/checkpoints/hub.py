@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from pathlib import Path
 
 from convrec.errors import UserError, one_line
 
@@ -20,14 +21,24 @@ def is_id(text: str) -> bool:
     return text.count("/") == 1 and text[0] not in "./~" and " " not in text and not os.path.isdir(text.split("/")[0])
 
 
+def local_folder(model: str) -> Path | None:
+    """Return the folder of a model that lies here, in the Hub's cache or elsewhere; None for one to be downloaded."""
+    if is_folder(model):
+        return Path(model).expanduser()
+    return Path(_cached_file(model, "config.json")).parent if is_cached(model) else None
+
+
 def is_cached(model: str) -> bool:
     """Whether config and weights (of several parts, the list of them) of this id lie in the Hub's cache here."""
+    return bool(_cached_file(model, "config.json")) and any(_cached_file(model, name) for name in WEIGHTS)
+
+
+def _cached_file(model: str, name: str) -> str:
+    """The path of a file in the Hub's cache; "" where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    def lies_here(name: str) -> bool:
-        return isinstance(try_to_load_from_cache(model, name), str)
-
-    return lies_here("config.json") and any(map(lies_here, WEIGHTS))
+    found = try_to_load_from_cache(model, name)
+    return found if isinstance(found, str) else ""
 
 
 def problem(model: str) -> str:

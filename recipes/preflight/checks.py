@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from convrec import gpus, kinds
 from convrec.checkpoints import hub
+from convrec.checkpoints.architecture import check_architecture
 from convrec.checkpoints.files import check_hugging_face
 from convrec.data.schema import count_candidates, is_demonstration_table
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
@@ -44,6 +45,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     _check_dynamic_sampling(config)
     _check_repair(config)
     _check_asking(config)
+    _check_text_only(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
@@ -199,6 +201,17 @@ def _check_asking(config: DictConfig) -> None:
             raise UserError(f"convrec.ask (ASK): {told}")
 
 
+def _check_text_only(config: DictConfig) -> None:
+    """A model with images is read through a processor, which knows neither the catalog's trie nor a turn's question."""
+    path = config.actor_rollout_ref.model.path
+    folder = hub.local_folder(path)
+    if folder is None or "vision_config" not in model_settings(str(folder)):
+        return
+    for setting, is_on in (("CONSTRAINED=1", config.convrec.constrained), ("ASK", config.convrec.ask)):
+        if is_on:
+            raise UserError(f"{setting}: MODEL_PATH={path} reads images (vision_config); take a model of text alone")
+
+
 def check_judge(config: DictConfig) -> list[str]:
     """As `check_rank_grpo`, for a judge."""
     mode = "pairwise" if "orders" in config.convrec else "pointwise"
@@ -295,6 +308,8 @@ def check_sft(config: DictConfig) -> list[str]:
 
 def _check_devices(config: DictConfig) -> int:
     wanted, on_cluster = config.trainer.n_gpus_per_node, os.environ.get("RAY_ADDRESS")
+    if config.trainer.device == "cpu" and "actor_rollout_ref" in config and not on_cluster:
+        gpus.check_vllm_runs_on_cpu()
     if config.trainer.nnodes > 1 and not on_cluster:
         raise UserError(
             f"N_NODES={config.trainer.nnodes}: more than this node are a Ray cluster's: set RAY_ADDRESS, or unset it"
@@ -312,10 +327,12 @@ def _check_devices(config: DictConfig) -> int:
 
 
 def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int = 1) -> None:
-    """The model is whole, holds no code, has room for these lengths together and heads that divide over the GPUs of a
-    replica; one that is still to be downloaded is not looked into."""
+    """The model is whole, holds no code, has the weights of its architecture, room for these lengths together and heads
+    that divide over the GPUs of a replica; one that is still to be downloaded is not looked into."""
     if hub.is_folder(model_path):
         check_hugging_face(Path(model_path))
+    if folder := hub.local_folder(model_path):
+        check_architecture(folder, f"MODEL_PATH={model_path}")
     settings = model_settings(model_path)
     check_heads(settings.get("num_attention_heads", 0), tensor_parallel, model_path)
     limit = settings.get("max_position_embeddings")

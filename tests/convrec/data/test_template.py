@@ -1,6 +1,6 @@
 """Chat templates that think, write the date or end a turn with another token, in the tokenizer of a tiny model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ THINKS = (
 # As SmolLM3's: a mode in the system's turn, which no answer shows.
 MODE = "<|im_start|>system\n{{ '/no_think' if enable_thinking is false else '/think' }}<|im_end|>\n" + PLAIN
 # As Granite's: another name for the argument.
-OTHER_NAME = "{% if thinking is not defined or thinking %}<|im_start|>system\nThink first.<|im_end|>\n{% endif %}" + PLAIN
+OTHER_NAME = (
+    "{% if thinking is not defined or thinking %}<|im_start|>system\nThink first.<|im_end|>\n{% endif %}" + PLAIN
+)
 # As DeepSeek-R1's distilled models: every answer is opened by a thought, and nothing turns that off.
 ALWAYS_THINKS = TURNS + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 TAGS_ALWAYS = (
@@ -61,7 +63,7 @@ def load(folder: Path) -> Callable[[str], Any]:
 
 
 @pytest.fixture
-def another_day(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def another_day(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let transformers' clock stand in the year that is given."""
 
     def set_year(year: int) -> None:
@@ -72,12 +74,17 @@ def another_day(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Non
 
         monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Clock)
 
-    yield set_year
+    return set_year
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [(PLAIN, {}), (THINKS, {"enable_thinking": False}), (MODE, {"enable_thinking": False}), (OTHER_NAME, {"thinking": False})],
+    [
+        (PLAIN, {}),
+        (THINKS, {"enable_thinking": False}),
+        (MODE, {"enable_thinking": False}),
+        (OTHER_NAME, {"thinking": False}),
+    ],
 )
 def test_thinking_is_turned_off_where_a_template_has_it(
     load: Callable[[str], Any], text: str, expected: dict[str, bool]
