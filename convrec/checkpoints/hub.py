@@ -10,6 +10,9 @@ from convrec.errors import UserError, one_line
 SECONDS = 8.0
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
+# Weights of the same model for other programs, as large as the model itself.
+OTHER_FORMATS = ("original/*", "onnx/*", "*.onnx", "*.gguf", "*.pth", "*.h5", "*.msgpack", "consolidated*")
+
 
 def is_folder(model: str) -> bool:
     """Else it is an id, which is downloaded."""
@@ -17,8 +20,38 @@ def is_folder(model: str) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """organisation/name, and nothing here goes by that name."""
-    return text.count("/") == 1 and text[0] not in "./~" and " " not in text and not os.path.isdir(text.split("/")[0])
+    """organisation/name or organisation/name@revision, and nothing here goes by that name."""
+    repository, _ = split_revision(text)
+    is_name = repository.count("/") == 1 and text[0] not in "./~" and " " not in text
+    return is_name and not os.path.isdir(repository.split("/")[0])
+
+
+def split_revision(model: str) -> tuple[str, str]:
+    """Return (organisation/name, revision); revision "" for the newest."""
+    repository, _, revision = model.partition("@")
+    return repository, revision
+
+
+def download_revision(model: str, given_as: str) -> str:
+    """Return the folder of organisation/name@revision in the Hub's cache, downloading what is not there.
+
+    What is read later, by transformers, verl and vLLM, is this folder, whose name is the commit.
+
+    Args:
+        given_as: the variable or option that errors name.
+
+    Raises UserError where this machine cannot have it.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, revision = split_revision(model)
+    try:
+        return snapshot_download(repository, revision=revision, ignore_patterns=[*OTHER_FORMATS])
+    except Exception as error:  # as in `problem`
+        raise UserError(
+            f"{given_as}{model}: not to be had from the Hub ({one_line(error)}); is {revision!r} a branch, a tag or a "
+            "commit of it? HF_TOKEN is for a gated or private model"
+        ) from None
 
 
 def local_folder(model: str) -> Path | None:

@@ -45,6 +45,11 @@ def load_tokenizer(
             f"{name}: {what}. Give a folder or an id that can be loaded here, of a model type that transformers has "
             "(a model's own code, its auto_map, is not run)"
         ) from None
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise UserError(
+            f"{name}: its tokenizer is a tekken.json or a tokenizer.model alone; ranks are read off the tokens of a "
+            "tokenizer.json: take a repository of the model that has one, and a chat template"
+        )
     _check_ids(name, tokenizer, config.get_text_config())
     check_text(name, tokenizer, titles)
     tokenizer.chat_template = chat_template or tokenizer.chat_template

@@ -86,7 +86,7 @@ def test_a_run_from_a_run_gives_the_template_what_that_one_gave(
     prepared: Callable[..., tuple[DictConfig, list[str]]], folder: Path, tmp_path: Path
 ) -> None:
     write_template(folder, DATED)
-    first, _ = prepared("data.apply_chat_template_kwargs={date_string: 1 May 2020}", recipe="sft")
+    first, _ = prepared("+data.apply_chat_template_kwargs.date_string='1 May 2020'", recipe="sft")
     run = tmp_path / "first"
     mark_complete(run, 3)
     save_config(first, run)
