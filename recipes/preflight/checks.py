@@ -44,8 +44,8 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     _check_rollout_correction(config.algorithm)
     _check_dynamic_sampling(config)
     _check_repair(config)
-    _check_asking(config)
     _check_text_only(config)
+    _check_asking(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
     if MATCHERS[ours.matching].needs_years and not catalog.dated:

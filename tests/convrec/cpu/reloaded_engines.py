@@ -60,15 +60,16 @@ def send(engine: Any, model: Any) -> None:
 def compare(folder: str) -> dict[str, float]:
     from vllm import LLM
 
-    # Before vLLM, which changes the classes of transformers that it runs itself.
+    # All of it before vLLM, which changes the classes of transformers that it runs itself.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     in_folder = log_probs_of_transformers(model)
-    _, settings = engine_settings(tensor_parallel=1)
-    engine = LLM(folder, max_model_len=256, seed=1, worker_extension_cls=EXTENSION, **settings)
     for parameter in model.parameters():
         parameter.mul_(1.5)  # the weights of a later step
+    later = log_probs_of_transformers(model)
+    _, settings = engine_settings(tensor_parallel=1)
+    engine = LLM(folder, max_model_len=256, seed=1, worker_extension_cls=EXTENSION, **settings)
     send(engine, model)
-    sent = difference(log_probs_of_vllm(engine), log_probs_of_transformers(model))
+    sent = difference(log_probs_of_vllm(engine), later)
     engine.collective_rpc(reload_from_folder, args=(folder,))
     return {"sent": sent, "read": difference(log_probs_of_vllm(engine), in_folder)}
 
