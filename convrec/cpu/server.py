@@ -1,7 +1,7 @@
 """vLLM's CPU build as a verl rollout server: how it takes the actor's weights.
 
 After its first load, vLLM's CPU linear layers are packed and lose their `weight_loader`, so verl's
-`model.load_weights` cannot refill them. `convrec.generation.reload` rebuilds them.
+`model.load_weights` cannot refill them. `convrec.checkpoints.reload` rebuilds them.
 """
 
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
+from convrec.checkpoints.reload import reload_weights
 from convrec.cpu.engine import init_process_group
-from convrec.generation.reload import reload_weights
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica, WeightsWorker, WorkerExtension
 
 

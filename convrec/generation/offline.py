@@ -7,12 +7,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from convrec.checkpoints.reload import reload_from_folder
 from convrec.data.template import inference_arguments
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.generation.engine_settings import engine_settings
 from convrec.generation.prompts import Messages, encode_prompts
-from convrec.generation.reload import reload_from_folder
 
 # (model, [(conversation, items that its list may not hold: of a constrained request)])
 Batch = tuple[str, Sequence[tuple[Messages, list[int]]]]

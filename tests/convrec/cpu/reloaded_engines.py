@@ -20,8 +20,8 @@ os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 import torch
 from transformers import AutoModelForCausalLM
 
+from convrec.checkpoints.reload import reload_from_folder
 from convrec.generation.engine_settings import engine_settings
-from convrec.generation.reload import reload_from_folder
 
 EXTENSION = "convrec.cpu.server.CPUWorkerExtension"
 PROMPT = [5, 17, 260, 33, 90, 7, 41, 200, 8, 12]
