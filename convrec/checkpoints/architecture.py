@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError, one_line
+from convrec.files import read_json
 
 SHOWN = 3  # names in a message
 
@@ -18,7 +19,8 @@ def check_architecture(folder: Path, name: str) -> None:
     """Raise UserError where safetensors and config.json do not fit each other.
 
     transformers' own loader does the comparison, on the meta device: it knows which weights a family renames, ties or
-    may lack. A folder with other kinds of weights is not looked into, nor a class that is no causal language model.
+    may lack. A folder with other kinds of weights is not looked into, nor one that is still being downloaded, nor a
+    class that is no causal language model.
 
     Args:
         folder: a Hugging Face folder.
@@ -47,10 +49,13 @@ def check_architecture(folder: Path, name: str) -> None:
 
 
 def _meta_weights(folder: Path) -> dict[str, Any]:
-    """Name -> a tensor without memory, of every tensor in the folder's safetensors."""
+    """Name -> a tensor without memory, of every tensor in the folder's safetensors; {} where a part is missing."""
     import torch
     from safetensors import safe_open
 
+    for index in folder.glob("*.safetensors.index.json"):
+        if not all((folder / part).exists() for part in read_json(index)["weight_map"].values()):
+            return {}
     weights: dict[str, Any] = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:

@@ -19,6 +19,7 @@ FIXED_DATE = datetime(2024, 7, 26)
 OTHER_DATE = datetime(2001, 2, 3)
 DATE_ARGUMENTS = ("date_string", "today", "current_date", "date")
 THINKING_ARGUMENTS = ("enable_thinking", "thinking")
+EMPTY_THOUGHT = re.compile(r"(?:<[^<>/]+>\s*)?</[^<>/]+>\s*\Z")  # at the end of a prompt
 MACRO = "{%- macro strftime_now(format) -%}"
 QUESTION: list[Message] = [{"role": "user", "content": "Which films are like Heat (1995)?"}]
 ANSWER = "Ran (1985)\nThief (1981)"
@@ -63,6 +64,24 @@ def is_frozen(tokenizer: Any) -> bool:
     return _template_text(tokenizer).startswith(MACRO)
 
 
+def answer_after(start: str, whole: str) -> str | None:
+    """Return what the model writes after its prompt; None where the template does not continue the prompt.
+
+    With thinking off, some templates end a prompt with an empty thought that they leave out of a finished turn. The
+    answer follows it all the same.
+
+    Args:
+        start: the prompt as it is rendered, up to where the assistant begins.
+        whole: the same conversation with the assistant's turn.
+    """
+    if whole.startswith(start):
+        return whole[len(start) :]
+    thought = EMPTY_THOUGHT.search(start)
+    if thought is None or not whole.startswith(start[: thought.start()]):
+        return None
+    return whole[thought.start() :]
+
+
 def check_answer(name: str, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
     """Raise UserError for a template under which a list would not begin with its first item.
 
@@ -71,20 +90,19 @@ def check_answer(name: str, tokenizer: Any, arguments: Mapping[str, Any]) -> Non
         arguments: of the template, as the run passes them.
     """
     start = render_prompt(tokenizer, QUESTION, **arguments)
-    whole = _render(tokenizer, CONVERSATION, arguments)
+    written = answer_after(start, _render(tokenizer, CONVERSATION, arguments))
     fix = (
         "take an instruct model that does not think, or a template of your own that can be told not to "
         "(custom_chat_template of the model's section)"
     )
     if turned_on := [argument for argument in THINKING_ARGUMENTS if arguments.get(argument)]:
         fix = f"leave out data.apply_chat_template_kwargs.{turned_on[0]}"
-    if not whole.startswith(start):
+    if written is None:
         raise UserError(
             f"{name}: its chat template opens an answer with {start[-20:]!r} and shows a finished one without: the "
             f"model thinks before every list, and ranks would be read from its thoughts; {fix}"
         )
-    written = whole[len(start) :].lstrip()
-    if not written.startswith(ANSWER):
+    if not written.lstrip().startswith(ANSWER):
         before = written.partition(ANSWER)[0]
         raise UserError(
             f"{name}: its chat template writes {before!r} in front of an answer, which would be the first ranks of "

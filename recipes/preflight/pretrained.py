@@ -41,7 +41,7 @@ def prepare(config: DictConfig, titles: Sequence[str] = (), lists: bool = True) 
     arguments = template.list_arguments(tokenizer, given) if lists else template.date_arguments(tokenizer, given)
     if lists:
         template.check_answer(name, tokenizer, arguments)
-    check_stops(name, tokenizer, model.get("tokenizer_path") or model.path, arguments)
+    check_stops(name, tokenizer, model.path, arguments)
     with open_dict(config):
         OmegaConf.update(config, KEY, arguments, force_add=True)
         if template.is_frozen(tokenizer):

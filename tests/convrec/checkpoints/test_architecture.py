@@ -93,3 +93,12 @@ def test_a_tied_model_may_be_saved_with_its_head(make: Callable[..., Path], tmp_
     folder = shutil.copytree(make("qwen2", True), tmp_path / "model")
     rewrite(folder, with_head)
     check_architecture(folder, "model")
+
+
+def test_a_download_that_is_not_whole_is_not_looked_into(make: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(make("qwen2", False), tmp_path / "model")
+    rewrite(folder, without("layers.1"))
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    parts = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    check_architecture(folder, "model")

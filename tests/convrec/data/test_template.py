@@ -27,6 +27,8 @@ THINKS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if off %}" + NO_THOUGHT.replace("\n", "{{ '\\n' }}") + "{% endif %}{% endif %}"
 )
+# As above, but with thinking off the empty thought is part of the prompt alone.
+THINKS_IN_PROMPT = THINKS.replace("{% if m.role == 'assistant' %}", "{% if m.role == 'assistant' and not off %}")
 # As SmolLM3's: a mode in the system's turn, which no answer shows.
 MODE = "<|im_start|>system\n{{ '/no_think' if enable_thinking is false else '/think' }}<|im_end|>\n" + PLAIN
 # As Granite's: another name for the argument.
@@ -82,6 +84,7 @@ def another_day(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     [
         (PLAIN, {}),
         (THINKS, {"enable_thinking": False}),
+        (THINKS_IN_PROMPT, {"enable_thinking": False}),
         (MODE, {"enable_thinking": False}),
         (OTHER_NAME, {"thinking": False}),
     ],
@@ -160,6 +163,22 @@ def test_a_model_is_asked_as_it_was_trained(load: Callable[[str], Any]) -> None:
     assert template.inference_arguments(thinks, None) == {"enable_thinking": False}
     assert template.inference_arguments(thinks, {}) == {}  # its run has taught it the tags
     assert template.inference_arguments(dated, {"date_string": "1 May 2020"}) == {"date_string": "1 May 2020"}
+
+
+@pytest.mark.parametrize(
+    ("start", "whole", "expected"),
+    [
+        ("user\nassistant\n", "user\nassistant\nHeat<end>", "Heat<end>"),
+        ("assistant\n" + NO_THOUGHT, "assistant\nHeat<end>", "Heat<end>"),
+        ("assistant\n" + NO_THOUGHT, "assistant\n<better>A</better><end>", "<better>A</better><end>"),
+        ("assistant\n</think>", "assistant\nHeat<end>", "Heat<end>"),
+        ("assistant\n<think>\n", "assistant\nHeat<end>", None),
+        ("assistant\n<think>\nHm.\n</think>\n", "assistant\nHeat<end>", None),
+        ("<model>\n", "<assistant>\nHeat<end>", None),
+    ],
+)
+def test_an_answer_follows_its_prompt_or_an_empty_thought(start: str, whole: str, expected: str | None) -> None:
+    assert template.answer_after(start, whole) == expected
 
 
 @pytest.mark.parametrize(("text", "end"), [(PLAIN, "<|im_end|>"), (THINKS, "<|im_end|>"), ("{{ messages }}", None)])

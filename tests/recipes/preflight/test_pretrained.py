@@ -16,6 +16,13 @@ from tests.conftest import mark_complete
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 BEGINS = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+)
 MODE = "<|im_start|>system\n{{ '/no_think' if enable_thinking is false else '/think' }}<|im_end|>\n" + TURNS + BEGINS
 DATED = "{% set day = date_string or strftime_now('%d %b %Y') %}Today: {{ day }}\n" + TURNS + BEGINS
 CLOCK = "Today: {{ strftime_now('%d %b %Y') }}\n" + TURNS + BEGINS
@@ -25,6 +32,11 @@ FIXED = "26 Jul 2024"
 @pytest.fixture
 def folder(model: Path, tmp_path: Path) -> Path:
     return shutil.copytree(model, tmp_path / "pretrained")
+
+
+@pytest.fixture
+def good_sft(sample: Path) -> dict[str, str]:
+    return {"TRAIN_FILE": str(sample / "sft_train.parquet"), "VAL_FILE": str(sample / "sft_validation.parquet")}
 
 
 @pytest.fixture
@@ -73,6 +85,24 @@ def test_a_run_keeps_what_its_template_is_given(
     template = pretrained.model_section(config).custom_chat_template
     assert (template or "").endswith(text if text == CLOCK else "")
     assert bool(template) == (text == CLOCK)
+
+
+def test_sft_learns_a_list_from_its_first_item_on(
+    prepared: Callable[..., tuple[DictConfig, list[str]]], folder: Path, good_sft: dict[str, str]
+) -> None:
+    """Under a template that writes an empty thought in front of each answer, as Qwen3's."""
+    from transformers import AutoTokenizer
+
+    from convrec.training.dataset import DemonstrationDataset
+
+    write_template(folder, THINKS)
+    config, _ = prepared(recipe="sft", variables=good_sft)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    data = DemonstrationDataset(config.data.train_files, tokenizer, config.data)
+    item, row = data[0], data.table.slice(0, 1).to_pylist()[0]
+    is_learned = item["loss_mask"].bool()
+    assert tokenizer.decode(item["input_ids"][is_learned]) == row["completion"][0]["content"] + "<|im_end|>"
+    assert tokenizer.decode(item["input_ids"][~is_learned]).endswith("assistant\n<think>\n\n</think>\n\n")
 
 
 def test_a_judge_thinks(prepared: Callable[..., tuple[DictConfig, list[str]]], folder: Path) -> None:
