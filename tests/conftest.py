@@ -188,7 +188,8 @@ def line_tokenizer() -> Any:
     trained = ByteLevelBPETokenizer()
     texts = ["Toy Story (1995)\nToy Story 2 (1999)\nAmélie (2001)\nHeat (1995)\n"] * 4
     trained.train_from_iterator(texts, vocab_size=330, min_frequency=1, special_tokens=["<end>"])
-    template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    end = "{% if message['role'] == 'assistant' %}<end>{% endif %}"
+    template = "{% for message in messages %}{{ message['content'] }}" + end + "\n{% endfor %}"
     return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>", chat_template=template)
 
 
