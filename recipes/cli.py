@@ -24,6 +24,7 @@ COMMANDS = {  # what is typed -> help
     "recommend": "lists for the conversations of a file",
     "evaluate": "metrics of a model, or of every checkpoint",
     "serve": "a model over HTTP, with a chat page",
+    "push": "a checkpoint to the Hugging Face Hub",
     "plot": "curves of one run or several",
     "report": "one HTML file about a run, or several side by side",
     "matrix": "many trainings, evaluated alike",

@@ -188,17 +188,24 @@ def line_tokenizer() -> Any:
     trained = ByteLevelBPETokenizer()
     texts = ["Toy Story (1995)\nToy Story 2 (1999)\nAmélie (2001)\nHeat (1995)\n"] * 4
     trained.train_from_iterator(texts, vocab_size=330, min_frequency=1, special_tokens=["<end>"])
-    template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    end = "{% if message['role'] == 'assistant' %}<end>{% endif %}"
+    template = "{% for message in messages %}{{ message['content'] }}" + end + "\n{% endfor %}"
     return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>", chat_template=template)
 
 
 @pytest.fixture(scope="session")
-def unread_model(sound_model: Callable[..., Path], line_tokenizer: Any, tmp_path_factory: Any) -> Path:
-    """A model of which all is read but its weights."""
-    folder = sound_model(tmp_path_factory.mktemp("unread") / "model")
+def unread_model(line_tokenizer: Any, tmp_path_factory: Any) -> Path:
+    """A model of which all is read but the numbers of its weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder = tmp_path_factory.mktemp("unread") / "model"
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, max_position_embeddings=4096)).save_pretrained(folder)
     line_tokenizer.save_pretrained(folder)
-    config = {"model_type": "qwen2", "vocab_size": 320, "max_position_embeddings": 4096}
+    config = {"model_type": "qwen2", "max_position_embeddings": 4096, **sizes, **heads}
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").unlink()
     return folder
 
 

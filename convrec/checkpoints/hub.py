@@ -3,11 +3,15 @@
 import logging
 import os
 import threading
+from pathlib import Path
 
 from convrec.errors import UserError, one_line
 
 SECONDS = 8.0
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+# Weights of the same model for other programs, as large as the model itself.
+OTHER_FORMATS = ("original/*", "onnx/*", "*.onnx", "*.gguf", "*.pth", "*.h5", "*.msgpack", "consolidated*")
 
 
 def is_folder(model: str) -> bool:
@@ -16,18 +20,58 @@ def is_folder(model: str) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """organisation/name, and nothing here goes by that name."""
-    return text.count("/") == 1 and text[0] not in "./~" and " " not in text and not os.path.isdir(text.split("/")[0])
+    """organisation/name or organisation/name@revision, and nothing here goes by that name."""
+    repository, _ = split_revision(text)
+    is_name = repository.count("/") == 1 and text[0] not in "./~" and " " not in text
+    return is_name and not os.path.isdir(repository.split("/")[0])
+
+
+def split_revision(model: str) -> tuple[str, str]:
+    """Return (organisation/name, revision); revision "" for the newest."""
+    repository, _, revision = model.partition("@")
+    return repository, revision
+
+
+def download_revision(model: str, given_as: str) -> str:
+    """Return the folder of organisation/name@revision in the Hub's cache, downloading what is not there.
+
+    What is read later, by transformers, verl and vLLM, is this folder, whose name is the commit.
+
+    Args:
+        given_as: the variable or option that errors name.
+
+    Raises UserError where this machine cannot have it.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, revision = split_revision(model)
+    try:
+        return snapshot_download(repository, revision=revision, ignore_patterns=[*OTHER_FORMATS])
+    except Exception as error:  # as in `problem`
+        raise UserError(
+            f"{given_as}{model}: not to be had from the Hub ({one_line(error)}); is {revision!r} a branch, a tag or a "
+            "commit of it? HF_TOKEN is for a gated or private model"
+        ) from None
+
+
+def local_folder(model: str) -> Path | None:
+    """Return the folder of a model that lies here, in the Hub's cache or elsewhere; None for one to be downloaded."""
+    if is_folder(model):
+        return Path(model).expanduser()
+    return Path(_cached_file(model, "config.json")).parent if is_cached(model) else None
 
 
 def is_cached(model: str) -> bool:
     """Whether config and weights (of several parts, the list of them) of this id lie in the Hub's cache here."""
+    return bool(_cached_file(model, "config.json")) and any(_cached_file(model, name) for name in WEIGHTS)
+
+
+def _cached_file(model: str, name: str) -> str:
+    """The path of a file in the Hub's cache; "" where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    def lies_here(name: str) -> bool:
-        return isinstance(try_to_load_from_cache(model, name), str)
-
-    return lies_here("config.json") and any(map(lies_here, WEIGHTS))
+    found = try_to_load_from_cache(model, name)
+    return found if isinstance(found, str) else ""
 
 
 def problem(model: str) -> str:

@@ -24,6 +24,7 @@ from convrec.checkpoints.files import (
     read_if_whole,
     shards_folder,
 )
+from convrec.checkpoints.gguf import COMMAND, gguf_file
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json, write_json
 from convrec.runs.folder import LATEST, MANIFEST, latest_step, start_model, step_of
@@ -40,6 +41,9 @@ def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> s
     """
     text = str(model_path)
     folder = Path(text).expanduser()
+    if file := gguf_file(text):
+        out = f"models/{file.stem}"
+        raise UserError(f"{given_as}{text}: GGUF; convert it first, with `{COMMAND} {file} {out}`, and give {out}")
     if folder.is_dir():
         holds_model = any((folder / name).exists() for name in ("config.json", ADAPTER))
         if not holds_model and _step_folder(folder) is None:
@@ -86,11 +90,15 @@ def _step_folder(folder: Path) -> Path | None:
 def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
     """A Hugging Face folder or id for any of: id, Hugging Face folder, PEFT adapter, run folder, RUN/global_step_N.
 
+    An id with a revision, organisation/name@revision, is downloaded, and becomes its folder.
+
     Raises UserError as `check_model_path` does, and when a checkpoint is half written or cannot be merged.
     """
     text = check_model_path(model_path, given_as)
     folder = Path(text)
-    if not folder.is_dir() or (folder / "config.json").exists():
+    if not folder.is_dir():
+        return hub.download_revision(text, given_as) if hub.split_revision(text)[1] else text
+    if (folder / "config.json").exists():
         return text
     if (folder / ADAPTER).exists():
         return str(_merge_adapter(folder, folder / "merged"))

@@ -1,7 +1,7 @@
 """vLLM's CPU build as a verl rollout server: how it takes the actor's weights.
 
 After its first load, vLLM's CPU linear layers are packed and lose their `weight_loader`, so verl's
-`model.load_weights` cannot refill them. vLLM's own `reload_weights` rebuilds them, a head tied to the embedding too.
+`model.load_weights` cannot refill them. `convrec.checkpoints.reload` rebuilds them.
 """
 
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
+from convrec.checkpoints.reload import reload_weights
 from convrec.cpu.engine import init_process_group
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica, WeightsWorker, WorkerExtension
 
@@ -29,7 +30,7 @@ class CPUWorkerExtension(WorkerExtension):
         ).receive_weights(
             on_bucket_received=lambda bucket, is_last: weights.extend((name, t.clone()) for name, t in bucket)
         )
-        self.model_runner.reload_weights(weights_iterator=iter(weights))
+        reload_weights(self.model_runner, weights_iterator=iter(weights))
 
 
 class CPUHttpServer(ConvRecHttpServer):

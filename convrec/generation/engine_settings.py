@@ -5,10 +5,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from convrec.gpus import usable_gpus
+from convrec.gpus import check_vllm_runs_on_cpu, usable_gpus
 
 NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # what vLLM compiles on a CPU, a count over log-probs, costs 14 of 34 s
 NO_NVCC = ("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM compiles it at its start; a machine with a driver alone cannot
+# torch.cuda.is_available() has been called in this process: a fork of it cannot use CUDA, and vLLM does not notice.
+SPAWN = ("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 ONE_PROCESS = "convrec.generation.executor.InProcessExecutor"
 
 
@@ -19,11 +21,15 @@ def engine_settings(tensor_parallel: int, spare_cores: int = 0) -> tuple[bool, d
     The type is float32 on a CPU, the checkpoint's own on a GPU.
     """
     os.environ.setdefault(*NO_NVCC)
-    settings: dict[str, Any] = {"tensor_parallel_size": tensor_parallel}
+    # A model's own repetition_penalty, temperature and so on must not make served answers others than a batch's. Its
+    # stop tokens are read all the same.
+    settings: dict[str, Any] = {"tensor_parallel_size": tensor_parallel, "generation_config": "vllm"}
     if tensor_parallel == 1:
         settings["distributed_executor_backend"] = ONE_PROCESS
     if usable_gpus():
+        os.environ.setdefault(*SPAWN)
         return False, settings | {"gpu_memory_utilization": 0.85}
+    check_vllm_runs_on_cpu()
     return True, settings | _cpu_settings(spare_cores)
 
 

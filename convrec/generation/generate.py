@@ -59,7 +59,7 @@ def generate(
     """An answer to each of the prompts, in their order.
 
     A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
-    the template's own arguments; None asks a thinking model to answer right away. `placement`: the replicas, which
+    the template's own arguments; None: those for lists (convrec.data.template). `placement`: the replicas, which
     share the prompts in batches (`size_of_batch`). `on_batch` gets the answers to each as soon as they are there:
     what an interrupted call has paid for can be kept. Of several replicas they come in any order. A batch whose replica
     is killed is asked again, and no other one. A sample comes of the prompt and `seed` alone, and of no other prompt.
@@ -76,7 +76,7 @@ def generate(
         sampling=sampling,
         seed=seed,
         tensor_parallel=placement.tensor_parallel,
-        chat_template_kwargs={"enable_thinking": False} if chat_template_kwargs is None else chat_template_kwargs,
+        chat_template_kwargs=chat_template_kwargs,
         trie=constraint.trie if constraint else None,
         num_items=constraint.num_items if constraint else 0,
     )

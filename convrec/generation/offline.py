@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
+from convrec.checkpoints.reload import reload_from_folder
+from convrec.data.template import inference_arguments
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.generation.engine_settings import engine_settings
@@ -29,7 +31,7 @@ class Request:
     sampling: dict[str, Any]
     seed: int
     tensor_parallel: int = 1
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] | None = None  # None: what lists need of the model's template
     trie: str | None = None  # of a constrained request, which also has
     num_items: int = 0
 
@@ -56,6 +58,7 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
     Raises UserError for a model that cannot be loaded or has no room for a prompt beside max_tokens.
     """
     tokenizer, context = load_tokenizer(request.model)
+    template_arguments = inference_arguments(tokenizer, request.chat_template_kwargs)
     limit = min(request.max_prompt_tokens, context - request.max_tokens)
     if limit < 1:
         raise UserError(
@@ -89,11 +92,11 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
         nonlocal loaded
         model, asked = batch
         if model != loaded:
-            engine.collective_rpc("reload_weights", kwargs={"weights_path": model})
+            engine.collective_rpc(reload_from_folder, args=(model,))
             engine.reset_prefix_cache()  # what it holds is of the other weights
             loaded = model
         conversations = [conversation for conversation, _ in asked]
-        prompts, truncated = encode_prompts(tokenizer, conversations, limit, request.chat_template_kwargs)
+        prompts, truncated = encode_prompts(tokenizer, conversations, limit, template_arguments)
         inputs = [{"prompt_token_ids": tokens} for tokens in prompts]
         parameters = sampling
         if request.trie:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.data.schema import SPEAKERS, before_questions, prompt_text
+from convrec.data.template import inference_arguments
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.features.asking.attributes import load_attributes
@@ -69,6 +70,7 @@ class Recommender:
     _show: Sequence[str] = ()
     _max_prompt_length = _context = 0  # tokens of a prompt; of a prompt and its list
     _retrieval: ServedRetrieval | None = None
+    _template_arguments: Mapping[str, Any] = {}
     _questions: Sequence[Question] = ()
 
     def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine"):
@@ -111,11 +113,12 @@ class Recommender:
         if max_items < 1:
             raise UserError(f"max_items {max_items}: at least 1")
         tokenizer, context = load_tokenizer(found.path)
+        template_arguments = inference_arguments(tokenizer, found.chat_template_kwargs)
         with ExitStack() as opened:
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
             text = prompt_text("USER: \n", max(max_items, found.lists.num_items), found.item)
             instruction = [{"role": "user", "content": text}]
-            (ids,), _ = encode_prompts(tokenizer, [instruction], context, found.chat_template_kwargs)
+            (ids,), _ = encode_prompts(tokenizer, [instruction], context, template_arguments)
             least = min(max_prompt_length, len(ids) + LEAST_CONVERSATION)
             served = ServedCatalog(
                 Path(catalog),
@@ -148,6 +151,7 @@ class Recommender:
                 opened.callback(engine.close)
             recommender = cls(found, served, tokenizer, engine)
             recommender._show, recommender._retrieval = show, beside
+            recommender._template_arguments = template_arguments
             recommender._max_prompt_length, recommender._context = max_prompt_length, context
             if asked:
                 recommender._questions = [
@@ -287,7 +291,7 @@ class Recommender:
         prompt = with_candidates(prompt, [format_item(item.title, item.year or NO_YEAR) for item in best])
         limit = min(self._max_prompt_length, self._context - trie.longest_list(max(written, 1)))
         messages = [[{"role": "user", "content": prompt}]]
-        (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self.model.chat_template_kwargs)
+        (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self._template_arguments)
         excluded = self._open_questions(text) + excluded if may_ask else excluded
         why_liked = liked_items if why else None
         return _Prepared(ids, cut, snapshot, trie, excluded, written, reason, why_liked, retrieved, length)

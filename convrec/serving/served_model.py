@@ -18,6 +18,7 @@ from convrec.runs.folder import LATEST, read_config, setting
 @dataclass(frozen=True)
 class ServedModel:
     """path: a Hugging Face folder or id. lists: as the model was trained; their num_items is what the prompt asks for.
+    chat_template_kwargs: of the run that trained it; None where no run of ours has.
     item: what the prompt calls an item. candidates: that it names, of a retrieval. ask: the attributes that it was
     trained to ask about, in turns of at most `max_turns` with the list."""
 
@@ -25,7 +26,7 @@ class ServedModel:
     version: str
     lists: ListSettings
     item: str
-    chat_template_kwargs: dict[str, Any]
+    chat_template_kwargs: dict[str, Any] | None
     candidates: int = 0
     ask: tuple[str, ...] = ()
     max_turns: int = MAX_TURNS
@@ -62,7 +63,7 @@ def find_model(model: str | Path, catalog: Path, item: str | None, num_items: in
         _version(path),
         lists,
         item or noted.get("item") or "movie",
-        {"enable_thinking": False} if kwargs is None else dict(kwargs),
+        None if kwargs is None else dict(kwargs),
         setting(trained_with, "convrec.candidates") or 0,
         tuple(setting(trained_with, "convrec.ask") or ()),
         int(setting(trained_with, "convrec.max_turns") or MAX_TURNS),

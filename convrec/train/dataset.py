@@ -18,6 +18,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from convrec.data.arrow_types import table_as
 from convrec.data.chat import Message, encode, fit_prompt, fits, render_prompt, without_control_tokens
 from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, SFT_SCHEMA, TRUTH, is_demonstration_table
+from convrec.data.template import answer_after
 from convrec.errors import UserError
 
 VALIDATION_SEED = 3407  # not the run's: runs with different seeds are compared on the same rows
@@ -150,9 +151,10 @@ class DemonstrationDataset(Dataset):
         rendered = self.tokenizer.apply_chat_template(prompt + completion, tokenize=False, **self.template_kwargs)
         start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
         content = completion[0]["content"].strip()  # Llama's template strips it
-        if not rendered.startswith(start) or content not in rendered[len(start) :]:
+        written = answer_after(start, rendered)
+        if written is None or content not in written:
             raise UserError(
                 f"{row['sample_id']}: the chat template does not continue its own generation prompt; pass a "
                 "custom_chat_template"
             )
-        return rendered[len(start) :].rstrip()
+        return written.rstrip()

@@ -16,7 +16,9 @@ from verl.trainer.ppo.rollout_corr_helper import (
     compute_rollout_correction_and_add_to_batch,
     compute_rollout_correction_weights,
 )
+from verl.utils.fs import copy_to_local
 
+from convrec.data.tokenizer import stop_token_ids
 from convrec.features.registry import active_features
 from convrec.lists.token_ranks import build_vocab_table
 from convrec.rank_grpo import NAME
@@ -54,7 +56,7 @@ class RankMethod:
         credit_settings = CreditSettings(
             num_ranks=settings.num_items,
             vocab_table=build_vocab_table(tokenizer, settings.delimiter),
-            stop_token_ids=read_stop_token_ids(tokenizer, config.actor_rollout_ref.model.path),
+            stop_token_ids=stop_token_ids(tokenizer, copy_to_local(config.actor_rollout_ref.model.path)),
             preset=settings.preset,
             norm_by_std=config.algorithm.get("norm_adv_by_std_in_grpo", True),
             overflow_penalty=settings.overflow_penalty,
@@ -146,18 +148,3 @@ class RankMethod:
 
     def write_card(self, engine: Any, folder: Any) -> None:
         """A list model's card is the run's."""
-
-
-def read_stop_token_ids(tokenizer: Any, model_path: str) -> list[int]:
-    """Return the ids vLLM stops at: the tokenizer's end of sequence and those of the model's generation config."""
-    from transformers import GenerationConfig
-    from verl.utils.fs import copy_to_local
-
-    ids = {tokenizer.eos_token_id}
-    try:
-        configured = GenerationConfig.from_pretrained(copy_to_local(model_path)).eos_token_id
-    except OSError:  # a model need not ship a generation config
-        configured = None
-    if configured is not None:
-        ids |= set(configured if isinstance(configured, list) else [configured])
-    return sorted(ids)

@@ -80,7 +80,7 @@ class EvaluationOptions:
     fuzzy_cutoff: float | None = option(f"least similarity, up to 100 ({OF_LISTS['fuzzy_cutoff']})", type=float)
     delimiter: str | None = option(f"character between items ({OF_LISTS['delimiter']})", type=delimiter)
     chat_template_kwargs: Mapping[str, Any] | None = option(
-        f'JSON ({OF_RUN} {{"enable_thinking": false}})', type=json_object
+        f"JSON ({OF_RUN} no thinking, a fixed date)", type=json_object
     )
     limit: int | None = option("only the first rows", type=int)
     seed: int = option("of the bootstrap (%(default)s)", 3407, type=int)

@@ -15,6 +15,8 @@ from convrec.progress import Progress
 from convrec.runs.folder import latest_step
 from convrec.train.trackers import tracking
 
+MOST_LISTS = 0.9  # share of the responses without a stop token at which a run says so
+
 
 class Console:
     """Writes to the terminal the process was started on, whatever stdout and stderr point to since."""
@@ -77,6 +79,8 @@ def progress(
     def follow(step: int, metrics: Mapping[str, Any]) -> None:
         if not latest:  # the rate is that of steps, without the start and the first step, which warms up
             bar.initial, bar.start_t = step, time.time()
+            if warning := cut_lists_warning(metrics):
+                console.say(f"warning: {warning}")
         latest.update({short: metrics[name] for name, short in show.items() if name in metrics})
         if step != bar.n:
             bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in latest.items()), refresh=False)
@@ -92,3 +96,14 @@ def progress(
     finally:
         tracking.FOLLOWERS.remove(follow)
         bar.close()
+
+
+def cut_lists_warning(metrics: Mapping[str, Any]) -> str:
+    """Return what to say where nearly all responses of a step have no stop token; "" where most have one."""
+    share = metrics.get("rank_grpo/truncated", 0.0)
+    if share < MOST_LISTS:
+        return ""
+    return (
+        f"{share:.0%} of this step's responses were cut at MAX_RESPONSE_LENGTH: the model does not stop by itself. "
+        "Train it by SFT first, or raise MAX_RESPONSE_LENGTH"
+    )

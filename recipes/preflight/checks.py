@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +13,10 @@ from tokenizers import Tokenizer
 
 from convrec import gpus, kinds
 from convrec.checkpoints import hub
+from convrec.checkpoints.architecture import check_architecture
 from convrec.checkpoints.files import check_hugging_face
 from convrec.checkpoints.logits import check_logits, model_settings
-from convrec.data.tokenizer import load_tokenizer
+from convrec.data.schema import is_demonstration_table
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.features.candidates import checks as candidates
@@ -27,6 +28,7 @@ from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.ranks import format_item
 from convrec.rank_grpo import NAME
 from convrec.runs.folder import listed
+from recipes.preflight import pretrained
 from recipes.preflight.batch import check_batch, check_heads, check_micro_batch
 from recipes.preflight.cores import rollout_devices
 
@@ -39,6 +41,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
     _check_rank_reward(ours)
     _check_rollout_correction(config.algorithm)
     _check_dynamic_sampling(config)
+    _check_text_only(config)
     catalog_file = ours.catalog_file
     catalog = load_catalog(catalog_file)
     if MATCHERS[ours.matching].needs_years and not catalog.dated:
@@ -47,7 +50,7 @@ def check_rank_grpo(config: DictConfig) -> list[str]:
             "needs: use convrec.matching=fuzzy"
         )
     warnings = check_tables(config, partial(validate_rl_table, dated=catalog.dated))
-    check_tokenizer(config.actor_rollout_ref.model, catalog.titles)
+    warnings += pretrained.prepare(config, catalog.titles)
     warnings += _check_list_length(config, catalog)
     for feature in active_features(config):
         warnings += feature.check(catalog)
@@ -135,6 +138,17 @@ def _check_dynamic_sampling(config: DictConfig) -> None:
         )
 
 
+def _check_text_only(config: DictConfig) -> None:
+    """A model with images is read through a processor, which knows neither the catalog's trie nor a turn's question."""
+    path = config.actor_rollout_ref.model.path
+    folder = hub.local_folder(path)
+    if folder is None or "vision_config" not in model_settings(str(folder)):
+        return
+    for setting, is_on in (("CONSTRAINED=1", config.convrec.constrained), ("ASK", config.convrec.ask)):
+        if is_on:
+            raise UserError(f"{setting}: MODEL_PATH={path} reads images (vision_config); take a model of text alone")
+
+
 def check_rl(config: DictConfig) -> None:
     _check_reward_function(config.reward.custom_reward_function)
     rollout = config.actor_rollout_ref.rollout
@@ -204,12 +218,14 @@ def check_sft(config: DictConfig) -> list[str]:
             f"VAL_FILE has {rows} rows, fewer than the {devices} devices (N_GPUS_PER_NODE x N_NODES) that share them: "
             "add rows, or use fewer devices"
         )
-    check_tokenizer(config.model)
-    return warnings
+    are_lists = not all(map(is_demonstration_table, listed(config.data.train_files)))  # else verdicts of a judge
+    return warnings + pretrained.prepare(config, lists=are_lists)
 
 
 def _check_devices(config: DictConfig) -> int:
     wanted, on_cluster = config.trainer.n_gpus_per_node, os.environ.get("RAY_ADDRESS")
+    if config.trainer.device == "cpu" and "actor_rollout_ref" in config and not on_cluster:
+        gpus.check_vllm_runs_on_cpu()
     if config.trainer.nnodes > 1 and not on_cluster:
         raise UserError(
             f"N_NODES={config.trainer.nnodes}: more than this node are a Ray cluster's: set RAY_ADDRESS, or unset it"
@@ -227,23 +243,18 @@ def _check_devices(config: DictConfig) -> int:
 
 
 def _check_model(model_path: str, lengths: dict[str, int], tensor_parallel: int = 1) -> None:
-    """The model is whole, holds no code, has room for these lengths together and heads that divide over the GPUs of a
-    replica; one that is still to be downloaded is not looked into."""
+    """The model is whole, holds no code, has the weights of its architecture, room for these lengths together and heads
+    that divide over the GPUs of a replica; one that is still to be downloaded is not looked into."""
     if hub.is_folder(model_path):
         check_hugging_face(Path(model_path))
+    if folder := hub.local_folder(model_path):
+        check_architecture(folder, f"MODEL_PATH={model_path}")
     settings = model_settings(model_path)
     check_heads(settings.get("num_attention_heads", 0), tensor_parallel, model_path)
     limit = settings.get("max_position_embeddings")
     if limit and sum(lengths.values()) > limit:
         asked_for = " + ".join(f"{name}={value}" for name, value in lengths.items())
         raise UserError(f"{asked_for}: more tokens than the {limit} positions of {model_path}; lower them")
-
-
-def check_tokenizer(model: DictConfig, titles: Sequence[str] = ()) -> None:
-    """Also of an id of the Hub; that one is not to be had, `findings` says, of the machine that trains."""
-    if hub.is_folder(model.path) or not hub.problem(model.path):
-        given = {"tokenizer_path": model.get("tokenizer_path"), "chat_template": model.get("custom_chat_template")}
-        load_tokenizer(model.path, "MODEL_PATH=", titles=titles, **given)
 
 
 def check_tables(config: DictConfig, validate: Callable[[str], TableReport]) -> list[str]:

@@ -6,7 +6,8 @@ from convrec.errors import UserError
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import read_judge_table, validate_judge_table
 from convrec.runs.folder import listed
-from recipes.preflight.checks import check_rl, check_tables, check_tokenizer, require_files
+from recipes.preflight import pretrained
+from recipes.preflight.checks import check_rl, check_tables, require_files
 
 
 def check_judge(config: DictConfig) -> list[str]:
@@ -16,8 +17,7 @@ def check_judge(config: DictConfig) -> list[str]:
     require_files(config)
     warnings = check_tables(config, lambda path: validate_judge_table(path, mode))
     _check_orders(config)
-    check_tokenizer(config.actor_rollout_ref.model)
-    return warnings
+    return warnings + pretrained.prepare(config, lists=False)
 
 
 def _check_orders(config: DictConfig) -> None:

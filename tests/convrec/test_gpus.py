@@ -1,5 +1,6 @@
 """GPUs that are there and cannot be used are an error, not a CPU. torch is patched: no GPU is here."""
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,30 @@ def test_whoever_hides_the_devices_wants_the_cpu(device: Path, monkeypatch: pyte
     assert gpus.usable_gpus() == 0
 
 
-def test_no_device_or_a_torch_without_cuda_means_the_cpu(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert gpus.usable_gpus() == 0
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+@pytest.mark.parametrize("cuda", ["13.0", None])
+def test_no_device_means_the_cpu(device: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     device.unlink()
     assert gpus.usable_gpus() == 0
+
+
+def test_a_torch_without_cuda_beside_nvidia_devices_is_no_cpu(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(UserError, match=r"torch .* is built without CUDA: install the GPU environment"):
+        gpus.usable_gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus.usable_gpus() == 0
+
+
+def test_vllm_built_for_gpus_is_no_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.check_vllm_runs_on_cpu()  # the environment of these tests has the build for CPUs
+
+    def version(name: str) -> str:
+        if name == "vllm":
+            return "0.24.0"
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(gpus, "version", version)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match=r"no GPU is visible \(CUDA_VISIBLE_DEVICES=\), and vLLM 0\.24\.0 is built for"):
+        gpus.check_vllm_runs_on_cpu()

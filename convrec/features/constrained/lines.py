@@ -44,6 +44,13 @@ def _refuse(
     encode: Any,
     delimiter: str,
 ) -> None:
+    alone, behind = encode([lines[0], delimiter + lines[0]])
+    if behind[-len(alone) :] != alone:
+        raise UserError(
+            f"{_name(tokenizer)} puts a space before the first line of a text (Llama 2, Mistral 7B v0.1 to v0.3, "
+            "Phi-3): an item has other tokens at the top of a list than below, so lists cannot be constrained with it. "
+            "Train without CONSTRAINED, or take a model whose tokenizer does not (Qwen, Llama 3, Mistral Nemo)"
+        )
     pairs = encode([f"{lines[index]}{delimiter}{line}" for index, line in enumerate(lines[1:])])
     for index, pair in enumerate(pairs):
         if pair != inner[index] + last[index + 1]:

@@ -128,3 +128,34 @@ def test_a_template_and_a_tokenizer_of_ones_own_take_the_place_of_the_models(mod
     own = "{{ messages[0]['content'] }}!"
     tokenizer, _ = load_tokenizer(str(model), tokenizer_path=str(tmp_path / "other"), chat_template=own)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+
+
+def test_a_special_token_above_the_embedding_is_one_that_no_text_has(model: Path) -> None:
+    """Gemma 3's models without images have the tokenizer of those with."""
+    from transformers import AutoTokenizer
+
+    rows = len(AutoTokenizer.from_pretrained(model))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(model)
+    config(vocab_size=rows)(model)
+    assert len(load_tokenizer(str(model))[0]) == rows + 1
+    tokenizer.add_tokens(["an ordinary one"])
+    tokenizer.save_pretrained(model)
+    with pytest.raises(UserError, match=rf"a tokenizer of {rows + 2} ids for an embedding of {rows} rows"):
+        load_tokenizer(str(model))
+
+
+@pytest.mark.parametrize("name", ["tekken_240911.json", "tokenizer.model.v1"])
+def test_a_repository_without_a_tokenizer_json_is_one_line(model: Path, name: str) -> None:
+    """Mistral's own files, as mistral-common ships them."""
+    import mistral_common
+
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+    config(model_type="mistral", vocab_size=131072)(model)
+    source = Path(mistral_common.__file__).parent / "data" / name
+    shutil.copy(source, model / ("tekken.json" if "tekken" in name else "tokenizer.model"))
+    with pytest.raises(UserError, match=r"tekken\.json or a tokenizer\.model alone") as error:
+        load_tokenizer(str(model), "MODEL_PATH=")
+    assert "\n" not in str(error.value)

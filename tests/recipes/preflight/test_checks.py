@@ -480,3 +480,37 @@ def test_wrong_value_stops_before_it_is_submitted(script: str, tmp_path: Path) -
     )
     assert done.returncode == 2, done.stderr
     assert "error: SEED=today: expected an integer" in done.stderr
+
+
+@pytest.mark.parametrize("recipe", ["rank_grpo", "sft"])
+def test_weights_of_another_architecture_are_refused(
+    refused: Refused, model: Path, tmp_path: Path, recipe: str
+) -> None:
+    """tests/convrec/checkpoints/test_architecture.py has what can be wrong."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    more = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    (folder / "config.json").write_text(json.dumps(config | more))
+    message = refused(recipe=recipe, MODEL_PATH=str(folder))
+    assert message.startswith(f"MODEL_PATH={folder}: its weights are not those of the architecture in config.json")
+    assert "they lack model.layers.1." in message
+
+
+@pytest.mark.parametrize(("variable", "value"), [("CONSTRAINED", "1"), ("ASK", "genre")])
+def test_a_model_of_images_lists_no_catalog(
+    refused: Refused, model: Path, tmp_path: Path, variable: str, value: str
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vision_config": {}}))
+    message = refused(MODEL_PATH=str(folder), **{variable: value})
+    assert message.startswith(variable)
+    assert f"MODEL_PATH={folder} reads images (vision_config)" in message
+
+
+def test_a_rollout_on_a_cpu_needs_vllm_built_for_it(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise UserError("no GPU is visible, and vLLM is built for GPUs")
+
+    monkeypatch.setattr(gpus, "check_vllm_runs_on_cpu", refuse)
+    assert refused() == "no GPU is visible, and vLLM is built for GPUs"

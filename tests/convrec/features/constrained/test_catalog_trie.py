@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from transformers import PreTrainedTokenizerFast
 
 from convrec.errors import UserError
@@ -53,6 +53,16 @@ def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(befor
     joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="joining")
     with pytest.raises(UserError, match="tokenizer joining encodes 'Zodiac' in another way behind 'Film"):
         encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
+
+
+def test_a_tokenizer_that_puts_a_space_before_the_first_line_is_named_as_that() -> None:
+    """As those of Llama 2, Mistral 7B and Phi-3: no title is at fault."""
+    words = {token: number for number, token in enumerate(["<unk>", "\n", "▁", *"HeatRnU", "<end>"])}
+    backend = Tokenizer(BPE(vocab=words, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = Metaspace(prepend_scheme="first")
+    spaced = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="spaced")
+    with pytest.raises(UserError, match=r"tokenizer spaced puts a space before the first line .*CONSTRAINED"):
+        encode_lines(spaced, ["Heat", "Ran"], "\n")
 
 
 def test_lines_of_one_item_are_one_and_equal_lines_are_there_once(catalog: CatalogTrie) -> None:

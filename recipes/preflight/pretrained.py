@@ -1,0 +1,78 @@
+"""Check the model that a run starts from, and fix in the run's config what would change its prompts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from convrec.checkpoints import hub
+from convrec.checkpoints.models import run_folder
+from convrec.data import template
+from convrec.data.tokenizer import check_stops, load_tokenizer
+from convrec.runs.folder import read_config, setting
+
+KEY = "data.apply_chat_template_kwargs"
+
+
+def prepare(config: DictConfig, titles: Sequence[str] = (), lists: bool = True) -> list[str]:
+    """Check the tokenizer, its chat template and its stop tokens; note in the config what the template is given.
+
+    A model of the Hub that is not to be had is not looked into: `findings` says so, of the machine that trains.
+
+    Args:
+        config: of a run, which gets the template's arguments and, where the template calls the clock, the template.
+        titles: what the model is to write.
+        lists: whether its answers are lists; a judge thinks before its verdict.
+
+    Returns a line for each thing that was fixed. Raises UserError for a model that cannot train.
+    """
+    model = model_section(config)
+    if not hub.is_folder(model.path) and hub.problem(model.path):
+        return []
+    name = f"MODEL_PATH={model.path}"
+    tokenizer, _ = load_tokenizer(
+        model.path,
+        "MODEL_PATH=",
+        titles=titles,
+        tokenizer_path=model.get("tokenizer_path"),
+        chat_template=model.get("custom_chat_template"),
+    )
+    given = _given_arguments(config, model.path)
+    arguments = template.list_arguments(tokenizer, given) if lists else template.date_arguments(tokenizer, given)
+    if lists:
+        template.check_answer(name, tokenizer, arguments)
+    check_stops(name, tokenizer, model.path, arguments)
+    with open_dict(config):
+        OmegaConf.update(config, KEY, arguments, force_add=True)
+        if template.is_frozen(tokenizer):
+            model.custom_chat_template = tokenizer.chat_template
+    return _fixed(name, given, arguments, template.is_frozen(tokenizer))
+
+
+def model_section(config: DictConfig) -> DictConfig:
+    """The part of a recipe's config that names the model."""
+    return config.actor_rollout_ref.model if "actor_rollout_ref" in config else config.model
+
+
+def _given_arguments(config: DictConfig, model_path: str) -> dict[str, Any]:
+    """The user's arguments of the template, over those of the run that the model comes from."""
+    run = run_folder(model_path)
+    of_start = setting(read_config(run), KEY) if run else None
+    own: Any = OmegaConf.to_container(OmegaConf.select(config, KEY) or OmegaConf.create({}), resolve=True)
+    return {**(of_start or {}), **own}
+
+
+def _fixed(name: str, given: dict[str, Any], arguments: dict[str, Any], is_frozen: bool) -> list[str]:
+    """A line for each argument that this run has added."""
+    lines = []
+    for key, value in arguments.items():
+        if key in given:
+            continue
+        if value is False:
+            lines.append(f"{name}: thinking is turned off for lists ({KEY}.{key}=false)")
+        else:
+            lines.append(f"{name}: its chat template writes the date; in this run it is {value} ({KEY}.{key})")
+    if is_frozen:
+        date = template.FIXED_DATE.strftime("%d %b %Y")
+        lines.append(f"{name}: its chat template writes today's date; in this run it is {date} (custom_chat_template)")
+    return lines

@@ -1,0 +1,101 @@
+"""Upload a run's checkpoint to the Hugging Face Hub, with a card of its data, metrics and commands.
+
+The checkpoint is the run's best by validation, the newest where none was validated, or the one that RUN names
+(RUN/global_step_N). The token is the Hub's own: HF_TOKEN, or `hf auth login`.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from convrec.checkpoints import hub
+from convrec.checkpoints.files import ANSWERING, check_hugging_face
+from convrec.checkpoints.models import resolve_model, run_folder
+from convrec.checkpoints.saving import best_step
+from convrec.errors import UserError, one_line, says_user_errors
+from convrec.options import parse, parser_of
+from convrec.runs.card import CARD, write_card
+from convrec.runs.folder import LATEST, latest_step, read_config, recipe_of, step_of
+
+USE = """
+## Use
+```bash
+convrec recommend --model {repository} --catalog CATALOG --in CHATS --out LISTS.parquet
+convrec serve --model {repository} --catalog CATALOG
+```
+"""
+TRAIN = """
+## Train
+With the settings above in their variables: `convrec {command}`.
+"""
+COMMANDS = {"sft": "train sft", "rank_grpo": "train rank-grpo"}  # recipe -> command
+
+
+def push(run: str, repository: str, *, revision: str = "", private: bool = False, dry_run: bool = False) -> str:
+    """Upload the checkpoint as one commit.
+
+    Args:
+        run: a run folder, or RUN/global_step_N.
+        repository: organisation/name, made where it is not there.
+        revision: the branch to commit to, made where it is not there; "": the main one.
+        private: whether a repository that is made can be seen by its owners alone.
+        dry_run: say what would be uploaded, and ask the Hub nothing.
+
+    Returns what was done, in lines. Raises UserError for a run without a checkpoint, and where the Hub refuses.
+    """
+    if not hub.is_id(repository) or hub.split_revision(repository)[1]:
+        raise UserError(f"{repository}: not a Hugging Face id; give organisation/name")
+    folder, card = _checkpoint(run, repository)
+    files = sorted(path for pattern in ANSWERING for path in folder.glob(pattern) if path.is_file())
+    if dry_run:
+        lines = [f"{path.name:40} {path.stat().st_size:>15,} bytes" for path in files]
+        return "\n".join([f"{folder} would be uploaded to {repository}:", *lines, "", card, "nothing was uploaded"])
+    sources: Mapping[str, str | bytes] = {CARD: card.encode(), **{path.name: str(path) for path in files}}
+    return f"uploaded {len(sources)} files to {_upload(sources, repository, revision, private)}"
+
+
+def _checkpoint(run: str, repository: str) -> tuple[Path, str]:
+    """The Hugging Face folder to upload, and its card."""
+    home = run_folder(run)
+    if home is None or not read_config(home):
+        raise UserError(f"{run}: no run folder of a training; give RUN or RUN/global_step_N")
+    given = Path(run).expanduser()
+    step = best_step(home) or latest_step(home)
+    if not (given / LATEST).exists():
+        step = next((number for part in (given, *given.parents) if (number := step_of(part)) is not None), step)
+    folder = Path(resolve_model(home / f"global_step_{step}", "RUN "))
+    check_hugging_face(folder)
+    with tempfile.TemporaryDirectory() as temporary:  # a checkpoint that was merged has none
+        write_card(Path(temporary), home, step)
+        card = (Path(temporary) / CARD).read_text(encoding="utf-8")
+    command = COMMANDS.get(recipe_of(read_config(home)), "")
+    return folder, card + (TRAIN.format(command=command) if command else "") + USE.format(repository=repository)
+
+
+def _upload(sources: Mapping[str, str | bytes], repository: str, revision: str, private: bool) -> str:
+    """Commit these files; the address of the commit."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    operations = [CommitOperationAdd(name, source) for name, source in sources.items()]
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        if revision:
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        done = api.create_commit(
+            repository, operations, commit_message="A checkpoint of convrec", revision=revision or None
+        )
+    except Exception as error:  # no token, no right to write, no connection: each has an error of its own
+        raise UserError(
+            f"{repository}: the Hub refuses ({one_line(error)}); HF_TOKEN must be a token that may write there"
+        ) from None
+    return done.commit_url
+
+
+@says_user_errors
+def main(arguments: list[str]) -> int:
+    given = parse(parser_of("push", __doc__), arguments, "push")
+    print(
+        push(given.run, given.repository, revision=given.revision, private=given.private, dry_run=given.dry_run),
+    )
+    return 0
