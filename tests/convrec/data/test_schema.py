@@ -117,3 +117,17 @@ def test_rows_of_one_text_are_one_conversation_where_ids_name_none_whatever_the_
 
     assert group_of(row("a_t1", "x")) == group_of(row("a_t2.1", "y")) == "a"
     assert group_of(row("u1", "USER: x\n")) == group_of(row("u2", "USER: x\n", "Up (2009)")) != group_of(row("u3", "y"))
+
+
+@pytest.mark.parametrize("conversation", ["USER: " + "word " * 100_000, "USER: " + "x" * 100_000])
+def test_truncation_tries_no_text_much_longer_than_the_one_it_keeps(conversation):
+    text = prompt_text(conversation)
+    lengths = []
+
+    def fits(candidate):
+        lengths.append(len(candidate))
+        return len(candidate) < 3000
+
+    kept = truncate_prompt(text, fits)
+    assert 2900 < len(kept) < 3000
+    assert max(length for length in lengths if length != len(text)) < 2 * 3000
