@@ -24,6 +24,7 @@ from convrec.retrieval.folder import load_notes
 from convrec.serving.mentions import add_options as add_mentions
 from convrec.serving.mentions import write_mentions
 from convrec.serving.served_model import name_of
+from recipes.serving.keys import read_keys
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
 
 
@@ -55,9 +56,12 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
         (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
         raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
     loopback = is_loopback(options.host)
-    service_key(loopback)
+    keys = str(options.keys.resolve()) if options.keys else None
+    if keys:
+        read_keys(Path(keys))
+    service_key(loopback, keys)
     feedback = str(options.state.resolve()) if options.feedback else None
-    return ServiceSettings(models=models, limits=limits, feedback=feedback, loopback=loopback)
+    return ServiceSettings(models=models, limits=limits, keys=keys, feedback=feedback, loopback=loopback)
 
 
 def _model(text: str, catalog: str | None, retrieval: str | None, options: argparse.Namespace) -> ModelSettings:

@@ -32,7 +32,7 @@ class Metrics:
 
     def count(self, path: str, method: str, status: int, seconds: float) -> None:
         path = path if path in self.paths else "other"
-        method = method if method in ("GET", "HEAD", "POST", "PUT", "DELETE") else "other"
+        method = method if method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") else "other"
         self.requests.labels(path, method, str(status)).inc()
         self.seconds.labels(path).observe(seconds)
 

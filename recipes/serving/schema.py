@@ -19,12 +19,16 @@ from pydantic import (
 
 from convrec.errors import UserError
 from convrec.serving.lists import Question
+from recipes.serving.keys import KEY_VARIABLE
 
-KEY_VARIABLE = "SERVE_API_KEY"
 Number = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # as catalogs have them
 ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | Number  # an id, or `Title (Year)`
 Value = StrictBool | StrictInt | StrictFloat | Annotated[str, StringConstraints(max_length=100_000)]  # of a column
 MOST_NAMES = 10_000  # of a request's lists of items: each is looked up
+MOST_ALLOWED = 50_000  # of `allow`, which can be all that a shop has in stock
+MOST_DRAIN_SECONDS = 300  # the command's supervisor waits a little longer
+MOST_COLUMNS = 1000  # of an item
+MOST_TURNS = 10_000  # that are read at all; --max-turns says how many are answered
 FRONT = "front"  # the deployment before those of the models
 
 
@@ -50,14 +54,14 @@ def _few(where: Any) -> Any:
 
 
 class RecommendationRequest(Strict):
-    conversation: str | Annotated[list[Turn], Field(fail_fast=True)] = Field(
+    conversation: str | Annotated[list[Turn], Field(fail_fast=True, max_length=MOST_TURNS)] = Field(
         description="what the user said, or the turns; the last is the user's"
     )
     k: int = Field(default=20, ge=1, description="items wanted")
     seen: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user knows already, as ids or `Title (Year)`: left out"
     )
-    allow: Annotated[list[ItemName], Field(fail_fast=True)] | None = Field(
+    allow: Annotated[list[ItemName], Field(fail_fast=True, max_length=MOST_ALLOWED)] | None = Field(
         default=None, description="only these; null: the whole catalog"
     )
     exclude: list[ItemName] = Field(default=[], max_length=MOST_NAMES, description="not these")
@@ -65,6 +69,7 @@ class RecommendationRequest(Strict):
         default=None,
         description="of the catalog's columns: a value, values of which an item has one, or `min` and `max`",
     )
+    ignore_case: bool = Field(default=False, description="compare texts of `where` regardless of case and white space")
     why: bool = Field(default=False, description="give each item a sentence, where there is one")
     liked: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user liked, for `why`; it is not left out"
@@ -121,6 +126,10 @@ class ChatMessage(OpenAIs):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
 
 class StreamOptions(Strict):
     include_usage: bool = False
@@ -139,7 +148,7 @@ class ChatRequest(OpenAIs):
     name, vLLM's own among them: a template, tools, images, processor arguments and regular expressions are not a
     stranger's to choose."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MOST_TURNS)
     model: str | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -176,17 +185,41 @@ class FeedbackEvent(Strict):
     time: AwareDatetime | None = Field(default=None, description="ISO 8601 with a zone; null: now")
 
 
-class ItemRecord(BaseModel):
-    model_config = ConfigDict(extra="allow")  # the catalog's further columns
+class OpenFields(BaseModel):
+    """The catalog's further columns are fields, too."""
+
+    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Value | Annotated[list[str], Field(fail_fast=True)] | None]
 
     item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | Number
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_few_fields(cls, fields: Any) -> Any:
+        """Every wrong value is an error for each type that it could have: of millions, gigabytes."""
+        if isinstance(fields, dict) and len(fields) > MOST_COLUMNS:
+            raise ValueError(f"more than {MOST_COLUMNS} fields; leave some out")
+        return fields
+
+
+class ItemRecord(OpenFields):
     title: Annotated[str, StringConstraints(min_length=1, max_length=500)]
     year: int | None = Field(default=None, ge=-9999, le=9999)
 
 
+class ItemFields(OpenFields):
+    """Fields of an item that change; those that are left out stay, null takes a value away."""
+
+    title: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    year: int | None = Field(default=None, ge=-9999, le=9999)
+
+
 class CatalogItems(Strict):
-    items: list[ItemRecord] = Field(min_length=1, max_length=MOST_NAMES)
+    items: Annotated[list[ItemRecord], Field(fail_fast=True, min_length=1, max_length=MOST_NAMES)]
+
+
+class CatalogFields(Strict):
+    items: Annotated[list[ItemFields], Field(fail_fast=True, min_length=1, max_length=MOST_NAMES)]
 
 
 class CatalogIds(Strict):
@@ -196,7 +229,11 @@ class CatalogIds(Strict):
 class CatalogChange(Strict):
     model: str
     catalog_items: int = Field(description="items of the catalog now")
-    absent: list[str] = Field(description="ids that were to be removed and were not there")
+    absent: list[str] = Field(default=[], description="ids that were to be removed and were not there")
+    blanked: dict[str, list[str]] = Field(
+        default={},
+        description="item_id -> columns that had a value before this PUT and have none now; PATCH would keep them",
+    )
 
 
 class CatalogPage(Strict):
@@ -231,8 +268,17 @@ class Limits(Strict):
     # room for 10,000 items
     max_body_bytes: int = Field(default=4 << 20, ge=1, description="of a request; more gets 413")
     max_turns: int = Field(default=100, ge=1, description="of a conversation; more gets 400")
+    max_conversation_characters: int = Field(
+        default=200_000, ge=1, description="of a conversation, all turns together; more gets 400"
+    )
     max_items: int = Field(default=100, ge=1, description="of a list (k); more gets 400")
     timeout_seconds: float = Field(default=60.0, gt=0, description="for an answer; then it gets 504")
+    drain_seconds: float = Field(
+        default=20.0,
+        ge=0,
+        le=MOST_DRAIN_SECONDS,
+        description="for requests that run when the service is stopped; then they are cut",
+    )
     fallback_after_seconds: float | None = Field(
         default=None,
         gt=0,
@@ -257,6 +303,7 @@ class ServiceSettings(Strict):
 
     models: list[ModelSettings] = Field(min_length=1)
     limits: Limits = Limits()
+    keys: str | None = None  # file of keys with roles (recipes/serving/keys.py), besides SERVE_API_KEY
     feedback: str | None = None  # folder for what was shown and what became of it; none: nothing is kept
     loopback: bool = False  # reached by this machine alone: no key is needed, other names of the host are refused
 
@@ -269,14 +316,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def service_key(loopback: bool) -> str | None:
-    """The variable's. Raises UserError for a service that anybody could use, or nobody: HTTP's headers have no other
-    characters."""
+def service_key(loopback: bool, keys: str | None = None) -> str | None:
+    """The variable's. keys: a file of further ones. Raises UserError for a service that anybody could use, or nobody:
+    HTTP's headers have no other characters."""
     key = os.environ.get(KEY_VARIABLE, "").strip() or None
     if key and not (key.isascii() and key.isprintable()):
         raise UserError(f"{KEY_VARIABLE}: write it in ASCII letters, digits and signs; clients could not send this key")
-    if not key and not loopback:
+    if not key and not keys and not loopback:
         raise UserError(
-            f"{KEY_VARIABLE} is not set: a service that others than this machine can reach needs a key (a long text)"
+            f"{KEY_VARIABLE} is not set: a service that others than this machine can reach needs a key (a long text), "
+            "or --keys FILE"
         )
     return key

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from recipes.serving.drain import Drain
 from recipes.serving.errors import Refused
 from recipes.serving.http import build
 from recipes.serving.replicas import Model
@@ -136,16 +137,19 @@ def service(films: Films) -> Callable[..., Any]:
         loopback: bool = True,
         feedback: str | None = None,
         show: Sequence[str] = (),
+        keys: str | None = None,
+        drain: Drain | None = None,
         **limits: float,
     ) -> Any:
         names = ("films", "other")
         settings = ServiceSettings(
             models=[ModelSettings(name=name, path=name, catalog=name, show=[*show]) for name in names],
             limits=Limits(**limits),  # type: ignore[arg-type]
+            keys=keys,
             feedback=feedback,
             loopback=loopback,
         )
-        return build(settings, dict.fromkeys(names, Model([films], settings.limits.timeout_seconds)), key)
+        return build(settings, dict.fromkeys(names, Model([films], settings.limits.timeout_seconds)), key, drain)
 
     return make
 

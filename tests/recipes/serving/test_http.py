@@ -228,10 +228,10 @@ def test_a_stranger_chooses_no_template_tool_or_image(client, films, more, param
 def test_the_catalog_takes_items_and_gives_them_up(client, films):
     item = {"item_id": 77, "title": "Dune", "year": 2021, "mentions": 3}
     put = client.put("/v1/catalog/items", json={"items": [item]}).json()
-    assert put == {"model": "films", "catalog_items": 6, "absent": []}
+    assert put == {"model": "films", "catalog_items": 6, "absent": [], "blanked": {}}
     assert films.asked == [{"items": [item]}]
     removed = client.delete("/v1/catalog/items", params={"item_id": ["77", "0"], "model": "other"}).json()
-    assert removed == {"model": "other", "catalog_items": 4, "absent": []}
+    assert removed == {"model": "other", "catalog_items": 4, "absent": [], "blanked": {}}
     assert error_of(client.delete("/v1/catalog/items"), 400)["param"] == "item_ids"
     assert error_of(client.put("/v1/catalog/items", json={"items": []}), 400)["param"] == "items"
     nested = {"items": [{**item, "tags": NESTED}]}
@@ -257,7 +257,7 @@ def test_ten_thousand_items_come_are_listed_and_go_twice(client):
     gone = {"item_ids": ids[5:]}
     for absent in ([], gone["item_ids"]):
         answer = client.request("DELETE", path, json=gone)
-        assert answer.json() == {"model": "films", "catalog_items": 5, "absent": absent}
+        assert answer.json() == {"model": "films", "catalog_items": 5, "absent": absent, "blanked": {}}
     too_many = {"item_ids": ["x"] * 10_001}
     assert error_of(client.request("DELETE", path, json=too_many), 400)["param"] == "item_ids"
     assert error_of(client.get(path, params={"limit": 0}), 400)["param"] == "limit"
