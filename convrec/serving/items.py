@@ -262,15 +262,15 @@ class ServedCatalog:
         if not isinstance(record, Mapping):
             raise UserError(f'{here}: write {{"item_id": ..., "title": ..., "year": ...}}')
         item_id, title, year = record.get("item_id"), record.get("title"), record.get("year")
-        if isinstance(item_id, bool) or not isinstance(item_id, str | int) or not str(item_id).strip():
-            raise UserError(f"{here}: item_id is {item_id!r:.40}; give a text or a number")
-        if not isinstance(title, str) or not title.strip() or "\n" in title or self._delimiter in title:
+        if isinstance(item_id, bool) or not isinstance(item_id, str | int) or not _is_one_line(str(item_id)):
+            raise UserError(f"{here}: item_id is {item_id!r:.40}; give a text of one line or a number")
+        if not isinstance(title, str) or not _is_one_line(title) or self._delimiter in title:
             raise UserError(f"{here}: the title is {title!r:.80}; write a text of one line")
         display = record.get("display")
         if isinstance(display, bool) or not isinstance(display, str | int | None):
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
         display = None if display is None else str(display).strip() or None
-        if display and ("\n" in display or self._delimiter in shown_title(title.strip(), display)):
+        if display and (not _is_one_line(display) or self._delimiter in shown_title(title.strip(), display)):
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
         number = parse_year(year)
         if self.dated and (number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR):
@@ -401,6 +401,11 @@ class ServedCatalog:
             return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
         return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with, self._mentions)
+
+
+def _is_one_line(text: str) -> bool:
+    """Whether a text has one line, of whatever kind its breaks could be, and something in it."""
+    return len(text.strip().splitlines()) == 1
 
 
 def _blanked(before: CatalogItem | None, after: CatalogItem) -> list[str]:

@@ -75,7 +75,8 @@ class ModelReplica(ModelServer):
 class DeployedModel:
     """A recipes.serving.replicas.Backend: any of the replicas that Ray Serve has of a model. It waits for one."""
 
-    is_up, running = True, 0
+    is_up, running, restarts = True, 0, 0  # Ray Serve knows more
+    problem: str | None = None
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self.handle = handle

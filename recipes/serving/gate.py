@@ -88,6 +88,8 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        if len(headers.getlist("host")) > 1:  # a proxy in front may have read the other one
+            raise Refused(400, "two Host headers; send one")
         host = _HOST.fullmatch(headers.get("host", "localhost"))
         if self.loopback and not (host and is_loopback(host["v6"] or host["name"] or "")):
             raise Refused(403, "this service is for this machine alone: call it localhost, or by its address")

@@ -55,7 +55,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "what is wrong with the request, and the field"},
     401: {"description": "the key is missing or another"},
     403: {"description": "the key's role may not do this"},
-    404: {"description": "no such model"},
+    404: {"description": "no such model, or no such list"},
+    409: {"description": "an event that was taken already"},
     413: {"description": "the body is too large"},
     429: {"description": "too many requests at once, or too many of this key; Retry-After says when to ask again"},
     503: {"description": "the service stops, its model starts again, or its catalog cannot be read; see Retry-After"},
@@ -65,6 +66,8 @@ SENTENCES = {  # of a field, or of an error's type
     "json_invalid": "it is no JSON",
     "extra_forbidden": "there is no such field here; leave it out",
     "response_format": 'only {"type": "text"} is possible here; say in a message what form the answer is to have',
+    "tools": "tools are not called here; leave them out, or send []",
+    "logit_bias": "it is not possible here; leave it out, or send {}",
     "string_unicode": "it has half of a surrogate pair (\\ud800 to \\udfff): no character",
 }
 _ALTERNATIVE = re.compile(
@@ -112,9 +115,14 @@ def build(
 class Routes:
     def __init__(self, settings: ServiceSettings, models: Mapping[str, Model], drain: Drain) -> None:
         self.limits = settings.limits
+        self.settings = settings.models
         self.models = models
         self.drain = drain
-        self.feedback = FeedbackLog(Path(settings.feedback)) if settings.feedback else None
+        self.is_strict = settings.strict
+        self.filters = settings.filters
+        self.feedback = None
+        if settings.feedback:
+            self.feedback = FeedbackLog(Path(settings.feedback), on_lost=lambda: self.metrics.feedback_lost.inc())
         self.created = int(time.time())
         self.has_pictures = any("picture" in model.show for model in settings.models)
         self.metrics: Metrics
@@ -124,6 +132,7 @@ class Routes:
         post, get = app.post, app.get
         post("/v1/recommendations", response_model=RecommendedList, **errors)(self.recommend)
         post("/v1/chat/completions", **errors)(self.chat)
+        post("/v1/responses", include_in_schema=False)(self.refuse_responses)
         post("/v1/feedback", response_model=FeedbackEvent, **errors)(self.take_feedback)
         get("/v1/models", response_model=ModelList)(self.list_models)
         get("/v1/models/{name}", response_model=ModelCard)(self.get_model)
@@ -147,15 +156,17 @@ class Routes:
             raise Refused(400, f"k: {request.k} is more than {self.limits.max_items}, the most of this service", "k")
         said = request.conversation
         self._check_conversation([said] if isinstance(said, str) else [turn.content for turn in said], "conversation")
-        asked = request.model_dump(exclude={"stream", "model"})
+        asked = request.model_dump(exclude={"stream", "model", "user_id", "session_id"})
         if not request.stream:
             answer = {"model": name, **await model.ask("recommend", asked)}
             if self.feedback and "question" not in answer:
-                self.feedback.add_list(asked, answer)
+                answer["list_id"] = self.feedback.make_list_id()
+                self.feedback.add_list(request.model_dump(), answer)
+            self.metrics.count_list(name, answer["fallback"], len(answer["items"]), "question" in answer)
             return JSONResponse(answer)
-        events: Events = model.stream("recommend_stream", asked)
+        events: Events = self._counted(name, model.stream("recommend_stream", asked))
         if self.feedback:
-            events = self.feedback.watch(asked, name, events)
+            events = self.feedback.watch(request.model_dump(), name, events)
         texts = (_event(kind, {"model": name, **data} if kind == "end" else data) async for kind, data in events)
         return await self._stream(texts, lambda refused: _event("error", refused.body))
 
@@ -163,18 +174,38 @@ class Routes:
         """OpenAI's chat completions, of the model as it is: free text, no catalog."""
         name, model = self._model(request.model)
         self._check_conversation([message.text for message in request.messages], "messages")
-        asked = request.model_dump(exclude_none=True, exclude=NO_EFFECT) | {"model": name}
+        if self.is_strict and (ignored := request.without_effect):
+            names = ", ".join(ignored)
+            raise Refused(400, f"{names}: no effect here; leave out, or start the service without --strict", ignored[0])
+        messages = [{"role": message.role, "content": message.text} for message in request.messages]
+        asked = request.model_dump(exclude_none=True, exclude={*NO_EFFECT, "messages"})
+        asked |= {"model": name, "messages": messages}
         if not request.stream:
             return JSONResponse(await model.ask("chat", asked))
         chunks = model.stream("chat_stream", asked)
         return await self._stream(chunks, lambda refused: f"data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n")
+
+    async def refuse_responses(self) -> Response:
+        raise Refused(404, "this service has no Responses API; ask /v1/chat/completions")
 
     async def take_feedback(self, event: FeedbackEvent) -> FeedbackEvent:
         """What somebody did with an item of a list. It is on the disk when this answers."""
         if not self.feedback:
             raise Refused(404, "this service keeps no feedback; it is started with --feedback for that")
         await self.feedback.add_event(event)
+        self.metrics.feedback.labels(event.event).inc()
         return event
+
+    async def _counted(self, model: str, events: Events) -> Events:
+        """The events of a list, which is counted when it is whole."""
+        items = 0
+        is_question = False
+        async for kind, data in events:
+            items += kind == "item"
+            is_question |= kind == "question"
+            yield kind, data
+            if kind == "end":
+                self.metrics.count_list(model, data["fallback"], items, is_question)
 
     async def list_models(self) -> ModelList:
         return ModelList(data=[await self.get_model(name) for name in self.models])
@@ -183,6 +214,7 @@ class Routes:
         name, model = self._model(name)
         described = await model.ask("describe")
         described |= {"max_turns": self.limits.max_turns, "keeps_feedback": self.feedback is not None}
+        described["filters"] = [] if described["catalog_items"] is None else self.filters
         return ModelCard(id=name, created=self.created, **described)
 
     async def put_items(self, body: CatalogItems, model: Annotated[str | None, Query()] = None) -> CatalogChange:
@@ -233,6 +265,8 @@ class Routes:
         expositions: dict[str, str] = {}
         for model in self.models.values():
             expositions |= await model.metrics()
+        for settings in self.settings:
+            self.metrics.look_at(settings, self.models[settings.name])
         return Response(self.metrics.text(expositions), media_type=CONTENT_TYPE)
 
     async def _stream(self, events: AsyncIterator[str], as_event: Callable[[Refused], str]) -> StreamingResponse:
@@ -291,6 +325,8 @@ def _page(file: str, pictures: bool) -> Any:
 
 
 async def _state(model: Model) -> str:
+    if model.problem:
+        return f"the model's process does not start: {model.problem}"
     try:
         async with asyncio.timeout(HEALTH_SECONDS):
             await model.ask("describe")

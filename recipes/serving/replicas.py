@@ -1,6 +1,7 @@
 """A model in other processes: what one of them does not answer since it ends, another is asked once."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +23,8 @@ class Backend(Protocol):
 
     is_up: bool
     running: int  # calls
+    restarts: int  # of its process, since the service began
+    problem: str | None  # why its process cannot be had; None where it can, or nobody knows
 
     def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         """What the method gives: its events, or its one answer; waits for a process that starts. Raises Refused, and
@@ -85,6 +88,18 @@ class Model:
                     return
                 seconds = self.seconds
                 yield event
+
+    @property
+    def restarts(self) -> int:
+        return sum(backend.restarts for backend in self.backends)
+
+    @property
+    def problem(self) -> str | None:
+        """Why no process can be had. Without the folders of files: who asks for /health has no key."""
+        problems = [backend.problem for backend in self.backends]
+        if not problems or None in problems:
+            return None
+        return re.sub(r"[^\s'\"]*/", "", str(problems[0]))
 
     async def metrics(self) -> dict[str, str]:
         """Process -> its figures in Prometheus' form."""

@@ -24,6 +24,7 @@ from recipes.serving.keys import KEY_VARIABLE
 Number = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # as catalogs have them
 ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | Number  # an id, or `Title (Year)`
 Value = StrictBool | StrictInt | StrictFloat | Annotated[str, StringConstraints(max_length=100_000)]  # of a column
+OwnId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_NAMES = 10_000  # of a request's lists of items: each is looked up
 MOST_ALLOWED = 50_000  # of `allow`, which can be all that a shop has in stock
 MOST_DRAIN_SECONDS = 300  # the command's supervisor waits a little longer
@@ -57,7 +58,7 @@ class RecommendationRequest(Strict):
     conversation: str | Annotated[list[Turn], Field(fail_fast=True, max_length=MOST_TURNS)] = Field(
         description="what the user said, or the turns; the last is the user's"
     )
-    k: int = Field(default=20, ge=1, description="items wanted")
+    k: StrictInt = Field(default=20, ge=1, description="items wanted")
     seen: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user knows already, as ids or `Title (Year)`: left out"
     )
@@ -69,13 +70,19 @@ class RecommendationRequest(Strict):
         default=None,
         description="of the catalog's columns: a value, values of which an item has one, or `min` and `max`",
     )
-    ignore_case: bool = Field(default=False, description="compare texts of `where` regardless of case and white space")
-    why: bool = Field(default=False, description="give each item a sentence, where there is one")
+    ignore_case: StrictBool = Field(
+        default=False, description="compare texts of `where` regardless of case and white space"
+    )
+    why: StrictBool = Field(default=False, description="give each item a sentence, where there is one")
     liked: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user liked, for `why`; it is not left out"
     )
-    may_ask: bool = Field(default=False, description="a model that was trained to ask may answer with a `question`")
-    stream: bool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
+    may_ask: StrictBool = Field(
+        default=False, description="a model that was trained to ask may answer with a `question`"
+    )
+    user_id: OwnId | None = Field(default=None, description="of your own; kept with the list where feedback is kept")
+    session_id: OwnId | None = Field(default=None, description="the same, of a session")
+    stream: StrictBool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
     model: str | None = Field(default=None, description="a name of /v1/models; null: the first")
 
 
@@ -117,6 +124,9 @@ class OpenAIs(Strict):
         return {name: value for name, value in fields.items() if value is not None} if is_object else fields
 
 
+Nothing = Annotated[list[Any], Field(max_length=0)]  # what clients send who have none
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
@@ -125,13 +135,19 @@ class TextPart(Strict):
 class ChatMessage(OpenAIs):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    name: str | None = None
+    id: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=MOST_NAMES)] | None = None
+    tool_calls: Nothing | None = None
 
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-class StreamOptions(Strict):
+class StreamOptions(BaseModel):
+    """Others than these mean nothing here."""
+
     include_usage: bool = False
 
 
@@ -144,9 +160,9 @@ class TextFormat(Strict):
 
 
 class ChatRequest(OpenAIs):
-    """OpenAI's fields that mean something here, and those that change no answer (NO_EFFECT). Others are refused by
-    name, vLLM's own among them: a template, tools, images, processor arguments and regular expressions are not a
-    stranger's to choose."""
+    """OpenAI's fields that mean something here, and those that change no answer (NO_EFFECT), which a strict service
+    refuses. Others are refused by name, vLLM's own among them: a template, tools, images, processor arguments and
+    regular expressions are not a stranger's to choose."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MOST_TURNS)
     model: str | None = None
@@ -171,9 +187,32 @@ class ChatRequest(OpenAIs):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     response_format: TextFormat | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Nothing | None = None
+    function_call: Literal["none", "auto"] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Names of the fields that are given and change nothing."""
+        of_messages = {name for message in self.messages for name in message.model_fields_set & MESSAGE_NO_EFFECT}
+        return sorted(self.model_fields_set & NO_EFFECT) + [f"messages: {name}" for name in sorted(of_messages)]
 
 
-NO_EFFECT = {"user", "metadata", "store", "response_format"}
+MESSAGE_NO_EFFECT = {"name", "id", "annotations", "tool_calls"}
+NO_EFFECT = {
+    *("user", "metadata", "store", "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions"),
+    *("function_call", "logit_bias", "modalities", "reasoning_effort", "verbosity", "service_tier"),
+    *("prompt_cache_key", "safety_identifier"),
+}
 
 
 class FeedbackEvent(Strict):
@@ -181,7 +220,12 @@ class FeedbackEvent(Strict):
 
     list_id: str = Field(pattern=r"^list-[0-9a-f]{32}$", description="of an answer of /v1/recommendations")
     item_id: ItemName
-    event: Literal["click", "like", "purchase", "dislike"]
+    event: Literal["impression", "click", "like", "purchase", "dislike"]
+    event_id: OwnId | None = Field(
+        default=None, description="of your own; one that comes again gets 409. null: the event of the item, once"
+    )
+    user_id: OwnId | None = Field(default=None, description="of your own, kept with the event")
+    session_id: OwnId | None = Field(default=None, description="of your own, kept with the event")
     time: AwareDatetime | None = Field(default=None, description="ISO 8601 with a zone; null: now")
 
 
@@ -204,14 +248,14 @@ class OpenFields(BaseModel):
 
 class ItemRecord(OpenFields):
     title: Annotated[str, StringConstraints(min_length=1, max_length=500)]
-    year: int | None = Field(default=None, ge=-9999, le=9999)
+    year: StrictInt | None = Field(default=None, ge=-9999, le=9999)
 
 
 class ItemFields(OpenFields):
     """Fields of an item that change; those that are left out stay, null takes a value away."""
 
     title: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
-    year: int | None = Field(default=None, ge=-9999, le=9999)
+    year: StrictInt | None = Field(default=None, ge=-9999, le=9999)
 
 
 class CatalogItems(Strict):
@@ -242,6 +286,13 @@ class CatalogPage(Strict):
     next: str | None = Field(description="`after` of the next page; null: this is the last")
 
 
+class Filter(Strict):
+    """A condition with the words that a page shows for it."""
+
+    label: str = Field(min_length=1, max_length=60)
+    where: dict[str, Value | list[Value] | dict[str, Value]] = Field(min_length=1)
+
+
 class ModelCard(Strict):
     """`id` to `owned_by` are OpenAI's."""
 
@@ -253,6 +304,7 @@ class ModelCard(Strict):
     catalog_items: int | None = Field(description="null for a judge, which has no catalog")
     max_items: int | None = Field(description="of a list, the largest k; null for a judge")
     max_turns: int = Field(description="of a conversation; more are refused")
+    filters: list[Filter] = Field(default=[], description="conditions of the operator's choice, which the page offers")
     keeps_feedback: bool = Field(description="whether conversations and lists are kept, and feedback is taken")
 
 
@@ -303,6 +355,8 @@ class ServiceSettings(Strict):
 
     models: list[ModelSettings] = Field(min_length=1)
     limits: Limits = Limits()
+    filters: list[Filter] = Field(default=[], max_length=20)  # that the page offers
+    strict: bool = False  # fields of chat completions that change nothing are refused
     keys: str | None = None  # file of keys with roles (recipes/serving/keys.py), besides SERVE_API_KEY
     feedback: str | None = None  # folder for what was shown and what became of it; none: nothing is kept
     loopback: bool = False  # reached by this machine alone: no key is needed, other names of the host are refused

@@ -157,8 +157,13 @@ def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenize
 @pytest.mark.parametrize(
     ("items", "problem"),
     [
-        ([{"title": "Ronin", "year": 1998}], "items[0]: item_id is None; give a text or a number"),
+        ([{"title": "Ronin", "year": 1998}], "items[0]: item_id is None; give a text of one line or a number"),
         ([NEW, {**NEW, "year": 1999}], "items[1]: item_id 'n' is there twice"),
+        (
+            [{**NEW, "item_id": "n\n"}, {**NEW, "item_id": "a\nb"}],
+            "items[1]: item_id is 'a\\nb'; give a text of one line",
+        ),
+        ([{**NEW, "title": "A\u2028B"}], "items[0]: the title is 'A\\u2028B'; write a text of one line"),
         ([{**NEW, "title": "A\nB"}], "items[0]: the title is 'A\\nB'; write a text of one line"),
         ([{**NEW, "year": None}], "items[0]: the year is None; write one from 1870 to 2100"),
         ([{**NEW, "title": "1. Ronin"}], "items[0]: '1. Ronin (1998)' is read as 'Ronin'"),
