@@ -418,7 +418,8 @@ def test_the_docs_are_a_page_of_all_that_needs_no_script_and_no_key(client, serv
     names = {*document["components"]["schemas"]} - {"HTTPValidationError", "ValidationError"}  # never answered
     linked = {*re.findall(r'href="#(\w+)"', page.text)}
     assert linked <= {*re.findall(r'id="(\w+)"', page.text)} == names
-    assert '<td><code>conversation</code><td>string or list of <a href="#Turn">Turn</a>, at most 10,000<td>required' in page.text
+    turns = '<a href="#Turn">Turn</a>, at most 10,000'
+    assert f"<td><code>conversation</code><td>string or list of {turns}<td>required" in page.text
     assert "<code>k</code><td>integer<td>20<td>items wanted" in page.text
     with_key = TestClient(service("secret"), base_url="http://localhost")
     assert (with_key.get("/docs").status_code, with_key.get("/openapi.json").status_code) == (200, 401)

@@ -8,50 +8,19 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 
 import httpx
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from recipes.serving import processes
-from recipes.serving.http import build
-from recipes.serving.local import BACKLOG, bound, server_of
-from recipes.serving.processes import ModelProcess
-from recipes.serving.replicas import Model
-from recipes.serving.schema import MOST_ALLOWED, MOST_NAMES, Limits, ModelSettings, ServiceSettings
-from tests.e2e.two_nodes import free_port
+from recipes.serving.schema import MOST_ALLOWED, MOST_NAMES, Limits
+from tests.recipes.serving.without_engine import served, settings_of, write_films
 
 ITEMS = 2000
 HEALTH_SECONDS = 5.0  # on a busy machine; what held the loop did so for 28 s and more
 TIMEOUT_SECONDS = 60.0
 ORDINARY = {"conversation": "a film, please", "k": 10}
 LIMITS = Limits(timeout_seconds=TIMEOUT_SECONDS)
-TARGET = """
-import asyncio
-from recipes.serving.model import ModelServer, answer_of, load_recommender
-from recipes.serving.processes import answer_at
-
-class Served(ModelServer):
-    def __init__(self, settings):
-        self.name = settings.name
-        self.recommender = load_recommender(settings, 100, with_engine=False)
-        self.recommender.follow_changes()
-        self.model = self.recommender.model
-        self.changing = asyncio.Lock()
-
-    async def recommend(self, request):
-        with self._refusals():
-            return answer_of(await self.recommender.apopular(**request))
-
-    def check_health(self):
-        pass
-
-def load(settings):
-    return lambda socket, tell: asyncio.run(answer_at(socket, Served(settings[0]), lambda: tell(100)))
-"""
 
 
 def titles(count: int, kind: str) -> list[str]:
@@ -82,36 +51,10 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory, unread_model: Path) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("large")
-    table = {
-        "item_id": [f"f{number}" for number in range(ITEMS)],
-        "title": [f"Film Number {number}" for number in range(ITEMS)],
-        "year": [1950 + number % 70 for number in range(ITEMS)],
-        "price": [1.0] * ITEMS,
-        "category": ["Crime"] * ITEMS,
-        "genres": [["Crime", "Drama"]] * ITEMS,
-        "mentions": [1] * ITEMS,
-    }
-    pq.write_table(pa.table(table), folder / "catalog.parquet")
-    files = {"path": str(unread_model), "catalog": str(folder / "catalog.parquet"), "state": str(folder / "state")}
-    settings = ModelSettings(name="films", **files)
-    (folder / "large_target.py").write_text(TARGET)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
-        patch.syspath_prepend(folder)
-        patch.setattr(processes, "load", import_module("large_target").load)
-        process = ModelProcess({}, settings, 100, folder / "log", folder / "socket")
-        assert process.ready.result(300) == 100
-        service = ServiceSettings(models=[settings], limits=LIMITS, loopback=True)
-        app = build(service, {"films": Model([process], TIMEOUT_SECONDS)}, None)
-        port = free_port()
-        listener, server = bound("127.0.0.1", port), server_of(app)
-        listener.listen(BACKLOG)
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = True
-        thread.join()
-        process.close()
+    write_films(folder / "catalog.parquet", ITEMS)
+    settings = settings_of("films", unread_model, folder / "catalog.parquet", folder / "state")
+    with served([settings], LIMITS, folder) as opened:
+        yield opened.address
 
 
 def seconds_of(ask: Callable[[], httpx.Response]) -> float:
