@@ -10,13 +10,13 @@ written greedily: the same request has the same list.
 
 import asyncio
 import contextlib
-import functools
 import tempfile
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
@@ -318,7 +318,7 @@ class Recommender:
         """waits: for changes of the catalog that are being applied; else the items that they are of are left out."""
         text = conversation_text(conversation)
         snapshot, changing = (self.catalog.snapshot, ()) if waits else self.catalog.at_once()
-        where_fits = functools.partial(self._items_where, where, ignore_case) if where is not None else None
+        where_fits = partial(self._items_where, where, ignore_case) if where is not None else None
         exclude = [*exclude, *changing] if changing else exclude
         trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude, where_fits)
         liked_items = self._find("liked", liked, snapshot)

@@ -1,9 +1,9 @@
 """Threads that read requests, so that no request holds up the event loop or a smaller request."""
 
 import asyncio
-import functools
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class RequestThreads:
         """Call `read` with these arguments in a thread."""
         is_large = request_size(conversation, filters) > SMALL_CHARACTERS
         threads = self._large if is_large else self._small
-        call = functools.partial(read, conversation, k, **filters)
+        call = partial(read, conversation, k, **filters)
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
