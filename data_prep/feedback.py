@@ -20,6 +20,7 @@ from data_prep.own import add_output_options, convert_own, format_summary
 from data_prep.own_data.splits import SplitRule
 
 FILES = "feedback-*.jsonl"  # in --state; recipes/serving/feedback.py writes them, and says what is in a line
+WANTED = {"click", "like", "purchase"}  # events; an impression is none
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 
 
@@ -36,7 +37,11 @@ def rows_of(files: Sequence[Path], catalog: Catalog, damage: Damage, counts: Cou
             continue
         happened = events.pop(record["list_id"], {})
         shown = {item["item_id"]: [item["title"], item["year"]][: 1 + catalog.dated] for item in record["items"]}
-        wanted = [shown[name] for name, kinds in happened.items() if name in shown and "dislike" not in kinds]
+        wanted = [
+            shown[name]
+            for name, kinds in happened.items()
+            if name in shown and kinds & WANTED and "dislike" not in kinds
+        ]
         counts["events of items that their list does not have"] += len(happened.keys() - shown.keys())
         counts["lists of which nothing was clicked, liked or purchased"] += not wanted
         if wanted:

@@ -54,7 +54,10 @@ ELSEWHERE = {
 }
 # Quick ones, and those that answer Ctrl-C in their own way
 UNSUPERVISED = {"doctor", "plan", "gpu-check", "plot", "report", "matrix", "submit", "tiny-model"}
-SECONDS = {"demo": 2 * supervisor.SECONDS + supervisor.GUARD_SECONDS}  # what it starts ends in the same way
+SECONDS = {
+    "demo": 2 * supervisor.SECONDS + supervisor.GUARD_SECONDS,  # what it starts ends in the same way
+    "serve": 300 + supervisor.SECONDS,  # the most of --drain-seconds; a second signal does not wait for that
+}
 HELP = {"--help", "-h"}
 
 

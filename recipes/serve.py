@@ -10,10 +10,12 @@ SERVE_API_KEY must hold a key, which requests give as `Authorization: Bearer KEY
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from convrec.checkpoints.models import check_model_path
@@ -21,10 +23,13 @@ from convrec.errors import UserError, says_user_errors
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
 from convrec.options import add_options, parse
 from convrec.retrieval.folder import load_notes
+from convrec.serving.columns import find_items, read_columns
 from convrec.serving.mentions import add_options as add_mentions
 from convrec.serving.mentions import write_mentions
 from convrec.serving.served_model import name_of
-from recipes.serving.schema import Limits, ModelSettings, ServiceSettings, is_loopback, service_key
+from recipes.serving.keys import read_keys
+from recipes.serving.list_ids import ListIds
+from recipes.serving.schema import Filter, Limits, ModelSettings, ServiceSettings, is_loopback, service_key
 
 
 def service_of(options: argparse.Namespace) -> ServiceSettings:
@@ -55,9 +60,14 @@ def service_of(options: argparse.Namespace) -> ServiceSettings:
         (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
         raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
     loopback = is_loopback(options.host)
-    service_key(loopback)
+    keys = str(options.keys.resolve()) if options.keys else None
+    if keys:
+        read_keys(Path(keys))
+    service_key(loopback, keys)
     feedback = str(options.state.resolve()) if options.feedback else None
-    return ServiceSettings(models=models, limits=limits, feedback=feedback, loopback=loopback)
+    return ServiceSettings(
+        models=models, limits=limits, keys=keys, feedback=feedback, loopback=loopback, strict=options.strict
+    )
 
 
 def _model(text: str, catalog: str | None, retrieval: str | None, options: argparse.Namespace) -> ModelSettings:
@@ -81,6 +91,26 @@ def _model(text: str, catalog: str | None, retrieval: str | None, options: argpa
         )
     except ValidationError:
         raise UserError(f"{option}{text}: give it a name of letters, digits, '.', '_' and '-': NAME={path}") from None
+
+
+def _filter(text: str) -> Filter:
+    label, _, where = text.partition("=")
+    try:
+        return Filter.model_validate({"label": label.strip(), "where": json.loads(where)})
+    except ValueError:  # of JSON and of pydantic
+        example = """--filter 'In stock={"in_stock": true}'"""
+        raise UserError(f"--filter {text}: write a label and the conditions as JSON: {example}") from None
+
+
+def check_filters(settings: ServiceSettings) -> None:
+    """Raise UserError for a filter that a catalog cannot answer."""
+    for catalog in dict.fromkeys(model.catalog for model in settings.models if model.catalog):
+        columns = read_columns(Path(catalog), load_catalog(catalog))
+        for one in settings.filters:
+            try:
+                find_items(one.where, columns.schema, [], lambda name, kind: pa.array([], kind))
+            except UserError as error:
+                raise UserError(f"--filter {one.label}: {catalog}: {error}") from None
 
 
 def tell_left_out(settings: ServiceSettings) -> None:
@@ -108,6 +138,10 @@ def main(arguments: list[str]) -> int:
     try:
         settings = service_of(options)
         tell_left_out(settings)
+        if settings.filters:
+            check_filters(settings)
+        if settings.feedback:
+            ListIds(Path(settings.feedback))  # a folder that cannot be written is said before the models start
         for catalog in dict.fromkeys(options.catalog or ()):
             write_mentions(options.train, Path(catalog))
         from recipes.serving.local import serve_here

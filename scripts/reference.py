@@ -26,7 +26,7 @@ from recipes.launch.dry_run import defaults_of
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose_files
 from recipes.launch.variables import VARIABLES
-from recipes.serving.schema import KEY_VARIABLE
+from recipes.serving.keys import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"

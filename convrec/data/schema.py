@@ -139,11 +139,29 @@ def truncate_prompt(text: str, fits: Callable[[str], bool]) -> str:
     def is_short_enough(cut: tuple[str, int]) -> bool:
         return fits(instruction + cut[0] + conversation[cut[1] :])
 
-    if (kept := bisect_left(cuts, True, key=is_short_enough)) == len(cuts):  # not even the last word
+    kept = _first_short_enough(cuts, is_short_enough)
+    if kept == len(cuts):  # not even the last word fits
         label, start = cuts[-1]
         cuts = [(label, character) for character in range(start, len(conversation))]
-        kept = bisect_left(cuts, True, key=is_short_enough)
+        kept = _first_short_enough(cuts, is_short_enough)
     return instruction + "".join(label + conversation[start:] for label, start in cuts[kept : kept + 1])
+
+
+def _first_short_enough(cuts: Sequence[tuple[str, int]], is_short_enough: Callable[[tuple[str, int]], bool]) -> int:
+    """Index of the first cut that is short enough; len(cuts) if none is.
+
+    The search begins with the shortest text and doubles it, so that no text is tried that is much longer than the one
+    that is kept: tokenizing a text takes time in proportion to its length.
+    """
+    fitting = len(cuts)
+    length = 1
+    while fitting:
+        index = max(0, len(cuts) - length)
+        if not is_short_enough(cuts[index]):
+            return bisect_left(cuts, True, lo=index + 1, hi=fitting, key=is_short_enough)
+        fitting = index
+        length *= 2
+    return 0
 
 
 def _cuts(conversation: str) -> list[tuple[str, int]]:

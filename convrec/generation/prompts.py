@@ -35,7 +35,12 @@ def encode_prompts(
             (tokens,) = ids([[*messages[:last], {"role": "user", "content": text}, *messages[last + 1 :]]])
             return tokens
 
-        return with_text(truncate_prompt(messages[last]["content"], lambda text: len(with_text(text)) <= limit))
+        whole = messages[last]["content"]
+
+        def fits(text: str) -> bool:
+            return text != whole and len(with_text(text)) <= limit  # the whole text was encoded already
+
+        return with_text(truncate_prompt(whole, fits))
 
     conversations = [without_control_tokens(messages, tokenizer) for messages in prompts]
     encoded = ids(conversations)  # in one call, which is faster than one at a time

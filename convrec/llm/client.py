@@ -50,6 +50,7 @@ LONGEST_PAUSE = 120.0  # seconds; a server that wants more has a quota, not a ra
 UNANSWERED_IN_A_ROW = 10  # requests that are refused or fail before the server is asked whether it takes any
 PLAIN_QUESTION = [{"role": "user", "content": "Say hello."}]
 MAX_RETRIES = 14  # of the library, whose longest back-off is 8 s: over a minute
+REFUSED_SAMPLING = ("max_tokens", "temperature")  # by models that reason
 RETRY_COUNT = "x-stainless-retry-count"  # the library's header
 
 
@@ -64,6 +65,21 @@ class _GivenUp(UserError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+def _without_sampling(sampling: dict[str, Any]) -> dict[str, Any]:
+    """The same settings for a model that reasons: OpenAI's take `max_completion_tokens` and no temperature."""
+    kept = {name: value for name, value in sampling.items() if name not in REFUSED_SAMPLING}
+    if "max_tokens" in sampling:
+        kept["max_completion_tokens"] = sampling["max_tokens"]
+    return kept
+
+
+def _is_about_sampling(error: Exception) -> bool:
+    """Whether an endpoint refuses a request since it has max_tokens or temperature."""
+    message = str(error).lower()
+    is_unsupported = any(word in message for word in ("unsupported", "not supported", "does not support"))
+    return is_unsupported and any(name in message for name in REFUSED_SAMPLING)
 
 
 class LLM:
@@ -100,6 +116,7 @@ class LLM:
         self._questions = 0  # of all calls
         self._not_before = 0.0  # of the monotonic clock: no request goes out before it
         self._unanswered = 0  # refusals and failures since the last answer
+        self._wants_own_sampling = False  # the model refuses max_tokens or temperature
 
     def ask_all(self, prompts: Sequence[str | Messages], *, label: str = "asking", **sampling: Any) -> list[Answer]:
         """One answer a prompt, in order; `sampling` are the endpoint's own parameters (temperature, max_tokens, ...).
@@ -202,12 +219,16 @@ class LLM:
     async def _ask(self, client: Any, messages: Messages, sampling: dict[str, Any]) -> Answer:
         import openai
 
-        body = {"model": self.endpoint.model, "messages": messages} | sampling
+        given = _without_sampling(sampling) if self._wants_own_sampling else sampling
+        body = {"model": self.endpoint.model, "messages": messages} | given
         body |= body.pop("extra_body", {})
         self.usage.asked += 1
         try:
             reply = await client.post("/chat/completions", body=body, cast_to=str)
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            if given != _without_sampling(sampling) and _is_about_sampling(error):
+                self._wants_own_sampling = True
+                return await self._ask(client, messages, sampling)
             self.usage.refused += 1
             return Answer("", error=self._say("refused the request", error))
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:

@@ -7,9 +7,10 @@ A snapshot holds nothing of items that were removed or replaced, so memory does 
 
 import contextlib
 import copy
+import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,10 +37,12 @@ from convrec.lists.ranks import format_item, parse_item
 from convrec.lists.settings import ListSettings
 from convrec.lists.titles import normalise
 from convrec.serving.columns import ITEM, check_columns, read_columns, read_values
-from convrec.serving.journal import Journal
+from convrec.serving.journal import Journal, StateUnreadable
 from convrec.serving.mentions import load_mentions
 from convrec.serving.snapshot import LINE, CatalogItem, Snapshot, Title, TrieFile, add_names, titled, without
 
+FEW_BYTES = 64 << 10  # of changes: some hundred items, which are applied within a moment
+WAIT_SECONDS = 0.3  # for another thread that applies changes
 ALLOWED_KEPT = 16  # tries of a request's `allow`, which often comes again
 Changes: TypeAlias = dict[str, CatalogItem | None]  # by item_id; None: it is removed
 
@@ -118,6 +121,26 @@ class ServedCatalog:
                 self._take_news(self._journal)
         return self._snapshot
 
+    def at_once(self) -> tuple[Snapshot, frozenset[str]]:
+        """The catalog without a long wait, and the ids of items with changes that it does not have yet."""
+        journal = self._journal
+        if not journal or not journal.has_news():
+            return self._snapshot, frozenset()
+        if journal.news_bytes() <= FEW_BYTES and self._lock.acquire(timeout=WAIT_SECONDS):
+            try:
+                self._take_news(journal)
+            finally:
+                self._lock.release()
+            return self._snapshot, frozenset()
+        news, _ = journal.news()
+        snapshot = self._snapshot  # read after the news: what is applied in between must not be missed
+        return snapshot, frozenset(item_id for item_id, record in news.items() if record != snapshot.record(item_id))
+
+    @property
+    def latest(self) -> Snapshot:
+        """The catalog as this process knows it, at once: changes of others may be there that it has not read yet."""
+        return self._snapshot
+
     def __len__(self) -> int:
         return len(self.snapshot.items)
 
@@ -151,36 +174,79 @@ class ServedCatalog:
 
     # ---- changing
 
-    def put(self, records: Sequence[Mapping[str, Any]]) -> None:
+    def put(self, records: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         """Add items, or replace those with the same item_id: {"item_id", "title", "year", "display"} and the catalog's
         further columns; what is left out has no value.
 
+        All or, with a UserError that names the item, none. Returns the columns that had a value and have none now, by
+        item_id.
+        """
+        changes = self._read_all(records)
+        blanked: dict[str, list[str]] = {}
+
+        def changes_of(there: Snapshot) -> Mapping[str, CatalogItem | None]:
+            for item_id, item in changes.items():
+                if names := _blanked(there.get(item_id), item):
+                    blanked[item_id] = names
+            return changes
+
+        self._change(changes_of)
+        return blanked
+
+    def patch(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Change single fields of items that are there: {"item_id"} and what changes; None takes a value away.
+
         All or, with a UserError that names the item, none.
         """
-        changes: Changes = {}
-        for index, record in enumerate(records):
-            item = self._read(record, f"items[{index}]")
-            check_columns((name for name in record if name not in ITEM), self.columns, f"items[{index}]")
-            if item.item_id in changes:
-                raise UserError(f"items[{index}]: item_id {item.item_id!r} is there twice")
-            changes[item.item_id] = item
-        self._change(changes)
+
+        def changes_of(there: Snapshot) -> Mapping[str, CatalogItem | None]:
+            whole = [self._with_fields(record, there, f"items[{index}]") for index, record in enumerate(records)]
+            return self._read_all(whole)
+
+        self._change(changes_of)
 
     def delete(self, item_ids: Sequence[str | int]) -> list[str]:
         """Remove items. Returns the ids that the catalog lacks. Raises UserError, and removes none, where no item would
         be left."""
-        return self._change({str(item_id).strip(): None for item_id in item_ids})  # as `put` strips them
+        removed = dict.fromkeys((str(item_id).strip() for item_id in item_ids), None)  # as `put` strips them
+        absent: list[str] = []
 
-    def _change(self, changes: Changes) -> list[str]:
-        """Returns the ids that were to be removed and are not there."""
+        def changes_of(there: Snapshot) -> Changes:
+            absent.extend(item_id for item_id in removed if not there.get(item_id))
+            return {**removed}
+
+        self._change(changes_of)
+        return absent
+
+    def _read_all(self, records: Sequence[Mapping[str, Any]]) -> dict[str, CatalogItem]:
+        items: dict[str, CatalogItem] = {}
+        for index, record in enumerate(records):
+            item = self._read(record, f"items[{index}]")
+            check_columns((name for name in record if name not in ITEM), self.columns, f"items[{index}]")
+            if item.item_id in items:
+                raise UserError(f"items[{index}]: item_id {item.item_id!r} is there twice")
+            items[item.item_id] = item
+        return items
+
+    def _with_fields(self, record: Mapping[str, Any], there: Snapshot, here: str) -> dict[str, Any]:
+        """The whole record of an item, with these fields changed."""
+        if not isinstance(record, Mapping):
+            raise UserError(f'{here}: write {{"item_id": ..., and the fields to change}}')
+        item_id = str(record.get("item_id")).strip()
+        item = there.get(item_id)
+        if item is None:
+            raise UserError(f"{here}: item_id {item_id!r:.80} is not in the catalog; PUT adds an item")
+        return {**item.record, **record, "item_id": item_id}
+
+    def _change(self, changes_of: Callable[[Snapshot], Mapping[str, CatalogItem | None]]) -> None:
+        """Make the changes that a function gives, of the catalog as it is when nobody else can change it."""
         with self._lock, self._journal.writing() if self._journal else contextlib.nullcontext():
             if self._journal:  # no other process writes until ours is there
                 self._take_news(self._journal)
             there = self._snapshot
-            absent = [item_id for item_id, item in changes.items() if item is None and not there.get(item_id)]
-            changes = {item_id: item for item_id, item in changes.items() if item != there.get(item_id)}
+            changes = {item_id: item for item_id, item in changes_of(there).items() if item != there.get(item_id)}
             if not changes:
-                return absent
+                return
             if all(item is None for item in changes.values()) and not there.number_of.keys() - changes.keys():
                 raise UserError("the last item of the catalog cannot be removed")
             changed, left_out = self._changed(changes)
@@ -189,21 +255,22 @@ class ServedCatalog:
             if self._journal:  # the last that can fail: what is in the journal, every process must be able to read
                 self._journal.append({item_id: item and item.record for item_id, item in changes.items()})
             self._snapshot = changed
-            return absent
+        if self._journal and self._journal.needs_compaction():
+            threading.Thread(target=_compact, args=(self._journal,), name="convrec-journal", daemon=True).start()
 
     def _read(self, record: Mapping[str, Any], here: str) -> CatalogItem:
         if not isinstance(record, Mapping):
             raise UserError(f'{here}: write {{"item_id": ..., "title": ..., "year": ...}}')
         item_id, title, year = record.get("item_id"), record.get("title"), record.get("year")
-        if isinstance(item_id, bool) or not isinstance(item_id, str | int) or not str(item_id).strip():
-            raise UserError(f"{here}: item_id is {item_id!r:.40}; give a text or a number")
-        if not isinstance(title, str) or not title.strip() or "\n" in title or self._delimiter in title:
+        if isinstance(item_id, bool) or not isinstance(item_id, str | int) or not _is_one_line(str(item_id)):
+            raise UserError(f"{here}: item_id is {item_id!r:.40}; give a text of one line or a number")
+        if not isinstance(title, str) or not _is_one_line(title) or self._delimiter in title:
             raise UserError(f"{here}: the title is {title!r:.80}; write a text of one line")
         display = record.get("display")
         if isinstance(display, bool) or not isinstance(display, str | int | None):
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
         display = None if display is None else str(display).strip() or None
-        if display and ("\n" in display or self._delimiter in shown_title(title.strip(), display)):
+        if display and (not _is_one_line(display) or self._delimiter in shown_title(title.strip(), display)):
             raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
         number = parse_year(year)
         if self.dated and (number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR):
@@ -223,6 +290,8 @@ class ServedCatalog:
         changes: Changes = {}
         left_out: dict[str, str] = {}
         for item_id, record in news.items():
+            if record == self._snapshot.record(item_id):  # a compacted file has what is known already, too
+                continue
             try:
                 one = {**(record or {}), "item_id": item_id}
                 changes[item_id] = None if record is None else self._read(one, f"item_id {item_id!r}")
@@ -239,6 +308,14 @@ class ServedCatalog:
     def _changed(self, changes: Changes) -> tuple[Snapshot, dict[str, str]]:
         """The catalog with these; of the items that cannot be added, and are as they were, id -> a sentence."""
         before = self._snapshot
+        same_line = {
+            item_id: item for item_id, item in changes.items() if item and item.has_line_of(before.get(item_id))
+        }
+        if same_line:
+            before = before.with_columns(same_line)
+            changes = {item_id: item for item_id, item in changes.items() if item_id not in same_line}
+        if not changes:
+            return before, {}
         added = [item for item in changes.values() if item is not None]
         lines, numbers, left_out = before.trie.trie, range(0), dict[str, str]()
         if added:
@@ -324,6 +401,26 @@ class ServedCatalog:
             return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
         return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with, self._mentions)
+
+
+def _is_one_line(text: str) -> bool:
+    """Whether a text has one line, of whatever kind its breaks could be, and something in it."""
+    return len(text.strip().splitlines()) == 1
+
+
+def _blanked(before: CatalogItem | None, after: CatalogItem) -> list[str]:
+    """Names of the columns, `display` among them, that had a value and have none now."""
+    if before is None:
+        return []
+    names = [name for name, value in before.columns.items() if value is not None and after.columns[name] is None]
+    return ["display", *names] if before.display and not after.display else names
+
+
+def _compact(journal: Journal) -> None:
+    try:
+        journal.compact()
+    except (OSError, StateUnreadable) as error:  # the file stays as it was; the next change tries again
+        logging.getLogger(__name__).warning("%s: it could not be compacted (%s)", journal.path, error)
 
 
 def _base_items(catalog: Catalog, first_rows: Sequence[int], columns: pa.Table) -> dict[int, CatalogItem]:

@@ -18,6 +18,7 @@ class Filters(TypedDict, total=False):
     why: bool
     liked: ItemNames
     may_ask: bool
+    ignore_case: bool
 
 
 @dataclass(frozen=True)

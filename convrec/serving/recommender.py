@@ -9,11 +9,14 @@ are written greedily: the same request has the same list.
 """
 
 import asyncio
+import contextlib
 import tempfile
+import threading
 import weakref
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
@@ -34,9 +37,10 @@ from convrec.serving.conversation import Conversation, conversation_text
 from convrec.serving.items import ServedCatalog
 from convrec.serving.lists import Filters, ItemNames, Question, Recommendations, RecommendedItem
 from convrec.serving.mentions import COLUMN
+from convrec.serving.request_threads import RequestThreads
 from convrec.serving.retrieval import ServedRetrieval
 from convrec.serving.served_model import ServedModel, find_model
-from convrec.serving.snapshot import Snapshot, TrieFile
+from convrec.serving.snapshot import CatalogItem, Snapshot, TrieFile
 from convrec.serving.why import sentence
 
 if TYPE_CHECKING:
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from convrec.serving.engine import Engine
 
 ANSWERS = 12  # to a question, that are offered
+FOLLOW_SECONDS = 0.2  # between two looks for changes of other processes
+FEW_LIKED = 100  # items that a sentence is chosen among in less than a millisecond
 LEAST_CONVERSATION = 64  # tokens of it that are read at least, however long a list can be
 
 
@@ -75,6 +81,8 @@ class Recommender:
 
     def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine"):
         self.model, self.catalog, self.engine, self._tokenizer = model, catalog, engine, tokenizer
+        self._threads = RequestThreads()
+        self._is_closed = threading.Event()
 
     @classmethod
     def load(
@@ -157,6 +165,7 @@ class Recommender:
                 recommender._questions = [
                     Question(question_text(name), name, asked.commonest(name, ANSWERS)) for name in asked.names
                 ]
+            opened.callback(recommender._is_closed.set)
             recommender._end = weakref.finalize(recommender, opened.pop_all().close)
             return recommender
 
@@ -187,7 +196,7 @@ class Recommender:
 
     async def arecommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
         """`recommend` for asynchronous code; cancelled, the engine stops writing."""
-        prepared = self._prepare(conversation, k, **filters)
+        prepared = await self._threads.run(self._prepare, conversation, k, **filters)
         return await self.engine.arun(self._write(prepared))
 
     def recommend_batch(
@@ -217,9 +226,13 @@ class Recommender:
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
         """(what is known of the list before its first item, with no items; the items, each as soon as its line is
         finished, or a question alone). Where the items are closed early, the engine stops."""
-        prepared = self._prepare(conversation, k, **filters)
-        facts = Recommendations((), prepared.reason, self.model_version, prepared.prompt_truncated)
-        return facts, self.engine.iterate(self._items(prepared))
+        return self._stream(self._prepare(conversation, k, **filters))
+
+    async def aopen_stream(
+        self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
+    ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
+        """`open_stream` for asynchronous code, whose event loop the request does not hold up."""
+        return self._stream(await self._threads.run(self._prepare, conversation, k, **filters))
 
     def popular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
         """`recommend` without the engine, at once: the list of the retrieval that was loaded, without one items that
@@ -227,26 +240,57 @@ class Recommender:
         UserError as well where nothing is known of popularity."""
         if not self._retrieval and self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
             raise UserError(f"fallback: nothing says what is popular; give --train, or the catalog a column {COLUMN}")
-        prepared = self._prepare(conversation, k, **filters)
+        prepared = self._prepare(conversation, k, waits=False, **filters)
         left = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
         ranked = prepared.retrieved or (number for number in prepared.snapshot.popular if number in left)
         best = enumerate(islice(ranked, prepared.asked_for), 1)
         items = tuple(self._item(prepared, number, rank, None) for rank, number in best)
         return Recommendations(items, prepared.reason, self.model_version, prepared.prompt_truncated, fallback=True)
 
+    async def apopular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
+        """`popular` for asynchronous code, whose event loop the request does not hold up."""
+        return await self._threads.run(self.popular, conversation, k, **filters)
+
     # ---- the catalog
 
-    def add_items(self, items: Sequence[Mapping[str, Any]]) -> None:
+    def add_items(self, items: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         """Add items, or replace those with the same item_id: {"item_id", "title", "year" where items have years} and
         further columns of the catalog; what is left out has no value.
 
         The next request can have them; lists that are being written do not change. Raises UserError, and adds none.
+        Returns the columns that had a value and have none now, by item_id.
         """
-        self.catalog.put(items)
+        return self.catalog.put(items)
+
+    def change_items(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Change single fields of items: {"item_id"} and what changes; None takes a value away.
+
+        Raises UserError, and changes none, for an item that is not in the catalog.
+        """
+        self.catalog.patch(items)
 
     def remove_items(self, ids: Sequence[str | int]) -> list[str]:
         """Remove items by their ids. Returns those that are not there."""
         return self.catalog.delete(ids)
+
+    def follow_changes(self) -> None:
+        """Take changes of other processes as they come, in a thread of this object until it is closed, so that no
+        request waits for them. What cannot be read is said by requests."""
+        self.warm()
+
+        def follow() -> None:
+            while not self._is_closed.wait(FOLLOW_SECONDS):
+                with contextlib.suppress(UserError, OSError):
+                    self.warm()
+
+        threading.Thread(target=follow, name="convrec-changes", daemon=True).start()
+
+    def warm(self) -> None:
+        """Make now what the first request after a change of the catalog would make."""
+        snapshot = self.catalog.snapshot
+        snapshot.warm()
+        if self._retrieval:
+            self._retrieval.warm(snapshot)
 
     # ---- the end
 
@@ -273,10 +317,15 @@ class Recommender:
         why: bool = False,
         liked: ItemNames = (),
         may_ask: bool = False,
+        ignore_case: bool = False,
+        waits: bool = True,
     ) -> _Prepared:
+        """waits: for changes of the catalog that are being applied; else the items that they are of are left out."""
         text = conversation_text(conversation)
-        snapshot = self.catalog.snapshot
-        trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude, where)
+        snapshot, changing = (self.catalog.snapshot, ()) if waits else self.catalog.at_once()
+        where_fits = partial(self._items_where, where, ignore_case) if where is not None else None
+        exclude = [*exclude, *changing] if changing else exclude
+        trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude, where_fits)
         liked_items = self._find("liked", liked, snapshot)
         written, retrieved = length, list[int]()
         if self._retrieval:
@@ -304,7 +353,13 @@ class Recommender:
         return [] if is_last else [-1 - place for place, again in enumerate(asked) if not again]
 
     def _choose(
-        self, snapshot: Snapshot, k: int, seen: ItemNames, allow: ItemNames | None, exclude: ItemNames, where: Any
+        self,
+        snapshot: Snapshot,
+        k: int,
+        seen: ItemNames,
+        allow: ItemNames | None,
+        exclude: ItemNames,
+        items_where: Callable[[Snapshot], set[int]] | None,
     ) -> tuple[TrieFile, list[int], int, str | None]:
         """(trie of the items that are allowed, numbers of those to leave out, length of the list, why it is short)."""
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.catalog.max_items:
@@ -315,8 +370,8 @@ class Recommender:
         if allow is not None:
             allowed = self._find("allow", allow, snapshot)
             of = f"the {len(allowed)} items allowed"
-        if where is not None:
-            allowed = allowed & find_items(where, self.catalog.columns, snapshot.items, snapshot.values_of)
+        if items_where is not None:
+            allowed = allowed & items_where(snapshot)
             of += f", of which {len(allowed)} fit `where`,"
         is_part = 0 < len(allowed) < len(snapshot.items)
         trie = snapshot.trie_with(frozenset(allowed)) if is_part else snapshot.trie
@@ -327,6 +382,9 @@ class Recommender:
             reason = f"of {of} {len(excluded)} are seen or excluded, which leaves {left} for a list of {k}"
         return trie, sorted(excluded), min(k, left), reason
 
+    def _items_where(self, where: Any, ignore_case: bool, snapshot: Snapshot) -> set[int]:
+        return find_items(where, self.catalog.columns, snapshot.items, snapshot.values_of, ignore_case)
+
     def _find(self, name: str, entries: ItemNames, snapshot: Snapshot) -> set[int]:
         if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Collection):
             raise UserError(f"{name}: write a list of item ids or of `Title (Year)`")
@@ -336,6 +394,10 @@ class Recommender:
                 raise UserError(f"{name}[{index}] is {entry!r:.40}; write an item id or `Title (Year)`")
             names.add((type(entry), entry))
         return {number for _, entry in names for number in self.catalog.find(entry, snapshot)}
+
+    def _stream(self, prepared: _Prepared) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
+        facts = Recommendations((), prepared.reason, self.model_version, prepared.prompt_truncated)
+        return facts, self.engine.iterate(self._items(prepared))
 
     async def _write(self, prepared: _Prepared) -> Recommendations:
         found = [one async for one in self._items(prepared, streamed=False)]
@@ -350,7 +412,10 @@ class Recommender:
             rank = 0
             async for number, score in self._written(prepared, streamed):
                 rank += 1
-                yield self._questions[-1 - number] if number < 0 else self._item(prepared, number, rank, score)
+                if number < 0:
+                    yield self._questions[-1 - number]
+                else:
+                    yield await self._described(prepared, number, rank, score)
             return
         scores = {number: score async for number, score in self._written(prepared, streamed=False)}
         if (asked := -1 - min(scores, default=0)) >= 0:
@@ -358,7 +423,7 @@ class Recommender:
             return
         fused = self._retrieval.fusion.of([*scores], prepared.retrieved)[: prepared.asked_for]
         for rank, number in enumerate(fused, 1):
-            yield self._item(prepared, number, rank, scores.get(number))
+            yield await self._described(prepared, number, rank, scores.get(number))
 
     async def _written(self, prepared: _Prepared, streamed: bool) -> AsyncIterator[tuple[int, float]]:
         """The items that the model writes, by their numbers, with their scores; -1 - q, if it asks its question q."""
@@ -378,11 +443,21 @@ class Recommender:
                     total, choices = 0.0, 0
                     yield walk.items[-1], score
 
+    async def _described(self, prepared: _Prepared, number: int, rank: int, score: float | None) -> RecommendedItem:
+        """`_item`; in a thread where its sentence is chosen among many liked items."""
+        if len(prepared.liked or ()) <= FEW_LIKED:
+            return self._item(prepared, number, rank, score)
+        return await asyncio.to_thread(self._item, prepared, number, rank, score)
+
     def _item(self, prepared: _Prepared, number: int, rank: int, score: float | None) -> RecommendedItem:
         item = prepared.snapshot.items[number]
         why = None if prepared.liked is None else sentence(number, prepared.liked, prepared.snapshot)
-        columns = {name: item.columns[name] for name in self._show}
+        columns = self.shown_columns(item)
         return RecommendedItem(item.item_id, item.title, item.clean_title, item.year, columns, rank, score, why)
+
+    def shown_columns(self, item: CatalogItem) -> dict[str, Any]:
+        """The columns of an item that answers have."""
+        return {name: item.columns[name] for name in self._show}
 
 
 def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":

@@ -36,6 +36,10 @@ class ServedRetrieval:
         unknown = left - {*numbers}
         return numbers + [number for number in snapshot.popular if number in unknown]
 
+    def warm(self, snapshot: Snapshot) -> None:
+        """Make what is made once for all requests of a snapshot."""
+        self._numbers(snapshot)
+
     def _numbers(self, snapshot: Snapshot) -> np.ndarray:
         """(M,) of each row of the catalog's file the item's number now; -1: it has none."""
         known = self._known

@@ -4,7 +4,7 @@ import itertools
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,13 @@ class CatalogItem:
     @property
     def line(self) -> str:
         return format_item(self.title, NO_YEAR if self.year is None else self.year)
+
+    def has_line_of(self, other: "CatalogItem | None") -> bool:
+        """Whether the two differ in columns alone."""
+        if other is None:
+            return False
+        names = (self.item_id, self.clean_title, self.year, self.display)
+        return names == (other.item_id, other.clean_title, other.year, other.display)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -87,6 +94,16 @@ class Snapshot:
         number = self.number_of.get(item_id)
         return None if number is None else self.items[number]
 
+    def record(self, item_id: str) -> dict[str, Any] | None:
+        """As the journal has it; None for an item that is not there."""
+        item = self.get(item_id)
+        return None if item is None else item.record
+
+    def with_columns(self, items: Mapping[str, CatalogItem]) -> "Snapshot":
+        """The catalog with these in place of the items of the same ids, which have the same lines: no trie is made."""
+        changed = {self.number_of[item_id]: item for item_id, item in items.items()}
+        return replace(self, items={**self.items, **changed}, _arrays={})
+
     def page(self, after: str, size: int) -> list[CatalogItem]:
         """Items in the order of their ids, those behind `after`, which need not be there any more."""
         start = bisect_right(self._ids, after)
@@ -98,6 +115,10 @@ class Snapshot:
             values = (item.year if column == YEAR else item.columns[column] for item in self.items.values())
             self._arrays[column] = pa.array(values, kind)
         return self._arrays[column]
+
+    def warm(self) -> None:
+        """Make what is made once for all requests."""
+        _ = self.popular, self._ids
 
     def times(self, number: int) -> int:
         """How often an item is wanted; 0 where nobody knows."""

@@ -4,6 +4,7 @@
 of the deployments: the one called `front`, which speaks HTTP, and one for each model under its name.
 """
 
+import os
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from recipes.serving import http
+from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.model import ModelServer, load_fallback
 from recipes.serving.replicas import Gone, Model
 from recipes.serving.schema import FRONT, ModelSettings, ServiceSettings, service_key
@@ -53,7 +55,7 @@ class Front:
     def __init__(self, settings: ServiceSettings, models: dict[str, DeploymentHandle]) -> None:
         """Raises UserError where others than this machine can reach the service and there is no key."""
         self.settings, self.models = settings, models
-        self.key = service_key(settings.loopback)
+        self.key = service_key(settings.loopback, settings.keys)
         keep_to_the_nodes_address()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -66,13 +68,15 @@ class Front:
 class ModelReplica(ModelServer):
     def __init__(self, settings: ModelSettings, max_items: int) -> None:
         keep_to_the_nodes_address()
+        os.environ.pop(KEY_VARIABLE, None)  # the front alone needs it
         super().__init__(settings, max_items)
 
 
 class DeployedModel:
     """A recipes.serving.replicas.Backend: any of the replicas that Ray Serve has of a model. It waits for one."""
 
-    is_up, running = True, 0
+    is_up, running, restarts = True, 0, 0  # Ray Serve knows more
+    problem: str | None = None
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self.handle = handle

@@ -57,8 +57,7 @@ class ChatCompletions:
             yield chunk
 
     async def _create(self, request: dict[str, Any]) -> Any:
-        messages = [{"role": message["role"], "content": _text(message["content"])} for message in request["messages"]]
-        messages = without_control_tokens(messages, self.tokenizer)
+        messages = without_control_tokens(request["messages"], self.tokenizer)
         try:
             asked = ChatCompletionRequest(**request | {"messages": messages})
             answer = await self.serving.create_chat_completion(asked)
@@ -73,7 +72,3 @@ class ChatCompletions:
         if isinstance(answer, ErrorResponse):
             raise Refused(answer.error.code, answer.error.message, answer.error.param)
         return answer
-
-
-def _text(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

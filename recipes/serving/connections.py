@@ -22,6 +22,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     head_bytes = 0  # since the last head, or part of a body
+    parsed_bytes = 0  # of the head that is read now: one packet can have all of it
     head_timer: TimerHandle | None = None
     answered: RequestResponseCycle | None = None  # `cycle` is the last that was read
     since = 0.0  # of what it waits for, in the loop's seconds
@@ -51,10 +52,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self.head_bytes += len(data)
         super().data_received(data)
         if self.head_bytes > MOST_HEAD_BYTES:
-            self._refuse(431, f"the head of a request can have {MOST_HEAD_BYTES:,} bytes")
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        self.parsed_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_parsed(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
+        self._count_parsed(len(name) + len(value) + 4)
         if len(self.headers) > MOST_HEADERS:
             self._refuse(431, f"a request can have {MOST_HEADERS} headers")
             raise ValueError  # ends the parsing of what has come
@@ -76,6 +86,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
+
+    def _count_parsed(self, length: int) -> None:
+        self.parsed_bytes += length
+        if self.parsed_bytes > MOST_HEAD_BYTES:
+            self._refuse_head()
+            raise ValueError  # ends the parsing of what has come
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the head of a request can have {MOST_HEAD_BYTES:,} bytes")
 
     def _await_head(self) -> None:
         self.since = self.loop.time()

@@ -1,7 +1,7 @@
-"""What every request passes before it reaches a route: host, key, size, how many at once. Pure ASGI, no Ray."""
+"""What every request passes before it reaches a route: host, key, size, how many at once, the service's end. Pure ASGI,
+no Ray."""
 
 import asyncio
-import hmac
 import re
 import time
 from collections.abc import Collection
@@ -12,9 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from recipes.serving.drain import STOPPING, Drain
 from recipes.serving.errors import FAILED, Refused
+from recipes.serving.keys import Keys
 from recipes.serving.metrics import Metrics
-from recipes.serving.schema import KEY_VARIABLE, Limits, is_loopback
+from recipes.serving.schema import Limits, is_loopback
 
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")  # the header: name or address, then a port
 OPEN = ("/", "/page.css", "/page.js", "/docs", "/health")  # without the key: the page asks for it
@@ -34,15 +36,20 @@ class Gate:
         self,
         app: ASGIApp,
         limits: Limits,
-        key: str | None,
+        keys: Keys,
         loopback: bool,
         metrics: Metrics,
+        drain: Drain,
         takes_body: Collection[str],
     ) -> None:
         """takes_body: the paths of routes that read a body."""
-        self.app, self.limits, self.key, self.loopback, self.metrics = app, limits, key, loopback, metrics
+        self.app = app
+        self.limits = limits
+        self.keys = keys
+        self.loopback = loopback
+        self.metrics = metrics
+        self.drain = drain
         self.takes_body = takes_body
-        self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # of websockets there is none: the router refuses them
@@ -61,7 +68,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if not is_read:  # or the rest of the body would keep the connection
+                # the rest of a body would keep the connection, and so would a client of a service that stops
+                if not is_read or self.drain.began_at is not None:
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
@@ -80,32 +88,34 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        if len(headers.getlist("host")) > 1:  # a proxy in front may have read the other one
+            raise Refused(400, "two Host headers; send one")
         host = _HOST.fullmatch(headers.get("host", "localhost"))
         if self.loopback and not (host and is_loopback(host["v6"] or host["name"] or "")):
             raise Refused(403, "this service is for this machine alone: call it localhost, or by its address")
         path = get_route_path(scope)
-        if self.key and path not in OPEN and not self._has_key(headers):
-            raise Refused(401, f"give the service's key ({KEY_VARIABLE}) as `Authorization: Bearer KEY`")
+        if self.keys.are_asked_for and path not in OPEN:
+            self.keys.check(headers.get("authorization", ""), scope["method"], path)
+        if self.drain.began_at is not None and path != "/metrics":
+            raise STOPPING
         if scope["method"] in ("GET", "HEAD", "OPTIONS") or path not in self.takes_body:
             await self.app(scope, receive, send)
             return
         body = await self._body(Request(scope, receive))
-        if self.running >= self.limits.max_concurrent:
+        running = self.drain.running
+        if running >= self.limits.max_concurrent:
             raise Refused(
-                429, f"{self.running} requests are being answered, the most of this service; ask again", retry_after=1
+                429, f"{running} requests are being answered, the most of this service; ask again", retry_after=1
             )
-        self.running += 1
-        self.metrics.running.set(self.running)
+        self._add_running(1)
         try:
-            await _answer(self.app, scope, body, receive, send)
+            await self._answer(scope, body, receive, send)
         finally:
-            self.running -= 1
-            self.metrics.running.set(self.running)
+            self._add_running(-1)
 
-    def _has_key(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        assert self.key
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.key.encode())
+    def _add_running(self, requests: int) -> None:
+        self.drain.running += requests
+        self.metrics.running.set(self.drain.running)
 
     async def _body(self, request: Request) -> bytes:
         """Raises ClientDisconnect, too."""
@@ -125,24 +135,35 @@ class Gate:
             seconds = self.limits.timeout_seconds
             raise Refused(408, f"the body was not there after {seconds:g} s, the most of this service") from None
 
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Give the application the body as one message. It is cancelled where the client goes meanwhile, and where the
+        service ends before an answer has begun; what has begun is a stream, which ends itself then."""
+        disconnect = asyncio.ensure_future(receive())  # all that can come now
+        cut = asyncio.ensure_future(self.drain.wait_for_cut())
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        has_begun = False
 
-async def _answer(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Give the application the body as one message. Where the client goes meanwhile, it is cancelled."""
-    disconnect = asyncio.ensure_future(receive())  # all that can come now
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
+        async def replayed() -> Message:
+            return messages.pop() if messages else await asyncio.shield(disconnect)
 
-    async def replayed() -> Message:
-        return messages.pop() if messages else await asyncio.shield(disconnect)
+        async def watched_send(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
 
-    answer = asyncio.ensure_future(app(scope, replayed, send))
-    try:
-        await asyncio.wait((answer, disconnect), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        if is_over := answer.done():
-            disconnect.cancel()
-        else:
-            answer.cancel()
-            await asyncio.wait((answer,))
-    if not is_over:
-        raise ClientDisconnect
-    answer.result()
+        answer = asyncio.ensure_future(self.app(scope, replayed, watched_send))
+        try:
+            await asyncio.wait((answer, disconnect, cut), return_when=asyncio.FIRST_COMPLETED)
+            if cut.done() and has_begun:
+                await asyncio.wait((answer, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cut.cancel()
+            is_whole = answer.done()
+            if is_whole:
+                disconnect.cancel()
+            else:
+                answer.cancel()
+                await asyncio.wait((answer,))
+        if not is_whole:
+            raise ClientDisconnect if disconnect.done() else STOPPING
+        answer.result()

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,15 +16,18 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTex
 from jinja2 import Environment, FileSystemLoader
 from starlette.exceptions import HTTPException
 
+from recipes.serving.drain import Drain
 from recipes.serving.errors import FAILED, Refused, error_body
 from recipes.serving.feedback import Events, FeedbackLog
 from recipes.serving.gate import Gate
+from recipes.serving.keys import Keys
 from recipes.serving.metrics import CONTENT_TYPE, Metrics
 from recipes.serving.replicas import Model
 from recipes.serving.schema import (
     MOST_NAMES,
     NO_EFFECT,
     CatalogChange,
+    CatalogFields,
     CatalogIds,
     CatalogItems,
     CatalogPage,
@@ -51,16 +54,20 @@ PAGE_HEADERS = {
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "what is wrong with the request, and the field"},
     401: {"description": "the key is missing or another"},
-    404: {"description": "no such model"},
+    403: {"description": "the key's role may not do this"},
+    404: {"description": "no such model, or no such list"},
+    409: {"description": "an event that was taken already"},
     413: {"description": "the body is too large"},
-    429: {"description": "too many requests at once; Retry-After says when to ask again"},
-    503: {"description": "the model's process starts again, or its catalog's state cannot be read; see Retry-After"},
+    429: {"description": "too many requests at once, or too many of this key; Retry-After says when to ask again"},
+    503: {"description": "the service stops, its model starts again, or its catalog cannot be read; see Retry-After"},
     504: {"description": "no answer within the service's limit of time"},
 }
 SENTENCES = {  # of a field, or of an error's type
     "json_invalid": "it is no JSON",
     "extra_forbidden": "there is no such field here; leave it out",
     "response_format": 'only {"type": "text"} is possible here; say in a message what form the answer is to have',
+    "tools": "tools are not called here; leave them out, or send []",
+    "logit_bias": "it is not possible here; leave it out, or send {}",
     "string_unicode": "it has half of a surrogate pair (\\ud800 to \\udfff): no character",
 }
 _ALTERNATIVE = re.compile(
@@ -68,8 +75,19 @@ _ALTERNATIVE = re.compile(
 )  # how pydantic calls the types of a union
 
 
-def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | None) -> FastAPI:
-    """The application. key: what all but the page and /health ask for; None: nothing does."""
+def build(
+    settings: ServiceSettings, models: Mapping[str, Model], key: str | None, drain: Drain | None = None
+) -> FastAPI:
+    """The application.
+
+    Args:
+        key: what all but the page and /health ask for, besides the keys of `settings.keys`; None: only those.
+        drain: by which the server ends it; None: it ends at once.
+
+    Raises:
+        UserError: for a file of keys that cannot be read.
+    """
+    drain = drain or Drain()
     app = FastAPI(
         title="convrec",
         version=version("convrec"),
@@ -77,16 +95,17 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
         docs_url=None,  # those pages load scripts from a CDN: page/docs.html does not
         redoc_url=None,
     )
-    routes = Routes(settings, models)
+    routes = Routes(settings, models, drain)
     routes.add_to(app)
     routes.metrics = Metrics(route.path for route in app.routes)  # type: ignore[attr-defined]
     app.add_middleware(
         Gate,
         limits=settings.limits,
-        key=key,
+        keys=Keys(key, Path(settings.keys) if settings.keys else None),
+        drain=drain,
         loopback=settings.loopback,
         metrics=routes.metrics,
-        takes_body={route.path for route in app.routes if {"POST", "PUT", "DELETE"} & route.methods},  # type: ignore[attr-defined]
+        takes_body={route.path for route in app.routes if {"POST", "PUT", "PATCH", "DELETE"} & route.methods},  # type: ignore[attr-defined]
     )
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
@@ -94,9 +113,16 @@ def build(settings: ServiceSettings, models: Mapping[str, Model], key: str | Non
 
 
 class Routes:
-    def __init__(self, settings: ServiceSettings, models: Mapping[str, Model]) -> None:
-        self.limits, self.models = settings.limits, models
-        self.feedback = FeedbackLog(Path(settings.feedback)) if settings.feedback else None
+    def __init__(self, settings: ServiceSettings, models: Mapping[str, Model], drain: Drain) -> None:
+        self.limits = settings.limits
+        self.settings = settings.models
+        self.models = models
+        self.drain = drain
+        self.is_strict = settings.strict
+        self.filters = settings.filters
+        self.feedback = None
+        if settings.feedback:
+            self.feedback = FeedbackLog(Path(settings.feedback), on_lost=lambda: self.metrics.feedback_lost.inc())
         self.created = int(time.time())
         self.has_pictures = any("picture" in model.show for model in settings.models)
         self.metrics: Metrics
@@ -106,11 +132,13 @@ class Routes:
         post, get = app.post, app.get
         post("/v1/recommendations", response_model=RecommendedList, **errors)(self.recommend)
         post("/v1/chat/completions", **errors)(self.chat)
+        post("/v1/responses", include_in_schema=False)(self.refuse_responses)
         post("/v1/feedback", response_model=FeedbackEvent, **errors)(self.take_feedback)
         get("/v1/models", response_model=ModelList)(self.list_models)
         get("/v1/models/{name}", response_model=ModelCard)(self.get_model)
         get("/v1/catalog/items", response_model=CatalogPage, **errors)(self.list_items)
         app.put("/v1/catalog/items", response_model=CatalogChange, **errors)(self.put_items)
+        app.patch("/v1/catalog/items", response_model=CatalogChange, **errors)(self.patch_items)
         app.delete("/v1/catalog/items", response_model=CatalogChange, **errors)(self.delete_items)
         get("/health")(self.health)
         app.head("/health", include_in_schema=False)(self.health)
@@ -126,36 +154,58 @@ class Routes:
         name, model = self._model(request.model)
         if request.k > self.limits.max_items:
             raise Refused(400, f"k: {request.k} is more than {self.limits.max_items}, the most of this service", "k")
-        if not isinstance(request.conversation, str):
-            self._check_turns(len(request.conversation), "conversation")
-        asked = request.model_dump(exclude={"stream", "model"})
+        said = request.conversation
+        self._check_conversation([said] if isinstance(said, str) else [turn.content for turn in said], "conversation")
+        asked = request.model_dump(exclude={"stream", "model", "user_id", "session_id"})
         if not request.stream:
             answer = {"model": name, **await model.ask("recommend", asked)}
             if self.feedback and "question" not in answer:
-                self.feedback.add_list(asked, answer)
+                answer["list_id"] = self.feedback.make_list_id()
+                self.feedback.add_list(request.model_dump(), answer)
+            self.metrics.count_list(name, answer["fallback"], len(answer["items"]), "question" in answer)
             return JSONResponse(answer)
-        events: Events = model.stream("recommend_stream", asked)
+        events: Events = self._counted(name, model.stream("recommend_stream", asked))
         if self.feedback:
-            events = self.feedback.watch(asked, name, events)
+            events = self.feedback.watch(request.model_dump(), name, events)
         texts = (_event(kind, {"model": name, **data} if kind == "end" else data) async for kind, data in events)
-        return await _stream(texts, lambda refused: _event("error", refused.body))
+        return await self._stream(texts, lambda refused: _event("error", refused.body))
 
     async def chat(self, request: ChatRequest) -> Response:
         """OpenAI's chat completions, of the model as it is: free text, no catalog."""
         name, model = self._model(request.model)
-        self._check_turns(len(request.messages), "messages")
-        asked = request.model_dump(exclude_none=True, exclude=NO_EFFECT) | {"model": name}
+        self._check_conversation([message.text for message in request.messages], "messages")
+        if self.is_strict and (ignored := request.without_effect):
+            names = ", ".join(ignored)
+            raise Refused(400, f"{names}: no effect here; leave out, or start the service without --strict", ignored[0])
+        messages = [{"role": message.role, "content": message.text} for message in request.messages]
+        asked = request.model_dump(exclude_none=True, exclude={*NO_EFFECT, "messages"})
+        asked |= {"model": name, "messages": messages}
         if not request.stream:
             return JSONResponse(await model.ask("chat", asked))
         chunks = model.stream("chat_stream", asked)
-        return await _stream(chunks, lambda refused: f"data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n")
+        return await self._stream(chunks, lambda refused: f"data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n")
+
+    async def refuse_responses(self) -> Response:
+        raise Refused(404, "this service has no Responses API; ask /v1/chat/completions")
 
     async def take_feedback(self, event: FeedbackEvent) -> FeedbackEvent:
         """What somebody did with an item of a list. It is on the disk when this answers."""
         if not self.feedback:
             raise Refused(404, "this service keeps no feedback; it is started with --feedback for that")
         await self.feedback.add_event(event)
+        self.metrics.feedback.labels(event.event).inc()
         return event
+
+    async def _counted(self, model: str, events: Events) -> Events:
+        """The events of a list, which is counted when it is whole."""
+        items = 0
+        is_question = False
+        async for kind, data in events:
+            items += kind == "item"
+            is_question |= kind == "question"
+            yield kind, data
+            if kind == "end":
+                self.metrics.count_list(model, data["fallback"], items, is_question)
 
     async def list_models(self) -> ModelList:
         return ModelList(data=[await self.get_model(name) for name in self.models])
@@ -164,13 +214,20 @@ class Routes:
         name, model = self._model(name)
         described = await model.ask("describe")
         described |= {"max_turns": self.limits.max_turns, "keeps_feedback": self.feedback is not None}
+        described["filters"] = [] if described["catalog_items"] is None else self.filters
         return ModelCard(id=name, created=self.created, **described)
 
     async def put_items(self, body: CatalogItems, model: Annotated[str | None, Query()] = None) -> CatalogChange:
-        """Add items to the catalog, or write them anew. The next request can be recommended them."""
+        """Add items to the catalog, or replace them as a whole. The next request can be recommended them."""
         name, chosen = self._model(model)
         items = [item.model_dump() for item in body.items]
         return CatalogChange(model=name, **await chosen.ask("put_items", items))
+
+    async def patch_items(self, body: CatalogFields, model: Annotated[str | None, Query()] = None) -> CatalogChange:
+        """Change single fields of items that are in the catalog; null takes a value away."""
+        name, chosen = self._model(model)
+        items = [item.model_dump(exclude_unset=True) for item in body.items]
+        return CatalogChange(model=name, **await chosen.ask("patch_items", items))
 
     async def delete_items(
         self,
@@ -208,7 +265,26 @@ class Routes:
         expositions: dict[str, str] = {}
         for model in self.models.values():
             expositions |= await model.metrics()
+        for settings in self.settings:
+            self.metrics.look_at(settings, self.models[settings.name])
         return Response(self.metrics.text(expositions), media_type=CONTENT_TYPE)
+
+    async def _stream(self, events: AsyncIterator[str], as_event: Callable[[Refused], str]) -> StreamingResponse:
+        """Server-sent events. What is refused before the first has a status of its own; later it is an event."""
+        first = await anext(events, "")
+
+        async def all_events() -> AsyncIterator[str]:
+            yield first
+            try:
+                async for event in self.drain.until_cut(events):
+                    yield event
+            except Refused as refused:
+                yield as_event(refused)
+            except Exception:
+                yield as_event(FAILED)
+                raise
+
+        return StreamingResponse(all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     def _model(self, name: str | None) -> tuple[str, Model]:
         name = name or next(iter(self.models))
@@ -216,10 +292,19 @@ class Routes:
             raise Refused(404, f"model: there is no {name[:80]!r}; there is {', '.join(self.models)}", "model")
         return name, self.models[name]
 
-    def _check_turns(self, turns: int, field: str) -> None:
-        if turns > self.limits.max_turns:
-            most = self.limits.max_turns
-            raise Refused(400, f"{field}: {turns:,} turns, more than {most}, the most of this service", field)
+    def _check_conversation(self, turns: Sequence[str], field: str) -> None:
+        """Raises Refused for what is too long, before anything takes time in proportion to it."""
+        most_turns = self.limits.max_turns
+        if len(turns) > most_turns:
+            raise Refused(
+                400, f"{field}: {len(turns):,} turns, more than {most_turns}, the most of this service", field
+            )
+        characters = sum(map(len, turns))
+        most = self.limits.max_conversation_characters
+        if characters > most:
+            raise Refused(
+                400, f"{field}: {characters:,} characters, more than {most:,}, the most of this service", field
+            )
 
 
 def _described(schema: Mapping[str, Any]) -> str:
@@ -240,6 +325,8 @@ def _page(file: str, pictures: bool) -> Any:
 
 
 async def _state(model: Model) -> str:
+    if model.problem:
+        return f"the model's process does not start: {model.problem}"
     try:
         async with asyncio.timeout(HEALTH_SECONDS):
             await model.ask("describe")
@@ -255,24 +342,6 @@ async def _state(model: Model) -> str:
 
 def _event(kind: str, data: dict[str, Any]) -> str:
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
-
-
-async def _stream(events: AsyncIterator[str], as_event: Any) -> StreamingResponse:
-    """Server-sent events. What is refused before the first has a status of its own; later it is an event."""
-    first = await anext(events, "")
-
-    async def all_events() -> AsyncIterator[str]:
-        yield first
-        try:
-            async for event in events:
-                yield event
-        except Refused as refused:
-            yield as_event(refused)
-        except Exception:
-            yield as_event(FAILED)
-            raise
-
-    return StreamingResponse(all_events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:

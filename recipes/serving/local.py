@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias
 
 import uvicorn
@@ -19,6 +20,8 @@ from convrec.runs import guard, supervisor
 from recipes.launch.environment import set_up_process
 from recipes.serving import http
 from recipes.serving.connections import BoundedProtocol
+from recipes.serving.drain import Drain
+from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.model import load_fallback
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
@@ -45,6 +48,8 @@ def serve_here(
     start, with its last words.
     """
     set_up_process()
+    key = service_key(settings.loopback, settings.keys)
+    os.environ.pop(KEY_VARIABLE, None)  # the models' processes need none
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logs.mkdir(parents=True, exist_ok=True)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -58,19 +63,47 @@ def serve_here(
         max_items = {process.name: process.ready.result() for process in processes}
         seconds, names = settings.limits.timeout_seconds, [model.name for model in settings.models]
         models = {name: Model([one for one in processes if one.name == name], seconds, late[name]) for name in names}
-        app = http.build(settings, models, service_key(settings.loopback))
+        drain = Drain()
+        app = http.build(settings, models, key, drain)
         listener.listen(BACKLOG)
         ready(max_items)
-        server_of(app).run(sockets=[listener])
+        server_of(app, drain, settings.limits.drain_seconds).run(sockets=[listener])
 
 
-def server_of(app: FastAPI) -> uvicorn.Server:
+class DrainingServer(uvicorn.Server):
+    """A signal to stop has new requests refused, and the server ends when those that run have their answers, or after
+    `drain_seconds`. A second signal ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._drain_seconds = drain_seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drain.began_at is not None:
+            super().handle_exit(sig, frame)
+            return
+        self._captured_signals.append(sig)
+        self._drain.begin()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._drain.is_over(self._drain_seconds):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._drain.cut(LAST_SECONDS)
+        await super().shutdown(sockets)
+
+
+def server_of(app: FastAPI, drain: Drain | None = None, drain_seconds: float = 0.0) -> uvicorn.Server:
+    """drain: of the application."""
     options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     # the loop accepts a whole backlog before it closes anything: with half the files as connections that has its room
     options |= {"limit_concurrency": min(MOST_CONNECTIONS, files // 2), "backlog": min(BACKLOG, files // 4)}
     options |= {"http": BoundedProtocol, "ws": "none", "access_log": False, "log_level": "warning", "log_config": None}
-    return uvicorn.Server(uvicorn.Config(app, **options))
+    return DrainingServer(uvicorn.Config(app, **options), drain or Drain(), drain_seconds)
 
 
 def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:

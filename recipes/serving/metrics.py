@@ -1,11 +1,17 @@
 """GET /metrics: what the front counts itself, and vLLM's figures of every replica, in Prometheus' text form."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from convrec.retrieval.folder import NOTES as RETRIEVAL
+from convrec.serving.journal import FILE as JOURNAL
+from recipes.serving.replicas import Model
+from recipes.serving.schema import ModelSettings
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,13 +34,54 @@ class Metrics:
             registry=self.registry,
             buckets=SECONDS,
         )
+        self.lists = Counter(
+            "convrec_lists",
+            "lists given: the model's, the fallback's, without any item, or a question in place of one",
+            ["model", "kind"],
+            registry=self.registry,
+        )
+        self.feedback = Counter("convrec_feedback_events", "events kept", ["event"], registry=self.registry)
+        self.feedback_lost = Counter(
+            "convrec_feedback_lost_lines", "lists and events that could not be written", registry=self.registry
+        )
         self.running = Gauge("convrec_requests_running", "requests being answered", registry=self.registry)
+        self.restarts = Gauge(
+            "convrec_model_restarts", "times that a process of the model ended", ["model"], registry=self.registry
+        )
+        self.up = Gauge("convrec_model_processes_up", "processes that answer", ["model"], registry=self.registry)
+        self.catalog_time = Gauge(
+            "convrec_catalog_timestamp_seconds",
+            "when the catalog changed last, in seconds since 1970",
+            ["model"],
+            registry=self.registry,
+        )
+        self.retrieval_time = Gauge(
+            "convrec_retrieval_timestamp_seconds",
+            "when the retrieval was fitted, in seconds since 1970",
+            ["model"],
+            registry=self.registry,
+        )
 
     def count(self, path: str, method: str, status: int, seconds: float) -> None:
         path = path if path in self.paths else "other"
-        method = method if method in ("GET", "HEAD", "POST", "PUT", "DELETE") else "other"
+        method = method if method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") else "other"
         self.requests.labels(path, method, str(status)).inc()
         self.seconds.labels(path).observe(seconds)
+
+    def look_at(self, settings: ModelSettings, model: Model) -> None:
+        """Note how a model is now, and how old its files are."""
+        self.restarts.labels(settings.name).set(model.restarts)
+        self.up.labels(settings.name).set(sum(backend.is_up for backend in model.backends))
+        journal = Path(settings.state) / JOURNAL if settings.state else None
+        if changed := _newest(Path(settings.catalog) if settings.catalog else None, journal):
+            self.catalog_time.labels(settings.name).set(changed)
+        if fitted := _newest(Path(settings.retrieval) / RETRIEVAL if settings.retrieval else None):
+            self.retrieval_time.labels(settings.name).set(fitted)
+
+    def count_list(self, model: str, is_fallback: bool, items: int, is_question: bool) -> None:
+        """Each list counts once: a fallback's that is empty is empty."""
+        kind = "question" if is_question else "empty" if not items else "fallback" if is_fallback else "model"
+        self.lists.labels(model, kind).inc()
 
     def text(self, expositions: Mapping[str, str]) -> bytes:
         """expositions: replica -> its exposition, of which the families of vLLM are taken, each once; their samples get
@@ -49,3 +96,8 @@ class Metrics:
                     if not sample.name.endswith("_created"):
                         into.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
         return generate_latest(self.registry) + generate_latest(SimpleNamespace(collect=families.values))
+
+
+def _newest(*files: Path | None) -> float:
+    """When the newest of these files was written; 0 where there is none."""
+    return max((file.stat().st_mtime for file in files if file and file.exists()), default=0.0)

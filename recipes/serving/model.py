@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from convrec.serving.recommender import Recommender
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
+COUNT_SECONDS = 0.3
 MOST_TOKENS = 16_384  # of a prompt and its answer, where there is no catalog: the cache for its keys must be held free
 NO_CATALOG = Refused(400, "model: it is served without a catalog, for chat completions alone", "model")
 
@@ -51,10 +52,11 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
         return None
     recommender = load_recommender(model, limits.max_items, with_engine=False)
     recommender.popular("hello", 1)
+    recommender.follow_changes()
 
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
+    async def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return answer_of(recommender.popular(**request))
+            return answer_of(await recommender.apopular(**request))
         except UserError as error:
             raise refused(error) from None
 
@@ -81,8 +83,10 @@ class ModelServer:
         self.name = settings.name
         self.process = f"{settings.name}-{uuid.uuid4().hex[:8]}"
         self.recommender: Recommender | None = None
+        self.changing = asyncio.Lock()
         if settings.catalog:
             self.recommender = load_recommender(settings, max_items, served_model_name=settings.name)
+            self.recommender.follow_changes()
             self.engine, self.model = self.recommender.engine, self.recommender.model
         else:
             self.model = find_model(settings.path, Path(), None, None)
@@ -101,9 +105,18 @@ class ModelServer:
     async def describe(self) -> dict[str, Any]:
         """{"version", "catalog_items", "max_items"}."""
         with self._refusals():
-            catalog = None if self.recommender is None else self.recommender.catalog
-            items, most = (None, None) if catalog is None else (len(catalog), catalog.max_items)
+            items, most = None, None
+            if self.recommender is not None:
+                items, most = await self._count_items(), self.recommender.catalog.max_items
         return {"version": self.model.version, "catalog_items": items, "max_items": most}
+
+    async def _count_items(self) -> int:
+        """Items of the catalog. A change that is being applied is not waited for long: /health asks this."""
+        assert self.recommender
+        catalog = self.recommender.catalog
+        counting = asyncio.ensure_future(asyncio.to_thread(len, catalog))
+        await asyncio.wait({counting}, timeout=COUNT_SECONDS)
+        return counting.result() if counting.done() else len(catalog.latest.items)
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
         """A RecommendationRequest's fields -> those of RecommendedList, but `model`."""
@@ -114,7 +127,7 @@ class ModelServer:
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """("item", fields of ListedItem and "list_id") for each, then ("end", the rest)."""
         with self._refusals():
-            end, items = self._with_catalog().open_stream(**request)
+            end, items = await self._with_catalog().aopen_stream(**request)
             async for item in items:
                 yield ("question" if isinstance(item, Question) else "item"), {"list_id": end.list_id, **asdict(item)}
         yield "end", {key: value for key, value in asdict(end).items() if key not in ("items", "question")}
@@ -130,17 +143,32 @@ class ModelServer:
                 yield chunk
 
     async def put_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """CatalogChange's fields, but `model`; so does `delete_items`."""
-        return await self._change("add_items", items)
+        """CatalogChange's fields, but `model`; so do `patch_items` and `delete_items`."""
+        blanked, count = await self._change("add_items", items)
+        return {"catalog_items": count, "blanked": blanked}
+
+    async def patch_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        _, count = await self._change("change_items", items)
+        return {"catalog_items": count}
 
     async def delete_items(self, ids: list[str | int]) -> dict[str, Any]:
-        return await self._change("remove_items", ids)
+        absent, count = await self._change("remove_items", ids)
+        return {"catalog_items": count, "absent": absent}
 
     async def list_items(self, after: str, size: int) -> list[dict[str, Any]]:
         """The fields of CatalogEntry of the items behind this id."""
         with self._refusals():
-            items = self._with_catalog().catalog.snapshot.page(after, size)
-        return [{name: getattr(item, name) for name in ("item_id", "title", "clean_title", "year")} for item in items]
+            recommender = self._with_catalog()
+            return await asyncio.to_thread(self._page, recommender, after, size)
+
+    @staticmethod
+    def _page(recommender: Any, after: str, size: int) -> list[dict[str, Any]]:
+        names = ("item_id", "title", "clean_title", "year")
+        items = recommender.catalog.snapshot.page(after, size)
+        return [
+            {name: getattr(item, name) for name in names} | {"columns": recommender.shown_columns(item)}
+            for item in items
+        ]
 
     async def metrics(self) -> dict[str, str]:
         """Name of this process -> its figures in Prometheus' form."""
@@ -148,11 +176,13 @@ class ModelServer:
 
         return {self.process: generate_latest().decode()}
 
-    async def _change(self, method: str, what: list[Any]) -> dict[str, Any]:
+    async def _change(self, method: str, items: list[Any]) -> tuple[Any, int]:
+        """What a method of the recommender returns, and how many items the catalog has then."""
         with self._refusals():
             recommender = self._with_catalog()
-            absent = await asyncio.to_thread(getattr(recommender, method), what)
-            return {"catalog_items": len(recommender.catalog), "absent": absent or []}
+            async with self.changing:  # a change holds a lock: others would hold a thread each while they wait
+                answer = await asyncio.to_thread(getattr(recommender, method), items)
+            return answer, len(recommender.catalog.latest.items)
 
     def _with_catalog(self) -> Any:
         if self.recommender is None:

@@ -8,7 +8,6 @@ import asyncio
 import json
 import sys
 import threading
-import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
@@ -31,7 +30,8 @@ EVENT, REFUSED, FAILED = "event", "refused", "failed"
 NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 AGAIN_SOON = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500)]
 HEALTH_SECONDS = 1.0
-PAUSE_SECONDS = 1.0  # before a process is started again
+PAUSE_SECONDS = 1.0  # before a process is started again; twice as long each time that it does not come to listen
+MOST_PAUSE_SECONDS = 60.0
 
 
 # ---- in a process of the model
@@ -87,44 +87,60 @@ class ModelProcess:
         self.name, self.settings = settings.name, (settings, max_items)
         self.environment, self.log, self.socket = environment, log, socket
         self.ready: Future[int] = Future()
-        self.is_up, self.running = False, 0
+        self.is_up = False
+        self.running = 0
+        self.restarts = 0
+        self.problem: str | None = None  # why it does not listen, where it has ended before it did
         self._lock = threading.Lock()
         self._replica: Process | None = None
-        self._is_closed = False
+        self._closing = threading.Event()
+        self._has_listened = False  # the process that runs now
         # the thread lives as long as the process: see convrec.generation.process
         threading.Thread(target=self._keep, name=f"convrec-{socket.name}", daemon=True).start()
 
     def close(self) -> None:
         with self._lock:
-            self._is_closed = True
+            self._closing.set()
             if self._replica is not None:
                 self._replica.end()
 
     def _keep(self) -> None:
+        pause = PAUSE_SECONDS
         while (replica := self._started()) is not None:
+            self._has_listened = False
             try:
                 replica.ask(str(self.socket), self._listens)
             except (Died, UserError, RuntimeError) as error:
                 if not self.ready.done():
                     self.ready.set_exception(error if isinstance(error, UserError) else UserError(str(error)))
                     return
-                if not self._is_closed:
-                    why = str(error).partition(";")[0]
-                    print(f"{self.name}: its process ended ({why}) and starts again; see {self.log}", file=sys.stderr)
+                # one that has listened is started again at once; what keeps it from that may stay for long
+                pause = PAUSE_SECONDS if self._has_listened else min(2 * pause, MOST_PAUSE_SECONDS)
+                self._note_end(error, pause)
             finally:
                 self.is_up = False
                 replica.end()
-            time.sleep(PAUSE_SECONDS)
+            self._closing.wait(pause)
+
+    def _note_end(self, error: Exception, pause: float) -> None:
+        if self._closing.is_set():
+            return
+        self.restarts += 1
+        why = str(error).partition(";")[0]
+        self.problem = None if self._has_listened else why
+        when = f"in {pause:g} s" if pause > PAUSE_SECONDS else "again"
+        print(f"{self.name}: its process ended ({why}) and starts {when}; see {self.log}", file=sys.stderr)
 
     def _started(self) -> Process | None:
         with self._lock:
-            if self._is_closed:
+            if self._closing.is_set():
                 return None
             self._replica = Process(load, self.settings, self.log, self.environment)
             return self._replica
 
     def _listens(self, max_items: int) -> None:
-        self.is_up = True
+        self.is_up = self._has_listened = True
+        self.problem = None
         if not self.ready.done():
             self.ready.set_result(max_items)
 

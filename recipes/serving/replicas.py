@@ -1,7 +1,8 @@
 """A model in other processes: what one of them does not answer since it ends, another is asked once."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ from recipes.serving.errors import ENDED, Refused
 END = object()  # of a stream
 LIST, LIST_STREAM = "recommend", "recommend_stream"  # methods that a fallback is for
 LATE = (503, 504)  # statuses that it is for: the process is gone, or too slow
+FALLBACK_SECONDS = 5.0  # of a request's time that are left for the fallback, or a quarter where that is less
 
 
 class Gone(Exception):
@@ -21,6 +23,8 @@ class Backend(Protocol):
 
     is_up: bool
     running: int  # calls
+    restarts: int  # of its process, since the service began
+    problem: str | None  # why its process cannot be had; None where it can, or nobody knows
 
     def call(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         """What the method gives: its events, or its one answer; waits for a process that starts. Raises Refused, and
@@ -34,7 +38,7 @@ class Fallback(NamedTuple):
     """seconds: after which a list is late. answer: gives another, of a request's fields those of an answer."""
 
     seconds: float
-    answer: Callable[[dict[str, Any]], dict[str, Any]]
+    answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Model:
@@ -49,24 +53,53 @@ class Model:
             return await anext(events)
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        late = self.fallback if method in (LIST, LIST_STREAM) else None
-        async with aclosing(self._events(method, *arguments)) as events:
-            while True:
-                try:
-                    async with self._in_time(min(late.seconds, self.seconds) if late else self.seconds):
-                        event = await anext(events, END)
-                except Refused as refused:
-                    if late is None or refused.status not in LATE:
-                        raise
-                    break
-                if event is END:
-                    return
-                late = None  # what was sent cannot be taken back
-                yield event
-        answer = await asyncio.to_thread(late.answer, *arguments)
+        fallback = self.fallback if method in (LIST, LIST_STREAM) else None
+        if fallback is None:
+            async with aclosing(self._timed_events(self.seconds, method, *arguments)) as events:
+                async for event in events:
+                    yield event
+            return
+        most = self.seconds - min(FALLBACK_SECONDS, self.seconds / 4)
+        is_begun = False
+        try:
+            first_seconds = min(fallback.seconds, most)
+            async with aclosing(self._timed_events(first_seconds, method, *arguments)) as events:
+                async for event in events:
+                    is_begun = True
+                    yield event
+            return
+        except Refused as refused:
+            if is_begun or refused.status not in LATE:  # what was sent cannot be taken back
+                raise
+        async with self._in_time(self.seconds - first_seconds):
+            answer = await fallback.answer(*arguments)
         for item in answer.pop("items") if method == LIST_STREAM else ():
             yield "item", {"list_id": answer["list_id"], **item}
         yield ("end", answer) if method == LIST_STREAM else answer
+
+    async def _timed_events(self, first_seconds: float, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        """Raises Refused where the first event takes longer than `first_seconds`, or a later one than `seconds`."""
+        seconds = first_seconds
+        async with aclosing(self._events(method, *arguments)) as events:
+            while True:
+                async with self._in_time(seconds):
+                    event = await anext(events, END)
+                if event is END:
+                    return
+                seconds = self.seconds
+                yield event
+
+    @property
+    def restarts(self) -> int:
+        return sum(backend.restarts for backend in self.backends)
+
+    @property
+    def problem(self) -> str | None:
+        """Why no process can be had. Without the folders of files: who asks for /health has no key."""
+        problems = [backend.problem for backend in self.backends]
+        if not problems or None in problems:
+            return None
+        return re.sub(r"[^\s'\"]*/", "", str(problems[0]))
 
     async def metrics(self) -> dict[str, str]:
         """Process -> its figures in Prometheus' form."""

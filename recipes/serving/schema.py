@@ -19,12 +19,17 @@ from pydantic import (
 
 from convrec.errors import UserError
 from convrec.serving.lists import Question
+from recipes.serving.keys import KEY_VARIABLE
 
-KEY_VARIABLE = "SERVE_API_KEY"
 Number = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # as catalogs have them
 ItemName = Annotated[str, StringConstraints(min_length=1, max_length=1000)] | Number  # an id, or `Title (Year)`
 Value = StrictBool | StrictInt | StrictFloat | Annotated[str, StringConstraints(max_length=100_000)]  # of a column
+OwnId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_NAMES = 10_000  # of a request's lists of items: each is looked up
+MOST_ALLOWED = 50_000  # of `allow`, which can be all that a shop has in stock
+MOST_DRAIN_SECONDS = 300  # the command's supervisor waits a little longer
+MOST_COLUMNS = 1000  # of an item
+MOST_TURNS = 10_000  # that are read at all; --max-turns says how many are answered
 FRONT = "front"  # the deployment before those of the models
 
 
@@ -50,14 +55,14 @@ def _few(where: Any) -> Any:
 
 
 class RecommendationRequest(Strict):
-    conversation: str | Annotated[list[Turn], Field(fail_fast=True)] = Field(
+    conversation: str | Annotated[list[Turn], Field(fail_fast=True, max_length=MOST_TURNS)] = Field(
         description="what the user said, or the turns; the last is the user's"
     )
-    k: int = Field(default=20, ge=1, description="items wanted")
+    k: StrictInt = Field(default=20, ge=1, description="items wanted")
     seen: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user knows already, as ids or `Title (Year)`: left out"
     )
-    allow: Annotated[list[ItemName], Field(fail_fast=True)] | None = Field(
+    allow: Annotated[list[ItemName], Field(fail_fast=True, max_length=MOST_ALLOWED)] | None = Field(
         default=None, description="only these; null: the whole catalog"
     )
     exclude: list[ItemName] = Field(default=[], max_length=MOST_NAMES, description="not these")
@@ -65,12 +70,19 @@ class RecommendationRequest(Strict):
         default=None,
         description="of the catalog's columns: a value, values of which an item has one, or `min` and `max`",
     )
-    why: bool = Field(default=False, description="give each item a sentence, where there is one")
+    ignore_case: StrictBool = Field(
+        default=False, description="compare texts of `where` regardless of case and white space"
+    )
+    why: StrictBool = Field(default=False, description="give each item a sentence, where there is one")
     liked: list[ItemName] = Field(
         default=[], max_length=MOST_NAMES, description="what the user liked, for `why`; it is not left out"
     )
-    may_ask: bool = Field(default=False, description="a model that was trained to ask may answer with a `question`")
-    stream: bool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
+    may_ask: StrictBool = Field(
+        default=False, description="a model that was trained to ask may answer with a `question`"
+    )
+    user_id: OwnId | None = Field(default=None, description="of your own; kept with the list where feedback is kept")
+    session_id: OwnId | None = Field(default=None, description="the same, of a session")
+    stream: StrictBool = Field(default=False, description="item by item, as server-sent events `item`, then one `end`")
     model: str | None = Field(default=None, description="a name of /v1/models; null: the first")
 
 
@@ -112,6 +124,9 @@ class OpenAIs(Strict):
         return {name: value for name, value in fields.items() if value is not None} if is_object else fields
 
 
+Nothing = Annotated[list[Any], Field(max_length=0)]  # what clients send who have none
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
@@ -120,9 +135,19 @@ class TextPart(Strict):
 class ChatMessage(OpenAIs):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    name: str | None = None
+    id: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=MOST_NAMES)] | None = None
+    tool_calls: Nothing | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-class StreamOptions(Strict):
+class StreamOptions(BaseModel):
+    """Others than these mean nothing here."""
+
     include_usage: bool = False
 
 
@@ -135,11 +160,11 @@ class TextFormat(Strict):
 
 
 class ChatRequest(OpenAIs):
-    """OpenAI's fields that mean something here, and those that change no answer (NO_EFFECT). Others are refused by
-    name, vLLM's own among them: a template, tools, images, processor arguments and regular expressions are not a
-    stranger's to choose."""
+    """OpenAI's fields that mean something here, and those that change no answer (NO_EFFECT), which a strict service
+    refuses. Others are refused by name, vLLM's own among them: a template, tools, images, processor arguments and
+    regular expressions are not a stranger's to choose."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MOST_TURNS)
     model: str | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -162,9 +187,32 @@ class ChatRequest(OpenAIs):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     response_format: TextFormat | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Nothing | None = None
+    function_call: Literal["none", "auto"] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Names of the fields that are given and change nothing."""
+        of_messages = {name for message in self.messages for name in message.model_fields_set & MESSAGE_NO_EFFECT}
+        return sorted(self.model_fields_set & NO_EFFECT) + [f"messages: {name}" for name in sorted(of_messages)]
 
 
-NO_EFFECT = {"user", "metadata", "store", "response_format"}
+MESSAGE_NO_EFFECT = {"name", "id", "annotations", "tool_calls"}
+NO_EFFECT = {
+    *("user", "metadata", "store", "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions"),
+    *("function_call", "logit_bias", "modalities", "reasoning_effort", "verbosity", "service_tier"),
+    *("prompt_cache_key", "safety_identifier"),
+}
 
 
 class FeedbackEvent(Strict):
@@ -172,21 +220,50 @@ class FeedbackEvent(Strict):
 
     list_id: str = Field(pattern=r"^list-[0-9a-f]{32}$", description="of an answer of /v1/recommendations")
     item_id: ItemName
-    event: Literal["click", "like", "purchase", "dislike"]
+    event: Literal["impression", "click", "like", "purchase", "dislike"]
+    event_id: OwnId | None = Field(
+        default=None, description="of your own; one that comes again gets 409. null: the event of the item, once"
+    )
+    user_id: OwnId | None = Field(default=None, description="of your own, kept with the event")
+    session_id: OwnId | None = Field(default=None, description="of your own, kept with the event")
     time: AwareDatetime | None = Field(default=None, description="ISO 8601 with a zone; null: now")
 
 
-class ItemRecord(BaseModel):
-    model_config = ConfigDict(extra="allow")  # the catalog's further columns
+class OpenFields(BaseModel):
+    """The catalog's further columns are fields, too."""
+
+    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Value | Annotated[list[str], Field(fail_fast=True)] | None]
 
     item_id: Annotated[str, StringConstraints(min_length=1, max_length=200)] | Number
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_few_fields(cls, fields: Any) -> Any:
+        """Every wrong value is an error for each type that it could have: of millions, gigabytes."""
+        if isinstance(fields, dict) and len(fields) > MOST_COLUMNS:
+            raise ValueError(f"more than {MOST_COLUMNS} fields; leave some out")
+        return fields
+
+
+class ItemRecord(OpenFields):
     title: Annotated[str, StringConstraints(min_length=1, max_length=500)]
-    year: int | None = Field(default=None, ge=-9999, le=9999)
+    year: StrictInt | None = Field(default=None, ge=-9999, le=9999)
+
+
+class ItemFields(OpenFields):
+    """Fields of an item that change; those that are left out stay, null takes a value away."""
+
+    title: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    year: StrictInt | None = Field(default=None, ge=-9999, le=9999)
 
 
 class CatalogItems(Strict):
-    items: list[ItemRecord] = Field(min_length=1, max_length=MOST_NAMES)
+    items: Annotated[list[ItemRecord], Field(fail_fast=True, min_length=1, max_length=MOST_NAMES)]
+
+
+class CatalogFields(Strict):
+    items: Annotated[list[ItemFields], Field(fail_fast=True, min_length=1, max_length=MOST_NAMES)]
 
 
 class CatalogIds(Strict):
@@ -196,13 +273,24 @@ class CatalogIds(Strict):
 class CatalogChange(Strict):
     model: str
     catalog_items: int = Field(description="items of the catalog now")
-    absent: list[str] = Field(description="ids that were to be removed and were not there")
+    absent: list[str] = Field(default=[], description="ids that were to be removed and were not there")
+    blanked: dict[str, list[str]] = Field(
+        default={},
+        description="item_id -> columns that had a value before this PUT and have none now; PATCH would keep them",
+    )
 
 
 class CatalogPage(Strict):
     model: str
     items: list[CatalogEntry] = Field(description="in the order of their ids")
     next: str | None = Field(description="`after` of the next page; null: this is the last")
+
+
+class Filter(Strict):
+    """A condition with the words that a page shows for it."""
+
+    label: str = Field(min_length=1, max_length=60)
+    where: dict[str, Value | list[Value] | dict[str, Value]] = Field(min_length=1)
 
 
 class ModelCard(Strict):
@@ -216,6 +304,7 @@ class ModelCard(Strict):
     catalog_items: int | None = Field(description="null for a judge, which has no catalog")
     max_items: int | None = Field(description="of a list, the largest k; null for a judge")
     max_turns: int = Field(description="of a conversation; more are refused")
+    filters: list[Filter] = Field(default=[], description="conditions of the operator's choice, which the page offers")
     keeps_feedback: bool = Field(description="whether conversations and lists are kept, and feedback is taken")
 
 
@@ -231,8 +320,17 @@ class Limits(Strict):
     # room for 10,000 items
     max_body_bytes: int = Field(default=4 << 20, ge=1, description="of a request; more gets 413")
     max_turns: int = Field(default=100, ge=1, description="of a conversation; more gets 400")
+    max_conversation_characters: int = Field(
+        default=200_000, ge=1, description="of a conversation, all turns together; more gets 400"
+    )
     max_items: int = Field(default=100, ge=1, description="of a list (k); more gets 400")
     timeout_seconds: float = Field(default=60.0, gt=0, description="for an answer; then it gets 504")
+    drain_seconds: float = Field(
+        default=20.0,
+        ge=0,
+        le=MOST_DRAIN_SECONDS,
+        description="for requests that run when the service is stopped; then they are cut",
+    )
     fallback_after_seconds: float | None = Field(
         default=None,
         gt=0,
@@ -257,6 +355,9 @@ class ServiceSettings(Strict):
 
     models: list[ModelSettings] = Field(min_length=1)
     limits: Limits = Limits()
+    filters: list[Filter] = Field(default=[], max_length=20)  # that the page offers
+    strict: bool = False  # fields of chat completions that change nothing are refused
+    keys: str | None = None  # file of keys with roles (recipes/serving/keys.py), besides SERVE_API_KEY
     feedback: str | None = None  # folder for what was shown and what became of it; none: nothing is kept
     loopback: bool = False  # reached by this machine alone: no key is needed, other names of the host are refused
 
@@ -269,14 +370,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def service_key(loopback: bool) -> str | None:
-    """The variable's. Raises UserError for a service that anybody could use, or nobody: HTTP's headers have no other
-    characters."""
+def service_key(loopback: bool, keys: str | None = None) -> str | None:
+    """The variable's. keys: a file of further ones. Raises UserError for a service that anybody could use, or nobody:
+    HTTP's headers have no other characters."""
     key = os.environ.get(KEY_VARIABLE, "").strip() or None
     if key and not (key.isascii() and key.isprintable()):
         raise UserError(f"{KEY_VARIABLE}: write it in ASCII letters, digits and signs; clients could not send this key")
-    if not key and not loopback:
+    if not key and not keys and not loopback:
         raise UserError(
-            f"{KEY_VARIABLE} is not set: a service that others than this machine can reach needs a key (a long text)"
+            f"{KEY_VARIABLE} is not set: a service that others than this machine can reach needs a key (a long text), "
+            "or --keys FILE"
         )
     return key

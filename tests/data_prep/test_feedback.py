@@ -41,7 +41,7 @@ class Shop:
             for i in ids
             for _, title, year, display in [self.items[i]]
         ]
-        list_id = f"list-{number:032x}"
+        list_id = self.log.make_list_id()
         about = {"list_id": list_id, "model": "m", "model_version": "1", "items": shown}
         self.log.add_list({"conversation": said, "seen": list(seen)}, about)
         return list_id
@@ -75,10 +75,12 @@ def test_a_clicked_list_is_a_row_with_what_was_shown(shop: Shop, capsys: pytest.
         shop.shows(other, "a")  # nothing becomes of these
     shop.happens(first, "r", "purchase")
     shop.happens(first, "h")
-    shop.happens(first, "h")  # a client that has asked again
+    shop.log = FeedbackLog(shop.state, file_bytes=1200)  # started again
+    shop.happens(first, "h")  # by a client that asks again
+    shop.happens(first, "a", "impression")
     shop.happens(first, "a")
     shop.happens(first, "a", "dislike")
-    shop.happens("list-" + "f" * 32, "a")
+    shop.happens(shop.log.make_list_id(), "a")
     assert len(list(shop.state.glob(FILES))) > 2  # a list and its events are in files of their own
     capsys.readouterr()
     assert shop.convert("--num-items", "3") == 0
@@ -109,11 +111,12 @@ def test_an_event_of_an_item_that_was_not_shown_is_told(shop: Shop, capsys: pyte
 
 
 def test_the_last_rows_by_time_are_validation(shop: Shop) -> None:
-    for number in range(10):
-        shop.happens(shop.shows(number, "a", said=f"Film number {number} of my life"), "a")
+    shown = [shop.shows(number, "a", said=f"Film number {number} of my life") for number in range(10)]
+    for list_id in shown:
+        shop.happens(list_id, "a")
     assert shop.convert("--validation-share", "0.2") == 0
-    assert [row["id"][-1] for row in shop.table()] == list("01234567")
-    assert [row["id"][-1] for row in shop.table("validation")] == list("89")
+    assert [row["id"] for row in shop.table()] == shown[:8]
+    assert [row["id"] for row in shop.table("validation")] == shown[8:]
 
 
 @pytest.mark.parametrize("with_ids", [True, False])

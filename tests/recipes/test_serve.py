@@ -15,8 +15,8 @@ from convrec.generation import placement
 from convrec.options import parse
 from recipes.serve import parser, service_of, tell_left_out
 from recipes.serving import local
+from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.local import bound
-from recipes.serving.schema import KEY_VARIABLE
 
 
 @pytest.fixture

@@ -41,7 +41,10 @@ async function ask(path, options = {}) {
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
   byId("key-form").hidden = response.status !== 401;
-  if (response.status === 401) byId("key").focus();
+  if (response.status === 401) {
+    byId("key").focus();
+    throw new Error(key ? "The service does not take this key." : "The service asks for a key.");
+  }
   throw new Error(body?.error?.message ?? `the service answered with status ${response.status}`);
 }
 
@@ -70,8 +73,30 @@ async function exemplify() {
 function about() {
   const model = chosenModel();
   byId("about").textContent = model
-    ? `${model.id}, version ${model.version}; ${model.catalog_items.toLocaleString("en")} items`
+    ? `${model.id}, ${model.catalog_items.toLocaleString("en")} items`
     : "This service recommends nothing: it has chat completions alone.";
+  byId("about").title = model ? `version ${model.version}` : "";
+  showFilters(model?.filters ?? []);
+}
+
+// ---- filters of the operator's choice: chips, of which each narrows the next list while it is pressed
+
+function showFilters(filters) {
+  byId("filters").hidden = !filters.length;
+  byId("filters").replaceChildren(...filters.map(({ label, where }) => {
+    const chip = button(label, "chip", () => chip.setAttribute("aria-pressed", String(!isPressed(chip))));
+    chip.setAttribute("aria-pressed", "false");
+    chip.where = where;
+    return chip;
+  }));
+}
+
+const isPressed = (chip) => chip.getAttribute("aria-pressed") === "true";
+
+// The conditions of all pressed chips; of two of one column the later one counts. null: none is pressed.
+function chosenFilters() {
+  const pressed = [...document.querySelectorAll(".chip")].filter(isPressed);
+  return pressed.length ? Object.assign({}, ...pressed.map((chip) => chip.where)) : null;
 }
 
 // ---- marks
@@ -98,11 +123,14 @@ function showMarks() {
     one.setAttribute("aria-pressed", String(marks.get(one.dataset.item)?.kind === one.dataset.kind));
   }
   byId("no-marks").hidden = marks.size > 0;
+  byId("count").textContent = marks.size ? `(${marks.size})` : "";
+  const all = [...marks.values()].map(({ item }) => named(item));
   byId("marks").replaceChildren(...[...marks.values()].map(({ item, kind }) => {
     const line = element("li");
+    const isAlone = all.filter((name) => name === named(item)).length < 2;
     const forget = button("Undo", "", () => { mark(item, kind); byId("text").focus(); });
     forget.setAttribute("aria-label", `Undo: ${named(item)} is ${kind}`);
-    line.append(element("span", named(item)), element("span", kind, kind), forget);
+    line.append(element("span", isAlone ? named(item) : listed(item)), element("span", kind, kind), forget);
     return line;
   }));
 }
@@ -116,11 +144,30 @@ function markButton(item, kind, text) {
   return made;
 }
 
-// A column's value as text: "a, b" of a list, yes and no, and nothing of null.
-function written(value) {
-  if (Array.isArray(value)) return value.map(written).join(", ");
-  if (typeof value === "boolean") return value ? "yes" : "no";
+// A column's value as people write it: "a, b" of a list, 12.50 of a price, 3 Mar 2024 of a date, and nothing of null.
+function written(value, name) {
+  if (Array.isArray(value)) return value.map((one) => written(one, name)).join(", ");
+  if (typeof value === "number") return writtenNumber(value, name);
+  const date = typeof value === "string" && /^(\d{4}-\d{2}-\d{2})(?:[T ]00:00(?::00(?:\.0+)?)?)?$/.exec(value);
+  if (date && !Number.isNaN(Date.parse(date[1]))) {
+    return new Date(`${date[1]}T00:00Z`).toLocaleDateString("en-GB", { dateStyle: "medium", timeZone: "UTC" });
+  }
   return value === null ? "" : String(value);
+}
+
+function writtenNumber(value, name) {
+  const isPrice = /price|cost/i.test(name);
+  return value.toLocaleString("en", isPrice ? { minimumFractionDigits: 2, maximumFractionDigits: 2 } : {});
+}
+
+// `in_stock` as "in stock".
+const words = (name) => name.replaceAll("_", " ");
+
+// A column and its value: "price: 12.50"; of a boolean "in stock" or "not in stock"; "" where there is no value.
+function column(name, value) {
+  if (typeof value === "boolean") return value ? words(name) : `not ${words(name)}`;
+  const text = written(value, name);
+  return text && `${words(name)}: ${text}`;
 }
 
 const address = (value) => (typeof value === "string" && /^https?:\/\//.test(value) ? value : null);
@@ -135,11 +182,15 @@ function itemLine(item) {
   }
   const heading = element("span", undefined, "title");
   heading.append(title);
+  const display = element("span", item.title.slice(item.clean_title.length), "display"); // " [Adele]"
+  display.dataset.named = named(item);
+  display.hidden = true; // until there is another item of this title: tellApart
+  heading.append(display);
   if (item.year !== null) heading.append(" ", element("span", `(${item.year})`, "year"));
   const body = element("div", undefined, "item");
   body.append(heading);
-  const told = Object.entries(others).map(([name, value]) => [name, written(value)]).filter(([, text]) => text);
-  if (told.length) body.append(element("p", told.map(([name, text]) => `${name}: ${text}`).join(" · "), "columns"));
+  const facts = Object.entries(others).map(([name, value]) => column(name, value)).filter(Boolean);
+  if (facts.length) body.append(element("p", facts.join(" · "), "columns"));
   if (item.why) body.append(element("p", item.why, "why"));
   body.append(element("p", item.item_id, "id"));
   const buttons = element("span", undefined, "marks");
@@ -154,6 +205,13 @@ function itemLine(item) {
   }
   line.append(body, buttons);
   return line;
+}
+
+// Of items of one title and year, all show what tells them apart.
+function tellApart(list) {
+  const displays = [...list.querySelectorAll(".display")];
+  const count = (name) => displays.filter((one) => one.dataset.named === name).length;
+  for (const one of displays) one.hidden = count(one.dataset.named) < 2;
 }
 
 // ---- a list
@@ -188,6 +246,7 @@ function showExchange({ said, items, question, note }) {
   const shown = { bubble: element("p", said.content, "user"), answer: element("div", undefined, "answer") };
   Object.assign(shown, { list: element("ol"), note: element("p", note, "note") });
   shown.list.append(...items.map(itemLine));
+  tellApart(shown.list);
   shown.note.hidden = !note;
   shown.answer.append(shown.list, shown.note);
   if (question) showQuestion(shown.answer, question);
@@ -212,7 +271,7 @@ async function recommend(text) {
   const tastes = fresh.map(([kind, marked]) => `${TOLD[kind]} ${marked.map((one) => named(one.item)).join(", ")}.`);
   const said = { role: "user", content: [text, ...tastes].filter(Boolean).join("\n") };
   const { bubble, answer, list, note } = showExchange({ said, items: [], note: "Thinking…" });
-  bubble.scrollIntoView({ block: "nearest" });
+  bubble.scrollIntoView({ block: "start" }); // what comes grows below it: the first rank stays in view
   const items = [];
   let question, wrong = "";
   try {
@@ -221,7 +280,7 @@ async function recommend(text) {
       conversation: [...newest(chosen), said], k: Math.min(Number(byId("k").value), chosen.max_items), stream: true,
       seen: [...marks.keys()].map(asGiven), exclude: last.map((item) => asGiven(item.item_id)), why: true, may_ask: true,
       liked: [...marks.values()].filter((one) => one.kind === "liked").map((one) => asGiven(one.item.item_id)),
-      model: byId("model").value,
+      model: byId("model").value, where: chosenFilters(),
     });
     const response = await ask("v1/recommendations", { method: "POST", body, signal: running.signal });
     let ended = false;
@@ -229,7 +288,7 @@ async function recommend(text) {
       if (kind === "item") {
         items.push(data);
         list.append(itemLine(data));
-        byId("log").scrollTop = byId("log").scrollHeight;
+        tellApart(list);
       } else if (kind === "question") {
         question = data;
         showQuestion(answer, data);
@@ -254,8 +313,15 @@ async function recommend(text) {
   if (wrong) {
     const problem = element("p", wrong, "wrong");
     problem.setAttribute("role", "alert");
-    answer.append(problem);
-    if (!byId("text").value) byId("text").value = text; // to send again
+    const retry = button("Try again", "retry", () => {
+      if (running) return;
+      bubble.remove();
+      answer.remove();
+      if (byId("text").value === text) byId("text").value = "";
+      recommend(text);
+    });
+    answer.append(problem, retry);
+    if (!byId("text").value) byId("text").value = text; // to change and send
   }
   if ((items.length || question) && !wrong) { // else the turn was not answered whole, and is not part of the conversation
     exchanges.push({ said, items, question, note: note.textContent });
@@ -263,7 +329,8 @@ async function recommend(text) {
     showMarks();
     save();
   }
-  byId("log").scrollTop = byId("log").scrollHeight;
+  if (wrong) byId("log").scrollTop = byId("log").scrollHeight;
+  else bubble.scrollIntoView({ block: "start" }); // the list from its first rank on
 }
 
 // ---- the conversation stays in this tab when the page is loaded again, until there is a new one
@@ -281,7 +348,7 @@ function restore() {
   exchanges.forEach(showExchange);
   about();
   showMarks();
-  byId("log").scrollTop = byId("log").scrollHeight;
+  byId("log").querySelector(".user:nth-last-of-type(1)")?.scrollIntoView({ block: "start" });
 }
 
 function restart() {
@@ -323,4 +390,5 @@ byId("key-form").addEventListener("submit", async (event) => {
   await describe();
   if (!exchanges.length) restore();
 });
+byId("marks-box").open = !matchMedia("(max-width: 760px)").matches; // a small screen is for the list
 ready = describe().then(restore);

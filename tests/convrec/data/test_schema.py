@@ -120,3 +120,17 @@ def test_white_space_and_case_make_no_other_conversation():
     for same in ("USER: something  like HEAT\n", "USER: Something like\u00a0Heat \n\n", "USER: Ｓomething like Heat"):
         assert group_of(row(same)) == one
     assert group_of(row("USER: Something like Heat 2\n")) != one
+
+
+@pytest.mark.parametrize("conversation", ["USER: " + "word " * 100_000, "USER: " + "x" * 100_000])
+def test_truncation_tries_no_text_much_longer_than_the_one_it_keeps(conversation):
+    text = prompt_text(conversation)
+    lengths = []
+
+    def fits(candidate):
+        lengths.append(len(candidate))
+        return len(candidate) < 3000
+
+    kept = truncate_prompt(text, fits)
+    assert 2900 < len(kept) < 3000
+    assert max(length for length in lengths if length != len(text)) < 2 * 3000

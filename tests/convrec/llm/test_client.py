@@ -110,6 +110,29 @@ def test_a_wait_that_is_none_is_the_back_off(chat_server, tmp_path, said):
     assert client(server, tmp_path).ask_all(["a"])[0].text == "re: a"
 
 
+def test_a_model_that_refuses_max_tokens_and_temperature_is_asked_without_them_from_then_on(chat_server, tmp_path):
+    """OpenAI's models that reason, in their words: one refusal for each request that is under way."""
+    refusals = {
+        "max_tokens": "Unsupported parameter: 'max_tokens' is not supported with this model.",
+        "temperature": "Unsupported value: 'temperature' does not support 0.0 with this model.",
+    }
+
+    def behave(body, count):
+        wrong = next((name for name in refusals if name in body), None)
+        return (400, {}, json.dumps({"error": {"message": refusals[wrong]}})) if wrong else echo(body, count)
+
+    server = chat_server(behave)
+    llm = client(server, tmp_path, concurrency=1)
+    answers = llm.ask_all(["a", "b"], temperature=0.0, max_tokens=5, top_p=0.5)
+    assert [answer.text for answer in answers] == ["re: a", "re: b"]
+    assert len(server.bodies) == 3  # remembered
+    for body in server.bodies[1:]:
+        assert {name: body[name] for name in body.keys() - {"model", "messages"}} == {
+            "max_completion_tokens": 5, "top_p": 0.5
+        }  # fmt: skip
+    assert (llm.usage.refused, llm.ask_all(["a"], temperature=0.0, max_tokens=5, top_p=0.5)) == (0, answers[:1])
+
+
 @pytest.mark.parametrize("headers", [{"Retry_After": "3600"}, {"x_should_retry": "false"}])
 def test_a_quota_is_not_waited_for(chat_server, tmp_path, headers):
     server = chat_server(lambda body, count: error(429, **headers))

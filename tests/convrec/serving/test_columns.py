@@ -78,6 +78,29 @@ def test_conditions_leave_the_items_that_fit_all_of_them(serve: Callable[..., Re
     assert left(recommender, where={"year": {"min": 1}}) == ALL
 
 
+def test_texts_are_compared_regardless_of_case_and_white_space_if_that_is_asked(
+    serve: Callable[..., Recommender], tmp_path: Path
+) -> None:
+    recommender = serve(write_books(tmp_path, shelf=["Space  Opera", " space opera", "Spacé", None, "SPACE OPERA\n"]))
+    for where in ({"shelf": ["space opera"]}, {"shelf": "Space Opera "}, {"shelf": {"max": "space p"}}):
+        assert left(recommender, where=where, ignore_case=True) == {"a", "b", "e"}
+    assert left(recommender, where={"shelf": ["space opera"]}) == set()
+    assert left(recommender, where={"tags": ["DARK"]}, ignore_case=True) == left(recommender, where={"tags": "dark"})
+    assert left(recommender, where={"in_stock": False}, ignore_case=True) == {"d"}
+
+
+def test_texts_true_and_false_are_booleans_as_a_csv_writes_them(
+    serve: Callable[..., Recommender], tmp_path: Path
+) -> None:
+    columns = {"on_sale": ["True", "false", "TRUE", "", None], "answer": ["true", "maybe", "false", None, None]}
+    recommender = serve(write_books(tmp_path, **columns), show=["on_sale", "answer"])
+    assert left(recommender, where={"on_sale": True}) == {"a", "c"}
+    assert left(recommender, where={"on_sale": False}) == {"b"}
+    assert left(recommender, where={"answer": "true"}) == {"a"}  # another word is there: texts
+    shown = {item.item_id: item.columns for item in recommender.popular("hi", 5)}
+    assert shown["d"] == {"on_sale": None, "answer": None}
+
+
 def test_conditions_combine_with_the_other_filters(serve: Callable[..., Recommender]) -> None:
     recommender, mystery = serve(), {"category": ["Mystery"]}
     assert left(recommender, where=mystery, allow=["b", "c", "e"], seen=["Emma"]) == {"b", "c"}

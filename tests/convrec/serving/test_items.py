@@ -157,8 +157,13 @@ def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenize
 @pytest.mark.parametrize(
     ("items", "problem"),
     [
-        ([{"title": "Ronin", "year": 1998}], "items[0]: item_id is None; give a text or a number"),
+        ([{"title": "Ronin", "year": 1998}], "items[0]: item_id is None; give a text of one line or a number"),
         ([NEW, {**NEW, "year": 1999}], "items[1]: item_id 'n' is there twice"),
+        (
+            [{**NEW, "item_id": "n\n"}, {**NEW, "item_id": "a\nb"}],
+            "items[1]: item_id is 'a\\nb'; give a text of one line",
+        ),
+        ([{**NEW, "title": "A\u2028B"}], "items[0]: the title is 'A\\u2028B'; write a text of one line"),
         ([{**NEW, "title": "A\nB"}], "items[0]: the title is 'A\\nB'; write a text of one line"),
         ([{**NEW, "year": None}], "items[0]: the year is None; write one from 1870 to 2100"),
         ([{**NEW, "title": "1. Ronin"}], "items[0]: '1. Ronin (1998)' is read as 'Ronin'"),
@@ -364,6 +369,87 @@ def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, state: Path) -> 
     assert (state / FILE).read_bytes() == journal
     catalog.put([NEW, {"item_id": "b", "title": "Heat", "year": 1996}])
     assert list(json.loads((state / FILE).read_text().splitlines()[-1])) == ["b"]
+
+
+@pytest.fixture
+def priced(serve: Any, tmp_path: Path, state: Path) -> Any:
+    """serve() -> the catalog with a column of prices and one of links, which both of its processes share."""
+    file = write_catalog(tmp_path)
+    prices, links = pa.array([1.5, 2.5, 3.5, 4.5, None]), pa.array(["u/a", None, None, None, None])
+    table = pq.read_table(file).append_column("price", prices).append_column("link", links)
+    pq.write_table(table, file)
+    return lambda: serve(state, file)
+
+
+def test_a_change_of_columns_alone_makes_no_new_trie_and_reaches_other_processes(priced: Any) -> None:
+    first, second = priced(), priced()
+    before, of_second = first.snapshot, second.snapshot.trie
+    first.patch([{"item_id": "a", "price": 9}, {"item_id": "b", "link": "u/b"}])
+    assert first.snapshot.trie is before.trie  # the engine would have to load another
+    for catalog in (first, second, priced()):
+        assert [catalog.snapshot.get(name).columns for name in "ab"] == [
+            {"price": 9.0, "link": "u/a"},
+            {"price": 2.5, "link": "u/b"},
+        ]
+        assert found(catalog, "Heat (1995)") == {"b"}
+    assert second.snapshot.trie is of_second
+    assert before.get("a").columns["price"] == 1.5  # a request that began before
+
+
+def test_a_patch_changes_single_fields_and_a_put_says_what_it_blanks(priced: Any) -> None:
+    catalog = priced()
+    catalog.patch([{"item_id": "a", "title": "Toy Story 2", "year": 1999, "link": None}])
+    item = catalog.snapshot.get("a")
+    assert (item.line, item.columns) == ("Toy Story 2 (1999)", {"price": 1.5, "link": None})
+    for records, words in (
+        (
+            [{"item_id": "a", "price": 7}, {"item_id": "x", "price": 7}],
+            r"items\[1\]: item_id 'x' is not in the catalog",
+        ),
+        ([{"item_id": "a", "prize": 7}], "no column 'prize'"),
+        ([{"item_id": "a", "title": None}], "the title is None"),
+        ([{"item_id": "a"}, {"item_id": "a", "price": 1}], "is there twice"),
+    ):
+        with pytest.raises(UserError, match=words):
+            catalog.patch(records)
+    assert catalog.snapshot.get("a") == item
+    assert catalog.put([{"item_id": "a", "title": "Toy Story 2", "year": 1999}, NEW]) == {"a": ["price"]}
+    assert catalog.put([{"item_id": "a", "title": "Toy Story 2", "year": 1999, "price": 2}]) == {}
+
+
+def test_many_changes_of_another_process_are_not_waited_for_and_their_items_left_out(
+    priced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = priced(), priced()
+    recommender: Any = Recommender(*[None, reader, None, None])
+    writer.patch([{"item_id": "a", "price": 9}])
+    assert reader.at_once()[0].get("a").columns["price"] == 9.0  # few are taken at once
+    monkeypatch.setattr("convrec.serving.items.FEW_BYTES", 0)
+    writer.patch([{"item_id": "a", "price": 10}, {"item_id": "b", "price": 2.5}])
+    writer.delete(["c"])
+    snapshot, changing = reader.at_once()
+    assert (snapshot.get("a").columns["price"], changing) == (9.0, {"a", "c"})  # b is as it was
+    recommender.warm()
+    assert reader.at_once() == (reader.latest, frozenset())
+    assert reader.latest.get("c") is None
+
+
+def test_a_journal_that_grew_is_compacted_beside_its_readers(
+    priced: Any, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convrec.serving.items.threading.Thread.start", lambda thread: thread.run())
+    writer, reader = priced(), priced()
+    writer._journal._compact_bytes = writer._journal._compact_from = 4000
+    sizes = []
+    for price in range(200):
+        writer.patch([{"item_id": "a", "price": price}])
+        sizes.append((state / FILE).stat().st_size)
+        if price % 50 == 0:
+            assert reader.snapshot.get("a").columns["price"] == price
+    assert max(sizes) < 4200
+    assert reader.snapshot.get("a").columns["price"] == priced().snapshot.get("a").columns["price"] == 199
+    reader.delete(["b"])
+    assert writer.snapshot.get("b") is None
 
 
 def test_a_removal_says_what_is_not_there_and_can_come_again(serve: Any, state: Path) -> None:

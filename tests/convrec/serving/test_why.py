@@ -55,7 +55,7 @@ def test_every_sentence_is_true(sample: Sample) -> None:
         assert len(found) == len(sample.films)
         for item in found:
             film = sample.films[item.item_id]
-            match item.why and re.split(r" (?=named|as|times,)|, which| wanted this| more often", item.why):
+            match item.why and re.split(r" (?=named|as |times,)|, which| wanted this| more often", item.why):
                 case ["Others who", named, count]:
                     title = named.removeprefix("named ")
                     assert title in titles - ({film["title"]} if liked == [item.item_id] else set())
@@ -64,7 +64,7 @@ def test_every_sentence_is_true(sample: Sample) -> None:
                 case [genres, other, " you liked."]:
                     title = other.removeprefix("as ")
                     (alike, *_) = [sample.films[one] for one in liked if sample.films[one]["title"] == title]
-                    shared = set(genres.removesuffix(",").split(" and "))
+                    shared = set(re.split(", | and ", genres.removesuffix(",")))
                     assert shared <= {*film["genres"]} & {*alike["genres"]}
                     kinds["genres"] += 1
                 case [count, "times,", " than nine of ten others."]:
@@ -81,6 +81,33 @@ def test_every_sentence_is_true(sample: Sample) -> None:
                     assert all(wanted_after(sample, film, title) < 2 for title in titles)
                     kinds["none"] += 1
     assert min(kinds[kind] for kind in ("others", "genres", "popular", "none")) > 3, kinds
+
+
+@pytest.mark.parametrize(
+    ("genres", "mentions", "expected"),
+    [
+        (["Crime"], [9, 0], "Crime, as Heat, which you liked."),
+        (["Crime", "Drama"], [9, 0], "Crime and Drama, as Heat, which you liked."),
+        (["Crime", "Drama", "War", "Western"], [9, 0], "Crime, Drama and War, as Heat, which you liked."),
+        ([], [0, 1], "Wanted once, more often than nine of ten others."),
+        ([], [0, 2], "Wanted 2 times, more often than nine of ten others."),
+        ([], [0, 12345], "Wanted 12,345 times, more often than nine of ten others."),
+    ],
+)
+def test_numbers_and_lists_are_written_as_people_do(
+    tmp_path: Path, unread_model: Path, genres: list[str], mentions: list[int], expected: str
+) -> None:
+    others = [f"Film {number}" for number in range(18)]
+    table = {
+        "title": ["Heat", "Ran", *others],
+        "year": [1995] * 20,
+        "genres": [["Crime", "Drama", "War", "Western"], genres, *[[]] * 18],
+        "mentions": [*mentions, *[0] * 18],
+    }
+    pq.write_table(pa.table(table), tmp_path / "catalog.parquet")
+    recommender = Recommender.load(unread_model, tmp_path / "catalog.parquet", max_items=20, with_engine=False)
+    (item,) = recommender.popular("hi", 1, allow=["Ran"], liked=["Heat"], why=True)
+    assert item.why == expected
 
 
 def test_no_sentence_is_given_unasked_and_an_item_is_not_compared_with_itself(sample: Sample) -> None:

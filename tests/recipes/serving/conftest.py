@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from recipes.serving.drain import Drain
 from recipes.serving.errors import Refused
 from recipes.serving.http import build
 from recipes.serving.replicas import Model
-from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
+from recipes.serving.schema import Filter, Limits, ModelSettings, ServiceSettings
 
 LIST_ID = "list-" + "0" * 32
 QUESTION = {"text": "Which genre?", "attribute": "genre", "answers": ["Horror", "<b>War"]}
@@ -21,13 +22,15 @@ class Films:
     """The processes of a model: five films in their order, and where `asks`, a question at first. `refusal` is raised
     by whatever is asked; `wait` holds an answer back, and a stream after its first item."""
 
-    is_up, running = True, 0
+    is_up, running, restarts = True, 0, 0
+    problem: str | None = None
 
     def __init__(self) -> None:
         self.items = {str(row): (title, 1980 + row) for row, title in enumerate(TITLES)}
         self.columns: dict[str, Any] = {}
         self.why: str | None = None
         self.asks = False
+        self.fallback = False
         self.refusal: Exception | None = None
         self.wait: asyncio.Event | None = None
         self.asked: list[dict[str, Any]] = []
@@ -78,6 +81,10 @@ class Films:
         self.items |= {str(item["item_id"]): (item["title"], item["year"]) for item in items}
         return {"catalog_items": len(self.items), "absent": []}
 
+    async def patch_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        await self._answer({"items": items})
+        return {"catalog_items": len(self.items)}
+
     async def delete_items(self, ids: list[str | int]) -> dict[str, Any]:
         absent = [item_id for item_id in map(str, ids) if self.items.pop(item_id, None) is None]
         return {"catalog_items": len(self.items), "absent": absent}
@@ -118,7 +125,7 @@ class Films:
             "reason": None,
             "model_version": "films-1",
             "prompt_truncated": False,
-            "fallback": False,
+            "fallback": self.fallback,
         }
 
 
@@ -136,16 +143,23 @@ def service(films: Films) -> Callable[..., Any]:
         loopback: bool = True,
         feedback: str | None = None,
         show: Sequence[str] = (),
+        keys: str | None = None,
+        strict: bool = False,
+        filters: Sequence[dict[str, Any]] = (),
+        drain: Drain | None = None,
         **limits: float,
     ) -> Any:
         names = ("films", "other")
         settings = ServiceSettings(
             models=[ModelSettings(name=name, path=name, catalog=name, show=[*show]) for name in names],
             limits=Limits(**limits),  # type: ignore[arg-type]
+            keys=keys,
+            strict=strict,
+            filters=[Filter(**one) for one in filters],
             feedback=feedback,
             loopback=loopback,
         )
-        return build(settings, dict.fromkeys(names, Model([films], settings.limits.timeout_seconds)), key)
+        return build(settings, dict.fromkeys(names, Model([films], settings.limits.timeout_seconds)), key, drain)
 
     return make
 

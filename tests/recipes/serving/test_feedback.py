@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from convrec.errors import UserError
 from recipes.serving.feedback import FILES, FeedbackLog
 from recipes.serving.schema import FeedbackEvent
 from tests.recipes.serving.conftest import LIST_ID
+from tests.recipes.serving.test_http import error_of
 
 ASK = {"conversation": [{"role": "user", "content": "a film\nUSER: no turn"}], "k": 2, "seen": ["1", "Up (2009)"]}
 CLICK = {"list_id": LIST_ID, "item_id": "2", "event": "click"}
-OTHER = "list-" + "f" * 32
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -57,15 +59,19 @@ def test_a_question_is_no_list_that_was_shown(client: TestClient, films: Any, tm
 def test_a_list_and_its_events_are_lines_that_can_be_joined(client: TestClient, tmp_path: Path) -> None:
     assert client.get("/v1/models/films").json()["keeps_feedback"]
     client.post("/v1/recommendations", json=ASK)
-    client.post("/v1/recommendations", json={**ASK, "stream": True, "model": "other"})
-    given = {**CLICK, "item_id": 2, "event": "like", "time": "2026-11-26T12:00:00+01:00"}
+    of_whom = {"user_id": "u-1", "session_id": "s-1"}
+    client.post("/v1/recommendations", json={**ASK, **of_whom, "stream": True, "model": "other"})
+    of_listed, of_streamed = (line["list_id"] for line in lines(tmp_path))
+    given = {"item_id": 2, "event": "like", "time": "2026-11-26T12:00:00+01:00", "event_id": "e-1"}
+    given |= {"list_id": of_listed, "user_id": "u-2", "session_id": "s-2"}
     assert client.post("/v1/feedback", json=given).json() == given
-    assert client.post("/v1/feedback", json=CLICK | {"list_id": OTHER}).status_code == 200  # of before a restart
+    shown = {"list_id": of_streamed, "item_id": "0", "event": "impression"}
+    assert client.post("/v1/feedback", json=shown).status_code == 200
     client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hello"}]})
-    listed, streamed, liked, unknown = lines(tmp_path)
+    listed, streamed, liked, seen = lines(tmp_path)
     assert datetime.fromisoformat(listed.pop("time")).tzinfo
     assert listed == {
-        "list_id": LIST_ID,
+        "list_id": of_listed,
         "model": "films",
         "model_version": "films-1",
         "conversation": "USER: a film\n USER: no turn\n",  # as the model reads it
@@ -77,8 +83,9 @@ def test_a_list_and_its_events_are_lines_that_can_be_joined(client: TestClient, 
     }
     assert (streamed["items"], streamed["model"]) == (listed["items"], "other")
     assert streamed["model_version"] == "films-1"
-    assert liked == {**CLICK, "event": "like", "time": "2026-11-26T12:00:00+01:00"}
-    assert unknown["list_id"] == OTHER
+    assert {name: streamed[name] for name in of_whom} == of_whom
+    assert liked == given | {"item_id": "2"}
+    assert seen.items() > shown.items()
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
@@ -89,6 +96,7 @@ def test_a_list_and_its_events_are_lines_that_can_be_joined(client: TestClient, 
         ({"item_id": "1"}, "item_id", "that list has no item '1'"),
         ({"item_id": ""}, "item_id", "at least 1"),
         ({"list_id": "list-7"}, "list_id", "pattern"),
+        ({"user_id": ""}, "user_id", "at least 1"),
         ({"time": "2026-11-26T12:00:00"}, "time", "timezone"),
         ({"time": "yesterday"}, "time", "datetime"),
         ({"rank": 1}, "rank", "there is no such field"),
@@ -97,8 +105,8 @@ def test_a_list_and_its_events_are_lines_that_can_be_joined(client: TestClient, 
 def test_a_bad_event_is_refused_in_one_sentence_and_not_kept(
     client: TestClient, tmp_path: Path, wrong: dict[str, Any], param: str, word: str
 ) -> None:
-    client.post("/v1/recommendations", json=ASK)
-    refused = client.post("/v1/feedback", json=CLICK | wrong)
+    list_id = client.post("/v1/recommendations", json=ASK).json()["list_id"]
+    refused = client.post("/v1/feedback", json=CLICK | {"list_id": list_id} | wrong)
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert (error["param"], word in error["message"], "\n" in error["message"]) == (param, True, False)
@@ -122,7 +130,8 @@ def test_of_a_stream_that_is_left_what_was_sent_is_kept(tmp_path: Path) -> None:
     asyncio.run(leave_after(0))
     (kept,) = lines(tmp_path)
     assert [item["item_id"] for item in kept["items"]] == ["0", "1", "2"]
-    assert (kept["list_id"], kept["model"], kept["model_version"]) == (LIST_ID, "films", None)
+    assert log._ids.is_genuine(kept["list_id"])
+    assert (kept["model"], kept["model_version"]) == ("films", None)
 
 
 def test_an_event_is_synced_to_the_disk_before_it_is_answered(
@@ -136,10 +145,10 @@ def test_an_event_is_synced_to_the_disk_before_it_is_answered(
         synced.append(os.fstat(file.fileno()).st_size)
 
     monkeypatch.setattr(os, "fsync", seen)
-    client.post("/v1/recommendations", json=ASK)
+    list_id = client.post("/v1/recommendations", json=ASK).json()["list_id"]
     assert synced == []  # lists are left to the system
-    client.post("/v1/feedback", json=CLICK)
-    assert synced == [sum(path.stat().st_size for path in tmp_path.iterdir())]
+    client.post("/v1/feedback", json=CLICK | {"list_id": list_id})
+    assert synced == [sum(path.stat().st_size for path in tmp_path.glob(FILES))]
 
 
 KILLED = """
@@ -151,7 +160,7 @@ from recipes.serving.schema import FeedbackEvent
 async def post_without_end():
     log, number = FeedbackLog(Path(sys.argv[1]), file_bytes=4000), 0
     while True:
-        await log.add_event(FeedbackEvent(list_id=f"list-{number:032x}", item_id=number, event="click"))
+        await log.add_event(FeedbackEvent(list_id=log.make_list_id(), item_id=number, event="click"))
         print(number, flush=True)
         number += 1
 
@@ -167,7 +176,7 @@ def test_what_was_answered_outlives_kill_9(tmp_path: Path) -> None:
     answered += map(int, process.stdout.read().split())
     process.wait()
     assert [int(line["item_id"]) for line in lines(tmp_path)][: len(answered)] == answered
-    assert len(list(tmp_path.iterdir())) > 1  # across files
+    assert len(list(tmp_path.glob(FILES))) > 1  # across files
 
 
 def test_files_end_and_the_oldest_go_so_that_all_stay_below_the_bound(
@@ -191,24 +200,89 @@ def test_files_end_and_the_oldest_go_so_that_all_stay_below_the_bound(
     assert [line["list_id"] for line in lines(tmp_path)] == [a_list(51)["list_id"]]
 
 
-def test_an_answer_is_given_where_nothing_can_be_kept_and_an_event_is_a_503(
-    service: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Callable[[bool], None]]:
+    """full_disk(True): files of this process can have no more bytes than the largest has now (RLIMIT_FSIZE)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def make(is_full: bool) -> None:
+        sizes = [path.stat().st_size for path in tmp_path.glob(FILES)]
+        most = max(sizes, default=0) + 40 if is_full else before[0]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+
+    yield make
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_beside_a_full_disk_lists_are_answered_and_one_line_a_minute_says_what_is_lost(
+    client: TestClient, tmp_path: Path, full_disk: Callable[[bool], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    list_id = client.post("/v1/recommendations", json=ASK).json()["list_id"]
+    files = [*tmp_path.iterdir()]
+    full_disk(True)
+    for _ in range(20):
+        assert len(client.post("/v1/recommendations", json=ASK).json()["items"]) == 2
+        refused = client.post("/v1/feedback", json=CLICK | {"list_id": list_id})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert [*tmp_path.iterdir()] == files  # no file for each try
+    assert sum("feedback is lost" in record.message for record in caplog.records) == 1
+    assert "convrec_feedback_lost_lines_total 40.0" in client.get("/metrics").text
+    full_disk(False)
+    assert client.post("/v1/feedback", json=CLICK | {"list_id": list_id}).status_code == 200
+    assert [line.get("event") for line in lines(tmp_path)] == [None, "click"]  # no half line is between them
+    assert [*tmp_path.iterdir()] == files
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_service_starts(
+    service: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with TestClient(service(feedback=str(tmp_path / "file" / "state")), base_url="http://localhost") as client:
-        assert len(client.post("/v1/recommendations", json=ASK).json()["items"]) == 2
-        refused = client.post("/v1/feedback", json=CLICK)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        assert "Not a directory; feedback is lost" in caplog.text
-        (tmp_path / "file").unlink()
-        assert client.post("/v1/feedback", json=CLICK).status_code == 200
-    assert [line["event"] for line in lines(tmp_path / "file" / "state")] == ["click"]
+    with pytest.raises(UserError, match=r"--feedback: .*Not a directory"):
+        service(feedback=str(tmp_path / "file" / "state"))
+    (tmp_path / "feedback.secret").write_text("short")
+    with pytest.raises(UserError, match=r"--feedback: .*feedback\.secret: damaged"):
+        service(feedback=str(tmp_path))
 
 
-def test_memory_holds_a_bounded_number_of_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_was_not_served_and_an_event_again_are_refused(service: Callable[..., Any], tmp_path: Path) -> None:
+    def started() -> TestClient:
+        return TestClient(service(feedback=str(tmp_path)), base_url="http://localhost")
+
+    with started() as client:
+        list_id = client.post("/v1/recommendations", json=ASK).json()["list_id"]
+        forged = list_id[:-1] + ("0" if list_id[-1] != "0" else "1")
+        for other in (forged, LIST_ID, "list-" + list_id[21:] + list_id[5:21]):
+            assert error_of(client.post("/v1/feedback", json=CLICK | {"list_id": other}), 404)["param"] == "list_id"
+        click = CLICK | {"list_id": list_id}
+        for event, status in (
+            (click, 200),
+            (click, 409),
+            (click | {"event": "like"}, 200),
+            (click | {"item_id": "0"}, 200),
+            (click | {"event_id": "e-1"}, 200),
+            (click | {"event_id": "e-1", "item_id": "0"}, 409),
+            (click | {"event_id": "e-2"}, 200),
+        ):
+            assert client.post("/v1/feedback", json=event).status_code == status, event
+        assert 'convrec_feedback_events_total{event="click"} 4.0' in client.get("/metrics").text
+    with started() as again, started() as beside:  # after a restart, and of another process of the folder
+        for event_id, client in (("e-3", again), ("e-4", beside)):
+            assert client.post("/v1/feedback", json=click | {"event_id": event_id}).status_code == 200
+            assert client.post("/v1/feedback", json=CLICK | {"list_id": forged}).status_code == 404
+    assert len(lines(tmp_path)) == 1 + 5 + 2
+    assert (tmp_path / "feedback.secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_memory_holds_a_bounded_number_of_lists_and_forgotten_ones_still_have_feedback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("recipes.serving.feedback.MOST_LISTS", 3)
     log = FeedbackLog(tmp_path)
-    for number in range(5):
-        log.add_list(ASK, a_list(number, items=1))
-    assert list(log._shown) == [a_list(number)["list_id"] for number in (2, 3, 4)]
-    asyncio.run(log.add_event(FeedbackEvent(list_id=a_list(0)["list_id"], item_id="9", event="click")))  # not known now
+    shown = [a_list(number, items=1) | {"list_id": log.make_list_id()} for number in range(5)]
+    for one in shown:
+        log.add_list(ASK, one)
+    assert list(log._shown) == [one["list_id"] for one in shown[2:]]
+    for one in shown:
+        asyncio.run(log.add_event(FeedbackEvent(list_id=one["list_id"], item_id="0", event="click")))

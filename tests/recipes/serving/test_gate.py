@@ -22,6 +22,12 @@ def test_another_name_of_the_host_is_refused_on_the_loopback_alone(service):
     assert TestClient(service(KEY, loopback=False), base_url="http://films.example").get("/health").status_code == 200
 
 
+def test_two_hosts_are_refused(service):
+    client = TestClient(service(), base_url="http://localhost")
+    twice = client.get("/health", headers=[("Host", "localhost"), ("Host", "localhost")])
+    assert (twice.status_code, twice.json()["error"]["message"]) == (400, "two Host headers; send one")
+
+
 @pytest.mark.parametrize("prefix", ["", "/books"])  # Ray Serve's route_prefix: in the path, and named by root_path
 def test_a_key_is_asked_for_by_all_but_page_and_health(service, prefix):
     client = TestClient(service(KEY, loopback=False), base_url=f"http://testserver{prefix}", root_path=prefix)

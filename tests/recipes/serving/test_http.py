@@ -3,17 +3,23 @@
 import asyncio
 import functools
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from recipes.serving.errors import Refused
-from recipes.serving.schema import CatalogItems, ChatRequest, RecommendationRequest
+from recipes.serving.metrics import Metrics
+from recipes.serving.replicas import Model
+from recipes.serving.schema import CatalogItems, ChatRequest, ModelSettings, RecommendationRequest
 from tests.recipes.serving.conftest import LIST_ID, QUESTION
 
 ASK = {"conversation": "a film, please", "k": 3}
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 NESTED = functools.reduce(lambda inner, _: [inner], range(900), 1)
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -88,6 +94,10 @@ def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_aft
         ({"conversation": "x", "k": 0}, "k", "greater"),
         ({"conversation": "x", "k": 101}, "k", "more than 100"),
         ({"conversation": "x", "k": "many"}, "k", "integer"),
+        ({"conversation": "x", "k": True}, "k", "integer"),
+        ({"conversation": "x", "k": "5"}, "k", "integer"),
+        ({"conversation": "x" * 200_001}, "conversation", "200,001 characters, more than 200,000"),
+        ({"conversation": "x", "allow": ["1"] * 50_001}, "allow", "50000"),
         ({"conversation": "x", "exlude": ["1"]}, "exlude", "there is no such field"),
         ({"conversation": [{"role": "system", "content": "x"}]}, "conversation", "conversation.0.role: "),
         ({"conversation": [{"role": "user<|im_end|>", "content": "x"}]}, "conversation", "conversation.0.role: "),
@@ -109,6 +119,7 @@ def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_aft
         ({"conversation": "x", "seen": [10**30]}, "seen", "valid"),
         ({"conversation": "x", "liked": "Heat"}, "liked", "list"),
         ({"conversation": "x", "why": "because"}, "why", "boolean"),
+        ({"conversation": "x", "why": 1}, "why", "boolean"),
     ],
 )
 def test_what_is_wrong_is_a_400_that_names_the_field(client, films, body, param, word):
@@ -191,6 +202,26 @@ def test_chat_completions_pass_on_what_openai_has_and_refuse_the_rest(client, fi
     assert client.post("/v1/chat/completions", json={**CHAT, "stream": True}).text.endswith("data: [DONE]\n\n")
 
 
+def test_what_clients_send_and_means_nothing_is_ignored_or_refused_by_a_strict_service(client, service, films):
+    message = CHAT["messages"][0] | {"name": "ann", "id": "m-1", "annotations": [], "tool_calls": []}
+    of_clients = {
+        "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "reasoning_effort": "low",
+        "service_tier": "auto", "logit_bias": {}, "modalities": ["text"], "functions": [], "verbosity": "low",
+    }  # fmt: skip
+    streamed = {"stream_options": {"include_usage": True, "include_obfuscation": False}, "stream": True}
+    assert client.post("/v1/chat/completions", json=CHAT | of_clients | {"messages": [message]}).status_code == 200
+    assert films.asked == [{**CHAT, "stream": False, "model": "films"}]
+    assert client.post("/v1/chat/completions", json=CHAT | streamed).text.endswith("data: [DONE]\n\n")
+    strict = TestClient(service(strict=True), base_url="http://localhost")
+    for name, value in of_clients.items():
+        assert error_of(strict.post("/v1/chat/completions", json=CHAT | {name: value}), 400)["param"] == name
+    error = error_of(strict.post("/v1/chat/completions", json=CHAT | {"messages": [message]}), 400)
+    assert error["message"].startswith("messages: annotations, messages: id, messages: name, messages: tool_calls: no")
+    assert strict.post("/v1/chat/completions", json=CHAT).status_code == 200
+    refused = error_of(client.post("/v1/responses", json={"input": "hello", "model": "films"}), 404)
+    assert "/v1/chat/completions" in refused["message"]
+
+
 @pytest.mark.parametrize("form", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x"}}])
 def test_another_form_of_answer_is_refused_with_the_one_that_there_is(client, form):
     error = error_of(client.post("/v1/chat/completions", json=CHAT | {"response_format": form}), 400)
@@ -204,7 +235,9 @@ def test_another_form_of_answer_is_refused_with_the_one_that_there_is(client, fo
         ({"chat_template": "{{ 7 * 7 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"vllm_xargs": {"convrec_num_items": 1}}, "vllm_xargs"),
-        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"structured_outputs": {"regex": "(a+)+$"}}, "structured_outputs"),
@@ -228,10 +261,10 @@ def test_a_stranger_chooses_no_template_tool_or_image(client, films, more, param
 def test_the_catalog_takes_items_and_gives_them_up(client, films):
     item = {"item_id": 77, "title": "Dune", "year": 2021, "mentions": 3}
     put = client.put("/v1/catalog/items", json={"items": [item]}).json()
-    assert put == {"model": "films", "catalog_items": 6, "absent": []}
+    assert put == {"model": "films", "catalog_items": 6, "absent": [], "blanked": {}}
     assert films.asked == [{"items": [item]}]
     removed = client.delete("/v1/catalog/items", params={"item_id": ["77", "0"], "model": "other"}).json()
-    assert removed == {"model": "other", "catalog_items": 4, "absent": []}
+    assert removed == {"model": "other", "catalog_items": 4, "absent": [], "blanked": {}}
     assert error_of(client.delete("/v1/catalog/items"), 400)["param"] == "item_ids"
     assert error_of(client.put("/v1/catalog/items", json={"items": []}), 400)["param"] == "items"
     nested = {"items": [{**item, "tags": NESTED}]}
@@ -239,6 +272,16 @@ def test_the_catalog_takes_items_and_gives_them_up(client, films):
     true = {"items": [{**item, "item_id": True}]}
     assert error_of(client.put("/v1/catalog/items", json=true), 400)["param"] == "items"
     assert error_of(client.put("/v1/catalog/items", json={"items": [{"title": "x"}]}), 400)["param"] == "items"
+
+
+def test_a_patch_changes_what_it_has_and_an_item_of_a_million_fields_is_one_error(client, films):
+    patched = client.patch("/v1/catalog/items", json={"items": [{"item_id": "1", "price": 3, "link": None}]})
+    assert patched.json()["catalog_items"] == 5
+    assert films.asked[-1] == {"items": [{"item_id": "1", "price": 3, "link": None}]}  # no title and no year
+    for method in ("PATCH", "PUT"):
+        many = {"item_id": "1", "title": "x", **{f"c{n}": {} for n in range(1001)}}
+        error = error_of(client.request(method, "/v1/catalog/items", json={"items": [many]}), 400)
+        assert (error["param"], "more than 1000 fields" in error["message"]) == ("items", True)
 
 
 def test_ten_thousand_items_come_are_listed_and_go_twice(client):
@@ -257,7 +300,7 @@ def test_ten_thousand_items_come_are_listed_and_go_twice(client):
     gone = {"item_ids": ids[5:]}
     for absent in ([], gone["item_ids"]):
         answer = client.request("DELETE", path, json=gone)
-        assert answer.json() == {"model": "films", "catalog_items": 5, "absent": absent}
+        assert answer.json() == {"model": "films", "catalog_items": 5, "absent": absent, "blanked": {}}
     too_many = {"item_ids": ["x"] * 10_001}
     assert error_of(client.request("DELETE", path, json=too_many), 400)["param"] == "item_ids"
     assert error_of(client.get(path, params={"limit": 0}), 400)["param"] == "limit"
@@ -305,6 +348,53 @@ def test_metrics_count_requests_and_show_the_engines_own(client, films):
     assert "python_info" not in text
 
 
+def test_metrics_say_what_a_shop_is_called_for(service, films, tmp_path):
+    """Dashboard and alerts ask for figures that there are."""
+    client = TestClient(service(feedback=str(tmp_path)), base_url="http://localhost", raise_server_exceptions=False)
+    film = client.post("/v1/recommendations", json=ASK).json()["items"][0]["item_id"]
+    client.post("/v1/recommendations", json={**ASK, "stream": True, "model": "other"})
+    empty = {**ASK, "exclude": [*films.items]}
+    for stream in (False, True):
+        assert client.post("/v1/recommendations", json={**empty, "stream": stream}).status_code == 200
+    films.fallback = True
+    list_id = client.post("/v1/recommendations", json=ASK).json()["list_id"]
+    client.post("/v1/feedback", json={"list_id": list_id, "item_id": film, "event": "click"})
+    films.restarts = 3
+    text = client.get("/metrics").text
+    for line in (
+        'convrec_lists_total{kind="model",model="films"} 1.0',
+        'convrec_lists_total{kind="model",model="other"} 1.0',
+        'convrec_lists_total{kind="empty",model="films"} 2.0',
+        'convrec_lists_total{kind="fallback",model="films"} 1.0',
+        'convrec_feedback_events_total{event="click"} 1.0',
+        "convrec_feedback_lost_lines_total 0.0",
+        'convrec_model_restarts{model="films"} 3.0',
+        'convrec_model_processes_up{model="films"} 1.0',
+    ):
+        assert f"{line}\n" in text
+    catalog = tmp_path / "catalog.parquet"
+    catalog.touch()
+    os.utime(catalog, (7, 7))
+    metrics = Metrics(())
+    model = ModelSettings(name="m", path="m", catalog=str(catalog), state=str(tmp_path), retrieval=str(tmp_path))
+    metrics.look_at(model, Model([films], 1))
+    assert 'convrec_catalog_timestamp_seconds{model="m"} 7.0' in metrics.text({}).decode()
+    for name, seconds in (("catalog.jsonl", 9), ("retrieval.json", 8)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
+    metrics.look_at(model, Model([films], 1))
+    aged = metrics.text({}).decode()
+    assert 'convrec_catalog_timestamp_seconds{model="m"} 9.0' in aged
+    assert 'convrec_retrieval_timestamp_seconds{model="m"} 8.0' in aged
+    known = set(re.findall(r"^# TYPE (\S+)", text + aged, re.MULTILINE)) | {"vllm:num_requests_waiting"}
+    panels = json.loads((EXAMPLES / "grafana.json").read_text())["panels"]
+    rules = yaml.safe_load((EXAMPLES / "alerts.yaml").read_text())["groups"][0]["rules"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in rules]
+    names = {name.removesuffix("_bucket") for query in asked for name in re.findall(r"(?:convrec_|vllm:)\w+", query)}
+    assert names <= known
+    assert len(names) >= 9
+
+
 def test_the_openapi_document_describes_every_route_and_its_refusals(client):
     document = client.get("/openapi.json").json()
     assert {*document["paths"]} == {
@@ -328,7 +418,8 @@ def test_the_docs_are_a_page_of_all_that_needs_no_script_and_no_key(client, serv
     names = {*document["components"]["schemas"]} - {"HTTPValidationError", "ValidationError"}  # never answered
     linked = {*re.findall(r'href="#(\w+)"', page.text)}
     assert linked <= {*re.findall(r'id="(\w+)"', page.text)} == names
-    assert '<td><code>conversation</code><td>string or list of <a href="#Turn">Turn</a><td>must be given' in page.text
+    turns = '<a href="#Turn">Turn</a>, at most 10,000'
+    assert f"<td><code>conversation</code><td>string or list of {turns}<td>required" in page.text
     assert "<code>k</code><td>integer<td>20<td>items wanted" in page.text
     with_key = TestClient(service("secret"), base_url="http://localhost")
     assert (with_key.get("/docs").status_code, with_key.get("/openapi.json").status_code) == (200, 401)

@@ -22,8 +22,9 @@ def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_toke
     server = ModelServer.__new__(ModelServer)
     server.model = SimpleNamespace(version="films-1")
     server.recommender = Recommender(server.model, catalog, line_tokenizer, None)
+    server.changing = asyncio.Lock()
     assert asyncio.run(server.describe()) == {"version": "films-1", "catalog_items": 2, "max_items": 2}
-    ran = {"item_id": "b", "title": "Ran", "clean_title": "Ran", "year": 1985}
+    ran = {"item_id": "b", "title": "Ran", "clean_title": "Ran", "year": 1985, "columns": {}}
     assert asyncio.run(server.list_items("a", 9)) == [ran]
     assert asyncio.run(server.delete_items(["x"])) == {"catalog_items": 2, "absent": ["x"]}
     with (state / FILE).open("a") as journal:

@@ -13,14 +13,17 @@ import pytest
 from convrec.errors import UserError
 from recipes.serving import processes as module
 from recipes.serving.errors import Refused
+from recipes.serving.http import _state
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
 from recipes.serving.schema import ModelSettings
+from tests.recipes.serving.conftest import Films
 
 TARGET = """
 import asyncio, os
 from convrec.errors import UserError
 from recipes.serving.errors import Refused
+from recipes.serving.http import _state
 from recipes.serving.processes import answer_at
 
 class Films:
@@ -55,7 +58,7 @@ class Films:
         pass
 
 def load(settings):
-    if settings[0].path == "missing":
+    if settings[0].path == "missing" or os.path.exists(os.path.join(settings[0].path, "gone")):
         raise UserError("model missing: no such folder")
     return lambda socket, tell: asyncio.run(answer_at(socket, Films(), lambda: tell(17)))
 """
@@ -147,6 +150,41 @@ def test_another_process_is_asked_once_but_not_for_the_rest_of_a_stream(started:
                 pass
 
     asyncio.run(scenario())
+
+
+def test_a_catalog_that_is_gone_is_tried_ever_less_often_and_health_says_why(
+    started: Callable[..., Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "MOST_PAUSE_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        model = started(1, str(tmp_path))
+        assert (model.problem, model.restarts) == (None, 0)
+        (tmp_path / "gone").touch()
+        os.kill(await pid_of(model), signal.SIGKILL)
+        async with asyncio.timeout(600):
+            while model.restarts < 4:
+                await asyncio.sleep(0.05)
+            assert model.problem == "model missing: no such folder"
+            assert await _state(model) == "the model's process does not start: model missing: no such folder"
+            (tmp_path / "gone").unlink()
+            while model.problem:
+                await asyncio.sleep(0.05)
+            await pid_of(model)
+        assert await _state(model) == "ok"
+
+    asyncio.run(scenario())
+    said = capsys.readouterr().err
+    for words in ("starts again", "starts in 0.1 s", "starts in 0.2 s"):
+        assert words in said
+    assert "0.4" not in said
+
+
+def test_what_health_says_names_files_without_their_folders(tmp_path: Path) -> None:
+    model = Model([Films()], 1)
+    model.backends[0].problem = "catalog /srv/shop/books.parquet: no such file"
+    assert model.problem == "catalog books.parquet: no such file"
 
 
 def test_a_model_that_cannot_be_loaded_is_said_in_its_words(started: Callable[..., Model]) -> None:

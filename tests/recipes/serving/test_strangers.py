@@ -132,6 +132,23 @@ def test_two_thousand_heads_without_end_are_ended_and_hold_up_nothing(
 
 
 @pytest.mark.parametrize("address", [None], indirect=True)
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\na: " + b"b" * 70_000,
+        b"GET /health?" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost",
+        b"GET /health HTTP/1.1\r\nHost: localhost" + b"".join(b"\r\na%d: " % n + b"b" * 7000 for n in range(10)),
+    ],
+    ids=["a header", "the address", "all headers"],
+)
+def test_a_head_above_the_bound_that_comes_at_once_is_a_431(address: tuple[str, int], head: bytes) -> None:
+    with socket.create_connection(address, timeout=20) as opened:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            opened.sendall(head + b"\r\n\r\n")
+        assert rest_of(opened).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("address", [None], indirect=True)
 def test_a_head_that_comes_byte_by_byte_is_ended_but_not_an_answer_with_a_line_too_many(
     short_heads: None, address: tuple[str, int], films: Any
 ) -> None:

@@ -36,7 +36,7 @@ def test_what_users_of_each_model_click_is_told_apart(
     with TestClient(service(feedback=str(tmp_path)), base_url="http://localhost") as client:
         answers = [two_models.recommend(client, user, "a film, please") for user in ("ann", "bob", "zoe")]
     assert [answer["model"] for answer in answers] == ["films", "films", "other"]
-    assert two_models.outcome(tmp_path.iterdir()) == {"films": (2, 0), "other": (1, 0)}
+    assert two_models.outcome(tmp_path.glob("feedback-*.jsonl")) == {"films": (2, 0), "other": (1, 0)}
     lists = [{"list_id": name, "model": name[0], "items": []} for name in ("a1", "a2", "a3", "b1")]
     events = [{"list_id": name, "event": "click"} for name in ("a1", "a1", "a3")] + [{"list_id": "b1", "event": "like"}]
     for number, records in enumerate((events, lists)):

@@ -1,0 +1,73 @@
+"""The end of a service: new requests are refused, those that run are answered, and what is left is cut."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeVar
+
+from recipes.serving.errors import Refused
+
+T = TypeVar("T")
+END = object()  # of a stream
+STOPPING = Refused(503, "the service stops; ask again, another one may answer", retry_after=5)
+
+
+class Drain:
+    """Must be used on one event loop, except for `begin`, which a signal's handler calls."""
+
+    def __init__(self) -> None:
+        self.began_at: float | None = None  # by time.monotonic()
+        self.running = 0  # requests that are being answered
+        self._is_cut = False
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def begin(self) -> None:
+        """From now on new requests are refused."""
+        self.began_at = self.began_at or time.monotonic()
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether it has begun, and nothing runs any more or the time is up."""
+        return self.began_at is not None and (not self.running or time.monotonic() - self.began_at >= seconds)
+
+    async def cut(self, seconds: float) -> None:
+        """End what still runs: streams with an error event, other requests with a 503. Waits that long for them."""
+        self.begin()
+        self._is_cut = True
+        for waiter in [*self._waiters]:
+            if not waiter.done():
+                waiter.set_result(None)
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def wait_for_cut(self) -> None:
+        if self._is_cut:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    async def until_cut(self, events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+        """The events. Raises STOPPING where they are cut."""
+        cut = asyncio.ensure_future(self.wait_for_cut())
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(events, END))
+                try:
+                    await asyncio.wait((following, cut), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    is_cut = not following.done()
+                    if is_cut:
+                        following.cancel()
+                        await asyncio.wait((following,))
+                if is_cut:
+                    raise STOPPING
+                event = following.result()
+                if event is END:
+                    return
+                yield event  # type: ignore[misc]
+        finally:
+            cut.cancel()
