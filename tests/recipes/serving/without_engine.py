@@ -27,7 +27,7 @@ from recipes.serving.processes import answer_at
 
 class Served(ModelServer):
     def __init__(self, settings):
-        self.name = settings.name
+        self.name = self.process = settings.name
         self.recommender = load_recommender(settings, 100, with_engine=False)
         self.recommender.follow_changes()
         self.model = self.recommender.model
