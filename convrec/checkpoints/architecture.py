@@ -28,7 +28,10 @@ def check_architecture(folder: Path, name: str) -> None:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:  # no model_type, or one that this transformers does not know
+        raise UserError(f"{name}: config.json: {one_line(error)}") from None
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     weights = _meta_weights(folder)
     if model_class is None or not weights:
@@ -44,7 +47,7 @@ def check_architecture(folder: Path, name: str) -> None:
         raise UserError(_unfit(name, f"they lack {_listed(found['missing_keys'])}"))
     if found["unexpected_keys"]:
         raise UserError(_unfit(name, f"the architecture has no {_listed(found['unexpected_keys'])}"))
-    for key, saved, expected in found["mismatched_keys"]:
+    for key, saved, expected in sorted(found["mismatched_keys"]):  # a set, in another order each time
         raise UserError(_unfit(name, f"{key} is {list(saved)} and should be {list(expected)}"))
 
 

@@ -458,10 +458,10 @@ def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> No
 
 
 def test_everything_that_is_missing_is_found_at_once(
-    tmp_path: Path, sound_model: Callable[..., Path], set_variables: Callable[[Mapping[str, str]], None]
+    tmp_path: Path, unread_model: Path, set_variables: Callable[[Mapping[str, str]], None]
 ) -> None:
     given = {name: str(tmp_path / name.lower()) for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE")}
-    set_variables(given | {"SAVE_PATH": str(tmp_path / "run"), "MODEL_PATH": str(sound_model(tmp_path / "model"))})
+    set_variables(given | {"SAVE_PATH": str(tmp_path / "run"), "MODEL_PATH": str(unread_model)})
     found = doctor.diagnose(RANK_GRPO, [])
     text = " ".join(finding.what for finding in found if finding.status == "failure")
     assert all(name.lower() in text for name in ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE"))

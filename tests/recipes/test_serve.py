@@ -13,6 +13,7 @@ import pytest
 from convrec.errors import UserError
 from convrec.generation import placement
 from convrec.options import parse
+from convrec.retrieval.folder import FORMAT
 from recipes.serve import parser, service_of, tell_left_out
 from recipes.serving import local
 from recipes.serving.keys import KEY_VARIABLE
@@ -60,7 +61,7 @@ def test_columns_to_show_and_the_wait_for_a_fallback_are_for_every_model(files):
 def test_a_retrieval_is_one_for_all_models_or_one_for_each(files):
     both = ["--model", "films", "--model", "b=books model", "--catalog", "catalog.parquet", "--judge", "j=films"]
     (files / "r").mkdir()
-    (files / "r" / "retrieval.json").write_text(json.dumps({"format": 1}))
+    (files / "r" / "retrieval.json").write_text(json.dumps({"format": FORMAT}))
     assert [model.retrieval for model in settings(*both).models] == [None] * 3
     assert [model.retrieval for model in settings(*both, "--retrieval", "r").models] == [str(files / "r")] * 2 + [None]
     for given, words in {

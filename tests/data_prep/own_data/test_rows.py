@@ -159,11 +159,6 @@ def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
         "Below is an instruction.\n### Instruction:\nhi\n### Response:\n",
     ],
 )
-def test_entities_of_html_in_a_turn_are_decoded() -> None:
-    row = read(conversation=[{"role": "user", "content": "like Tom &amp; Jerry, it&#39;s fun"}])
-    assert row.conversation == "USER: like Tom & Jerry, it's fun\n"
-
-
 def test_a_rendered_prompt_is_no_turn(content: str) -> None:
     with pytest.raises(BadRecord, match=r"turn 0 has .*, which a chat template puts between turns; give the messages"):
         read(conversation=[{"role": "user", "content": content}])
@@ -194,6 +189,11 @@ def test_a_date_is_read_in_the_order_of_its_file() -> None:
         read(time="05.02.2021")
     row = read_row(SOUND | {"time": "05.02.2021"}, READER, 20, date_order=DateOrder.DAY_FIRST)
     assert row.time == read(time="2021-02-05").time == read(time=datetime(2021, 2, 5)).time
+
+
+def test_entities_of_html_in_a_turn_are_decoded() -> None:
+    row = read(conversation=[{"role": "user", "content": "like Tom &amp; Jerry, it&#39;s fun"}])
+    assert row.conversation == "USER: like Tom & Jerry, it's fun\n"
 
 
 def test_a_row_of_a_catalog_without_years() -> None:
