@@ -4,7 +4,7 @@
 def test_a_rollout_that_is_not_the_policy_stops_the_run(trained, recipe, copy_of_project, tmp_path):
     """The fault: vLLM gets the actor's weights and keeps its own."""
     copy = copy_of_project(
-        "convrec/cpu/server.py", "        self.model_runner.reload_weights(weights_iterator=iter(weights))\n", ""
+        "convrec/cpu/server.py", "        reload_weights(self.model_runner, weights_iterator=iter(weights))\n", ""
     )
     status, stderr, _ = recipe(tmp_path / "run", root=copy, MODEL_PATH=str(trained.out / "sft"), TOTAL_STEPS="1")
     assert status == 1
