@@ -14,8 +14,8 @@ On the machine type that recorded a file, both are equal to the last bit, but fo
     log-probs of the rollout                  vLLM adds numbers in an order that depends on which requests meet in a
                                               batch: metrics of them are compared within NOISE, and so is everything in
                                               the cases where they weigh the loss (`is_exact=False`)
-    `separate_async`                          a step trains on the prompts whose rollouts are there first, which is a
-                                              matter of time: only the names of its metrics are compared (`by_name`)
+    `separate_async`, dynamic sampling        a step trains on the prompts whose rollouts are there first, which is a
+                                              matter of time: only the names of their metrics are compared (`by_name`)
 
 Other processors add numbers in another order: there all metrics are compared within TOLERANCE, and no digest is.
 """
@@ -100,7 +100,7 @@ CASES = {
     "bypass": Case(overrides=(f"{CORRECTION}.bypass_mode=true",), is_exact=False),
     "reference": Case(variables={"PRESET": "reference"}),
     "dynamic_sampling": Case(
-        overrides=("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
+        overrides=("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward"), by_name=True
     ),
     "separate_async": Case(
         variables={"TOTAL_STEPS": "2", "SAVE_FREQ": "2", "TEST_FREQ": "2"},
