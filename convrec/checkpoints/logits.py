@@ -28,7 +28,7 @@ def check_logits(model: DictConfig, purpose: str, instead: str) -> None:
     if model.lora_rank and "lm_head" in str(model.target_modules):
         other.append("LoRA on lm_head")
     if other:
-        raise UserError(f"{purpose}: {model.path} changes its logits behind the head ({', '.join(other)}): {instead}")
+        raise UserError(f"{purpose}: {model.path} changes its logits after the head ({', '.join(other)}): {instead}")
 
 
 def model_settings(model: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def column_as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_list(kind) and _is_any_list(column.type):
         values = column_as(column.flatten(), kind.value_type)
         lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64())
-        offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)  # anew: those of a slice do not begin at 0
+        offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)  # the offsets of a slice do not begin at 0
         return pa.ListArray.from_arrays(pa.array(offsets), values, kind, mask=column.is_null())
     return column.cast(kind)
 

@@ -106,7 +106,7 @@ class _Table:
     def find_swallowed_rows(self) -> Iterator[tuple[int, int]]:
         """(first line, lines) of the records that have a line with a cell that other rows have in the same column."""
         for suspect in self._suspects:
-            # In text, a comma has a blank behind it and a tab is rare; a cell of a row often recurs in its column.
+            # In text, a comma is followed by a blank and a tab is rare; a cell of a row often recurs in its column.
             cells = zip(suspect.cells, self._seen_values, strict=False)
             if self.delimiter == "\t" or any(cell in seen for cell, seen in cells if cell):
                 yield suspect.record_line, suspect.num_lines

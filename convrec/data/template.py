@@ -68,7 +68,7 @@ def answer_after(start: str, whole: str) -> str | None:
     """Return what the model writes after its prompt; None where the template does not continue the prompt.
 
     With thinking off, some templates end a prompt with an empty thought that they leave out of a finished turn. The
-    answer follows it all the same.
+    answer follows it anyway.
 
     Args:
         start: the prompt as it is rendered, up to where the assistant begins.
@@ -183,7 +183,7 @@ def _date_argument(tokenizer: Any, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_fixed_clock(tokenizer: Any, template: str) -> str:
-    """The template behind a macro that takes the clock's name."""
+    """The template, preceded by a macro that takes the clock's name."""
     _, formats = _render_at(tokenizer, FIXED_DATE, {})
     elsewhere = re.findall(
         r"""strftime_now\(\s*["']([^"']*)["']""", template

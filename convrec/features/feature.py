@@ -43,7 +43,7 @@ class Feature:
 
     @classmethod
     def is_on(cls, settings: Any) -> bool:
-        """Whether a run with this section `convrec` has the feature."""
+        """Whether a run with this section `convrec` has the feature. Every subclass says so."""
         raise NotImplementedError
 
     def check(self, catalog: Catalog) -> list[str]:

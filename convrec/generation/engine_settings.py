@@ -22,7 +22,7 @@ def engine_settings(tensor_parallel: int, spare_cores: int = 0) -> tuple[bool, d
     """
     os.environ.setdefault(*NO_NVCC)
     # A model's own repetition_penalty, temperature and so on must not make served answers others than a batch's. Its
-    # stop tokens are read all the same.
+    # stop tokens are still read.
     settings: dict[str, Any] = {"tensor_parallel_size": tensor_parallel, "generation_config": "vllm"}
     if tensor_parallel == 1:
         settings["distributed_executor_backend"] = ONE_PROCESS

@@ -13,7 +13,7 @@
     synchronise                        vLLM   <-------------------------  weights
     validate      prompts      ------> greedy answers, scored
 
-The driver waits at every arrow that leaves it, but for `separate_async`, where rollout workers sample ahead.
+The driver waits at every arrow that leaves it, except with `separate_async`, where rollout workers sample ahead.
 
 verl is the engine: its trainer (convrec.train.trainer) owns workers, servers, queues and shards, and each phase above
 is one call of it. The order is ours. Names with a leading underscore on `engine` are verl's own, and are pinned by

@@ -6,9 +6,9 @@
 
 Each case is a run of a few steps through the scripts that users start, with `convrec.deterministic=true`, from models
 that this command trains first (WORK/start; kept, so that later calls start at once). A file holds every metric that a
-run logs, but for times, and a digest of the exported weights after its last step.
+run logs, except times, and a digest of the exported weights after its last step.
 
-On the machine type that recorded a file, both are equal to the last bit, but for what is not deterministic:
+On the machine type that recorded a file, both are equal to the last bit, except what is not deterministic:
 
     times and memory                          left out (MEASURED)
     log-probs of the rollout                  vLLM adds numbers in an order that depends on which requests meet in a
@@ -314,7 +314,7 @@ def differences(expected: dict[str, Any], computed: dict[str, Any], tolerance: f
     Args:
         expected: what a file holds.
         computed: what a run gave.
-        tolerance: relative and absolute; 0: to the last bit, but for the rollout's log-probs. Infinite: names only.
+        tolerance: relative and absolute; 0: to the last bit, except the rollout's log-probs. Infinite: names only.
     """
     lines = []
     if not tolerance and expected["weights"] != computed["weights"]:

@@ -44,7 +44,7 @@ class ListConstraint(RolloutFeature):
         titles = {title for row in seen for title in row}
         return [*sample.get(OPEN, ()), *self._excluded(tuple(sorted(titles)))]
 
-    def row_of(self, item: int) -> int | None:
+    def find_row(self, item: int) -> int | None:
         """Return the catalog row whose line lists write for an item; None for an item that no list may hold."""
         lines = self.reader.catalog.lines_of(item)
         return int(self.reader.catalog.row_W[lines[0]]) if lines else None

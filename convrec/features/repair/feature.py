@@ -32,17 +32,17 @@ class Repair(Feature):
         constraint = worker.features.get(Constrained)
         if isinstance(constraint, ListConstraint):
             matcher: Matcher = constraint.matcher
-            row_of: Any = constraint.row_of
+            find_row: Any = constraint.find_row
         else:
             matcher = make_matcher(load_catalog(self.settings.catalog_file), lists)
-            row_of = _same_row
+            find_row = _same_row
         repair = ListRepair(
             tokenizer=worker.tokenizer,
             matcher=matcher,
             lists=lists,
             ranks=self.settings.repair_ranks or lists.num_items,
             most_tokens=self.config.actor_rollout_ref.rollout.response_length,
-            row_of=row_of,
+            find_row=find_row,
         )
         return PromptRepair(repair, seed=self.config.data.seed)
 

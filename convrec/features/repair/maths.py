@@ -18,15 +18,24 @@ Repaired = tuple[list[int], int, int]  # tokens, the rank of the title (from 0),
 
 @dataclass(frozen=True)
 class ListRepair:
-    """ranks: a title goes to one of the first so many. most_tokens: of a response. row_of: the catalog row that writes
-    an item, given as its first row; None for an item that no list may hold."""
+    """Puts a relevant title into a list.
+
+    Attributes:
+        tokenizer: of the policy.
+        matcher: has the catalog.
+        lists: what a list is.
+        ranks: a title goes to one of the first so many.
+        most_tokens: of a response.
+        find_row: returns the catalog row that writes an item, given as its first row; None for an item that no list
+            may hold.
+    """
 
     tokenizer: Any
     matcher: Matcher
     lists: ListSettings
     ranks: int
     most_tokens: int
-    row_of: Callable[[int], int | None]
+    find_row: Callable[[int], int | None]
 
     @cached_property
     def table(self) -> VocabTable:
@@ -48,7 +57,7 @@ class ListRepair:
         held = self.matcher.match_lines(lines, (), None).catalog_index
         wanted = [one.index for one in self.matcher.truths(truth) if one.index >= 0 and one.index not in held]
         for item in random.sample(wanted, len(wanted)):
-            if (row := self.row_of(item)) is None:
+            if (row := self.find_row(item)) is None:
                 continue
             line = format_item(self.matcher.catalog.titles[row], self.matcher.catalog.years[row])  # type: ignore[arg-type]
             changed = [*lines[:rank], line, *lines[rank + 1 :]]

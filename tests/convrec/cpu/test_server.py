@@ -37,7 +37,9 @@ def test_a_tied_head_computes_with_the_weights_that_came_last(tmp_path: Path, mo
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    differences = {Path(row["folder"]).name: row for row in map(json.loads, done.stdout.splitlines()[-len(model_types) :])}
+    differences = {
+        Path(row["folder"]).name: row for row in map(json.loads, done.stdout.splitlines()[-len(model_types) :])
+    }
     assert list(differences) == [*model_types]
     for name, row in differences.items():  # 0.1 to 6 where a head has stayed as it was
         assert max(row["sent"], row["read"]) < 1e-4, name

@@ -236,7 +236,7 @@ def test_a_model_that_changes_its_logits_behind_the_head(
     file = own / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"final_logit_softcapping": 30.0}))
     said = refused(*overrides, MODEL_PATH=str(own))
-    assert said.startswith(f"{asked}{own} changes its logits behind the head (final_logit_softcapping): ")
+    assert said.startswith(f"{asked}{own} changes its logits after the head (final_logit_softcapping): ")
 
 
 def test_a_model_that_cannot_write_the_catalog(refused: Refused, own: Path, tmp_path: Path) -> None:

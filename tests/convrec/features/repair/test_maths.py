@@ -23,8 +23,10 @@ MATCHER = Matcher(Catalog.from_items(ITEMS))
 N = 3
 
 
-def repair_of(tokenizer: Any, ranks: int = N, most_tokens: int = 200, row_of: Any = None) -> ListRepair:
-    return ListRepair(tokenizer, MATCHER, ListSettings(num_items=N), ranks, most_tokens, row_of or (lambda item: item))
+def repair_of(tokenizer: Any, ranks: int = N, most_tokens: int = 200, find_row: Any = None) -> ListRepair:
+    return ListRepair(
+        tokenizer, MATCHER, ListSettings(num_items=N), ranks, most_tokens, find_row or (lambda item: item)
+    )
 
 
 def tokens(tokenizer: Any, text: str) -> list[int]:
@@ -143,7 +145,7 @@ def test_a_constrained_list_stays_one_with_its_forced_tokens(line_tokenizer: Any
     not put in."""
     trie = build_catalog_trie(MATCHER, line_tokenizer, "\n", allowed_rows=[0, 1, 2, 3, 4])  # without Se7en
     constraint = ListConstraint(trie, MATCHER, N)
-    repair = repair_of(line_tokenizer, row_of=constraint.row_of)
+    repair = repair_of(line_tokenizer, find_row=constraint.find_row)
     ids = tokens(line_tokenizer, "Alien (1979)\n8 Mile (2002)\nAmélie (2001)")
     sample = {"reward_model": {"ground_truth": {"groundtruth": [], "seen": ["Up"]}}}
     found = repair.repaired(ids, [("Heat", 1995), ("Se7en", 1995), ("Up", 2009)], ["Up"], Random(seed))
