@@ -2,8 +2,7 @@
 
     driver: this process               rollout workers and vLLM           FSDP workers
     ---------------------------------------------------------------------------------------------------
-    prompts       verl's `step` sends the prompts of a batch and calls `update_once`, which waits for them:
-    sample                     ------> responses, scored by the reward
+    sample        prompts      ------> responses, scored by the reward
                                <------ a row per response, in TransferQueue
     old           row keys     ---------------------------------------->  log-probs before the update
     reference     row keys     ---------------------------------------->  log-probs of the initial model
@@ -14,8 +13,9 @@
     synchronise                        vLLM wakes  <--------------------  weights
     validate      prompts      ------> greedy answers, scored
 
-The driver waits at every arrow that leaves it, except with `separate_async`, where rollout workers sample ahead. Where
-both share their devices, vLLM sleeps from the end of `sample` to `synchronise`, and training has the memory.
+verl's `step` sends the prompts, and then calls `update_once`, which waits for the responses. The driver waits at every
+arrow that leaves it, except with `separate_async`, where rollout workers sample ahead. Where both share their devices,
+vLLM sleeps from the end of `sample` to `synchronise`, and training has the memory.
 
 verl is the engine: its trainer (convrec.train.trainer) owns workers, servers, queues and shards, and each phase above
 is one call of it. The order is ours. Names with a leading underscore on `engine` are verl's own, and are pinned by
@@ -213,7 +213,7 @@ class TrainingLoop:
         return batch
 
     def record(self, step: Step, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Log the step before saving it: a resumed run continues after the checkpoint and never logs this step again."""
+        """Log the step before saving it: a resumed run continues after the checkpoint and never logs it again."""
         self.engine.compute_step_metrics(step.number, batch, metrics)
         early_metrics = {
             name: value

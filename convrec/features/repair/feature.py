@@ -13,7 +13,6 @@ from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.rank_grpo.credit import SAMPLED_TOKENS, Credit, RankBatch, is_sampled
 
-
 VERLS_COMPARISON = ("training/rollout_probs_diff_", "training/rollout_actor_probs_")
 
 
