@@ -31,36 +31,51 @@ def load_any_world_size(manager: Any) -> None:
 
 
 def load_resharded(manager: Any, folder: Path, saved: int) -> None:
-    """What verl's `load_checkpoint` does, from the shards of `saved` processes.
+    """Load a checkpoint as verl's `load_checkpoint` does, from the shards of another number of processes.
 
-    The random state of a process that was there is kept; one that was not goes on with the state of its start.
+    Args:
+        manager: verl's FSDPCheckpointManager of this process.
+        folder: with the shards.
+        saved: number of processes that wrote them.
     """
     if manager.should_load_model:
-        # names to tensors; LoRA's shards alone where verl saved no others
-        shards = _shards(folder, "model", saved)
-        wanted = manager.model.state_dict()
-        state = {name: _for_this_process(name, [s[name] for s in shards], wanted.get(name)) for name in shards[0]}
-        manager.model.load_state_dict(state, strict=not manager.is_lora_only_state_dict(state))
+        _load_model(manager, _shards(folder, "model", saved))
     if manager.should_load_optimizer:
-        shards = _shards(folder, "optim", saved)
-        parameters = [p for group in manager.optimizer.param_groups for p in group["params"]]
-        state = {
-            index: {
-                key: _for_this_process(f"{key} of parameter {index}", [s["state"][index][key] for s in shards], like)
-                for key in values
-            }
-            for index, values in shards[0]["state"].items()
-            for like in [parameters[index]]
-        }
-        manager.optimizer.load_state_dict({"state": state, "param_groups": shards[0]["param_groups"]})
+        _load_optimizer(manager.optimizer, _shards(folder, "optim", saved))
     if manager.should_load_extra:
-        source = manager.rank if manager.rank < saved else 0
-        extra = torch.load(folder / f"extra_state_world_size_{saved}_rank_{source}.pt", weights_only=True)
-        if "rng" in extra and manager.rank < saved:
-            manager.load_rng_state(extra["rng"])
-        if extra["lr_scheduler"] is not None and manager.lr_scheduler is not None:
-            manager.lr_scheduler.load_state_dict(extra["lr_scheduler"])
+        _load_extra(manager, folder, saved)
     torch.distributed.barrier()
+
+
+def _load_model(manager: Any, shards: list[dict[str, Any]]) -> None:
+    """Load the tensors that the shards name: of LoRA the adapter's alone, where verl saved no others."""
+    wanted = manager.model.state_dict()
+    state = {name: _for_this_process(name, [shard[name] for shard in shards], wanted.get(name)) for name in shards[0]}
+    manager.model.load_state_dict(state, strict=not manager.is_lora_only_state_dict(state))
+
+
+def _load_optimizer(optimizer: Any, shards: list[dict[str, Any]]) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Any]] = {}
+    for index, values in shards[0]["state"].items():
+        state[index] = {
+            key: _for_this_process(
+                f"{key} of parameter {index}", [shard["state"][index][key] for shard in shards], parameters[index]
+            )
+            for key in values
+        }
+    optimizer.load_state_dict({"state": state, "param_groups": shards[0]["param_groups"]})
+
+
+def _load_extra(manager: Any, folder: Path, saved: int) -> None:
+    """Load the schedule, and the random state of a process that was there; others keep the state of their start."""
+    was_there = manager.rank < saved
+    source = manager.rank if was_there else 0
+    extra = torch.load(folder / f"extra_state_world_size_{saved}_rank_{source}.pt", weights_only=True)
+    if "rng" in extra and was_there:
+        manager.load_rng_state(extra["rng"])
+    if extra["lr_scheduler"] is not None and manager.lr_scheduler is not None:
+        manager.lr_scheduler.load_state_dict(extra["lr_scheduler"])
 
 
 def _shards(folder: Path, what: str, saved: int) -> list[dict[Any, Any]]:

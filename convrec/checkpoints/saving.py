@@ -172,34 +172,32 @@ def complete_steps(run_folder: Path) -> list[int]:
 
 
 def choose_resume_step(run_folder: Path) -> list[str]:
-    """Point the tracker to the newest checkpoint that can be resumed. Returns warnings about those that cannot.
+    """Point the tracker to the newest checkpoint that can be resumed.
 
-    Raises UserError where checkpoints have been written and none of them is whole: the run would begin again from
-    step 0 beside them. One that was cut off while it was written has never been a checkpoint.
+    Returns:
+        Warnings about checkpoints that cannot be resumed.
+
+    Raises:
+        UserError: checkpoints were written and none of them is whole, so that the run would begin again from step 0
+            beside them. A checkpoint that was cut off while it was written has never been one.
     """
-    tracker, named = run_folder / LATEST, tracked_step(run_folder)
-    folders, complete = _step_folders(run_folder), complete_steps(run_folder)
-    written = {step for step, folder in folders.items() if (folder / MANIFEST).exists() or (folder / DAMAGED).exists()}
-    unwritten = folders.keys() - written
+    tracker = run_folder / LATEST
+    named = tracked_step(run_folder)
+    folders = _step_folders(run_folder)
+    unwritten = {step for step, folder in folders.items() if not _was_written(folder)}
+    nothing_was_written = len(unwritten) == len(folders)
     warnings = [
         f"{folders[step]} was cut off while it was written: ignored, and overwritten when the run gets there"
         for step in sorted(unwritten)
         if step >= named  # an older one was killed while it was removed
     ]
-    if not tracker.exists() and not complete and len(unwritten) == len(folders):
+    if not tracker.exists() and nothing_was_written:
         return warnings
-    usable = named if named in complete else max(complete, default=0)
-    while complete and (file := manifest.damaged_file(folders[usable])) is not None:
-        warnings.append(f"{folders[usable] / file} is not what was written")
-        complete.remove(usable)
-        if best_step(run_folder) == usable:
-            (run_folder / BEST).unlink()
-        if not folders[usable].is_symlink():
-            (folders[usable] / MANIFEST).rename(folders[usable] / DAMAGED)  # it counts as one no more
-        usable = max(complete, default=0)
+    usable, damage = _newest_whole_step(run_folder, named)
+    warnings += damage
     if usable and usable == named:
         return warnings
-    if not usable and not (named in unwritten and len(unwritten) == len(folders)):
+    if not usable and not (named in unwritten and nothing_was_written):
         raise UserError(
             f"{'; '.join([*warnings, str(run_folder)])}: every checkpoint that was written is damaged or gone. Put one "
             f"back from a copy, or choose another SAVE_PATH; to begin again from step 0 here, remove {tracker} and "
@@ -213,6 +211,42 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     else:
         tracker.unlink(missing_ok=True)
     return warnings
+
+
+def _was_written(folder: Path) -> bool:
+    """Whether a step's folder was a whole checkpoint once."""
+    return (folder / MANIFEST).exists() or (folder / DAMAGED).exists()
+
+
+def _newest_whole_step(run_folder: Path, named: int) -> tuple[int, list[str]]:
+    """Return the step to resume, 0 for none, and a line for each damaged checkpoint that was set aside.
+
+    Args:
+        run_folder: of the run.
+        named: step that the tracker names. It goes before newer ones: the run has gone back to it.
+    """
+    complete = complete_steps(run_folder)
+    lines = []
+    step = named if named in complete else max(complete, default=0)
+    while step:
+        folder = step_folder(run_folder, step)
+        file = manifest.damaged_file(folder)
+        if file is None:
+            break
+        lines.append(f"{folder / file} is not what was written")
+        _set_aside(run_folder, step)
+        complete.remove(step)
+        step = max(complete, default=0)
+    return step, lines
+
+
+def _set_aside(run_folder: Path, step: int) -> None:
+    """Let a damaged checkpoint count as one no more."""
+    folder = step_folder(run_folder, step)
+    if best_step(run_folder) == step:
+        (run_folder / BEST).unlink()
+    if not folder.is_symlink():
+        (folder / MANIFEST).rename(folder / DAMAGED)
 
 
 def check_shards_to_load(run_folder: Path, processes: int) -> list[str]:

@@ -28,12 +28,12 @@ class Feature:
 
     Attributes:
         fields: response fields of TransferQueue that the credit hooks read in `RankBatch.optional_BT`.
-        trains_batch_at_once: whether a batch has an unknown number of rows and is one update.
+        has_variable_batch: whether a batch has an unknown number of rows and is one update.
         answers_each_row: whether equal validation prompts have answers of their own.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
-    trains_batch_at_once: ClassVar[bool] = False
+    has_variable_batch: ClassVar[bool] = False
     answers_each_row: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
@@ -57,8 +57,11 @@ class Feature:
     def prepare(self, batch: RankBatch) -> None:
         """Change the groups, or what is logged, before anything is computed."""
 
+    # The next three run for Rank-GRPO alone: GRPO and GSPO have verl's advantages. A feature that is nothing without
+    # them refuses these algorithms in its check.
+
     def adjust_ranks(self, batch: RankBatch, credit: Credit) -> None:
-        """Change the advantages of ranks."""
+        """Change the advantages of ranks. The returns they come from are `batch.returns_BK`."""
 
     def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
         """Change the units, advantages and loss mask of tokens."""
@@ -82,7 +85,10 @@ class RolloutFeature:
     waits_for_prompt: ClassVar[bool] = False
 
     def sampling_params(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return further sampling parameters of vLLM for a response to this sample."""
+        """Return further sampling parameters of vLLM for a response to this sample.
+
+        No two features may set the same one; `extra_args` are merged.
+        """
         return {}
 
     async def sample(self, prompts: Sequence[Prompt], sample: Sampler) -> list[SampledResponse]:
@@ -90,7 +96,9 @@ class RolloutFeature:
         return await sample(prompts)
 
     async def after_scoring(self, responses: Sequence[SampledResponse], score: Scorer, is_training: bool) -> None:
-        """Change scored responses.
+        """Change scored responses before they go to TransferQueue.
+
+        A validation whose answers go straight to the driver (`ConvRecAgentLoopWorker.validate`) does not call this.
 
         Args:
             responses: all of some prompts.

@@ -8,9 +8,10 @@ from convrec.features.feature import Feature, RolloutContext, RolloutFeature
 from convrec.features.repair.feature import Repair
 from convrec.features.rewards.feature import ComposedRewards
 
-# In the order in which they apply: a later one sees what earlier ones changed. Questions get their tokens before the
-# constraint takes out those that were forced; a repair writes lines that the constraint allows.
-FEATURES: tuple[type[Feature], ...] = (Asking, Constrained, ComposedRewards, Repair)
+# In the order in which they apply: a later one sees what earlier ones changed. Composed rewards replace the advantages
+# of ranks, so whatever adjusts them comes later. Questions get their tokens before the constraint takes out those that
+# were forced; a repair writes lines that the constraint allows.
+FEATURES: tuple[type[Feature], ...] = (ComposedRewards, Asking, Constrained, Repair)
 
 
 def active_features(config: Any) -> list[Feature]:

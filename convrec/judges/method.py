@@ -21,7 +21,7 @@ from convrec.judges.card import write_card
 from convrec.judges.orders import CONSISTENT, SEPARATE, consistent_scores
 from convrec.rank_grpo.credit import scalar_infos
 from convrec.runs.card import sections
-from convrec.train.batch import is_padding, read_fields, write_rows
+from convrec.train.batch import read_scored_responses, write_prompt_labels, write_scores
 
 
 class JudgeMethod:
@@ -34,7 +34,7 @@ class JudgeMethod:
         config: of the run.
     """
 
-    trains_batch_at_once = False
+    has_variable_batch = False
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
@@ -45,7 +45,7 @@ class JudgeMethod:
         """Return the method of a run."""
         return cls(config)
 
-    def prepare_data(self, engine: Any) -> None:
+    def configure_datasets(self, engine: Any) -> None:
         """Have both orders of a pair come in one batch, where they count together."""
         if self.orders != SEPARATE:
             data = self.config.data
@@ -63,31 +63,20 @@ class JudgeMethod:
         """Log the rewards of a batch and write verl's advantages."""
         if self.orders != SEPARATE:
             self._join_orders(meta, metrics)
-        data = read_fields(meta, "uid", "extra_fields")
-        rows = real_rows(meta)
-        extra_fields = list(data["extra_fields"])
-        uids = list(data["uid"])
-        infos = [extra_fields[row]["reward_extra_info"] for row in rows]
-        metrics.update(reward_metrics(infos, [uids[row] for row in rows]))
+        responses = read_scored_responses(meta)
+        metrics.update(reward_metrics(responses.infos, responses.prompts))
         return engine._compute_advantage(meta, metrics)
 
     def _join_orders(self, meta: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Write back what the two orders of a pair earn together, or one group for the answers to both."""
-        data = read_fields(meta, "extra_info", "extra_fields", "rm_scores")
-        rows = real_rows(meta)
-        extra_info = list(data["extra_info"])
-        extra_fields = list(data["extra_fields"])
-        rm_scores = data["rm_scores"].unbind()
-        answers = [(extra_info[row]["pair"], int(meta.keys[row].rsplit("_", 2)[1])) for row in rows]
-        scores = consistent_scores(answers, [extra_fields[row]["reward_extra_info"] for row in rows])
+        responses = read_scored_responses(meta)
+        pairs = [source["pair"] for source in responses.sources]
+        scores = consistent_scores(list(zip(pairs, responses.rollouts, strict=True)), responses.infos)
         metrics["reward/right_both_ways"] = sum(score == 1 for score in scores) / len(scores)
         if self.orders == CONSISTENT:
-            fields = [
-                with_score(rm_scores[row], extra_fields[row], score) for row, score in zip(rows, scores, strict=True)
-            ]
+            write_scores(meta, responses.rows, scores)
         else:
-            fields = [{"uid": f"pair-{pair}"} for pair, _ in answers]
-        write_rows(meta, rows, fields)
+            write_prompt_labels(meta, responses.rows, [f"pair-{pair}" for pair in pairs])
 
     def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
         """verl's loss logs values that need no finishing."""
@@ -103,11 +92,6 @@ class JudgeMethod:
         write_card(folder, data.mode, data.criteria, base, trained_on, run)
 
 
-def real_rows(meta: KVBatchMeta) -> list[int]:
-    """Return the rows that are not verl's padding."""
-    return [row for row, padding in enumerate(is_padding(meta)) if not padding]
-
-
 def reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[Any]) -> dict[str, float]:
     """Return `reward/<name>`, the mean of each number of the infos, and `reward/zero_std`.
 
@@ -120,14 +104,6 @@ def reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[Any]) -> d
         scores_by_uid.setdefault(uid, set()).add(score)
     metrics["reward/zero_std"] = float(np.mean([len(scores) == 1 for scores in scores_by_uid.values()]))
     return metrics
-
-
-def with_score(rm_scores_T: torch.Tensor, extra_fields: dict[str, Any], score: float) -> dict[str, Any]:
-    """Return the fields of a row with another score at its last token."""
-    changed_T = rm_scores_T.clone()
-    changed_T[-1] = score
-    info = extra_fields["reward_extra_info"] | {"score": score}
-    return {"rm_scores": changed_T, "extra_fields": extra_fields | {"reward_extra_info": info}}
 
 
 def pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0) -> StatefulDataLoader:

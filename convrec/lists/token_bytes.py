@@ -47,34 +47,57 @@ def _fallback_tokens(tokenizer: Any) -> dict[int, int]:
 
 
 def _decoder_function(steps: list[dict[str, Any]], name: str) -> Callable[[str], bytes]:
-    """The decoder's steps as they act on one token. Those that act on the ends of the text (Strip, the first token's
-    metaspace) take whitespace only and so change no line."""
-    kinds = [step["type"] for step in steps]
-    known = {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "None"}
-    unknown = sorted(set(kinds) - known)
-    strips = [step for step in steps if step["type"] == "Strip" and step["content"] not in WHITESPACE]
-    patterns = [step for step in steps if step["type"] == "Replace" and "String" not in step["pattern"]]
-    if unknown or strips or patterns:
-        what = ", ".join(unknown) or json.dumps((strips or patterns)[0], ensure_ascii=False)
+    """Return the decoder's steps as they act on one token.
+
+    Those that act on the ends of the text (Strip, the first token's metaspace) take whitespace only and so change no
+    line.
+
+    Args:
+        steps: of the tokenizer's decoder.
+        name: of the tokenizer, for the error.
+
+    Raises:
+        UserError: a step is not known, or acts on more than whitespace or fixed strings.
+    """
+    unsupported = _unsupported_step(steps)
+    if unsupported is not None:
         raise UserError(
-            f"{name}: its decoder ({what}) is not supported; use a byte-level (Qwen, Llama-3, GPT-2) or a "
+            f"{name}: its decoder ({unsupported}) is not supported; use a byte-level (Qwen, Llama-3, GPT-2) or a "
             "sentencepiece-style tokenizer (Llama-2, Gemma, Mistral)"
         )
+    kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds:
         return _byte_level_bytes
     replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
     replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
-    byte_fallback = "ByteFallback" in kinds
+    has_byte_fallback = "ByteFallback" in kinds
     prefix = " " if kinds == ["None"] else ""  # without a decoder, tokens are joined with spaces
 
     def to_bytes(token: str) -> bytes:
-        if byte_fallback and (byte := _fallback_byte(token)) is not None:
+        byte = _fallback_byte(token) if has_byte_fallback else None
+        if byte is not None:
             return bytes([byte])
         for old, new in replacements:
             token = token.replace(old, new)
         return (prefix + token).encode("utf-8")
 
     return to_bytes
+
+
+KNOWN_STEPS = {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "None"}
+
+
+def _unsupported_step(steps: list[dict[str, Any]]) -> str | None:
+    """Return what in a decoder cannot be read token by token; None where all can."""
+    unknown = sorted({step["type"] for step in steps} - KNOWN_STEPS)
+    if unknown:
+        return ", ".join(unknown)
+    for step in steps:
+        strips_text = step["type"] == "Strip" and step["content"] not in WHITESPACE
+        replaces_pattern = step["type"] == "Replace" and "String" not in step["pattern"]
+        if strips_text or replaces_pattern:
+            return json.dumps(step, ensure_ascii=False)
+    return None
 
 
 def _gpt2_alphabet() -> dict[str, int]:

@@ -24,8 +24,13 @@ from convrec.rank_grpo.step_metrics import rank_metrics
 
 SAMPLED_TOKENS = "rank_grpo/sampled_tokens"
 # Stands for the rollout's log-prob of a token that the rollout did not sample (a repair wrote it, or changed the text
-# before it). No log-prob is above 0.
+# before it). No log-prob is above 0. Readers ask `is_sampled`.
 NOT_SAMPLED = 1.0
+
+
+def is_sampled(rollout_log_probs: torch.Tensor) -> torch.Tensor:
+    """Return where the rollout sampled the token itself; same shape, bool."""
+    return rollout_log_probs < NOT_SAMPLED
 
 
 @dataclass

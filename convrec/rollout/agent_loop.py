@@ -43,7 +43,7 @@ class Siblings:
     def __init__(self, n: int) -> None:
         self.n = n
         self.scored: list[SampledResponse] = []
-        self.may_go_on = asyncio.Event()
+        self.are_scored = asyncio.Event()  # set, too, when one of them has failed and the others need not wait
 
 
 class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
@@ -113,7 +113,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             and self.processor is None
         )
 
-    def _goes_in_groups(self, sample: dict[str, Any]) -> bool:
+    def _can_be_grouped(self, sample: dict[str, Any]) -> bool:
         is_plain = sample["agent_name"] == SINGLE_TURN and not {"__do_sample__", "priority"} & sample.keys()
         return is_plain and self.groups_are_possible
 
@@ -122,12 +122,14 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     ) -> None:
         config = self.config.actor_rollout_ref.rollout
         n = int(prompt.get("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n))
-        if not self._goes_in_groups(prompt):
-            await self._run_verls_way(prompt, sampling_params, trajectory, trace, n)
+        if not self._can_be_grouped(prompt):
+            await self._run_one_by_one(prompt, sampling_params, trajectory, trace, n)
             return
         sample = {name: value for name, value in prompt.items() if name not in ("agent_name", "__rollout_n__")}
         self.waiting.append(Prompt(sample, sampling_params, trajectory, n))
-        await asyncio.sleep(0)  # verl starts a task for each prompt of a call before any of them runs on
+        # verl starts a task for each prompt of a call before any of them runs on. The first that does takes them all;
+        # the others find none, and end.
+        await asyncio.sleep(0)
         prompts = self.waiting
         self.waiting = []
         await asyncio.gather(*map(self._run_group, split_into_groups(prompts)))
@@ -136,7 +138,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
     async def _run_group(self, prompts: list[Prompt]) -> None:
         """Sample and score the responses to some prompts, and put them into TransferQueue."""
-        is_training = not prompts[0].trajectory["validate"]
+        (is_training,) = {not prompt.trajectory["validate"] for prompt in prompts}
         partition = "train" if is_training else "val"
         uids = [prompt.sample["uid"] for prompt in prompts]
         try:
@@ -183,7 +185,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         Raises:
             RuntimeError: a prompt cannot be rolled out or scored.
         """
-        if not all(map(self._goes_in_groups, samples)):
+        if not all(map(self._can_be_grouped, samples)):
             return None
         config = self.rollout_config.val_kwargs
         params = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
@@ -203,7 +205,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
     # ---- one by one, as verl does ----
 
-    async def _run_verls_way(
+    async def _run_one_by_one(
         self,
         prompt: dict[str, Any],
         sampling_params: dict[str, Any],
@@ -233,7 +235,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         finally:  # after a failure nobody waits for this response
             siblings = self.siblings.get(kwargs["uid"])
             if siblings:
-                siblings.may_go_on.set()
+                siblings.are_scored.set()
 
     async def _agent_loop_postprocess(self, output: AgentLoopOutput, validate: bool, **kwargs: Any) -> None:
         siblings = self.siblings.get(kwargs["uid"])
@@ -244,8 +246,8 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
                 responses = sorted(siblings.scored, key=lambda response: response.sample["session_id"])
                 for feature in self.features:
                     await feature.after_scoring(responses, self.rewards.score, True)
-                siblings.may_go_on.set()
-            await siblings.may_go_on.wait()
+                siblings.are_scored.set()
+            await siblings.are_scored.wait()
         await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:

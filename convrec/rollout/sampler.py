@@ -45,6 +45,23 @@ def seeded_params(params: dict[str, Any], trajectory: dict[str, Any], session: i
     return {**params, "seed": rollout_seed(seed, trajectory["step"], trajectory["sample_index"], session)}
 
 
+def merge_params(params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the sampling parameters of several features as one mapping; `extra_args` are merged by name.
+
+    Raises:
+        ValueError: two of them set the same one.
+    """
+    merged: dict[str, Any] = {}
+    for one in params:
+        for name, value in one.items():
+            if name == "extra_args" and name in merged:
+                value = merge_params([merged.pop(name), value])
+            if name in merged:
+                raise ValueError(f"two features set the sampling parameter {name}")
+            merged[name] = value
+    return merged
+
+
 class GroupSampler:
     """Samples the responses to a group of prompts.
 
@@ -76,12 +93,10 @@ class GroupSampler:
         requests: list[dict[str, Any]] = []
         for prompt in prompts:
             prompt_ids = await self.agent.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
-            more: dict[str, Any] = {}
-            for feature in self.features:
-                more |= feature.sampling_params(prompt.sample)
+            feature_params = merge_params([feature.sampling_params(prompt.sample) for feature in self.features])
             first = prompt.sample.get("session_id", 0)  # a further turn has its rollout's number
             for session in range(first, first + prompt.n):
-                params = seeded_params(prompt.sampling_params, prompt.trajectory, session, self.seed) | more
+                params = seeded_params(prompt.sampling_params, prompt.trajectory, session, self.seed) | feature_params
                 requests.append({"prompt_ids": prompt_ids, "sampling_params": params, "request_id": uuid4().hex})
                 samples.append({**prompt.sample, "session_id": session})
         start = time.perf_counter()

@@ -25,7 +25,12 @@ RUNNING = "running"
 # the Ray job's id; a stop file for another start of the run says nothing to this one
 SUBMISSION_VARIABLE = "CONVREC_SUBMISSION"
 METRICS = "metrics"
-TRAINED, ENDED = "training/global_step", "timing_s/step"  # of RL: in the metrics of a step; only when it has ended
+# Metrics of a step of RL: logged before its checkpoint, and when it has ended.
+RL_TRAINED = "training/global_step"
+RL_ENDED = "timing_s/step"
+# Metrics of a step of SFT: logged before its checkpoint, and by its validation.
+SFT_TRAINED = "train/loss"
+VALIDATION_LOSS = "val/loss"
 LATEST = "latest_checkpointed_iteration.txt"
 MANIFEST = "complete.json"  # of a checkpoint: written last (convrec.checkpoints.manifest)
 # in a run's config: the model it starts from
@@ -140,12 +145,23 @@ def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def lacks_validation(run_folder: Path, step: int, test_freq: int, last_step: int | None) -> bool:
-    """Whether the run ended between the checkpoint of the step and a validation it was due for. (SFT logs all of a step
-    before its checkpoint.)"""
-    if test_freq <= 0 or (step % test_freq and step != last_step):
-        return False
+    """Return whether the run ended between the checkpoint of a step and the validation that was due after it.
+
+    Args:
+        run_folder: of SFT or RL.
+        step: of the newest checkpoint.
+        test_freq: steps between validations. Not positive: SFT validates its last step, RL none.
+        last_step: of the run; None where epochs decide.
+    """
     lines = [row for row in _metrics_lines(run_folder) if row["step"] == step]
-    return bool(lines) and TRAINED in lines[-1] and ENDED not in lines[-1]
+    if not lines:
+        return False
+    newest = lines[-1]
+    is_last = step == last_step
+    is_due = test_freq > 0 and (is_last or step % test_freq == 0)
+    if SFT_TRAINED in newest:
+        return is_last or is_due
+    return is_due and RL_TRAINED in newest and RL_ENDED not in newest
 
 
 def tracked_step(run_folder: Path) -> int:

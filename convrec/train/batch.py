@@ -7,6 +7,7 @@ Shapes: B rows, T response tokens (padded here, nested there).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,17 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from convrec.rank_grpo.credit import Credit, RankBatch
 
-UNITS = "policy_units"  # unit id + 1 of every response token, 0 for none: verl pads nested tensors with 0
+UNITS = "policy_units"
+
+
+def encode_units(units_BT: torch.Tensor) -> torch.Tensor:
+    """Return unit ids as TransferQueue has them, one higher: verl pads nested tensors with 0, and 0 is none there."""
+    return units_BT + 1
+
+
+def decode_units(field_BT: torch.Tensor) -> torch.Tensor:
+    """Return unit ids, -1 for none, of the padded field."""
+    return field_BT.long() - 1
 
 
 def read_fields(meta: KVBatchMeta, *fields: str) -> TensorDict:
@@ -26,7 +37,7 @@ def read_fields(meta: KVBatchMeta, *fields: str) -> TensorDict:
     return tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=list(fields))
 
 
-def is_padding(meta: KVBatchMeta) -> list[bool]:
+def padding_flags(meta: KVBatchMeta) -> list[bool]:
     """Return for each row whether verl added it to fill the batch up."""
     return [bool(tag.get("is_padding", False)) for tag in meta.tags]
 
@@ -41,7 +52,7 @@ def read_rank_batch(meta: KVBatchMeta, pad_token_id: int, optional: Sequence[str
     """
     fields = ["uid", "responses", "response_mask", "extra_fields", *optional]
     data = read_fields(meta, *dict.fromkeys(fields))
-    padding_B = is_padding(meta)
+    padding_B = padding_flags(meta)
     prompts = [row if padding else uid for row, (uid, padding) in enumerate(zip(data["uid"], padding_B, strict=True))]
     return RankBatch(
         prompts=prompts,
@@ -53,20 +64,22 @@ def read_rank_batch(meta: KVBatchMeta, pad_token_id: int, optional: Sequence[str
     )
 
 
-def write_credit(meta: KVBatchMeta, batch: RankBatch, credit: Credit, more: Mapping[str, torch.Tensor]) -> KVBatchMeta:
+def write_credit(
+    meta: KVBatchMeta, batch: RankBatch, credit: Credit, extra_fields_BT: Mapping[str, torch.Tensor]
+) -> KVBatchMeta:
     """Write what the loss reads: advantages and units.
 
     Args:
         meta: the step's rows.
         batch: as `read_rank_batch` returned it.
         credit: of the batch.
-        more: further (B, T) fields, for instance another loss mask.
+        extra_fields_BT: further fields, for instance another loss mask.
     """
     output = {
         "advantages": credit.advantages_BT,
         "returns": credit.returns_BT(batch.returns_BK),
-        UNITS: credit.units_BT + 1,
-        **more,
+        UNITS: encode_units(credit.units_BT),
+        **extra_fields_BT,
     }
     nested_mask = read_fields(meta, "response_mask")["response_mask"]
     nested = {name: response_to_nested(values_BT, nested_mask) for name, values_BT in output.items()}
@@ -74,7 +87,7 @@ def write_credit(meta: KVBatchMeta, batch: RankBatch, credit: Credit, more: Mapp
     return tq.kv_batch_put(keys=meta.keys, partition_id=meta.partition_id, fields=fields)
 
 
-def read_policies(meta: KVBatchMeta) -> TensorDict:
+def read_log_probs(meta: KVBatchMeta) -> TensorDict:
     """Return the response mask and the log-probs of rollout and old policy, padded to (B, T)."""
     return read_fields(meta, "response_mask", "rollout_log_probs", "old_log_probs").to_padded_tensor()
 
@@ -89,7 +102,65 @@ def read_rollout_and_actor(meta: KVBatchMeta) -> TensorDict:
     return data.to_padded_tensor()
 
 
-def write_rows(meta: KVBatchMeta, rows: Sequence[int], fields: Sequence[Mapping[str, Any]]) -> None:
+@dataclass(frozen=True)
+class ScoredResponses:
+    """The responses of a step that have one score each, without verl's padding rows.
+
+    Attributes:
+        rows: index of each response in the batch.
+        prompts: label of each response's prompt.
+        rollouts: number of the response among those to its prompt, from 0.
+        sources: `extra_info` of the data set's row.
+        infos: what the reward function returned.
+    """
+
+    rows: list[int]
+    prompts: list[Any]
+    rollouts: list[int]
+    sources: list[dict[str, Any]]
+    infos: list[dict[str, Any]]
+
+
+def read_scored_responses(meta: KVBatchMeta) -> ScoredResponses:
+    """Read what a step's responses earned."""
+    data = read_fields(meta, "uid", "extra_info", "extra_fields")
+    rows = [row for row, padding in enumerate(padding_flags(meta)) if not padding]
+    prompts = list(data["uid"])
+    sources = list(data["extra_info"])
+    extra_fields = list(data["extra_fields"])
+    return ScoredResponses(
+        rows=rows,
+        prompts=[prompts[row] for row in rows],
+        # A key is PROMPT_ROLLOUT_OUTPUT (convrec.features.responses.SampledResponse.key).
+        rollouts=[int(meta.keys[row].rsplit("_", 2)[1]) for row in rows],
+        sources=[sources[row] for row in rows],
+        infos=[extra_fields[row]["reward_extra_info"] for row in rows],
+    )
+
+
+def write_scores(meta: KVBatchMeta, rows: Sequence[int], scores: Sequence[float]) -> None:
+    """Give some rows other scores, at their last token and in what the reward function returned."""
+    data = read_fields(meta, "rm_scores", "extra_fields")
+    scores_BT = data["rm_scores"].unbind()
+    extra_fields = list(data["extra_fields"])
+    fields = [replace_score(scores_BT[row], extra_fields[row], score) for row, score in zip(rows, scores, strict=True)]
+    _write_rows(meta, rows, fields)
+
+
+def replace_score(scores_T: torch.Tensor, extra_fields: dict[str, Any], score: float) -> dict[str, Any]:
+    """Return the fields of a row with another score at its last token."""
+    changed_T = scores_T.clone()
+    changed_T[-1] = score
+    info = extra_fields["reward_extra_info"] | {"score": score}
+    return {"rm_scores": changed_T, "extra_fields": extra_fields | {"reward_extra_info": info}}
+
+
+def write_prompt_labels(meta: KVBatchMeta, rows: Sequence[int], labels: Sequence[str]) -> None:
+    """Give some rows other prompts to count for: rows of one label are one group."""
+    _write_rows(meta, rows, [{"uid": label} for label in labels])
+
+
+def _write_rows(meta: KVBatchMeta, rows: Sequence[int], fields: Sequence[Mapping[str, Any]]) -> None:
     """Write fields of some rows of the batch, one mapping per row."""
     keys = [meta.keys[row] for row in rows]
     tq.kv_batch_put(keys=keys, partition_id=meta.partition_id, fields=list_of_dict_to_tensordict(list(fields)))

@@ -10,10 +10,12 @@
     update        row keys     ---------------------------------------->  loss, gradients, optimizer
     record        metrics, before the checkpoint that a resumed run goes on from
     save                       ---------------------------------------->  shards; then our manifest, here
-    synchronise                        vLLM   <-------------------------  weights
+    synchronise                        vLLM wakes  <--------------------  weights
     validate      prompts      ------> greedy answers, scored
 
-The driver waits at every arrow that leaves it, except with `separate_async`, where rollout workers sample ahead.
+verl's `step` sends the prompts, and then calls `update_once`, which waits for the responses. The driver waits at every
+arrow that leaves it, except with `separate_async`, where rollout workers sample ahead. Where both share their devices,
+vLLM sleeps from the end of `sample` to `synchronise`, and training has the memory.
 
 verl is the engine: its trainer (convrec.train.trainer) owns workers, servers, queues and shards, and each phase above
 is one call of it. The order is ours. Names with a leading underscore on `engine` are verl's own, and are pinned by
@@ -23,12 +25,13 @@ tests/test_upstream.py; `on_*` are verl's hooks, through which its asynchronous 
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
+from omegaconf import DictConfig
 from tqdm import tqdm
 from transfer_queue import KVBatchMeta
 
@@ -53,7 +56,7 @@ class Step:
 
 
 def iter_steps(
-    done: int, total: int, save_every: int, validate_every: int, always_ends: bool = False
+    done: int, total: int, save_every: int, validate_every: int, always_finishes: bool = False
 ) -> Iterator[Step]:
     """Yield the steps after step `done`, up to step `total`.
 
@@ -62,15 +65,15 @@ def iter_steps(
         total: number of the last step.
         save_every: steps between checkpoints, not positive: none. The last step is saved too.
         validate_every: steps between validations, not positive: none. The last step is validated too.
-        always_ends: whether the last step is saved and validated even where the frequency says never.
+        always_finishes: whether the last step is saved and validated even where the frequency says never.
     """
     for number in range(done + 1, total + 1):
         is_last = number == total
         yield Step(
             number=number,
             is_last=is_last,
-            saves=_is_due(number, save_every) or (is_last and (save_every > 0 or always_ends)),
-            validates=_is_due(number, validate_every) or (is_last and (validate_every > 0 or always_ends)),
+            saves=_is_due(number, save_every) or (is_last and (save_every > 0 or always_finishes)),
+            validates=_is_due(number, validate_every) or (is_last and (validate_every > 0 or always_finishes)),
         )
 
 
@@ -79,16 +82,37 @@ def _is_due(step: int, every: int) -> bool:
 
 
 class Method(Protocol):
-    """What differs between kinds of training: rank-level lists (convrec.train.rank_method), judges."""
+    """What differs between kinds of training: rank-level lists (convrec.train.rank_method), judges.
+
+    `from_run`, `configure_datasets`, `loss_function` and `write_card` are called by convrec.train.trainer.
+
+    Attributes:
+        has_variable_batch: whether a step has an unknown number of rows, which are one update.
+    """
+
+    has_variable_batch: bool
+
+    @classmethod
+    def from_run(cls, config: DictConfig, tokenizer: Any) -> "Method":
+        """Return the method of a run, whose policy has this tokenizer."""
+
+    def configure_datasets(self, engine: Any) -> None:
+        """Change how the engine's data sets and loaders, which were just made, give their rows."""
+
+    def loss_function(self) -> Callable[..., Any] | None:
+        """Return the loss for verl's workers; None where it is verl's own."""
 
     def skips_old_log_probs(self, updates_per_step: int) -> bool:
         """Whether old log-probs are those of the update itself, so that they need no pass of their own."""
 
-    def assign_credit(self, engine: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Write the advantages that the loss reads, and log them."""
 
     def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
         """Change what the step logs, after its update."""
+
+    def write_card(self, engine: Any, folder: Path) -> None:
+        """Write a card beside exported weights, where the run's own is not enough."""
 
 
 class TrainingLoop:
@@ -120,8 +144,8 @@ class TrainingLoop:
         engine.open_trackers()
         if settings.val_before_train:
             engine.logger.log(data=self.validate(), step=engine.global_steps)
-        if settings.get("val_only", False):
-            return
+            if settings.get("val_only", False):
+                return
 
         done = engine.global_steps
         steps = iter_steps(done, engine.total_training_steps, settings.save_freq, settings.test_freq)
@@ -133,34 +157,33 @@ class TrainingLoop:
             with self.phase("step", is_watched=False):
                 engine.on_step_begin()
                 engine._start_profiling()
+                # verl sends the next prompts, and calls `update_once` through `_step_once`: once, or
+                # `parameter_sync_step` times if it is asynchronous.
                 batch = engine.step(metrics, engine.timing_raw)
                 engine._stop_profiling()
                 self.record(step, batch, metrics)
                 check_finite(step.number, metrics, self.run_folder)
-                stops = saving.take_stops(self.run_folder)
-                if step.saves or stops:
+                stop_requested = saving.take_stops(self.run_folder)
+                if step.saves or stop_requested:
                     self.save()
                 late_metrics = self.synchronise_weights()
             if step.validates:
                 late_metrics |= self.validate()
             self.finish_step(step, batch, metrics, late_metrics)
-            if stops and not step.is_last:
+            if stop_requested and not step.is_last:
                 raise saving.StopRequested(step.number)
         engine.on_train_end()
 
     def update_once(self, metrics: dict[str, Any], num_prompts: int) -> KVBatchMeta:
-        """Sample a batch and update the policy on it. verl's `step` calls this, several times if asynchronous.
+        """Sample a batch and update the policy on it, in the order of the diagram above.
 
         Args:
-            metrics: gets what is known of the batch.
+            metrics: gets what the batch logs.
             num_prompts: prompts to train on.
         """
         engine = self.engine
         with self.phase("gen"):
             batch = engine.sample_rollouts(metrics, num_prompts)
-        if engine.scores_after_sampling:
-            with self.phase("reward"):
-                batch = engine._compute_reward_colocate(batch, metrics)
         with self.phase("balance_batch", is_timed=False):
             batch = engine._balance_batch(batch, metrics)
         with self.phase("old_log_prob"):
@@ -168,17 +191,10 @@ class TrainingLoop:
         if engine.use_reference_policy:
             with self.phase("ref"):
                 batch = engine._compute_ref_log_prob(batch, metrics)
-        if engine.use_critic:
-            with self.phase("values"):
-                batch = engine._compute_values(batch, metrics)
         with self.phase("adv"):
             batch = self.method.assign_credit(engine, batch, metrics)
-        if engine.use_critic:
-            with self.phase("update_critic"):
-                batch = engine._update_critic(batch, metrics)
-        if engine.config.trainer.critic_warmup <= engine.global_steps:
-            with self.phase("update_actor"):
-                batch = engine._update_actor(batch, metrics)
+        with self.phase("update_actor"):
+            batch = engine._update_actor(batch, metrics)
         self.method.finish_metrics(engine.global_steps, metrics)
         return batch
 
@@ -190,23 +206,24 @@ class TrainingLoop:
         if self.rollout_is_checked and self.method.skips_old_log_probs(self.engine.parameter_sync_step):
             return batch
         batch = self.engine._compute_old_log_prob(batch, metrics)
+        # Before the reference's pass, which writes its log-probs where the check reads the actor's.
         if not self.rollout_is_checked:
             self.engine.check_rollout(batch)
             self.rollout_is_checked = True
         return batch
 
     def record(self, step: Step, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Log what is known of a step before its checkpoint: a run that is killed after it would not log it again."""
+        """Log the step before saving it: a resumed run continues after the checkpoint and never logs it again."""
         self.engine.compute_step_metrics(step.number, batch, metrics)
-        known = {
+        early_metrics = {
             name: value
             for name, value in metrics.items()
             if isinstance(value, Real) and not name.startswith(LATE_METRICS)
         }
-        self.engine.logger.log(data=known, step=step.number)
+        self.engine.logger.log(data=early_metrics, step=step.number)
 
     def save(self) -> None:
-        """Write a checkpoint, before the rollout takes its memory back."""
+        """Write a checkpoint, before the weights are synchronised: that wakes vLLM, which fills the GPU again."""
         with self.phase("save_checkpoint"):
             self.engine._save_checkpoint()
 

@@ -22,11 +22,11 @@ from convrec.data.tokenizer import stop_token_ids
 from convrec.features.registry import active_features
 from convrec.lists.token_ranks import build_vocab_table
 from convrec.rank_grpo import NAME
-from convrec.rank_grpo.credit import NOT_SAMPLED, CreditSettings, assign_credit, list_metrics
+from convrec.rank_grpo.credit import CreditSettings, assign_credit, is_sampled, list_metrics
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
-from convrec.train.batch import read_policies, read_rank_batch, write_credit
+from convrec.train.batch import read_log_probs, read_rank_batch, write_credit
 from convrec.train.dataset import ConvRecDataset
 from convrec.train.loss import rank_grpo_loss
 from convrec.train.rollout_check import warn_about_drift
@@ -66,10 +66,10 @@ class RankMethod:
         return cls(config, credit_settings, tokenizer.pad_token_id or 0)
 
     @property
-    def trains_batch_at_once(self) -> bool:
-        return any(feature.trains_batch_at_once for feature in self.features)
+    def has_variable_batch(self) -> bool:
+        return any(feature.has_variable_batch for feature in self.features)
 
-    def prepare_data(self, engine: Any) -> None:
+    def configure_datasets(self, engine: Any) -> None:
         """Answer equal prompts of the validation data once, unless a feature answers each row."""
         together = not any(feature.answers_each_row for feature in self.features)
         if isinstance(engine.val_dataset, ConvRecDataset):
@@ -79,8 +79,8 @@ class RankMethod:
         """Return the loss for verl's workers; None where it is verl's own."""
         if not self.is_rank_level:
             return None
-        old_is_rollout = bool(self.config.algorithm.rollout_correction.bypass_mode)
-        return partial(rank_grpo_loss, settings=self.loss_settings(), old_is_rollout=old_is_rollout)
+        bypass_mode = bool(self.config.algorithm.rollout_correction.bypass_mode)
+        return partial(rank_grpo_loss, settings=self.loss_settings(), bypass_mode=bypass_mode)
 
     def loss_settings(self) -> RankLossSettings:
         actor = self.config.actor_rollout_ref.actor
@@ -106,10 +106,12 @@ class RankMethod:
             return engine._compute_advantage(meta, metrics)
         credit = assign_credit(batch, self.credit_settings, self.features)
         metrics.update(credit.metrics)
-        more = {"loss_mask": credit.loss_mask_BT} if self.credit_settings.mask_truncated else {}
+        extra_fields_BT = {}
+        if credit.loss_mask_BT is not batch.mask_BT:
+            extra_fields_BT["loss_mask"] = credit.loss_mask_BT
         if self.config.algorithm.rollout_correction.rollout_is is not None:
-            more["rollout_is_weights"] = self._correct_rollout(meta, credit.units_BT, metrics)
-        return write_credit(meta, batch, credit, more)
+            extra_fields_BT["rollout_is_weights"] = self._correct_rollout(meta, credit.units_BT, metrics)
+        return write_credit(meta, batch, credit, extra_fields_BT)
 
     def _correct_rollout(self, meta: KVBatchMeta, units_BT: torch.Tensor, metrics: dict[str, Any]) -> torch.Tensor:
         """Return verl's truncated importance weights of the mismatch between rollout and actor, (B, T).
@@ -117,9 +119,9 @@ class RankMethod:
         `rollout_is=rank` is ours: the weight of a token is that of its unit, a product over the unit's tokens.
         """
         correction = self.config.algorithm.rollout_correction
-        data = read_policies(meta)
-        # a token that no rollout sampled has no mismatch
-        is_sampled_BT = data["rollout_log_probs"] < NOT_SAMPLED
+        data = read_log_probs(meta)
+        # A token that no rollout sampled has no mismatch.
+        is_sampled_BT = is_sampled(data["rollout_log_probs"])
         data["rollout_log_probs"] = data["rollout_log_probs"].where(is_sampled_BT, data["old_log_probs"])
         if correction.rollout_is == "rank":
             log_ratio_BT = sum_over_units(data["old_log_probs"] - data["rollout_log_probs"], units_BT)
@@ -137,7 +139,10 @@ class RankMethod:
         return corrected.batch["rollout_is_weights"]
 
     def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """Turn the sums that the loss logged per micro-batch into means, and let features add theirs."""
+        """Turn the sums that the loss logged per micro-batch into means, and let features add theirs.
+
+        The loss logs `actor/<name>:<sum or max>` (convrec.rank_grpo.loss_metrics).
+        """
         if self.is_rank_level:
             parts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("actor/") and ":" in name}
             by_name = {name.removeprefix("actor/"): value for name, value in parts.items()}
@@ -147,4 +152,4 @@ class RankMethod:
         warn_about_drift(step, metrics, self.settings.rollout_check_bound)
 
     def write_card(self, engine: Any, folder: Any) -> None:
-        """A list model's card is the run's."""
+        """Nothing to add: the run's card is enough."""

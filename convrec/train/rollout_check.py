@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from convrec.rank_grpo.credit import NOT_SAMPLED
+from convrec.rank_grpo.credit import is_sampled
 
 logger = logging.getLogger(__name__)
 
@@ -16,9 +16,13 @@ def check_rollout_is_policy(data: Any, bound: float) -> None:
         bound: on the mean absolute difference of tokens that the loss counts and the rollout sampled.
 
     Raises:
-        RuntimeError: the difference is larger, so the rollout is not the policy.
+        RuntimeError: the difference is larger, so the rollout is not the policy; or there is no token to compare.
     """
-    sampled_BT = data["loss_mask"].bool() & (data["rollout_log_probs"] < NOT_SAMPLED)
+    sampled_BT = data["loss_mask"].bool() & is_sampled(data["rollout_log_probs"])
+    if not sampled_BT.any():
+        raise RuntimeError(
+            "the first batch has no token that the rollout sampled: all responses are empty or masked out"
+        )
     difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[sampled_BT]
     mean = difference.mean().item()
     largest = difference.max().item()

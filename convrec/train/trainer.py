@@ -28,8 +28,8 @@ from convrec.rollout import queue as rollout_queue
 from convrec.runs import card
 from convrec.runs.folder import lacks_validation
 from convrec.runs.phases import Phases
-from convrec.train import batch as rows
 from convrec.train import registration, validation
+from convrec.train.batch import clear_rows, padding_flags, read_rollout_and_actor
 from convrec.train.loop import TrainingLoop
 from convrec.train.loss import NUM_PADDING
 from convrec.train.rollout_check import check_rollout_is_policy
@@ -69,14 +69,14 @@ class TrainingEngine:
         self.timing_raw = {}
         self.phases = None if self.settings.watchdog == "off" else Phases(self.settings.watchdog_seconds)
         self.validation_samples: list[dict[str, Any]] | None = None
-        self.keep = config.trainer.get("max_actor_ckpt_to_keep")
+        self.max_checkpoints = config.trainer.get("max_actor_ckpt_to_keep")
         with open_dict(config):
             # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
             config.trainer.max_actor_ckpt_to_keep = None
 
     @property
     def trainer_mode(self) -> str:
-        """verl branches on the mode's name; to it this is one of its own trainers."""
+        """The name of the verl trainer below: verl compares this with "sync"."""
         return self.verl_mode
 
     @trainer_mode.setter
@@ -96,11 +96,8 @@ class TrainingEngine:
         self.method = self.method_class.from_run(self.config, self.tokenizer)
 
     def _init_dataloader(self) -> None:
-        """TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint."""
         super()._init_dataloader()
-        epochs = -(-self.total_training_steps // max(1, self.steps_per_epoch))
-        self.config.trainer.total_epochs = max(self.config.trainer.total_epochs, epochs)
-        self.method.prepare_data(self)
+        self.method.configure_datasets(self)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -109,6 +106,8 @@ class TrainingEngine:
                 self.role_worker_mapping[role] = ray.remote(self.worker)
 
     def _load_checkpoint(self) -> None:
+        """Load the newest checkpoint. This is verl's first call after the workers exist, so they get their loss here,
+        and after the optimizer's state has come back the learning rate."""
         loss = self.method.loss_function()
         if loss is not None:
             self.actor_rollout_wg.set_loss_fn(loss)
@@ -165,7 +164,10 @@ class TrainingEngine:
         SkipManager.set_step(step)
 
     def sample_rollouts(self, metrics: dict[str, Any], num_prompts: int) -> KVBatchMeta:
-        """Wait for the responses to so many prompts, and note verl's metrics of how old they are."""
+        """Wait for the responses to so many prompts, and note verl's metrics of how old they are.
+
+        The prompts are under way: verl's `step` has sent them to the rollout workers before it calls the loop.
+        """
         self.on_sample_begin()
         batch, age_metrics = self.replay_buffer.sample(
             global_steps=self.global_steps, partition_id="train", batch_size=num_prompts
@@ -175,28 +177,28 @@ class TrainingEngine:
         self.on_sample_end()
         return batch
 
-    @property
-    def scores_after_sampling(self) -> bool:
-        """Whether a reward model that shares the devices scores the responses, after they are sampled."""
-        return self.reward_loop_manager.reward_loop_worker_handles is None
-
     def check_rollout(self, batch: KVBatchMeta) -> None:
         """Raise RuntimeError when vLLM's log-probs of the batch are not the actor's."""
-        if self.old_is_rollout:  # else the actor has just computed its own
+        if self.bypass_mode:  # else the actor has just computed its own
             temperature = self.config.actor_rollout_ref.rollout.temperature
             batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
             self.actor_rollout_wg.compute_log_prob(batch)
-        check_rollout_is_policy(rows.read_rollout_and_actor(batch), self.settings.rollout_check_bound)
+        check_rollout_is_policy(read_rollout_and_actor(batch), self.settings.rollout_check_bound)
 
     @property
-    def old_is_rollout(self) -> bool:
-        """verl's bypass mode: the old log-probs are the rollout's."""
+    def bypass_mode(self) -> bool:
+        """Whether the old log-probs are the rollout's (verl's `rollout_correction.bypass_mode`)."""
         return bool(self.config.algorithm.rollout_correction.bypass_mode)
 
     def compute_step_metrics(self, step: int, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Add verl's metrics of a step's rows; times among them are not those of the step."""
+        """Add verl's metrics of a step's rows.
+
+        verl divides by the seconds of the step, which are not known yet. What comes of the 1 s that it gets instead is
+        among LATE_METRICS, and replaced by `compute_time_metrics`.
+        """
         epoch = (step - 1) // self.steps_per_epoch
-        self._compute_metrics(batch, metrics, {"step": 1.0}, global_steps=step, epoch=epoch)
+        unknown_times = {"step": 1.0}
+        self._compute_metrics(batch, metrics, unknown_times, global_steps=step, epoch=epoch)
 
     def compute_time_metrics(self, batch: KVBatchMeta) -> dict[str, Any]:
         """Return verl's metrics of the times of the step that ends."""
@@ -215,7 +217,7 @@ class TrainingEngine:
         folder = self.config.trainer.get("rollout_data_dir", None)
         if folder:
             self._log_rollout_data(batch, self.timing_raw, folder)
-        rows.clear_rows(batch)
+        clear_rows(batch)
         counts = metrics.pop(DAPO_FILTERED_REWARD_COUNTS_KEY, None)
         if counts:
             self.dapo_filtered_reward_logger.log(self.config.trainer.logger, counts, step)
@@ -242,7 +244,7 @@ class TrainingEngine:
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        saving.save(self.run_folder, self.global_steps, self._write_checkpoint, self.keep)
+        saving.save(self.run_folder, self.global_steps, self._write_checkpoint, self.max_checkpoints)
 
     def _write_checkpoint(self) -> None:
         super()._save_checkpoint()
@@ -260,7 +262,7 @@ class TrainingEngine:
         metrics = validation.validate_directly(self)
         if metrics is None:  # a prompt needs verl's agent loops
             metrics = super()._validate()
-        saving.note_validation(self.run_folder, self.global_steps, metrics, self.keep)
+        saving.note_validation(self.run_folder, self.global_steps, metrics, self.max_checkpoints)
         return metrics
 
     def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -269,24 +271,28 @@ class TrainingEngine:
     # ---- a batch with an unknown number of rows ----
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        return dp_size if self.method.trains_batch_at_once else super()._get_required_batch_multiple(dp_size)
+        return dp_size if self.method.has_variable_batch else super()._get_required_batch_multiple(dp_size)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if not self.method.trains_batch_at_once:
+        if not self.method.has_variable_batch:
             return super()._update_actor(batch, metrics)
         with self._one_mini_batch(batch):
             return super()._update_actor(batch, metrics)
 
     @contextlib.contextmanager
     def _one_mini_batch(self, batch: KVBatchMeta) -> Iterator[None]:
-        """Have verl train all rows of a batch in one update; it takes mini-batch size times rollouts as rows of one."""
+        """Have verl train all rows of a batch in one update.
+
+        verl cuts a batch into updates of `ppo_mini_batch_size * rollout.n` rows, which it reads from the config each
+        time; there is no argument for it.
+        """
         actor = self.config.actor_rollout_ref.actor
         rollout = self.config.actor_rollout_ref.rollout
         mini_batch_size = actor.ppo_mini_batch_size
         num_rollouts = rollout.n
         actor.ppo_mini_batch_size = len(batch)
         rollout.n = 1
-        batch.extra_info[NUM_PADDING] = sum(rows.is_padding(batch))
+        batch.extra_info[NUM_PADDING] = sum(padding_flags(batch))
         try:
             yield
         finally:

@@ -150,7 +150,9 @@ def _check_text_only(config: DictConfig) -> None:
 
 
 def check_rl(config: DictConfig) -> None:
+    """Raise UserError for settings that no RL recipe can train with."""
     _check_reward_function(config.reward.custom_reward_function)
+    _check_verls_models(config)
     rollout = config.actor_rollout_ref.rollout
     if rollout.temperature != 1.0 or rollout.top_p != 1.0 or rollout.top_k not in (-1, 0):
         raise UserError(
@@ -182,6 +184,21 @@ def check_rl(config: DictConfig) -> None:
         raise UserError(
             "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl (+scale=separate_async): weights go through "
             "cupy, which is not installed here: pip install cupy-cuda13x==14.0.1, or all of `convrec[gpu]`"
+        )
+
+
+def _check_verls_models(config: DictConfig) -> None:
+    """The training loop has neither a critic nor a reward model that waits for the rollout's devices."""
+    if config.critic.enable or (config.critic.enable is None and config.algorithm.adv_estimator == "gae"):
+        raise UserError(
+            "critic.enable=true (or algorithm.adv_estimator=gae): rollouts of a prompt are compared with each other "
+            "here, and no critic is trained: leave both as they are"
+        )
+    model = config.reward.reward_model
+    if model.enable and not model.enable_resource_pool:
+        raise UserError(
+            "reward.reward_model.enable=true: a reward model on the rollout's own devices scores too late for lists; "
+            "add reward.reward_model.enable_resource_pool=true, or give reward.custom_reward_function"
         )
 
 

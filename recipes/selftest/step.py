@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.runs import guard
-from convrec.runs.folder import ENDED, read_metrics
+from convrec.runs.folder import RL_ENDED, read_metrics
 from data_prep.sample import write_sample
 from recipes.selftest.checks import HALF_B, TINY, CheckFailed, Machine, require, require_at_most
 from recipes.tiny_model import read_texts
@@ -64,7 +64,7 @@ def step(machine: Machine) -> dict[str, Any]:
 
 def figures_of(run: Path) -> dict[str, Any]:
     """The steps of a run that have ended, and medians of those after the first: seconds by phase, memory, noise."""
-    rows = [row for row in read_metrics(run) if ENDED in row]
+    rows = [row for row in read_metrics(run) if RL_ENDED in row]
     figures: dict[str, Any] = {"steps": len(rows)}
     for key in sorted({key for row in rows[1:] for key in row}):
         if key.startswith(MEASURED):

@@ -19,7 +19,7 @@ import pytest
 from convrec.checkpoints.models import resolve_model
 from convrec.data.schema import split_prompt
 from convrec.runs import guard
-from convrec.runs.folder import ENDED, latest_step, read_metrics
+from convrec.runs.folder import RL_ENDED, latest_step, read_metrics
 from data_prep.own import convert_own
 
 # Where torch is imported here, it sets this to a folder in /tmp, which commands would take for what a user has set.
@@ -67,7 +67,7 @@ class Demo:
 
 def trained_steps(run_folder: Path) -> list[int]:
     """Steps that have logged all of their training metrics, which verl's RL does after saving, and its SFT before."""
-    return [row["step"] for row in read_metrics(run_folder) if {ENDED, "train/loss"} & row.keys()]
+    return [row["step"] for row in read_metrics(run_folder) if {RL_ENDED, "train/loss"} & row.keys()]
 
 
 def descendants(process: subprocess.Popen) -> list[psutil.Process]:

@@ -17,7 +17,7 @@ class Asking(Feature):
     """`convrec.ask`: a turn of the model is a question about an attribute of the catalog, or a list."""
 
     # Questions are rows of their own, so a batch has no fixed number of rows.
-    trains_batch_at_once = True
+    has_variable_batch = True
     # The user answers each validation row by what that row wants.
     answers_each_row = True
 

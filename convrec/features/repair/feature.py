@@ -11,7 +11,9 @@ from convrec.features.repair.rollout import REPAIRED, PromptRepair
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
-from convrec.rank_grpo.credit import NOT_SAMPLED, SAMPLED_TOKENS, Credit, RankBatch
+from convrec.rank_grpo.credit import SAMPLED_TOKENS, Credit, RankBatch, is_sampled
+
+VERLS_COMPARISON = ("training/rollout_probs_diff_", "training/rollout_actor_probs_")
 
 
 class Repair(Feature):
@@ -58,14 +60,14 @@ class Repair(Feature):
         num_groups = len({batch.groups[row] for row in rows})
         repaired = sum(REPAIRED in batch.extra_fields[row] for row in rows)
         credit.metrics["rank_grpo/repaired"] = repaired / num_groups
-        is_sampled_BT = batch.optional_BT["rollout_log_probs"] < NOT_SAMPLED
+        is_sampled_BT = is_sampled(batch.optional_BT["rollout_log_probs"])
         num_tokens = credit.loss_mask_BT.sum().clamp(min=1)
         credit.metrics[SAMPLED_TOKENS] = ((credit.loss_mask_BT * is_sampled_BT).sum() / num_tokens).item()
 
     def finish_metrics(self, metrics: dict[str, Any]) -> None:
         """Make what the step logs about the policy count sampled tokens only."""
         # verl compares rollout and actor over all tokens, those that no rollout sampled included
-        for name in [name for name in metrics if name.startswith("training/rollout_")]:
+        for name in [name for name in metrics if name.startswith(VERLS_COMPARISON)]:
             del metrics[name]
         # our sums over sampled tokens were divided by the number of all tokens
         for name in ("actor/entropy", "actor/rollout_diff_mean"):

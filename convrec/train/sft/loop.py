@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, in the order in which it happens: batch, update, record, validate, save.
+"""Supervised fine-tuning, in the order in which it happens: batch, update, record, save, validate.
 
 As in convrec.train.loop verl is the engine, and the order is ours. The data are read in this process; the workers are
 this process itself (one device) or Ray actors (several devices, or a cluster).
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from verl.utils import tensordict_utils
 
 from convrec.checkpoints import saving
-from convrec.runs.folder import read_metrics
+from convrec.runs.folder import VALIDATION_LOSS, lacks_validation, read_metrics
 from convrec.train.finite import check_finite
 from convrec.train.loop import Step, iter_steps
 
@@ -45,18 +45,21 @@ class SFTLoop:
         """
         engine = self.engine
         done = engine.resume_global_step
-        steps = iter_steps(done, engine.total_training_steps, engine.save_freq, engine.test_freq, always_ends=True)
-        progress = tqdm(steps, total=engine.total_training_steps, initial=done, desc="training")
-        for step, batch in zip(progress, self.iter_batches(done), strict=False):
-            metrics = self.update(step, batch)
+        total = engine.total_training_steps
+        if lacks_validation(self.run_folder, done, engine.test_freq, total):
+            self.validate(done)
+        steps = iter_steps(done, total, engine.save_freq, engine.test_freq, always_finishes=True)
+        batches = self.iter_batches(done)
+        for step in tqdm(steps, total=total, initial=done, desc="training"):
+            metrics = self.update(step, next(batches))
             engine.logger.log(data=metrics, step=step.number)
             check_finite(step.number, metrics, self.run_folder)
-            if step.validates and engine.val_dataloader is not None:
-                engine.logger.log(data={"val/loss": self.validate()}, step=step.number)
-            stops = saving.take_stops(self.run_folder)
-            if step.saves or stops:
+            stop_requested = saving.take_stops(self.run_folder)
+            if step.saves or stop_requested:
                 engine.ckpt_handler.save_checkpoint(step.number)
-            if stops and not step.is_last:
+            if step.validates:
+                self.validate(step.number)
+            if stop_requested and not step.is_last:
                 raise saving.StopRequested(step.number)
 
     def iter_batches(self, done: int) -> Iterator[Any]:
@@ -85,10 +88,15 @@ class SFTLoop:
         self.num_tokens += num_tokens
         return metrics | {"train/global_tokens": num_tokens, TOKENS: self.num_tokens / 1e9}
 
-    def validate(self) -> float:
-        """Return the mean loss of the validation batches."""
-        losses = [self.engine.infer_batch(self.to_tensordict(batch))["loss"] for batch in self.engine.val_dataloader]
-        return torch.mean(torch.tensor(losses)).item()
+    def validate(self, step: int) -> None:
+        """Log the mean loss of the validation batches, and note whether the step's checkpoint is the best so far."""
+        engine = self.engine
+        if engine.val_dataloader is None:
+            return
+        losses = [engine.infer_batch(self.to_tensordict(batch))["loss"] for batch in engine.val_dataloader]
+        metrics = {VALIDATION_LOSS: torch.mean(torch.tensor(losses)).item()}
+        engine.logger.log(data=metrics, step=step)
+        saving.note_validation(self.run_folder, step, metrics, engine.max_checkpoints)
 
     def to_tensordict(self, batch: Any) -> TensorDict:
         """Return a batch of the loader as verl's workers read it."""

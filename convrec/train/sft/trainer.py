@@ -13,7 +13,6 @@ from verl.utils.memory_utils import aggressive_empty_cache
 from convrec.checkpoints import saving
 from convrec.cpu.platform import is_cpu_host
 from convrec.runs import card
-from convrec.runs.folder import read_metrics
 from convrec.train.log_prob_head import leave_out_prompts
 from convrec.train.sft.loop import SFTLoop
 from convrec.train.trackers import tracking
@@ -85,16 +84,13 @@ class SFTEngine:
     def _build_ckpt_handler(self) -> None:
         super()._build_ckpt_handler()
         handler = self.ckpt_handler
-        self.keep = handler.max_ckpt_to_keep
+        self.max_checkpoints = handler.max_ckpt_to_keep
         handler.max_ckpt_to_keep = None  # verl removes the last one before the next
         self._write_verls_checkpoint = handler.save_checkpoint
         handler.save_checkpoint = self._save_checkpoint
 
     def _save_checkpoint(self, step: int) -> None:
-        saving.save(self.run_folder, step, partial(self._write_checkpoint, step), self.keep)
-        for row in read_metrics(self.run_folder):
-            if row["step"] == step and row.get("val/loss") is not None:
-                saving.note_validation(self.run_folder, step, {"val/loss": row["val/loss"]}, self.keep)
+        saving.save(self.run_folder, step, partial(self._write_checkpoint, step), self.max_checkpoints)
 
     def _write_checkpoint(self, step: int) -> None:
         self._write_verls_checkpoint(step)

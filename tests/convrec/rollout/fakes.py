@@ -181,7 +181,7 @@ class RolloutWorld:
         worker.waiting = []
         worker.siblings = {}
         if not in_groups:
-            worker._goes_in_groups = lambda sample: False
+            worker._can_be_grouped = lambda sample: False
         return worker
 
     # ---- what it calls ----

@@ -5,6 +5,7 @@ Its failures stop the run, and its validation has verl's numbers. tests/convrec/
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,11 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from convrec.judges.trainer import JudgeTrainer
 from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
-from convrec.train.trainer import TrainingEngine
-from convrec.train.validation import validate_directly
+from convrec.train.validation import add_means, validate_directly
 from tests.convrec.rollout.fakes import RolloutWorld, make_samples, to_plain, write_catalog
 from tests.convrec.rollout.test_failures import FakeQueue, make_buffer
 
@@ -134,7 +134,7 @@ class StubEngine:
     """A trainer that validates. Its agent-loop manager is a world, as is what it finds in TransferQueue.
 
     Attributes:
-        trainer: ours, made without verl's `__init__`, which needs Ray.
+        trainer: verl's, made without its `__init__`, which needs Ray.
         logged: what it handed to the trackers.
     """
 
@@ -145,7 +145,7 @@ class StubEngine:
         monkeypatch.setattr(tq, "kv_batch_put", lambda **_: None)
         monkeypatch.setattr(tq, "kv_clear", lambda **_: world.rows.clear())
         settings = {"log_val_generations": 2, "validation_data_dir": str(folder), "logger": ["file"]}
-        trainer: Any = JudgeTrainer.__new__(JudgeTrainer)
+        trainer: Any = PPOTrainerSync.__new__(PPOTrainerSync)
         trainer.config = OmegaConf.merge(world.worker.config, {"trainer": settings})
         trainer.tokenizer = world.tokenizer
         trainer.val_dataloader = [collate(make_samples())]
@@ -155,6 +155,7 @@ class StubEngine:
         trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[None])
         trainer.global_steps = 4
         trainer.validation_generations_logger = SimpleNamespace(log=lambda *what: self.logged.append(what))
+        trainer._val_metrics_update = partial(add_means, trainer._val_metrics_update)
         trainer._init_dump_executor()
         self.trainer = trainer
 
@@ -168,7 +169,7 @@ class StubEngine:
 
     def validate(self, directly: bool) -> dict[str, float]:
         """Validate our way, or verl's."""
-        metrics = validate_directly(self.trainer) if directly else super(TrainingEngine, self.trainer)._validate()
+        metrics = validate_directly(self.trainer) if directly else self.trainer._validate()
         assert metrics is not None
         return metrics
 

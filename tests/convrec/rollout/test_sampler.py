@@ -10,7 +10,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from convrec.features.feature import RolloutFeature
 from convrec.features.responses import Prompt, rollout_seed
-from convrec.rollout.sampler import GROUP, GroupSampler, seeded_params, split_into_groups
+from convrec.rollout.sampler import GROUP, GroupSampler, merge_params, seeded_params, split_into_groups
 from tests.convrec.rollout.fakes import FakeActor, tiny_tokenizer
 
 # ---- groups and seeds ----
@@ -32,6 +32,18 @@ def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert rollout_seed(3407, 1, 2, 3) == rollout_seed(3407, 1, 2, 3)
     assert rollout_seed(3407, 1, 2, 3) != rollout_seed(3408, 1, 2, 3)
+
+
+def test_the_sampling_params_of_features_are_merged() -> None:
+    constraint = {"extra_args": {"items": 5}}
+    assert merge_params([]) == merge_params([{}, {}]) == {}
+    assert merge_params([constraint, {}, {"min_tokens": 3, "extra_args": {"penalty": 0.1}}]) == {
+        "min_tokens": 3,
+        "extra_args": {"items": 5, "penalty": 0.1},
+    }
+    assert constraint == {"extra_args": {"items": 5}}
+    with pytest.raises(ValueError, match="two features set the sampling parameter items"):
+        merge_params([constraint, {"extra_args": {"items": 6}}])
 
 
 @pytest.mark.parametrize("seed", [None, 7])

@@ -14,9 +14,11 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.runs.folder import (
-    ENDED,
+    RL_ENDED,
+    RL_TRAINED,
     RUNNING,
-    TRAINED,
+    SFT_TRAINED,
+    VALIDATION_LOSS,
     hold,
     lacks_validation,
     latest_step,
@@ -67,8 +69,8 @@ def test_a_cut_off_last_line_is_left_out(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 3.0}]
 
 
-BEFORE_SAVING = {TRAINED: 4, "actor/kl": 0.1}
-WHOLE = BEFORE_SAVING | {ENDED: 9.0}
+BEFORE_SAVING = {RL_TRAINED: 4, "actor/kl": 0.1}
+WHOLE = BEFORE_SAVING | {RL_ENDED: 9.0}
 VALIDATED = {"val/ndcg": 0.5}
 
 
@@ -76,7 +78,6 @@ VALIDATED = {"val/ndcg": 0.5}
     ("lines", "lacks"),
     [
         ([], False),
-        ([{"train/loss": 2.0}], False),  # SFT logs it before its checkpoint
         ([BEFORE_SAVING], True),
         ([BEFORE_SAVING, WHOLE], False),
         ([BEFORE_SAVING, WHOLE | VALIDATED, BEFORE_SAVING], True),  # the run has gone back and trained it anew
@@ -89,6 +90,22 @@ def test_a_step_that_has_not_been_validated_after_its_checkpoint(
     file = next_metrics_file(tmp_path)
     _write(file, (3, WHOLE), *((4, line) for line in lines))
     for test_freq, last_step, is_due in ((2, 9, True), (3, 9, False), (3, 4, True), (3, None, False), (-1, 4, False)):
+        assert lacks_validation(tmp_path, 4, test_freq, last_step) == (is_due and lacks)
+
+
+@pytest.mark.parametrize(
+    ("lines", "lacks"),
+    [
+        ([{SFT_TRAINED: 2.0}], True),
+        ([{SFT_TRAINED: 2.0}, {VALIDATION_LOSS: 1.9}], False),
+        ([{SFT_TRAINED: 2.0}, {VALIDATION_LOSS: 1.9}, {SFT_TRAINED: 2.0}], True),  # trained anew after going back
+    ],
+)
+def test_an_sft_step_that_was_not_validated_after_its_checkpoint(
+    tmp_path: Path, lines: list[dict[str, Any]], lacks: bool
+) -> None:
+    _write(next_metrics_file(tmp_path), *((4, line) for line in lines))
+    for test_freq, last_step, is_due in ((2, 9, True), (3, 9, False), (3, 4, True), (-1, 4, True), (-1, 9, False)):
         assert lacks_validation(tmp_path, 4, test_freq, last_step) == (is_due and lacks)
 
 

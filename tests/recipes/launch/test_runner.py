@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.progress import Progress
-from convrec.runs.folder import RUNNING, TRAINED, hold
+from convrec.runs.folder import RL_TRAINED, RUNNING, hold
 from convrec.train.trackers import tracking
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
@@ -161,7 +161,7 @@ def test_a_step_that_was_saved_and_did_not_end_is_made_up_for_even_when_it_was_t
         Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(json.dumps({"step": 9, "data": data}) + "\n")
 
     def train(config: DictConfig) -> None:
-        log(**{TRAINED: 9, "loss": 2.5})
+        log(**{RL_TRAINED: 9, "loss": 2.5})
         saved(tmp_path / "run", 9)
 
     run(train)

@@ -54,8 +54,8 @@ def test_wrong_variables(run: Path, monkeypatch: pytest.MonkeyPatch, variables: 
 def test_both_orders_are_there_where_they_count_together(
     run: Path, monkeypatch: pytest.MonkeyPatch, orders: str
 ) -> None:
-    def check() -> list[str]:
-        return checks.check_judge(settings.compose("judge_pairwise", [f"convrec.orders={orders}"]))
+    def check(*overrides: str) -> list[str]:
+        return checks.check_judge(settings.compose("judge_pairwise", [f"convrec.orders={orders}", *overrides]))
 
     with pytest.raises(UserError, match=r"TRAIN_FILE=.*rows 0, 1, 2, 3, 4 and 3 more .*one order alone.*--both-orders"):
         check()
@@ -64,6 +64,8 @@ def test_both_orders_are_there_where_they_count_together(
     pq.write_table(table, run / "both.parquet")
     monkeypatch.setenv("TRAIN_FILE", str(run / "both.parquet"))
     assert check() == []
+    with pytest.raises(UserError, match="would part the two orders of a pair"):
+        check("algorithm.filter_groups.enable=true")
     monkeypatch.setenv("TRAIN_BATCH_SIZE", "3")
     with pytest.raises(UserError, match="TRAIN_BATCH_SIZE=3: even"):
         check()

@@ -70,7 +70,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
         logged.append(data)
         (tmp_path / "run" / "metrics").mkdir(parents=True, exist_ok=True)
         with (tmp_path / "run" / "metrics" / "0001.jsonl").open("a") as file:
-            kept = {name: data[name] for name in ("val/loss", "train/total_tokens(B)") if name in data}
+            kept = {name: data[name] for name in ("train/loss", "val/loss", "train/total_tokens(B)") if name in data}
             file.write(json.dumps({"step": step, "data": kept}) + "\n")
 
     monkeypatch.setattr(tracking, "open_trackers", lambda *_: SimpleNamespace(log=log))
@@ -229,6 +229,18 @@ def test_the_step_of_the_lowest_validation_loss_is_kept(train: Train, tmp_path: 
     train(validation=4, test_freq=2, max_ckpt_to_keep=1, val_losses=[2.0, 1.5, 1.7, 1.6, 1.8])
     assert saving.best_step(tmp_path / "run") == 4
     assert saving.complete_steps(tmp_path / "run") == [4, EPOCHS * STEPS_PER_EPOCH]
+
+
+def test_a_last_step_that_was_saved_and_not_validated_is_validated_when_resumed(train: Any, tmp_path: Path) -> None:
+    steps = EPOCHS * STEPS_PER_EPOCH
+    train(stop_after=steps, validation=4, test_freq=-1)
+    assert saving.complete_steps(tmp_path / "run")[-1] == steps
+    assert not any("val/loss" in data for data in train.logged)
+    assert train(validation=4, test_freq=-1) == []
+    assert [data["val/loss"] for data in train.logged if "val/loss" in data] == [4.0]
+    assert saving.best_step(tmp_path / "run") == steps
+    assert train(validation=4, test_freq=-1) == []
+    assert sum("val/loss" in data for data in train.logged) == 1
 
 
 def test_the_seed_is_that_of_the_order(train: Train, tmp_path: Path) -> None:
