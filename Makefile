@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
+.PHONY: help setup demo serve test test-nightly test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -21,6 +21,10 @@ serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/
 	@$(PY) -m recipes serve --model demo=outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
 
 test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, faults and serving end to end
+
+test-nightly: ## all that CI leaves out: long, faults (root), slow, every tutorial; three hours on two cores
+	@export E2E_DEMO="$${E2E_DEMO:-$$(mktemp -d)/demo}"; failed=0; \
+	  for tier in test-long test-faults test-slow tutorials; do $(MAKE) $$tier || failed=1; done; exit $$failed
 
 test-long: setup ## on a cluster of two nodes, with killed processes, judges, the wheel (E2E_DEMO=FOLDER: their demo)
 	@$(PY) -m pytest tests/e2e -m "long and not slow"
