@@ -257,7 +257,7 @@ class Matcher:
         key = ""
         for shortened in self._shortened(title):
             key = normalise(shortened)
-            row = self.index.nearest(self.index.by_title.get(key, ()), year)
+            row = self.index.find_nearest_year(self.index.by_title.get(key, ()), year)
             if row < 0 and self.mode in FUZZY:
                 row = self._find_unlike(shortened, year)
             if row >= 0:
@@ -281,11 +281,11 @@ class Matcher:
         return identity
 
     def _only_item(self, title: str, year: int) -> int:
-        """The only item with a title but no year, or with a subtitle left out or added; -1 for none, SEVERAL."""
+        """The only item with a title but no year, or with a subtitle left out or added; -1 for none, AMBIGUOUS."""
         if year != NO_YEAR:
-            return self.index.by_short_form(title, year)
+            return self.index.find_by_short_form(title, year)
         titled = self.index.by_title.get(normalise(title), [])
-        return self.index.only(titled or self.index.by_spelling.get(forms(title).spelling, []))
+        return self.index.unique_item(titled or self.index.by_spelling.get(forms(title).spelling, []))
 
     def _shortened(self, title: str) -> Iterator[str]:
         """The title, then without a number or label before it or a year behind it."""
@@ -297,15 +297,15 @@ class Matcher:
 
     def _find_unlike(self, title: str, year: int) -> int:
         """The catalog row of a title that is not in the catalog letter by letter; -1 for none."""
-        row = self.index.spelt(title, year)
+        row = self.index.find_by_spelling(title, year)
         if row == -1 and self.catalog.dated:
             # A note can name another film of a series, which is seldom of the same year: Twilight (New Moon) (2009).
-            notes = (self.index.of_year(fold(reading), year) for reading in readings(title))
+            notes = (self.index.unique_in_year(fold(reading), year) for reading in readings(title))
             row = next((found for found in notes if found >= 0), -1)
         if row == -1:
-            row = self.index.by_letters(title, year)
+            row = self.index.find_by_letters(title, year)
         if row == -1:
-            row = self.index.most_similar(title, year)
+            row = self.index.find_most_similar(title, year)
         return max(row, -1)
 
     @cache_per_instance

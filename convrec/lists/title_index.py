@@ -43,7 +43,7 @@ FUZZY = frozenset({"fuzzy", "lenient"})
 ID = "\1"  # marks a key that is no title
 SHORTEST_MISSPELT = 4  # letters
 NEAR_YEARS = 1  # apart, of titles that are not spelt alike
-SEVERAL = -2  # items: nobody says which
+AMBIGUOUS = -2  # in place of a row: several items are meant as likely
 # Words that are one typo from `the` and are none.
 NOT_THE = frozenset({"she", "thy", "them", "then", "they"})
 
@@ -78,7 +78,7 @@ class TitleIndex:
         self.by_title: dict[str, list[int]] = {}
         self.by_folded: dict[str, list[int]] = {}
         self.by_spelling: dict[str, list[int]] = {}
-        # (form, year) -> the item that alone has it, or SEVERAL
+        # (form, year) -> the item that alone has it, or AMBIGUOUS
         self._by_letters: dict[tuple[str, int], int] = {}
         self._by_short_form: dict[tuple[str, int], int] = {}
         self._blocks = TitleBlocks()
@@ -95,7 +95,7 @@ class TitleIndex:
                     self._index_folded(row, year, name)
         self._blocks.split_large()
 
-    def nearest(self, rows: Sequence[int], year: int) -> int:
+    def find_nearest_year(self, rows: Sequence[int], year: int) -> int:
         """The row with the nearest year within the tolerance, the earlier one on a tie; -1 for none."""
         years = self.catalog.years
         best, best_distance = -1, self.year_tolerance + 1
@@ -105,46 +105,47 @@ class TitleIndex:
                 best, best_distance = row, distance
         return best
 
-    def only(self, rows: Iterable[int]) -> int:
-        """The item that all of these rows are; -1 for none, SEVERAL."""
-        items = {self.items[row] for row in rows}
-        return items.pop() if len(items) == 1 else SEVERAL if items else -1
+    def unique_item(self, rows: Iterable[int]) -> int:
+        """The item that all of these rows are; -1 for none, AMBIGUOUS for several."""
+        return _only_one({self.items[row] for row in rows})
 
-    def spelt(self, title: str, year: int) -> int:
+    def find_by_spelling(self, title: str, year: int) -> int:
         """The row of a folded title, in the nearest year; with another article the only one of the same year."""
-        row = self.nearest(self.by_spelling.get(forms(title).spelling, ()), year)
-        return row if row >= 0 else self.of_year(fold(title), year)
+        row = self.find_nearest_year(self.by_spelling.get(forms(title).spelling, ()), year)
+        return row if row >= 0 else self.unique_in_year(fold(title), year)
 
-    def of_year(self, folded: str, year: int) -> int:
-        """The item that alone has this folded title in this very year; -1 for none, SEVERAL."""
+    def unique_in_year(self, folded: str, year: int) -> int:
+        """The item that alone has this folded title in this very year; -1 for none, AMBIGUOUS for several."""
         rows = self.by_folded.get(folded)
-        return self.only(row for row in rows if self.catalog.years[row] == year) if rows else -1
+        return self.unique_item(row for row in rows if self.catalog.years[row] == year) if rows else -1
 
-    def by_letters(self, title: str, year: int) -> int:
-        """The item of the same letters in this year, spaces aside (Blow-Up, Th eMatrix); -1 for none, SEVERAL.
+    def find_by_letters(self, title: str, year: int) -> int:
+        """The item of the same letters in this year, spaces aside (Blow-Up, Th eMatrix); -1 for none, AMBIGUOUS.
 
         One typo in an article or in a word for a number, which no similarity reads, is undone (Teh Matrix, Sevne).
         """
-        found = self._by_letters.get((forms(title).letters, year), -1)
-        if found == -1:
-            words = forms(title).spelling.split()
-            undone = [self._undo_typo(word, index) for index, word in enumerate(words)] if len(words) > 1 else words
-            if undone != words and (rows := self.by_spelling.get(" ".join(undone))):
-                found = self.only(row for row in rows if self.catalog.years[row] == year)
-        return found
+        item = self._by_letters.get((forms(title).letters, year), -1)
+        if item != -1:
+            return item
+        words = forms(title).spelling.split()
+        if len(words) < 2:
+            return -1
+        corrected = [self._undo_typo(word, index) for index, word in enumerate(words)]
+        rows = self.by_spelling.get(" ".join(corrected)) if corrected != words else None
+        return self.unique_item(row for row in rows if self.catalog.years[row] == year) if rows else -1
 
     def _undo_typo(self, word: str, index: int) -> str:
         if index == 0 and word in _THE and word not in NOT_THE:
             return "the"
         return NUMBER_WORDS[_NUMBERS[word]] if word in _NUMBERS and not self.word_guard.is_word(word) else word
 
-    def by_short_form(self, title: str, year: int) -> int:
-        """The item of this year with whose title this one differs by parts left out or added; -1 for none, SEVERAL."""
+    def find_by_short_form(self, title: str, year: int) -> int:
+        """The item of this year whose title has the same parts, some left out or added; -1 for none, AMBIGUOUS."""
         parts = parts_of(title)
         found = {self._by_short_form.get((form, year), -1) for form in {fold(title), " ".join(parts)}}
-        found.update(self.of_year(form, year) for form in short_forms(parts))
+        found.update(self.unique_in_year(form, year) for form in short_forms(parts))
         found.discard(-1)
-        return found.pop() if len(found) == 1 else SEVERAL if found else -1
+        return _only_one(found)
 
     def _index_folded(self, row: int, year: int, name: str) -> None:
         written = forms(name)
@@ -171,9 +172,9 @@ class TitleIndex:
 
     def _claim(self, items: dict[tuple[str, int], int], form: str, year: int, row: int) -> None:
         if items.setdefault((form, year), self.items[row]) != self.items[row]:
-            items[form, year] = SEVERAL
+            items[form, year] = AMBIGUOUS
 
-    def most_similar(self, title: str, year: int) -> int:
+    def find_most_similar(self, title: str, year: int) -> int:
         """The catalog row with the highest similarity of at least the cutoff; -1 for none."""
         article, folded, _ = forms(title)
         if len(folded) < SHORTEST_MISSPELT - 1:  # a letter may be missing
@@ -199,6 +200,13 @@ class TitleIndex:
             ):
                 best = candidate
         return best
+
+
+def _only_one(items: set[int]) -> int:
+    """The only one of the items; -1 for none, AMBIGUOUS for several."""
+    if len(items) > 1:
+        return AMBIGUOUS
+    return items.pop() if items else -1
 
 
 def _rows_by_item(items: Sequence[int]) -> dict[int, list[int]]:

@@ -97,13 +97,13 @@ def test_the_index_finds_what_comparing_with_every_title_finds():
         if rng.random() < 0.2:  # another word, or one less
             title = title.replace(rng.choice(title.split()), rng.choice([*words, ""]), 1)
         year += rng.randint(-2, 2)
-        if matcher.index.nearest(matcher.index.by_title.get(normalise(title), ()), year) >= 0:
+        if matcher.index.find_nearest_year(matcher.index.by_title.get(normalise(title), ()), year) >= 0:
             continue
-        if matcher.index.spelt(title, year) != -1:
+        if matcher.index.find_by_spelling(title, year) != -1:
             continue
         row = brute_force(matcher, title, year)
-        assert matcher.index.most_similar(title, year) == row, (title, year)
-        if matcher.index.by_letters(title, year) == -1:
+        assert matcher.index.find_most_similar(title, year) == row, (title, year)
+        if matcher.index.find_by_letters(title, year) == -1:
             assert matcher.identify(title, year).index == (matcher.index.items[row] if row >= 0 else -1)
         found += row >= 0
     assert found > 100
