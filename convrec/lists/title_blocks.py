@@ -46,8 +46,9 @@ class TitleBlocks:
             row: of the catalog.
         """
         text = compared_text(folded, is_near)
+        letters = _least_letters(is_near)
         for side in SIDES:
-            self._append((year, is_near, guard, _end(side, folded, _least_letters(is_near))), row, text)
+            self._append((year, is_near, guard, _end(side, folded, letters)), row, text)
 
     def split_large(self) -> None:
         """Divide large blocks by one letter more, again and again."""
@@ -70,8 +71,10 @@ class TitleBlocks:
                     break
 
     def _append(self, key: BlockKey, row: int, text: str) -> None:
-        block = self._blocks.setdefault(key, Block([], []))
-        assert block is not None  # what is split is complete
+        block = self._blocks.get(key)
+        if block is None:
+            block = Block([], [])
+            self._blocks[key] = block
         block.rows.append(row)
         block.texts.append(text)
 
