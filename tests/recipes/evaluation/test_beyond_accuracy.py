@@ -149,7 +149,15 @@ def split_of(conversations: list[str], truths: list[list[str]], data: str = "tes
     catalog = Catalog.from_items(FILMS)
     given = enumerate(zip(conversations, truths, strict=True))
     rows = [row(str(number), text, truth, films=dict(FILMS)) for number, (text, truth) in given]
-    return Split(data, rows, [row["sample_id"] for row in rows], catalog, Matcher(catalog), [], {})
+    return Split(
+        data=data,
+        rows=rows,
+        prompt_ids=[row["sample_id"] for row in rows],
+        catalog=catalog,
+        matcher=Matcher(catalog),
+        warnings=[],
+        damaged={},
+    )
 
 
 def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
