@@ -34,7 +34,7 @@ from convrec.same_request import as_kept
 from recipes.demo import experiment
 from recipes.gpu_check import line
 from recipes.launch.variables import VARIABLES
-from recipes.planning.step_time import GPUS
+from recipes.planning.figures import GPUS
 from recipes.report import report
 from recipes.selftest.runner import Outcome
 from recipes.selftest.step import figures_of

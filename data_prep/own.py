@@ -31,7 +31,7 @@ from data_prep.own_data.forms import FORMS
 from data_prep.own_data.preview import preview
 from data_prep.own_data.rows import Row, read_again
 from data_prep.own_data.source import GIVEN, TRUTHS, open_source, parse_file_splits
-from data_prep.own_data.splits import Facts, SplitRule, assign, check_rule, common_opening, complete
+from data_prep.own_data.splits import SplitKey, SplitRule, assign, check_rule, common_opening, complete
 from data_prep.questions import add_questions
 from data_prep.tables import (
     SampleIds,
@@ -79,11 +79,11 @@ def convert_own(
     matcher = source.reader.matcher
     rows = Progress(source.rows(damage), "reading", disable=not progress, unit=" rows")
     mentions: Counter[bool] = Counter()  # whether the catalog has it -> ground truths
-    facts = complete(list(_facts(rows, matcher, mentions, damage)), rule, damage)
+    keys = complete(list(_split_keys(rows, matcher, mentions, damage)), rule, damage)
     left_out = damage.rows()
-    facts = [fact for fact in facts if (fact.path, fact.row) not in left_out]
-    damage.check(paths, len(facts))
-    if not facts:
+    keys = [key for key in keys if (key.path, key.row) not in left_out]
+    damage.check(paths, len(keys))
+    if not keys:
         nothing = "; ".join(["no conversations; check how the file was written", *source.told()])
         raise UserError(f"{', '.join(map(str, paths))}: {nothing}")
     if mentions and not mentions[True]:
@@ -91,12 +91,12 @@ def convert_own(
             f"{', '.join(map(str, paths))}: none of the {mentions[False]:,} ground truths is in {catalog}, so nothing "
             "could ever be a hit; give the catalog of these data"
         )
-    split_of, described = assign(facts, rule, borders)
-    is_divided = len(set(split_of.values())) > 1 and facts[0].split is None
-    warnings = [warning] if is_divided and (warning := common_opening(facts)) else []
+    split_of, described = assign(keys, rule, borders)
+    is_divided = len(set(split_of.values())) > 1 and keys[0].split is None
+    warnings = [warning] if is_divided and (warning := common_opening(keys)) else []
 
     sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
-    writing = Progress(sound, "writing", len(facts), disable=not progress, unit=" rows")
+    writing = Progress(sound, "writing", len(keys), disable=not progress, unit=" rows")
     about = {
         "read": source.told(),
         "splits": described,
@@ -109,9 +109,9 @@ def convert_own(
     )
 
 
-def _facts(
+def _split_keys(
     rows: Iterable[tuple[Path, int, Row]], matcher: Matcher, mentions: Counter[bool], damage: Damage
-) -> Iterator[Facts]:
+) -> Iterator[SplitKey]:
     """What the first reading keeps of every sound row; what is wrong with the others goes to `damage`."""
     ids: dict[str, str] = {}  # given id -> where
     split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
@@ -131,7 +131,14 @@ def _facts(
             damage.add(path, number, BadRow(problems))
             continue
         mentions.update(is_known(matcher, pair) for pair in row.truth)
-        yield Facts(path, number, name, row.time, row.split, row.conversation_id is not None)
+        yield SplitKey(
+            path=path,
+            row=number,
+            conversation=name,
+            time=row.time,
+            split=row.split,
+            is_named=row.conversation_id is not None,
+        )
 
 
 def conversation_name(row: Row) -> int:

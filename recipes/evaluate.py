@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from convrec.errors import says_user_errors
 from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
+from recipes.evaluation.checks import refuse_to_replace
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.options import EvaluationOptions, add_options
 from recipes.evaluation.scoring import OF_MODEL
-from recipes.evaluation.setup import refuse_to_replace
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.slices import SLICES, slices_table
 from recipes.evaluation.sweep import sweep_run

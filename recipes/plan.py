@@ -20,9 +20,9 @@ from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
 from recipes.launch.variables import misspelt_variables
 from recipes.planning.estimate import run_of
-from recipes.planning.models import KNOWN, model_size
+from recipes.planning.figures import GPUS
+from recipes.planning.models import KNOWN_MODELS, model_size
 from recipes.planning.plan import make_plan, plan_lines
-from recipes.planning.step_time import GPUS
 from recipes.planning.work import model_of, rows_of
 from recipes.preflight.batch import check_batch, check_heads
 
@@ -64,7 +64,9 @@ def answer(options: argparse.Namespace) -> str:
     try:
         size = model_size(resolve_model(name) if Path(name).exists() else name)
     except (OSError, ValueError) as error:
-        raise UserError(f"{error}; give a folder with a config.json, or one of {', '.join(KNOWN)} (--model)") from error
+        raise UserError(
+            f"{error}; give a folder with a config.json, or one of {', '.join(KNOWN_MODELS)} (--model)"
+        ) from error
     run = run_of(config, size, options.prompt_tokens, options.response_tokens)
     if run.tensor_parallel:
         check_heads(size.heads, run.tensor_parallel, name)
@@ -80,7 +82,7 @@ def answer(options: argparse.Namespace) -> str:
 
 @says_user_errors
 def main(arguments: list[str]) -> int:
-    model = {"help": f"{', '.join(KNOWN)}, a Hugging Face id or a folder (MODEL_PATH)"}
+    model = {"help": f"{', '.join(KNOWN_MODELS)}, a Hugging Face id or a folder (MODEL_PATH)"}
     parser = parser_of("plan", __doc__, recipe={"choices": RECIPE_NAMES}, gpu={"choices": sorted(GPUS)}, model=model)
     options = parse(parser, arguments, "plan")
     for warning in misspelt_variables(os.environ):

@@ -23,11 +23,11 @@ from rapidfuzz.distance import OSA
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import parse_item
-from convrec.lists.title_index import TitleIndex
 from convrec.lists.titles import fold
+from convrec.lists.word_guard import WordGuard
 
 Film = tuple[str, int]
-Guard = Callable[[TitleIndex, str, str, bool], bool]
+Guard = Callable[[WordGuard, str, str, bool], bool]
 
 SIZE = 3000  # misspelt titles, titles with another word
 PARTS = 10  # held out in turn
@@ -137,9 +137,9 @@ class Similar:
 
     def shares(self, guard: Guard | None = None, cutoff: float = 90) -> dict[str, float]:
         if guard:
-            TitleIndex._has_other_word = guard  # type: ignore[method-assign, assignment]
+            WordGuard.has_other_word = guard  # type: ignore[method-assign, assignment]
         for matcher in (self.matcher, *(matcher for matcher, _ in self.held_out)):
-            matcher.index.fuzzy_cutoff = cutoff
+            matcher.index.fuzzy_cutoff = matcher.index.word_guard.fuzzy_cutoff = cutoff
         catalog, result = self.matcher.catalog, {}
         for name, asked in self.misspelt.items():
             rows = [(row_of(self.matcher, written, year), title) for written, title, year in asked]
@@ -185,22 +185,20 @@ def with_other_word(films: list[Film], foreign: list[Film], rng: random.Random) 
     return list(drawn)
 
 
-def no_guard(index: TitleIndex, written: str, title: str, years_differ: bool) -> bool:
+def no_guard(guard: WordGuard, written: str, title: str, years_differ: bool) -> bool:
     return False
 
 
-def vocabulary(index: TitleIndex, written: str, title: str, years_differ: bool) -> bool:
+def vocabulary(guard: WordGuard, written: str, title: str, years_differ: bool) -> bool:
     """Refuse every word of the catalog that the title lacks."""
-    return any(word in index._words for word in set(written.split()) - set(title.split()))
+    return any(word in guard.catalog_words for word in set(written.split()) - set(title.split()))
 
 
-GUARDS: dict[str, Guard] = {"none": no_guard, "vocabulary": vocabulary}
-if hasattr(TitleIndex, "_has_other_word"):
-    GUARDS["as it is"] = TitleIndex._has_other_word
+GUARDS: dict[str, Guard] = {"none": no_guard, "vocabulary": vocabulary, "as it is": WordGuard.has_other_word}
 
 
 def row_of(matcher: Matcher, title: str, year: int) -> int:
-    return matcher._identify(title, year).index
+    return matcher.identify_written(title, year).index
 
 
 def is_title(catalog: Catalog, row: int, title: str) -> bool:

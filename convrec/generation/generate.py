@@ -69,16 +69,14 @@ def generate(
     if not prompts:
         return []
     sampling = {"temperature": temperature, "top_p": 1.0, "top_k": -1, "seed": seed if temperature > 0 else None}
-    request = offline.Request(
+    spec = offline.EngineSpec(
         model=model,
+        prompts=offline.PromptEncoding(max_prompt_tokens, chat_template_kwargs),
         max_tokens=max_tokens,
-        max_prompt_tokens=max_prompt_tokens,
         sampling=sampling,
         seed=seed,
         tensor_parallel=placement.tensor_parallel,
-        chat_template_kwargs=chat_template_kwargs,
-        trie=constraint.trie if constraint else None,
-        num_items=constraint.num_items if constraint else 0,
+        lists=offline.ConstrainedLists(constraint.trie, constraint.num_items) if constraint else None,
     )
     exclude = constraint.exclude if constraint else {}
     asked = [(one, exclude.get(prompt_id(one), [])) for one in prompts]
@@ -91,10 +89,10 @@ def generate(
         bar.set_description_str("generating", refresh=False)
         bar.update(number)
 
-    with bar, _replicas(request, placement, log_file) as pool:
+    with bar, _replicas(spec, placement, log_file) as pool:
         size = size_of_batch(len(prompts), len(pool.environments), bool(visible_gpus()))
         starts = range(0, len(prompts), size)
-        batches = ((request.model, asked[start : start + size]) for start in starts)
+        batches = ((spec.model, asked[start : start + size]) for start in starts)
         for number, found in pool.answers(batches, advance):
             batch = list(enumerate(found, starts[number]))
             answers.update(batch)
@@ -116,7 +114,7 @@ def size_of_batch(prompts: int, replicas: int, on_gpu: bool) -> int:
 class _Engines:
     """Replicas that may outlive a call of `generate`: what they were started for, and what ends them."""
 
-    request: Any = None
+    started_for: tuple[offline.EngineSpec, Placement] | None = None
     replicas: Any = None
     stack: ExitStack = field(default_factory=ExitStack)
 
@@ -138,15 +136,15 @@ def engines_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _replicas(request: offline.Request, placement: Placement, log: str | Path | None) -> Iterator[Pool]:
+def _replicas(spec: offline.EngineSpec, placement: Placement, log: str | Path | None) -> Iterator[Pool]:
     engines = _kept or _Engines()
-    folder = Path(request.model)
-    alike = fingerprint(folder, BESIDE_WEIGHTS) if folder.is_dir() else request.model
-    wanted = (replace(request, model=alike), placement)
+    folder = Path(spec.model)
+    alike = fingerprint(folder, BESIDE_WEIGHTS) if folder.is_dir() else spec.model
+    wanted = (replace(spec, model=alike), placement)
     with nullcontext() if engines is _kept else engines.stack:
-        if engines.request != wanted:
-            engines.request = None  # also where the next cannot be opened
+        if engines.started_for != wanted:
+            engines.started_for = None  # also where the next cannot be opened
             engines.stack.close()
-            engines.replicas = engines.stack.enter_context(placement.open(offline.load, request, log))
-            engines.request = wanted
+            engines.replicas = engines.stack.enter_context(placement.open(offline.load, spec, log))
+            engines.started_for = wanted
         yield engines.replicas

@@ -22,18 +22,47 @@ Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What an engine is started for. sampling: arguments of vLLM's SamplingParams."""
+class PromptEncoding:
+    """How conversations become tokens.
+
+    Attributes:
+        max_tokens: a longer prompt keeps its instruction and the end of its conversation.
+        template_arguments: of the chat template; None: what lists need of the model's.
+    """
+
+    max_tokens: int
+    template_arguments: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ConstrainedLists:
+    """Answers are lists of `num_items` items of a trie's file."""
+
+    trie: str
+    num_items: int
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What a replica's engine is started for.
+
+    Attributes:
+        model: a Hugging Face folder or id.
+        prompts: how conversations become tokens.
+        max_tokens: of an answer.
+        sampling: further arguments of vLLM's SamplingParams.
+        seed: of the engine.
+        tensor_parallel: GPUs of a replica.
+        lists: None: answers are free text.
+    """
 
     model: str
+    prompts: PromptEncoding
     max_tokens: int
-    max_prompt_tokens: int
     sampling: dict[str, Any]
     seed: int
     tensor_parallel: int = 1
-    chat_template_kwargs: dict[str, Any] | None = None  # None: what lists need of the model's template
-    trie: str | None = None  # of a constrained request, which also has
-    num_items: int = 0
+    lists: ConstrainedLists | None = None
 
 
 class _Bar(tqdm):
@@ -51,42 +80,42 @@ class _Bar(tqdm):
         return super().update(n)
 
 
-def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answer]]:
+def load(spec: EngineSpec) -> Callable[[Batch, Callable[[int], None]], list[Answer]]:
     """Start the engine. Returns what answers a batch. One of another model has its weights read into the engine first:
     the two may differ in nothing else.
 
     Raises UserError for a model that cannot be loaded or has no room for a prompt beside max_tokens.
     """
-    tokenizer, context = load_tokenizer(request.model)
-    template_arguments = inference_arguments(tokenizer, request.chat_template_kwargs)
-    limit = min(request.max_prompt_tokens, context - request.max_tokens)
+    tokenizer, context = load_tokenizer(spec.model)
+    template_arguments = inference_arguments(tokenizer, spec.prompts.template_arguments)
+    limit = min(spec.prompts.max_tokens, context - spec.max_tokens)
     if limit < 1:
         raise UserError(
-            f"model {request.model}: its context of {context} tokens has no room for {request.max_tokens} new tokens "
+            f"model {spec.model}: its context of {context} tokens has no room for {spec.max_tokens} new tokens "
             "and a prompt; lower max_tokens."
         )
-    _, settings = engine_settings(request.tensor_parallel)
+    _, settings = engine_settings(spec.tensor_parallel)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no EngineCore process that could outlive this one
 
     from vllm import LLM, SamplingParams
 
-    if request.trie:
+    if spec.lists:
         from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE
 
-        settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: request.trie}}
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: spec.lists.trie}}
     engine = LLM(
-        model=request.model,
-        max_model_len=limit + request.max_tokens,
-        seed=request.seed,
+        model=spec.model,
+        max_model_len=limit + spec.max_tokens,
+        seed=spec.seed,
         disable_log_stats=True,
         **settings,
     )
     try:
-        sampling = SamplingParams(max_tokens=request.max_tokens, skip_special_tokens=True, **request.sampling)
+        sampling = SamplingParams(max_tokens=spec.max_tokens, skip_special_tokens=True, **spec.sampling)
     except (TypeError, ValueError) as error:
-        raise UserError(f"sampling {request.sampling}: {error}") from None
+        raise UserError(f"sampling {spec.sampling}: {error}") from None
 
-    loaded = request.model
+    loaded = spec.model
 
     def answer(batch: Batch, tell: Callable[[int], None]) -> list[Answer]:
         nonlocal loaded
@@ -99,8 +128,8 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
         prompts, truncated = encode_prompts(tokenizer, conversations, limit, template_arguments)
         inputs = [{"prompt_token_ids": tokens} for tokens in prompts]
         parameters = sampling
-        if request.trie:
-            parameters = [_constrained(sampling, request, excluded) for _, excluded in asked]
+        if spec.lists:
+            parameters = [_constrained(sampling, spec.lists, excluded) for _, excluded in asked]
         _Bar.tell = staticmethod(tell)
         answers: list[Answer] = []
         outputs = engine.generate(inputs, parameters, use_tqdm=_Bar)
@@ -120,9 +149,9 @@ def load(request: Request) -> Callable[[Batch, Callable[[int], None]], list[Answ
     return answer
 
 
-def _constrained(sampling: Any, request: Request, exclude: list[int]) -> Any:
+def _constrained(sampling: Any, lists: ConstrainedLists, exclude: list[int]) -> Any:
     from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS
 
     own = sampling.clone()
-    own.extra_args = {ITEMS: request.num_items, EXCLUDE: exclude}
+    own.extra_args = {ITEMS: lists.num_items, EXCLUDE: exclude}
     return own

@@ -23,10 +23,10 @@ of different ids are never the same. Other titles of a row (the column `aliases`
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
@@ -37,6 +37,12 @@ from convrec.lists.titles import CACHE_SIZE, fold, forms, normalise, readings, w
 
 FOLDED = "\0"  # marks a folded key among normalised ones
 MOST_READINGS = 4  # of a title that has `1: ` before it or a year behind it; a looping model writes thousands
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 _YEAR_BEHIND = re.compile(r"\(\d{4}\)$")
 
@@ -76,6 +82,26 @@ class Truth(NamedTuple):
 _NOT_AN_ITEM = Truth(-1, "\n", NO_YEAR)  # no title's key has a line break
 
 
+class cache_per_instance(Generic[Parameters, Result]):
+    """A method whose results an `lru_cache` keeps, one for each instance.
+
+    As with `functools.cached_property`, the cache takes the method's place in the instance at the first use: from then
+    on, a call with arguments that were met before is one C call, which locks for itself. `__wrapped__` is the method
+    without its cache.
+    """
+
+    def __init__(self, method: Callable[Concatenate[Any, Parameters], Result]):
+        self.method = method
+        self.__doc__ = method.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> "_lru_cache_wrapper[Result]":
+        cached = lru_cache(maxsize=CACHE_SIZE)(self.method.__get__(instance, owner))
+        return instance.__dict__.setdefault(self.name, cached)
+
+
 class Matcher:
     """The rules of a hit over one catalog's index, built once and then read only; safe to share between threads."""
 
@@ -93,21 +119,11 @@ class Matcher:
             )
         if needs_years and not catalog.dated:
             raise UserError(f"the catalog has no years, which matching `{mode}` needs: use `fuzzy` or `exact`")
-        self.catalog, self.mode = catalog, mode
-        self.year_tolerance, self.fuzzy_cutoff = year_tolerance, fuzzy_cutoff
+        self.catalog = catalog
+        self.mode = mode
+        self.year_tolerance = year_tolerance
+        self.fuzzy_cutoff = fuzzy_cutoff
         self.index = TitleIndex(catalog, mode, year_tolerance, fuzzy_cutoff)
-        # Per instance: lru_cache is one C call when an item was met before, and locks for itself.
-        self.identify_line = self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify)
-        if mode in FUZZY:
-            self._as_written = self.identify
-            self.identify = lru_cache(maxsize=CACHE_SIZE)(self._identify_more)
-        if mode == "lenient":
-            self.identify_line = self.identify
-        self.wanted = lru_cache(maxsize=CACHE_SIZE)(self._wanted)
-        self._seen = lru_cache(maxsize=CACHE_SIZE)(self._find_seen)
-        self._find = lru_cache(maxsize=CACHE_SIZE)(self._find_item)
-        self.read_line = lru_cache(maxsize=CACHE_SIZE)(self._read_line)
-        self._find_line = lru_cache(maxsize=CACHE_SIZE)(lambda line: self._find_item(self._read_line(line)))
 
     def wanted_rows(self, truth: Iterable[tuple[str, object]]) -> list[int]:
         """The rows of the titles of a ground truth, each once, of those that the catalog has."""
@@ -123,7 +139,7 @@ class Matcher:
         """
         if self.mode == "reference":
             return self._match_reference(items, ground_truth, seen)
-        return self._match(list(map(self._find, items)), ground_truth, seen)
+        return self._match(list(map(self._find_item, items)), ground_truth, seen)
 
     def match_lines(
         self, lines: Iterable[str], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
@@ -136,25 +152,13 @@ class Matcher:
     def _match(
         self, found: list[Truth], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
-        truth = [(wanted.key, wanted.year) for wanted in self.truths(ground_truth) if wanted.year is not None]
-        seen_items: set[int] = set()
-        seen_keys: set[str] = set()
-        for title in seen if seen is not None else ():
-            same, key = self._seen(title)
-            seen_items.update(same)
-            seen_keys.add(key)
         # Python looks at single ranks only where sets, which look at all at once, say that there is something to see.
-        rows, keys = [row for row, _, _ in found], [key for _, key, _ in found]
-        duplicate, was_seen, relevance = [False] * len(found), [False] * len(found), [0] * len(found)
-        if len(set(keys)) < len(keys):
-            duplicate = _repeats(found)
-        fold_seen = any(key[:1] == FOLDED for key in seen_keys)
-        if fold_seen or not seen_items.isdisjoint(rows) or not seen_keys.isdisjoint(keys):
-            was_seen = [
-                row in seen_items
-                or (row < 0 and key != _NOT_AN_ITEM.key and (key in seen_keys or FOLDED + fold(key) in seen_keys))
-                for row, key, _ in found
-            ]
+        rows = [row for row, _, _ in found]
+        keys = [key for _, key, _ in found]
+        duplicate = _repeats(found) if len(set(keys)) < len(keys) else [False] * len(found)
+        was_seen = self._were_seen(found, rows, keys, () if seen is None else seen)
+        relevance = [0] * len(found)
+        truth = [(wanted.key, wanted.year) for wanted in self.truths(ground_truth) if wanted.year is not None]
         truth_keys = {key for key, _ in truth}
         if not truth_keys.isdisjoint(keys):
             for rank, (row, key, year) in enumerate(found):
@@ -162,12 +166,37 @@ class Matcher:
                     relevance[rank] = self._take_nearest(truth, key, year)  # type: ignore[arg-type]  # a rank has one
         return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows)
 
+    def _were_seen(
+        self, found: Sequence[Truth], rows: Sequence[int], keys: Sequence[str], seen: Iterable[str]
+    ) -> list[bool]:
+        """Whether each rank's item is one of the seen titles. rows, keys: those of `found`."""
+        seen_items: set[int] = set()
+        seen_keys: set[str] = set()
+        for title in seen:
+            items, key = self._find_seen(title)
+            seen_items.update(items)
+            seen_keys.add(key)
+        has_folded_key = any(key[:1] == FOLDED for key in seen_keys)
+        if not has_folded_key and seen_items.isdisjoint(rows) and seen_keys.isdisjoint(keys):
+            return [False] * len(found)
+        return [
+            row in seen_items
+            or (row < 0 and key != _NOT_AN_ITEM.key and (key in seen_keys or FOLDED + fold(key) in seen_keys))
+            for row, key, _ in found
+        ]
+
+    @cache_per_instance
     def _find_item(self, item: Item | None) -> Truth:
+        """What a rank stands for."""
         if item is None:
             return _NOT_AN_ITEM
         row, key = self.identify_line.__wrapped__(*item)
         # NO_YEAR: a line without one, which matching `lenient` reads, or a catalog without years
         return Truth(row, key, item.year or (self.catalog.years[row] if row >= 0 else None) or NO_YEAR)
+
+    @cache_per_instance
+    def _find_line(self, line: str) -> Truth:
+        return self._find_item.__wrapped__(self.read_line.__wrapped__(line))  # one cache for a line is enough
 
     def truths(self, ground_truth: Iterable[tuple[str, object]]) -> list[Truth]:
         """The items that a row wants, each once, however often and however spelled it stands there. Matching
@@ -180,13 +209,15 @@ class Matcher:
             found.setdefault(one.index if one.index >= 0 else one, one)
         return list(found.values())
 
-    def _wanted(self, title: str, raw_year: object) -> Truth:
+    @cache_per_instance
+    def wanted(self, title: str, raw_year: object) -> Truth:
         """What an entry of ground truth stands for. One without a year is the catalog's only item of that name."""
         year = self.catalog.year_of(raw_year)
         row, key = self.identify(title, NO_YEAR if year is None else year)
         return Truth(row, key, year or self.catalog.years[row] if row >= 0 else year)
 
-    def _read_line(self, line: str) -> Item | None:
+    @cache_per_instance
+    def read_line(self, line: str) -> Item | None:
         """The item that a line of a list writes; None for none. Matching `lenient` reads a title without its year, too,
         where the catalog has one item of that name."""
         item = parse_item.__wrapped__(line, self.catalog.dated)  # one cache for a line is enough
@@ -199,7 +230,7 @@ class Matcher:
         """The catalog rows that `match` calls seen when these titles are."""
         if self.mode == "reference":
             return sorted(row for title in set(seen) for row in self.index.by_title.get(title, ()))
-        items = {item for title in seen for item in self._seen(title)[0]}
+        items = {item for title in seen for item in self._find_seen(title)[0]}
         return sorted(row for item in items for row in self.index.rows.get(item, (item,)))
 
     def _take_nearest(self, truth: list[tuple[str, int]], key: str, year: int) -> int:
@@ -212,15 +243,21 @@ class Matcher:
         del truth[min(distances)[1]]
         return 1
 
-    def _identify(self, title: str, year: int) -> Identity:
-        """The catalog row and the key of a title with its year."""
+    @property
+    def identify_line(self) -> "_lru_cache_wrapper[Identity]":
+        """`identify` of what a line of a list says: in mode `lenient` the same, else only what is written."""
+        return self.identify if self.mode == "lenient" else self.identify_written
+
+    @cache_per_instance
+    def identify_written(self, title: str, year: int) -> Identity:
+        """The item that a title with its year is as it is written."""
         if self.mode == "reference":
             row = next((r for r in self.index.by_title.get(title, ()) if self.catalog.years[r] == year), -1)
             return Identity(row, title)
         key = ""
         for shortened in self._shortened(title):
             key = normalise(shortened)
-            row = self.index.nearest(self.index.by_title.get(key, ()), year)
+            row = self.index.find_nearest_year(self.index.by_title.get(key, ()), year)
             if row < 0 and self.mode in FUZZY:
                 row = self._find_unlike(shortened, year)
             if row >= 0:
@@ -228,19 +265,27 @@ class Matcher:
                 return Identity(first, self.index.keys[first])
         return Identity(-1, key)
 
-    def _identify_more(self, title: str, year: int) -> Identity:
-        """Where the catalog lacks what is written, the only item that can be meant. year: NO_YEAR for none."""
-        identity, index = self._as_written(title, year), self.index
-        if identity.index < 0 and self.catalog.dated:
-            for shortened in self._shortened(title):
-                if year == NO_YEAR:
-                    titled = index.by_title.get(normalise(shortened), [])
-                    row = index.only(titled or index.by_spelling.get(forms(shortened).spelling, []))
-                else:
-                    row = index.by_short_form(shortened, year)
-                if row >= 0:
-                    return Identity(row, index.keys[row])
+    @cache_per_instance
+    def identify(self, title: str, year: int) -> Identity:
+        """The item that a title with its year (NO_YEAR for none) is, as people write it.
+
+        In the fuzzy modes that is, where the catalog lacks what is written, the only item that can be meant.
+        """
+        identity = self.identify_written(title, year)
+        if identity.index >= 0 or self.mode not in FUZZY or not self.catalog.dated:
+            return identity
+        for shortened in self._shortened(title):
+            row = self._only_item(shortened, year)
+            if row >= 0:
+                return Identity(row, self.index.keys[row])
         return identity
+
+    def _only_item(self, title: str, year: int) -> int:
+        """The only item with a title but no year, or with a subtitle left out or added; -1 for none, AMBIGUOUS."""
+        if year != NO_YEAR:
+            return self.index.find_by_short_form(title, year)
+        titled = self.index.by_title.get(normalise(title), [])
+        return self.index.unique_item(titled or self.index.by_spelling.get(forms(title).spelling, []))
 
     def _shortened(self, title: str) -> Iterator[str]:
         """The title, then without a number or label before it or a year behind it."""
@@ -252,17 +297,18 @@ class Matcher:
 
     def _find_unlike(self, title: str, year: int) -> int:
         """The catalog row of a title that is not in the catalog letter by letter; -1 for none."""
-        row = self.index.spelt(title, year)
+        row = self.index.find_by_spelling(title, year)
         if row == -1 and self.catalog.dated:
             # A note can name another film of a series, which is seldom of the same year: Twilight (New Moon) (2009).
-            notes = (self.index.of_year(fold(reading), year) for reading in readings(title))
+            notes = (self.index.unique_in_year(fold(reading), year) for reading in readings(title))
             row = next((found for found in notes if found >= 0), -1)
         if row == -1:
-            row = self.index.by_letters(title, year)
+            row = self.index.find_by_letters(title, year)
         if row == -1:
-            row = self.index.most_similar(title, year)
+            row = self.index.find_most_similar(title, year)
         return max(row, -1)
 
+    @cache_per_instance
     def _find_seen(self, title: str) -> tuple[list[int], str]:
         """The items of the catalog, as their first rows, that a seen title stands for, and the key that it has among
         titles outside of the catalog.

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from convrec.report.curves import ERROR, PANELS, REPORTED_RANKS, RunCurves, Series, labels_of
+from convrec.report.curves import ERROR, RunCurves, Series, labels_of
+from convrec.report.panels import PANELS, REPORTED_RANKS
 
 SMOOTHED = 12  # a noisy curve is a mean over about this part of its steps
 
@@ -14,7 +15,7 @@ class Chart:
 
     lines: name in the legend -> {step: value}, empty for a run that has nothing here and keeps its colour. errors: the
     same of standard errors, where they are known. error: over what they are, "" for a metric that has none. ordered:
-    they are ranks: colours run from first to last, and the axis begins at 0. smooth, span: as of curves.Panel.
+    they are ranks: colours run from first to last, and the axis begins at 0. smooth, span: as of panels.Panel.
     last_step: where the axis ends, None for the last of the lines. x_label: what the steps are.
     """
 

@@ -12,43 +12,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
 from convrec.files import read_json, write_text
+from convrec.report.panels import PANELS
 from convrec.runs.folder import METRICS, latest_step, read_config, read_metrics, recipe_of
-from convrec.shipped import read_table
 
 SWEEP = "sweep.csv"
 SWEEP_SETTINGS = "sweep.json"  # beside it: what the steps were evaluated with
 ERROR = "_se"  # after a metric's name: its standard error
-REPORTED_RANKS = (1, 2, 5, 10, 15, 20)
 Series = Mapping[int, float]  # step -> value
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One chart.
-
-    metric: a logged name, or of the sweep `evaluated/...`. smooth: noisy, drawn as a mean over neighbouring steps.
-    span: what the axis covers at the least, because a change far below it means nothing and must not look like much.
-    error: over what the metric's standard error is, "" for a metric that has none.
-    """
-
-    metric: str
-    title: str
-    y_label: str
-    smooth: bool = False
-    span: float = 0.0
-    error: str = ""
-
-
-_TABLE = read_table(__file__, "curves.yaml")
-PANELS: Mapping[str, tuple[Panel, ...]] = {
-    recipe: tuple(Panel(**panel) for panel in chain(*groups)) for recipe, groups in _TABLE.items()
-}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from numbers import Integral
@@ -35,39 +34,22 @@ from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.serving.columns import check_columns, find_items
 from convrec.serving.conversation import Conversation, conversation_text
 from convrec.serving.items import ServedCatalog
+from convrec.serving.list_request import AllowedItems, EncodedPrompt, ListRequest
 from convrec.serving.lists import Filters, ItemNames, Question, Recommendations, RecommendedItem
 from convrec.serving.mentions import COLUMN
 from convrec.serving.request_threads import RequestThreads
 from convrec.serving.retrieval import ServedRetrieval
 from convrec.serving.served_model import ServedModel, find_model
-from convrec.serving.snapshot import CatalogItem, Snapshot, TrieFile
+from convrec.serving.snapshot import CatalogItem, Snapshot
 from convrec.serving.why import sentence
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
-
     from convrec.serving.engine import Engine
 
 ANSWERS = 12  # to a question, that are offered
 FOLLOW_SECONDS = 0.2  # between two looks for changes of other processes
 FEW_LIKED = 100  # items that a sentence is chosen among in less than a millisecond
 LEAST_CONVERSATION = 64  # tokens of it that are read at least, however long a list can be
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A request that is ready for the engine, of one snapshot of the catalog."""
-
-    prompt_ids: list[int]
-    prompt_truncated: bool
-    snapshot: Snapshot
-    trie: TrieFile
-    excluded: list[int]
-    num_items: int
-    reason: str | None
-    liked: set[int] | None  # None: no sentences are wanted
-    retrieved: list[int]  # all that may be listed, as the retrieval ranks it; [] without one
-    asked_for: int  # items: those that the model writes beside a retrieval can be more
 
 
 class Recommender:
@@ -191,13 +173,13 @@ class Recommender:
 
         Raises UserError, which names the argument, for what cannot be read.
         """
-        prepared = self._prepare(conversation, k, **filters)
-        return self.engine.run(self._write(prepared))
+        request = self._prepare(conversation, k, **filters)
+        return self.engine.run(self._write(request))
 
     async def arecommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
         """`recommend` for asynchronous code; cancelled, the engine stops writing."""
-        prepared = await self._threads.run(self._prepare, conversation, k, **filters)
-        return await self.engine.arun(self._write(prepared))
+        request = await self._threads.run(self._prepare, conversation, k, **filters)
+        return await self.engine.arun(self._write(request))
 
     def recommend_batch(
         self, conversations: Sequence[Conversation], k: int = 20, filters: Sequence[Filters] | None = None
@@ -209,15 +191,15 @@ class Recommender:
         all_filters = [Filters()] * len(conversations) if filters is None else filters
         if len(all_filters) != len(conversations):
             raise UserError(f"filters: {len(all_filters)} for {len(conversations)} conversations; give one each")
-        prepared = []
+        requests = []
         for number, (said, given) in enumerate(zip(conversations, all_filters, strict=True)):
             try:
-                prepared.append(self._prepare(said, k, **given))
+                requests.append(self._prepare(said, k, **given))
             except UserError as error:
                 raise UserError(f"conversation {number}: {error}") from None
 
         async def write_all() -> list[Recommendations]:
-            return await asyncio.gather(*map(self._write, prepared))
+            return await asyncio.gather(*map(self._write, requests))
 
         return self.engine.run(write_all())
 
@@ -240,12 +222,13 @@ class Recommender:
         UserError as well where nothing is known of popularity."""
         if not self._retrieval and self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
             raise UserError(f"fallback: nothing says what is popular; give --train, or the catalog a column {COLUMN}")
-        prepared = self._prepare(conversation, k, waits=False, **filters)
-        left = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
-        ranked = prepared.retrieved or (number for number in prepared.snapshot.popular if number in left)
-        best = enumerate(islice(ranked, prepared.asked_for), 1)
-        items = tuple(self._item(prepared, number, rank, None) for rank, number in best)
-        return Recommendations(items, prepared.reason, self.model_version, prepared.prompt_truncated, fallback=True)
+        request = self._prepare(conversation, k, waits=False, **filters)
+        allowed = request.allowed
+        remaining = allowed.remaining()
+        ranked = request.retrieved or (number for number in allowed.snapshot.popular if number in remaining)
+        best = enumerate(islice(ranked, allowed.length), 1)
+        items = tuple(self._item(request, number, rank, None) for rank, number in best)
+        return self._answer(request, items, fallback=True)
 
     async def apopular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
         """`popular` for asynchronous code, whose event loop the request does not hold up."""
@@ -319,31 +302,45 @@ class Recommender:
         may_ask: bool = False,
         ignore_case: bool = False,
         waits: bool = True,
-    ) -> _Prepared:
+    ) -> ListRequest:
         """waits: for changes of the catalog that are being applied; else the items that they are of are left out."""
         text = conversation_text(conversation)
         snapshot, changing = (self.catalog.snapshot, ()) if waits else self.catalog.at_once()
         where_fits = partial(self._items_where, where, ignore_case) if where is not None else None
         exclude = [*exclude, *changing] if changing else exclude
-        trie, excluded, length, reason = self._choose(snapshot, k, seen, allow, exclude, where_fits)
+        allowed = self._choose_items(snapshot, k, seen, allow, exclude, where_fits)
         liked_items = self._find("liked", liked, snapshot)
-        written, retrieved = length, list[int]()
+        num_items = allowed.length
+        retrieved: list[int] = []
         if self._retrieval:
-            left = set(trie.trie.item_W.tolist()) - set(excluded)
+            remaining = allowed.remaining()
             first = before_questions(text) if self._questions else text  # an answer leaves the candidates as they were
-            retrieved = self._retrieval.rank(first, self._find("seen", seen, snapshot) | liked_items, left, snapshot)
+            known = self._find("seen", seen, snapshot) | liked_items
+            retrieved = self._retrieval.rank(first, known, remaining, snapshot)
             if self._retrieval.fusion:  # the model's list as it was weighed, whatever k is
-                written = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(left))
+                num_items = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(remaining))
+        return ListRequest(
+            prompt=self._encode_prompt(text, k, allowed, num_items, retrieved),
+            allowed=allowed,
+            num_items=num_items,
+            questions=self._open_questions(text) if may_ask else [],
+            retrieved=retrieved,
+            liked=liked_items if why else None,
+        )
+
+    def _encode_prompt(
+        self, conversation: str, k: int, allowed: AllowedItems, num_items: int, retrieved: Sequence[int]
+    ) -> EncodedPrompt:
+        """The prompt for `num_items` items, with the best of the retrieval where the model was trained with some."""
         # Shorter lists are the beginning of the list that the model was trained to write.
-        prompt = prompt_text(text, max(k, self.model.lists.num_items), self.model.item, self.catalog.dated)
-        best = (snapshot.items[number] for number in retrieved[: self.model.candidates])
+        longest = max(k, self.model.lists.num_items)
+        prompt = prompt_text(conversation, longest, self.model.item, self.catalog.dated)
+        best = (allowed.snapshot.items[number] for number in retrieved[: self.model.candidates])
         prompt = with_candidates(prompt, [format_item(item.title, item.year or NO_YEAR) for item in best])
-        limit = min(self._max_prompt_length, self._context - trie.longest_list(max(written, 1)))
+        limit = min(self._max_prompt_length, self._context - allowed.trie.longest_list(max(num_items, 1)))
         messages = [[{"role": "user", "content": prompt}]]
-        (ids,), (cut,) = encode_prompts(self._tokenizer, messages, limit, self._template_arguments)
-        excluded = self._open_questions(text) + excluded if may_ask else excluded
-        why_liked = liked_items if why else None
-        return _Prepared(ids, cut, snapshot, trie, excluded, written, reason, why_liked, retrieved, length)
+        (token_ids,), (is_truncated,) = encode_prompts(self._tokenizer, messages, limit, self._template_arguments)
+        return EncodedPrompt(token_ids, is_truncated)
 
     def _open_questions(self, conversation: str) -> list[int]:
         """As walks have them; none twice, and none where the turn that is left is the list's."""
@@ -352,7 +349,7 @@ class Recommender:
         is_last = sum(asked) >= self.model.max_turns - 1
         return [] if is_last else [-1 - place for place, again in enumerate(asked) if not again]
 
-    def _choose(
+    def _choose_items(
         self,
         snapshot: Snapshot,
         k: int,
@@ -360,8 +357,7 @@ class Recommender:
         allow: ItemNames | None,
         exclude: ItemNames,
         items_where: Callable[[Snapshot], set[int]] | None,
-    ) -> tuple[TrieFile, list[int], int, str | None]:
-        """(trie of the items that are allowed, numbers of those to leave out, length of the list, why it is short)."""
+    ) -> AllowedItems:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.catalog.max_items:
             raise UserError(f"k: {k!r:.20}; give a whole number from 1 to {self.catalog.max_items}")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
@@ -377,10 +373,12 @@ class Recommender:
         trie = snapshot.trie_with(frozenset(allowed)) if is_part else snapshot.trie
         excluded &= allowed
         left = len(allowed) - len(excluded)
-        reason = None
+        shortage = None
         if left < k:
-            reason = f"of {of} {len(excluded)} are seen or excluded, which leaves {left} for a list of {k}"
-        return trie, sorted(excluded), min(k, left), reason
+            shortage = f"of {of} {len(excluded)} are seen or excluded, which leaves {left} for a list of {k}"
+        return AllowedItems(
+            snapshot=snapshot, trie=trie, excluded=sorted(excluded), length=min(k, left), shortage=shortage
+        )
 
     def _items_where(self, where: Any, ignore_case: bool, snapshot: Snapshot) -> set[int]:
         return find_items(where, self.catalog.columns, snapshot.items, snapshot.values_of, ignore_case)
@@ -395,43 +393,57 @@ class Recommender:
             names.add((type(entry), entry))
         return {number for _, entry in names for number in self.catalog.find(entry, snapshot)}
 
-    def _stream(self, prepared: _Prepared) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
-        facts = Recommendations((), prepared.reason, self.model_version, prepared.prompt_truncated)
-        return facts, self.engine.iterate(self._items(prepared))
+    def _stream(self, request: ListRequest) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
+        return self._answer(request, ()), self.engine.iterate(self._items(request))
 
-    async def _write(self, prepared: _Prepared) -> Recommendations:
-        found = [one async for one in self._items(prepared, streamed=False)]
-        items = tuple(one for one in found if isinstance(one, RecommendedItem))
-        question = next((one for one in found if isinstance(one, Question)), None)
-        facts = prepared.reason, self.model_version, prepared.prompt_truncated
-        return Recommendations(items, *facts, question=question)
+    async def _write(self, request: ListRequest) -> Recommendations:
+        written = [entry async for entry in self._items(request, streamed=False)]
+        items = tuple(entry for entry in written if isinstance(entry, RecommendedItem))
+        question = next((entry for entry in written if isinstance(entry, Question)), None)
+        return self._answer(request, items, question=question)
 
-    async def _items(self, prepared: _Prepared, streamed: bool = True) -> AsyncIterator[RecommendedItem | Question]:
+    def _answer(
+        self,
+        request: ListRequest,
+        items: tuple[RecommendedItem, ...],
+        question: Question | None = None,
+        fallback: bool = False,
+    ) -> Recommendations:
+        return Recommendations(
+            items=items,
+            reason=request.allowed.shortage,
+            model_version=self.model_version,
+            prompt_truncated=request.prompt.is_truncated,
+            question=question,
+            fallback=fallback,
+        )
+
+    async def _items(self, request: ListRequest, streamed: bool = True) -> AsyncIterator[RecommendedItem | Question]:
         """On the engine's loop. With a retrieval all come once the model's list is whole."""
         if self._retrieval is None or not self._retrieval.fusion:
             rank = 0
-            async for number, score in self._written(prepared, streamed):
+            async for number, score in self._written(request, streamed):
                 rank += 1
                 if number < 0:
                     yield self._questions[-1 - number]
                 else:
-                    yield await self._described(prepared, number, rank, score)
+                    yield await self._described(request, number, rank, score)
             return
-        scores = {number: score async for number, score in self._written(prepared, streamed=False)}
+        scores = {number: score async for number, score in self._written(request, streamed=False)}
         if (asked := -1 - min(scores, default=0)) >= 0:
             yield self._questions[asked]
             return
-        fused = self._retrieval.fusion.of([*scores], prepared.retrieved)[: prepared.asked_for]
+        fused = self._retrieval.fusion.of([*scores], request.retrieved)[: request.allowed.length]
         for rank, number in enumerate(fused, 1):
-            yield await self._described(prepared, number, rank, scores.get(number))
+            yield await self._described(request, number, rank, scores.get(number))
 
-    async def _written(self, prepared: _Prepared, streamed: bool) -> AsyncIterator[tuple[int, float]]:
+    async def _written(self, request: ListRequest, streamed: bool) -> AsyncIterator[tuple[int, float]]:
         """The items that the model writes, by their numbers, with their scores; -1 - q, if it asks its question q."""
-        if prepared.num_items == 0:
+        if request.num_items == 0:
             return
-        walk = Walk(prepared.trie.trie, prepared.num_items, prepared.excluded)
+        walk = Walk(request.allowed.trie.trie, request.num_items, request.walk_exclusions)
         total, choices = 0.0, 0  # of the item that is being written
-        async for output in self.engine.outputs(prepared.prompt_ids, _sampling(prepared, streamed)):
+        async for output in self.engine.outputs(request.prompt.token_ids, request.sampling(streamed)):
             answer = output.outputs[0]
             for token, token_log_probs in zip(answer.token_ids, answer.logprobs or (), strict=True):
                 if walk.num_choices() > 1:
@@ -443,34 +455,18 @@ class Recommender:
                     total, choices = 0.0, 0
                     yield walk.items[-1], score
 
-    async def _described(self, prepared: _Prepared, number: int, rank: int, score: float | None) -> RecommendedItem:
+    async def _described(self, request: ListRequest, number: int, rank: int, score: float | None) -> RecommendedItem:
         """`_item`; in a thread where its sentence is chosen among many liked items."""
-        if len(prepared.liked or ()) <= FEW_LIKED:
-            return self._item(prepared, number, rank, score)
-        return await asyncio.to_thread(self._item, prepared, number, rank, score)
+        if len(request.liked or ()) <= FEW_LIKED:
+            return self._item(request, number, rank, score)
+        return await asyncio.to_thread(self._item, request, number, rank, score)
 
-    def _item(self, prepared: _Prepared, number: int, rank: int, score: float | None) -> RecommendedItem:
-        item = prepared.snapshot.items[number]
-        why = None if prepared.liked is None else sentence(number, prepared.liked, prepared.snapshot)
+    def _item(self, request: ListRequest, number: int, rank: int, score: float | None) -> RecommendedItem:
+        item = request.allowed.snapshot.items[number]
+        why = None if request.liked is None else sentence(number, request.liked, request.allowed.snapshot)
         columns = self.shown_columns(item)
         return RecommendedItem(item.item_id, item.title, item.clean_title, item.year, columns, rank, score, why)
 
     def shown_columns(self, item: CatalogItem) -> dict[str, Any]:
         """The columns of an item that answers have."""
         return {name: item.columns[name] for name in self._show}
-
-
-def _sampling(prepared: _Prepared, streamed: bool) -> "SamplingParams":
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, VERSION
-
-    return SamplingParams(
-        temperature=0.0,
-        max_tokens=prepared.trie.longest_list(prepared.num_items),
-        logprobs=0,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
-        extra_args={ITEMS: prepared.num_items, EXCLUDE: prepared.excluded, VERSION: prepared.trie.path.name},
-    )

@@ -31,15 +31,24 @@ class SplitRule(NamedTuple):
     test_share: float = 0.0
 
 
-class Facts(NamedTuple):
-    """What the first reading keeps of a row."""
+class SplitKey(NamedTuple):
+    """What decides which split a row belongs to.
+
+    Attributes:
+        path: the row's file.
+        row: its number there.
+        conversation: 64 bits that tell its conversation from others.
+        time: seconds since 1970; None: the row has none.
+        split: the row's own word; None: it has none.
+        is_named: whether the row itself names its conversation, and not the beginning of its text.
+    """
 
     path: Path
     row: int
-    conversation: int  # its 64-bit name
+    conversation: int
     time: float | None
     split: str | None
-    is_named: bool = True  # by the row itself, not by how its text begins
+    is_named: bool = True
 
 
 class Borders(NamedTuple):
@@ -105,56 +114,56 @@ def check_rule(rule: SplitRule) -> Borders:
     return Borders(*times)
 
 
-def complete(facts: Sequence[Facts], rule: SplitRule, damage: Damage) -> list[Facts]:
+def complete(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage) -> list[SplitKey]:
     """The rows that have what they are split by: a split where any has one, a time where the rule goes by time. The
     others go to `damage`."""
-    if any(fact.split is not None for fact in facts):
+    if any(key.split is not None for key in keys):
         field, problem = "split", "no split, but other rows have one; write it in every row"
-    elif any(rule) and (rule.validation_from or rule.test_from or any(fact.time is not None for fact in facts)):
+    elif any(rule) and (rule.validation_from or rule.test_from or any(key.time is not None for key in keys)):
         field, problem = "time", "no time, which splitting by time needs in every row; write it"
     else:
-        return list(facts)
-    for fact in facts:
-        if getattr(fact, field) is None:
-            damage.add(fact.path, fact.row, problem)
-    return [fact for fact in facts if getattr(fact, field) is not None]
+        return list(keys)
+    for key in keys:
+        if getattr(key, field) is None:
+            damage.add(key.path, key.row, problem)
+    return [key for key in keys if getattr(key, field) is not None]
 
 
-def common_opening(facts: Sequence[Facts]) -> str | None:
+def common_opening(keys: Sequence[SplitKey]) -> str | None:
     """What to tell where so many rows without a conversation's name begin alike that they are hardly of one."""
-    rows = Counter(fact.conversation for fact in facts if not fact.is_named)
+    rows = Counter(key.conversation for key in keys if not key.is_named)
     ((conversation, count),) = rows.most_common(1) or [(0, 0)]
-    if count <= max(LARGE_COUNT, LARGE_SHARE * len(facts)):
+    if count <= max(LARGE_COUNT, LARGE_SHARE * len(keys)):
         return None
-    first = next(fact for fact in facts if fact.conversation == conversation)
+    first = next(key for key in keys if key.conversation == conversation)
     return (
-        f"{count:,} of {len(facts):,} rows begin as {place_of(first.path, first.row)} does, so they are one "
+        f"{count:,} of {len(keys):,} rows begin as {place_of(first.path, first.row)} does, so they are one "
         "conversation and in one split; if they are not, give every row a conversation_id"
     )
 
 
-def assign(facts: Sequence[Facts], rule: SplitRule, borders: Borders) -> tuple[dict[int, str], dict[str, Any]]:
+def assign(keys: Sequence[SplitKey], rule: SplitRule, borders: Borders) -> tuple[dict[int, str], dict[str, Any]]:
     """(conversation -> split, what the summary says of it) of rows that are `complete`. Raises UserError when rule and
     rows do not go together."""
     by_share = bool(rule.validation_share or rule.test_share)
     by_rule = by_share or borders != Borders(None, None)
-    if facts[0].split is not None:
+    if keys[0].split is not None:
         if by_rule:
-            first = place_of(facts[0].path, facts[0].row)
+            first = place_of(keys[0].path, keys[0].row)
             raise UserError(f"{first}: rows have a split; leave it out, or the options for splits")
-        return {fact.conversation: fact.split or "" for fact in facts}, {"by": "the rows' own split"}
+        return {key.conversation: key.split or "" for key in keys}, {"by": "the rows' own split"}
     if not by_rule:
-        return {fact.conversation: "train" for fact in facts}, {"by": "nothing: all is train"}
-    if facts[0].time is None:
+        return {key.conversation: "train" for key in keys}, {"by": "nothing: all is train"}
+    if keys[0].time is None:
         shares = (rule.validation_share, rule.test_share)
-        by_name = {fact.conversation: split_by_hash(fact.conversation, *shares) for fact in facts}
+        by_name = {key.conversation: split_by_hash(key.conversation, *shares) for key in keys}
         return by_name, {"by": "hash of the conversation: rows have no time"}
     latest: dict[int, float] = {}  # of each conversation
-    for fact in facts:
-        assert fact.time is not None  # they are complete
-        latest[fact.conversation] = max(fact.time, latest.get(fact.conversation, fact.time))
+    for key in keys:
+        assert key.time is not None  # they are complete
+        latest[key.conversation] = max(key.time, latest.get(key.conversation, key.time))
     if by_share:
-        times_R = np.array([latest[fact.conversation] for fact in facts])
+        times_R = np.array([latest[key.conversation] for key in keys])
         borders = borders_at_shares(times_R, rule.validation_share, rule.test_share)
     places = borders.places(np.array([*latest.values()]))
     return {name: SPLITS[place] for name, place in zip(latest, places, strict=True)}, borders.described()

@@ -22,7 +22,7 @@ from convrec.generation.prompts import prompt_id
 from convrec.llm import LLM, endpoint
 from recipes.evaluation.beyond_accuracy import AFTER, BY_TURN
 from recipes.evaluation.scoring import Row, Scored
-from recipes.evaluation.setup import Setup
+from recipes.evaluation.setup import Evaluation
 
 ASKING = ("never", "fixed", "entropy")
 Answered = Callable[[GenerationRequest], Mapping[str, Any]]  # prompt_id -> answer
@@ -53,40 +53,49 @@ class Conversation:
 Model = Callable[[Sequence[Conversation]], Sequence[str]]  # the next turn of each
 
 
-def dialogues(setup: Setup, answers_of: Answered) -> dict[str, list[Conversation]]:
+def dialogues(evaluation: Evaluation, answers_of: Answered) -> dict[str, list[Conversation]]:
     """The split's conversations as the model, if there is one, and each baseline lead them. answers_of: of the model,
     which is asked once a turn for all of them."""
-    options, context = setup.options, setup.context
-    attributes = load_attributes(options.catalog, options.ask or ())
-    if options.user == "llm":
-        user: RuleUser = LLMUser(attributes, LLM(endpoint("user"), Path(options.out) / "answers"))
-    else:
-        kind = {"rule": RuleUser, "random": RandomUser, "other": OtherUser}[str(options.user)]
-        user = kind(attributes, options.seed, evaluation=True, others=context.wanted)
+    attributes = load_attributes(evaluation.options.catalog, evaluation.options.ask or ())
+    user = _make_user(evaluation, attributes)
     models: dict[str, Model] = {}
-    if options.model is not None:
-        models["model"] = partial(_generated, setup, answers_of)
-    if (mentions_M := context.mentions_M) is not None:
+    if evaluation.options.model is not None:
+        models["model"] = partial(_generated, evaluation, answers_of)
+    mentions_M = evaluation.data.context.mentions_M
+    if mentions_M is not None:
         popular = [row for row in np.argsort(-mentions_M, kind="stable").tolist() if mentions_M[row]]
-        models |= {name: partial(_ruled, name, setup, attributes, popular) for name in ASKING}
+        models |= {name: partial(_ruled, name, evaluation, attributes, popular) for name in ASKING}
     led = {}
     for name, model in models.items():
-        prompts = [row["prompt"][0]["content"] for row in setup.split.rows]
-        led[name] = [
-            Conversation(row, wanted, prompt, prompt)
-            for row, (wanted, prompt) in enumerate(zip(context.wanted, prompts, strict=True))
-        ]
-        _play(led[name], model, user, setup)
+        led[name] = _open_conversations(evaluation)
+        _play(led[name], model, user, evaluation)
     return led
 
 
-def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, setup: Setup) -> None:
+def _make_user(evaluation: Evaluation, attributes: Attributes) -> RuleUser:
+    options = evaluation.options
+    if options.user == "llm":
+        return LLMUser(attributes, LLM(endpoint("user"), Path(options.out) / "answers"))
+    kind = {"rule": RuleUser, "random": RandomUser, "other": OtherUser}[str(options.user)]
+    return kind(attributes, options.seed, evaluation=True, others=evaluation.data.context.wanted)
+
+
+def _open_conversations(evaluation: Evaluation) -> list[Conversation]:
+    """One for each row, in which nothing has been asked."""
+    prompts = [row["prompt"][0]["content"] for row in evaluation.data.split.rows]
+    wanted = evaluation.data.context.wanted
+    return [Conversation(row, wanted[row], prompt, prompt) for row, prompt in enumerate(prompts)]
+
+
+def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, evaluation: Evaluation) -> None:
     """In place, turn by turn; a question in the turn `max_turns` is malformed."""
-    names, delimiter = setup.options.ask or (), setup.lists.delimiter
-    ids = [row["sample_id"] for row in setup.split.rows]
-    for turns_left in range(setup.settings["max_turns"] - 1, -1, -1):
+    names = evaluation.options.ask or ()
+    delimiter = evaluation.rules.lists.delimiter
+    ids = [row["sample_id"] for row in evaluation.data.split.rows]
+    for turns_left in range(evaluation.settings["max_turns"] - 1, -1, -1):
         for one, text in zip(going_on, model(going_on) if going_on else [], strict=True):
-            one.text, one.last = text, read_turn(text, names, turns_left > 0, delimiter)
+            one.text = text
+            one.last = read_turn(text, names, turns_left > 0, delimiter)
         going_on = [one for one in going_on if one.last.asked]
         questions = [Asked(ids[one.row], one.wanted, str(one.last.asked), one.prompt) for one in going_on]
         for one, question, answer in zip(going_on, questions, user.answers(questions), strict=True):
@@ -95,36 +104,43 @@ def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, setup:
             one.prompt = with_answer(one.prompt, question.attribute, answer)
 
 
-def _generated(setup: Setup, answers_of: Answered, conversations: Sequence[Conversation]) -> list[str]:
+def _generated(evaluation: Evaluation, answers_of: Answered, conversations: Sequence[Conversation]) -> list[str]:
     """The model's next turns, generated at once and kept, a file a turn."""
     prompts = [[{"role": "user", "content": one.prompt}] for one in conversations]
     names = [prompt_id(messages) for messages in prompts]
-    path = Path(setup.options.out) / f"generations_turn_{len(conversations[0].asked) + 1}.parquet"
-    answers = answers_of(GenerationRequest(setup.settings["model_path"], dict(zip(names, prompts, strict=True)), path))
+    path = Path(evaluation.options.out) / f"generations_turn_{len(conversations[0].asked) + 1}.parquet"
+    answers = answers_of(GenerationRequest(evaluation.model.path, dict(zip(names, prompts, strict=True)), path))
     return [answers[name]["text"] for name in names]
 
 
 def _ruled(
-    name: str, setup: Setup, attributes: Attributes, popular: Sequence[int], conversations: Sequence[Conversation]
+    name: str,
+    evaluation: Evaluation,
+    attributes: Attributes,
+    popular: Sequence[int],
+    conversations: Sequence[Conversation],
 ) -> list[str]:
     """The next turns of a baseline."""
-    lists, lines, texts = setup.lists, setup.split.catalog.lines, []
+    lists = evaluation.rules.lists
+    lines = evaluation.data.split.catalog.lines
+    max_questions = evaluation.settings["max_turns"] - 1
+    texts = []
     for one in conversations:
         told = {name: attributes.named(name, answer) for name, answer in one.asked}
         left = [name for name in attributes.names if name not in told]
-        if name != "never" and left and len(one.asked) < setup.settings["max_turns"] - 1:
+        if name != "never" and left and len(one.asked) < max_questions:
             next_one = left[0] if name == "fixed" else attributes.most_uncertain(left, popular, told)
             texts.append(question_text(next_one))
         else:
-            seen = setup.context.mentioned[one.row]
+            seen = evaluation.data.context.mentioned[one.row]
             rows = attributes.by_what_was_told((row for row in popular if row not in seen), told)
             texts.append(lists.delimiter.join(lines[row] for row in rows[: lists.num_items]))
     return texts
 
 
-def add_figures(setup: Setup, led: Sequence[Conversation], scored: Scored) -> None:
+def add_figures(evaluation: Evaluation, led: Sequence[Conversation], scored: Scored) -> None:
     """To each row what beyond_accuracy has of dialogues; a success is a hit, in a list at this turn or before."""
-    k = max(setup.settings["ks"])
+    k = max(evaluation.rules.ks)
     for one, row in zip(led, scored, strict=True):
         count = len(one.asked)
         row |= {"questions": count, "malformed": int(one.last.malformed)}

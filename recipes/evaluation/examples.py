@@ -1,6 +1,7 @@
 """Conversations for a report: the best and the worst of an evaluation, or the largest gains and losses between two."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,21 @@ import pyarrow.parquet as pq
 from convrec.data.schema import RL_SCHEMA, TRUTH, conversation_text, truth_of
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import make_matcher
+from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.report.page import Example, mark_list
 from recipes.evaluation.scoring import metrics_of, rows_of
 
 Row = dict[str, Any]
+Rows = Mapping[str, Row]  # sample_id -> row
+
+
+@dataclass(frozen=True)
+class _ScoredLists:
+    """An evaluation: its settings, as metrics.json has them, and its rows."""
+
+    settings: Mapping[str, Any]
+    rows: Rows
 
 
 def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Example]:
@@ -24,47 +34,71 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     over the first, from the largest gain to the largest loss, so that what got worse is shown too; then, where they are
     others, the best and the worst of the last.
     """
-    folders = {name: Path(folder) for name, folder in evaluations.items()}
-    settings_of = {name: metrics_of(folder)["settings"] for name, folder in folders.items()}
-    settings = list(settings_of.values())[-1]
-    ndcg = f"ndcg@{max(settings['ks'])}"
-    scored = {name: rows_of(folder) for name, folder in folders.items()}
-    data = Path(settings["data"])
+    scored = {
+        name: _ScoredLists(metrics_of(Path(folder))["settings"], rows_of(Path(folder)))
+        for name, folder in evaluations.items()
+    }
+    last = list(scored.values())[-1]
+    split = _read_split(last)
+    matcher = make_matcher(load_catalog(last.settings["catalog"]), ListSettings.of(last.settings))
+    labels = _label_samples(scored, split, count)
+    return [_make_example(split[sample], label, scored, matcher) for sample, label in labels.items()]
+
+
+def _read_split(evaluation: _ScoredLists) -> Rows:
+    """The rows that were evaluated. Raises UserError where they are gone, or others."""
+    data = Path(evaluation.settings["data"])
     if not data.exists():
         raise UserError(f"{data}: gone since it was evaluated (or named from another folder); evaluate again")
     split = {row["sample_id"]: row for row in pq.read_table(data, columns=RL_SCHEMA.names).to_pylist()}
-    matcher = make_matcher(load_catalog(settings["catalog"]), ListSettings.of(settings))
+    for sample in evaluation.rows:
+        if sample not in split:
+            raise UserError(f"{data}: without {sample}, so it is not what was evaluated; evaluate again")
+    return split
 
-    first, *_, last = (*scored.values(),) * 2
-    if gone := next((sample for sample in last if sample not in split), None):
-        raise UserError(f"{data}: without {gone}, so it is not what was evaluated; evaluate again")
-    in_all = [sample for sample in last if split[sample][TRUTH] and all(sample in rows for rows in scored.values())]
-    latest = {sample: last[sample][ndcg] for sample in in_all}
+
+def _label_samples(scored: Mapping[str, _ScoredLists], split: Rows, count: int) -> dict[str, str]:
+    """sample_id -> why the conversation is an example, in the order in which they are shown."""
+    first, *_ = scored.values()
+    name, last = list(scored.items())[-1]
+    metric = f"ndcg@{max(last.settings['ks'])}"
+    title = metric.replace("ndcg", "NDCG")
+    everywhere = [
+        sample
+        for sample in last.rows
+        if split[sample][TRUTH] and all(sample in evaluation.rows for evaluation in scored.values())
+    ]
+    values = {sample: last.rows[sample][metric] for sample in everywhere}
+    if len(scored) == 1:
+        return _choose(values, split, count, ("the best", "the worst"), f"{title} {{:.2f}}")
     gains = {
-        sample: value - first[sample][ndcg] for sample, value in latest.items() if max(value, first[sample][ndcg]) > 0
+        sample: value - first.rows[sample][metric]
+        for sample, value in values.items()
+        if max(value, first.rows[sample][metric]) > 0
     }
-    at = ndcg.replace("ndcg", "NDCG")
-    if len(scored) > 1:
-        labels = _choose(gains, split, count, ("the largest gain", "the largest loss"), f"{at} {{:+.2f}}")
-        of = f" of {list(scored)[-1]}"
-        for sample, label in _choose(latest, split, 2, (f"the best{of}", f"the worst{of}"), f"{at} {{:.2f}}").items():
-            labels[sample] = f"{labels[sample]}; {label}" if sample in labels else label
-    else:
-        labels = _choose(latest, split, count, ("the best", "the worst"), f"{at} {{:.2f}}")
-    shown = []
-    for sample, label in labels.items():
-        truth, seen = truth_of(split[sample]), split[sample]["seen_titles"] or []
-        lists = {}
-        for name, rows in scored.items():
-            own = ListSettings.of(settings_of[name])
-            lists[name] = mark_list(rows[sample]["text"], matcher, truth, seen, own.num_items, own.delimiter)
-        dialogue = last[sample].get("dialogue") or ""
-        shown.append(Example(conversation_text(split[sample]) + dialogue, truth, lists, label))
-    return shown
+    labels = _choose(gains, split, count, ("the largest gain", "the largest loss"), f"{title} {{:+.2f}}")
+    ends = (f"the best of {name}", f"the worst of {name}")
+    for sample, label in _choose(values, split, 2, ends, f"{title} {{:.2f}}").items():
+        labels[sample] = f"{labels[sample]}; {label}" if sample in labels else label
+    return labels
+
+
+def _make_example(row: Row, label: str, scored: Mapping[str, _ScoredLists], matcher: Matcher) -> Example:
+    """The conversation with each evaluation's list; what was asked and answered since is the last one's."""
+    sample = row["sample_id"]
+    truth = truth_of(row)
+    lists = {}
+    for name, evaluation in scored.items():
+        own = ListSettings.of(evaluation.settings)
+        text = evaluation.rows[sample]["text"]
+        lists[name] = mark_list(text, matcher, truth, row["seen_titles"] or [], own.num_items, own.delimiter)
+    last = list(scored.values())[-1]
+    dialogue = last.rows[sample].get("dialogue") or ""
+    return Example(conversation_text(row) + dialogue, truth, lists, label)
 
 
 def _choose(
-    values: Mapping[str, float], split: Mapping[str, Row], count: int, ends: tuple[str, str], value_text: str
+    values: Mapping[str, float], split: Rows, count: int, ends: tuple[str, str], value_text: str
 ) -> dict[str, str]:
     """sample_id -> label of `count` samples, from the highest value to the lowest in even steps."""
     # among equals the one with more to find: a miss of five titles says more than a miss of one

@@ -18,7 +18,8 @@ from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.same_request import differences
-from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Context, Figures, add_measures, figures_of
+from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Figures, add_measures, figures_of
+from recipes.evaluation.measures import Context
 from recipes.evaluation.split import Split
 
 Row = dict[str, Any]

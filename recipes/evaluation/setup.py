@@ -1,6 +1,15 @@
-"""An evaluation read and checked: options -> files, prompts, settings. Nothing here starts an engine."""
+"""From options to an evaluation that has been checked: `prepare_evaluation`. Nothing here starts an engine.
 
-from collections.abc import Sequence
+check_options       which options go together (recipes.evaluation.checks)
+choose_rules        how lists are read and scored: by the options, else the run's settings
+read_data           rows and truths, training rows, what figures are broken down by
+load_retriever      lists without a model
+choose_sampling     how the model writes its lists
+for_model           the model, what its constrained lists may hold, an earlier evaluation to compare with
+describe_settings   what metrics.json says of all this
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +20,11 @@ from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.features.asking.turns import MAX_TURNS
 from convrec.features.candidates.prompts import count_candidates
-from convrec.files import file_hash, read_json
+from convrec.files import file_hash
 from convrec.generation.answers import GenerationRequest
 from convrec.generation.generate import Constraint
 from convrec.generation.placement import Placement
+from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.metrics import KS
 from convrec.lists.settings import KINDS, ListSettings
@@ -22,113 +32,247 @@ from convrec.retrieval.folder import load
 from convrec.retrieval.retriever import Retriever
 from convrec.retrieval.train_ratings import read_train_ratings
 from convrec.runs.folder import read_config, setting
-from convrec.same_request import differences
-from recipes.evaluation.baselines import API, BASELINES
-from recipes.evaluation.beyond_accuracy import Context, context_of
+from recipes.evaluation.baselines import API
+from recipes.evaluation.beyond_accuracy import context_of
+from recipes.evaluation.checks import check_options
 from recipes.evaluation.constrained import make_constraint
+from recipes.evaluation.measures import Context
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.scoring import Row, read_earlier
 from recipes.evaluation.slices import SLICES, slice_labels
 from recipes.evaluation.split import NO_ROWS, Rows, Split, read_rows, read_split
 
-OF_DIALOGUES = ("user", "ask", "max_turns")  # recorded where there is a user
-RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")  # in metrics.json
+# Options that metrics.json has among its settings, by name.
+OF_DIALOGUES = ("user", "ask", "max_turns")  # where there is a user
+RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")
+FILES = ("data", "catalog", "train")  # with their hashes
+
+RunConfig = dict[str, Any]  # of the run that the lists are asked and scored as; {} for a model of none
 
 
 @dataclass(frozen=True)
-class Setup:
-    """An evaluation that has been checked.
+class ScoringRules:
+    """How lists are read and scored.
 
-    lists, split: as the first protocol reads them. matchers: by protocol. labels: of each slice, the part that a row is
-    in. sampling, settings: as metrics.json has them. before: of each row the one of `against`, None: not there.
+    Attributes:
+        lists: as the first protocol reads them.
+        ks: the lengths at which metrics are computed.
+        matching_by_protocol: the name of each protocol's matching.
     """
 
-    options: EvaluationOptions
-    placement: Placement
     lists: ListSettings
+    ks: Sequence[int]
+    matching_by_protocol: Mapping[str, str]
+
+    def matchers(self, split: Split) -> dict[str, Matcher]:
+        """The matcher of each protocol; the split has the first one's."""
+        return {
+            protocol: split.matcher if matching == self.lists.matching else self._matcher(split.catalog, matching)
+            for protocol, matching in self.matching_by_protocol.items()
+        }
+
+    def _matcher(self, catalog: Catalog, matching: str) -> Matcher:
+        return make_matcher(catalog, replace(self.lists, matching=matching))
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """What is scored, and what it is measured against.
+
+    Attributes:
+        split: rows and truths, read as the first protocol does.
+        matchers: by protocol.
+        train: the rows that baselines are fitted on.
+        context: popularity, genres, titles mentioned and wanted.
+        labels: of each slice, the part that a row is in.
+    """
+
     split: Split
-    matchers: dict[str, Matcher]
+    matchers: Mapping[str, Matcher]
     train: Rows
     context: Context
-    retriever: Retriever | None
-    labels: dict[str, list[str | None]]
-    sampling: dict[str, Any]
-    settings: dict[str, Any]
-    before: list[Row | None] | None = None
+    labels: Mapping[str, list[str | None]]
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """The model whose lists are scored.
+
+    Attributes:
+        path: a folder or id that vLLM loads, or `api:NAME`; "None" for an evaluation of baselines alone.
+        placement: how many replicas, on how many GPUs each.
+        sampling: the arguments of the generation, as metrics.json has them.
+        constraint: what its second lists may hold; None: it writes free lists alone.
+        warnings: about the constraint.
+    """
+
+    path: str
+    placement: Placement
+    sampling: Mapping[str, Any]
     constraint: Constraint | None = None
     warnings: Sequence[str] = ()
 
-    def for_model(self, model: str | None, out: str, against: str | None = None) -> "Setup":
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that has been checked.
+
+    Attributes:
+        options: as given, with what was left to defaults.
+        rules: how lists are read and scored.
+        data: rows, truths and what they are measured against.
+        model: the model, where `options.model` names one.
+        retriever: whose lists are scored beside the model's, and fused with them.
+        settings: as metrics.json has them.
+        before: of each row that of the evaluation `options.against`, None where that has none; None: no comparison.
+    """
+
+    options: EvaluationOptions
+    rules: ScoringRules
+    data: EvaluationData
+    model: EvaluatedModel
+    retriever: Retriever | None
+    settings: Mapping[str, Any]
+    before: list[Row | None] | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """For the reader of the metrics."""
+        return [*self.data.split.warnings, *self.model.warnings]
+
+    def for_model(self, model: str | None, out: str, against: str | None = None) -> "Evaluation":
         """The same for this model. Raises UserError for one that cannot be asked, and for an evaluation that it cannot
         be compared with."""
         options = replace(self.options, model=model, out=out, against=against)
-        model_path = str(model)
-        if model is not None and not model.startswith(API):
-            model_path = resolve_model(model, "--model ")
-            hub.require(model_path, "--model ")
-            load_tokenizer(model_path, "--model ", titles=self.split.catalog.titles)
-        before = read_earlier(Path(against), self.split, self.settings) if against else None
-        constraint, warnings = None, self.split.warnings
+        split = self.data.split
+        path = check_model(model, split.catalog)
+        before = read_earlier(Path(against), split, self.settings) if against else None
+        constraint = None
+        warnings: list[str] = []
         if options.constrained:
-            constraint, left_out = make_constraint(options, self.split, model_path, self.lists)
-            warnings = [*warnings, *left_out]
-        settings = self.settings | {"model": model, "model_path": model_path}
-        return replace(
-            self, options=options, settings=settings, before=before, constraint=constraint, warnings=warnings
-        )
+            constraint, warnings = make_constraint(options, split, path, self.rules.lists)
+        prepared = replace(self.model, path=path, constraint=constraint, warnings=warnings)
+        settings = {**self.settings, "model": model, "model_path": path}
+        return replace(self, options=options, model=prepared, settings=settings, before=before)
 
-    def asked(self) -> dict[str, GenerationRequest]:
+    def requests(self) -> dict[str, GenerationRequest]:
         """What the model is asked for: "model", its free lists, and "constrained" ones."""
         if self.options.model is None:
             return {}
-        model, out, prompts = self.settings["model_path"], Path(self.options.out), self.split.prompts
-        asked = {"model": GenerationRequest(model, prompts, out / "generations.parquet")}
-        if self.constraint:
+        out = Path(self.options.out)
+        prompts = self.data.split.prompts
+        requests = {"model": GenerationRequest(self.model.path, prompts, out / "generations.parquet")}
+        if self.model.constraint:
             path = out / "generations_constrained.parquet"
-            asked["constrained"] = GenerationRequest(model, prompts, path, self.constraint)
-        return asked
+            requests["constrained"] = GenerationRequest(self.model.path, prompts, path, self.model.constraint)
+        return requests
 
 
-def refuse_to_replace(out: Path, model: str | None, data: str) -> None:
-    """Raise UserError where OUT holds the evaluation of another model, or on other data."""
-    file, asked = out / "metrics.json", {"model": model, "data": data}
-    before = read_json(file)["settings"] if file.exists() else asked
-    if other := differences({name: before[name] for name in asked}, asked):
-        raise UserError(f"--out {out}: it holds an evaluation whose {', '.join(other)}; give another, or --overwrite")
+def prepare_evaluation(options: EvaluationOptions) -> Evaluation:
+    """Read and check all that an evaluation needs.
 
-
-def set_up(options: EvaluationOptions) -> Setup:
-    options = _checked(options)
+    Raises:
+        UserError: An option, a file or the model cannot be used.
+    """
+    options = check_options(options)
     placement = Placement(options.replicas, options.tensor_parallel)
-    trained_with = _config_of_run(options)
+    run_config = read_run_config(options)
     if options.max_turns is None:
-        options = replace(options, max_turns=setting(trained_with, "convrec.max_turns") or MAX_TURNS)
-    lists, matching_of = _list_settings(options, trained_with)
+        options = replace(options, max_turns=setting(run_config, "convrec.max_turns") or MAX_TURNS)
+    rules = choose_rules(options, run_config)
+    data = read_data(options, rules, run_config)
+    retriever = load_retriever(options, data.split)
+    sampling = choose_sampling(options, run_config)
+    evaluation = Evaluation(
+        options=options,
+        rules=rules,
+        data=data,
+        model=EvaluatedModel(str(options.model), placement, sampling),
+        retriever=retriever,
+        settings=describe_settings(options, rules, data, sampling),
+    )
+    return evaluation.for_model(options.model, options.out, options.against)
+
+
+# ---- how lists are read and scored
+
+
+def read_run_config(options: EvaluationOptions) -> RunConfig:
+    """The settings of the run that the lists are asked and scored as: `options.run`, else the model's; {} for none."""
+    if options.run:
+        run = Path(options.run)
+    elif options.model is not None and not options.model.startswith(API):
+        run = run_folder(options.model)
+    else:
+        run = None
+    return read_config(run) if run else {}
+
+
+def choose_rules(options: EvaluationOptions, run_config: RunConfig) -> ScoringRules:
+    """The options' rules, else the run's, else the defaults. Raises UserError for ks beyond the lists.
+
+    A list separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
+    """
+    chosen = {name: value for name in KINDS if (value := getattr(options, name)) is not None}
+    lists = ListSettings.of((setting(run_config, "convrec") or {}) | chosen)
+    matching_by_protocol = {
+        protocol: "reference" if protocol == "reference" and not options.matching else lists.matching
+        for protocol in options.protocols
+    }
+    lists = replace(lists, matching=matching_by_protocol[options.protocols[0]])
     ks = options.ks or [k for k in KS if k <= lists.num_items] or [lists.num_items]
     for k in ks:
         if not 1 <= k <= lists.num_items:
             raise UserError(f"--ks {k}: must be from 1 to the {lists.num_items} items of a list (--num-items)")
-    split = read_split(options.data, options.catalog, lists, options.limit, options.skip_damaged)
-    trained = setting(trained_with, "convrec.candidates") or 0
-    most = max(count_candidates(row["prompt"][0]["content"]) for row in split.rows)
-    if trained_with and (most > trained or most == 0 < trained):
-        split.warnings.append(f"{options.data}: prompts name {most} candidates, and the model had CANDIDATES={trained}")
-    matchers = {
-        protocol: split.matcher
-        if mode == lists.matching
-        else make_matcher(split.catalog, replace(lists, matching=mode))
-        for protocol, mode in matching_of.items()
-    }
-    train = NO_ROWS
-    if options.train:
-        train = read_rows(options.train, split.catalog, options.skip_damaged, scored=False)
-        train = train._replace(ratings=read_train_ratings(Path(options.train), split.catalog))
+    return ScoringRules(lists, list(ks), matching_by_protocol)
+
+
+# ---- rows and truths
+
+
+def read_data(options: EvaluationOptions, rules: ScoringRules, run_config: RunConfig) -> EvaluationData:
+    """Read the split with its catalog, and the training rows. Raises UserError for files that cannot be used."""
+    split = read_split(options.data, options.catalog, rules.lists, options.limit, options.skip_damaged)
+    split.warnings.extend(_warn_of_candidates(options.data, split, run_config))
+    matchers = rules.matchers(split)
+    train = read_train(options, split.catalog)
     context = context_of(split, train.rows)
-    retriever = None
-    if options.retrieval:
-        fuses = options.model is not None and not options.weigh
-        retriever, changed = load(Path(options.retrieval), options.catalog, split.matcher, fuses)
-        split.warnings.extend(changed)
+    labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
+    return EvaluationData(split, matchers, train, context, labels)
+
+
+def read_train(options: EvaluationOptions, catalog: Catalog) -> Rows:
+    """The training rows, with all ratings of those from `convrec data ratings`; none where no file is given."""
+    if not options.train:
+        return NO_ROWS
+    train = read_rows(options.train, catalog, options.skip_damaged, scored=False)
+    return train._replace(ratings=read_train_ratings(Path(options.train), catalog))
+
+
+def _warn_of_candidates(data: str, split: Split, run_config: RunConfig) -> list[str]:
+    """A warning where prompts name candidates and the run's did not, or the other way round."""
+    trained = setting(run_config, "convrec.candidates") or 0
+    most = max(count_candidates(row["prompt"][0]["content"]) for row in split.rows)
+    if run_config and (most > trained or most == 0 < trained):
+        return [f"{data}: prompts name {most} candidates, and the model had CANDIDATES={trained}"]
+    return []
+
+
+# ---- where lists come from
+
+
+def load_retriever(options: EvaluationOptions, split: Split) -> Retriever | None:
+    """The retriever of --retrieval, None without one; what has changed since it was fitted: a warning of the split."""
+    if not options.retrieval:
+        return None
+    fuses = options.model is not None and not options.weigh
+    retriever, changes = load(Path(options.retrieval), options.catalog, split.matcher, fuses)
+    split.warnings.extend(changes)
+    return retriever
+
+
+def choose_sampling(options: EvaluationOptions, run_config: RunConfig) -> dict[str, Any]:
+    """The arguments of the generation: greedy, with the options' chat template arguments, else the run's."""
     sampling: dict[str, Any] = {
         "max_tokens": options.max_response_length,
         "max_prompt_tokens": options.max_prompt_length,
@@ -137,73 +281,41 @@ def set_up(options: EvaluationOptions) -> Setup:
     }
     template = options.chat_template_kwargs
     if template is None:
-        template = setting(trained_with, "data.apply_chat_template_kwargs")
+        template = setting(run_config, "data.apply_chat_template_kwargs")
     if template is not None:  # {}, verl's default: nothing is passed, as in training. None: generation.generate's own
         sampling["chat_template_kwargs"] = dict(template)
-    files = ("data", "catalog", "train")
-    settings = {
+    return sampling
+
+
+def check_model(model: str | None, catalog: Catalog) -> str:
+    """Return what vLLM loads, or `api:NAME`; "None" without a model.
+
+    Raises:
+        UserError: The model is not there, is damaged, or has no tokenizer for the catalog's titles.
+    """
+    if model is None or model.startswith(API):
+        return str(model)
+    path = resolve_model(model, "--model ")
+    hub.require(path, "--model ")
+    load_tokenizer(path, "--model ", titles=catalog.titles)
+    return path
+
+
+# ---- what is written down
+
+
+def describe_settings(
+    options: EvaluationOptions, rules: ScoringRules, data: EvaluationData, sampling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What metrics.json says of how an evaluation was made, but for the path of the model."""
+    return {
         **{name: getattr(options, name) for name in RECORDED},
-        "sha256": {name: file_hash(path) for name in files if (path := getattr(options, name))},
-        **asdict(lists),
-        "ks": list(ks),
+        "sha256": {name: file_hash(path) for name in FILES if (path := getattr(options, name))},
+        **asdict(rules.lists),
+        "ks": list(rules.ks),
         "protocols": list(options.protocols),
-        "matching_of": matching_of,
-        "catalog_items": context.num_items,
+        "matching_of": dict(rules.matching_by_protocol),
+        "catalog_items": data.context.num_items,
         **({name: getattr(options, name) for name in OF_DIALOGUES} if options.user else {}),
         **sampling,
     }
-    labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
-    setup = Setup(options, placement, lists, split, matchers, train, context, retriever, labels, sampling, settings)
-    return setup.for_model(options.model, options.out, options.against)
-
-
-def _checked(options: EvaluationOptions) -> EvaluationOptions:
-    """The options, without baselines where no --train is, or a user. Raises UserError for what does not go together."""
-    out, against = Path(options.out), options.against
-    if any(part.exists() and not part.is_dir() for part in (out, *out.parents)):
-        raise UserError(f"--out {out}: a file is in its place; name a folder")
-    if against and Path(against).resolve() == out.resolve():
-        raise UserError(f"--against {against}: also --out, which would be overwritten; name another --out")
-    if options.allow and not options.constrained:
-        raise UserError(f"--allow {options.allow}: it says what constrained lists may hold; add --constrained")
-    if options.weigh and not options.retrieval:
-        raise UserError("--weigh: it is about a retrieval's lists; give --retrieval")
-    if (options.user is None) != (not options.ask):
-        raise UserError("--user and --ask: give both, who answers and what may be asked about, or neither")
-    if options.user:
-        if with_user := [name for name in ("constrained", "retrieval") if getattr(options, name)]:
-            raise UserError(f"--user, --{with_user[0]}: conversations are played with free turns; give one of them")
-        if options.max_turns is not None and options.max_turns < 1:
-            raise UserError(f"--max-turns {options.max_turns}: at least 1, the list")
-    if options.model is None:
-        if needs_model := [name for name in ("against", "constrained", "weigh") if getattr(options, name)]:
-            raise UserError(f"--{needs_model[0]}: it is about a model's lists; give --model")
-        if not options.baselines and not options.retrieval:
-            raise UserError(f"no --model and no --baselines: give one of them ({', '.join(BASELINES)})")
-        if not options.train and not options.retrieval:
-            names = " and ".join(options.baselines)
-            raise UserError(f"no --model, and no --train for the baseline {names}: give one of them")
-    return options if options.train and not options.user else replace(options, baselines=())
-
-
-def _config_of_run(options: EvaluationOptions) -> dict[str, Any]:
-    """Of the run that the lists are asked and scored as; {} of a model of none."""
-    run = Path(options.run) if options.run else None
-    if not run and options.model is not None and not options.model.startswith(API):
-        run = run_folder(options.model)
-    return read_config(run) if run else {}
-
-
-def _list_settings(options: EvaluationOptions, trained_with: dict[str, Any]) -> tuple[ListSettings, dict[str, str]]:
-    """What was given (not None), else the run's, else the default, with the matching of the first protocol; and of each
-    protocol the matching.
-
-    A list separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
-    """
-    given = {name: value for name in KINDS if (value := getattr(options, name)) is not None}
-    lists = ListSettings.of((setting(trained_with, "convrec") or {}) | given)
-    matching_of = {
-        protocol: "reference" if protocol == "reference" and not options.matching else lists.matching
-        for protocol in options.protocols
-    }
-    return replace(lists, matching=matching_of[options.protocols[0]]), matching_of

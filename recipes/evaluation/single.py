@@ -1,7 +1,7 @@
 """One model evaluated on one split: answers, their scores, the baselines beside, and three files."""
 
-import itertools
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest
 from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import Item, split_lines
+from convrec.retrieval.retriever import Fusion, Retriever
 from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, answers_to
 from recipes.evaluation.constrained import check_lists
-from recipes.evaluation.dialogues import add_figures, dialogues
+from recipes.evaluation.dialogues import Conversation, add_figures, dialogues
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.retrieval import retrieve, weigh, written_rows
 from recipes.evaluation.scoring import (
@@ -26,20 +27,22 @@ from recipes.evaluation.scoring import (
     unlike_lengths,
     write_rows,
 )
-from recipes.evaluation.setup import Setup, set_up
+from recipes.evaluation.setup import Evaluation, prepare_evaluation
 from recipes.evaluation.slices import slice_results
 from recipes.evaluation.split import as_items
 
 Answers = dict[str, list[Row]]  # of each of OF_MODEL that there is, one for each row
+Lists = list[list[Item | None]]  # one for each row
+ScoredByProtocol = dict[str, dict[str, Scored]]  # protocol -> whose lists -> rows
 
 
 def evaluate(options: EvaluationOptions) -> dict[str, Any]:
     """Evaluate and write OUT's three files; returns what metrics.json holds. Raises UserError for bad input, before
     vLLM starts."""
-    return answer_and_score(set_up(options))
+    return answer_and_score(prepare_evaluation(options))
 
 
-def answer_and_score(setup: Setup) -> dict[str, Any]:
+def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
     """{"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings",
     "paired", "minus", "slices", "constrained", "damaged"}.
 
@@ -50,111 +53,177 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
     Where a user answers, lists are those that conversations end with, and the baselines are dialogues.ASKING.
     """
-    start, generated = time.monotonic(), 0
-    given: list[dict[str, Answer]] = []
-
-    def ask(request: GenerationRequest) -> dict[str, Answer]:
-        nonlocal generated
-        answers, new = _answers(request, setup)
-        generated += new
-        given.append(answers)
-        return answers
-
-    led = dialogues(setup, ask) if setup.options.user else {}
-    asked = {} if led else {name: ask(request) for name, request in setup.asked().items()}
-    seconds = time.monotonic() - start
-    answers = {name: [of[prompt] for prompt in setup.split.prompt_ids] for name, of in asked.items()}
-    answers |= {name: [one.answer for one in of] for name, of in led.items()}
-    lists = _lists(setup, answers)
-    scored = {
-        protocol: {name: score(setup.split, matcher, items, protocol, setup.settings) for name, items in lists.items()}
-        for protocol, matcher in setup.matchers.items()
-    }
-    for by_name, (name, of) in itertools.product(scored.values(), led.items()):
-        add_figures(setup, of, by_name[name])
-    metrics = _metrics(setup, scored)
-    free = [answer for of in (given if led else given[:1]) for answer in of.values()]
-    metrics["generation"] = {
-        "prompts": sum(map(len, given)),
-        "generated": generated,
-        "seconds": round(seconds, 2),
-        "truncated_prompts": sum(answer["prompt_truncated"] for answer in free),
-        "unfinished_responses": sum(answer["finish_reason"] != "stop" for answer in free),
-    }
+    model = ModelAnswers(evaluation)
+    conversations: dict[str, list[Conversation]] = {}
+    if evaluation.options.user:
+        conversations = dialogues(evaluation, model.ask)
+        answers = {name: [one.answer for one in of_rows] for name, of_rows in conversations.items()}
+    else:
+        answers = model.ask_all()
+    generation = model.report()
+    lists, fusion = collect_lists(evaluation, answers)
+    scored = score_lists(evaluation, lists, conversations)
+    metrics = compute_metrics(evaluation, scored, fusion)
+    metrics["generation"] = generation
     if "model" in lists:
-        metrics["warnings"] += unlike_lengths(lists["model"], setup.lists.num_items)
-    if setup.constraint:
-        metrics["constrained"] |= check_lists(setup.split, asked["constrained"], setup.lists)
-    _write(setup, answers, scored, metrics)
+        metrics["warnings"] += unlike_lengths(lists["model"], evaluation.rules.lists.num_items)
+    if evaluation.model.constraint:
+        metrics["constrained"] |= model.check_constrained()
+    write_results(evaluation, answers, scored, metrics)
     return metrics
 
 
-def _answers(request: GenerationRequest, setup: Setup) -> tuple[dict[str, Answer], int]:
-    """prompt_id -> answer, and how many are new."""
-    answers, new = answers_to(request, setup.placement, progress=setup.options.progress, **setup.sampling)
-    if request.model_path.startswith(API):
-        # a policy's thinking would be ranks of its list, as in training; another model's is not its list
-        answers = {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}
-    return answers, new
+class ModelAnswers:
+    """What the model of an evaluation answers, and the figures of generating it."""
+
+    def __init__(self, evaluation: Evaluation):
+        self.evaluation = evaluation
+        self.start = time.monotonic()
+        self.by_request: list[dict[str, Answer]] = []
+        self.generated = 0
+
+    def ask(self, request: GenerationRequest) -> dict[str, Answer]:
+        """prompt_id -> answer."""
+        model = self.evaluation.model
+        progress = self.evaluation.options.progress
+        answers, new = answers_to(request, model.placement, progress=progress, **model.sampling)
+        if request.model_path.startswith(API):
+            # a policy's thinking would be ranks of its list, as in training; another model's is not its list
+            answers = {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}
+        self.generated += new
+        self.by_request.append(answers)
+        return answers
+
+    def ask_all(self) -> Answers:
+        """The answers of each row: "model", those of its free lists, and "constrained"."""
+        answers = {name: self.ask(request) for name, request in self.evaluation.requests().items()}
+        prompt_ids = self.evaluation.data.split.prompt_ids
+        return {name: [by_prompt[prompt] for prompt in prompt_ids] for name, by_prompt in answers.items()}
+
+    def report(self) -> dict[str, Any]:
+        """The section "generation" of the metrics, with the seconds until now. Truncated prompts and unfinished
+        responses are those of free lists."""
+        free = self.by_request if self.evaluation.options.user else self.by_request[:1]
+        answers = [answer for by_prompt in free for answer in by_prompt.values()]
+        return {
+            "prompts": sum(map(len, self.by_request)),
+            "generated": self.generated,
+            "seconds": round(time.monotonic() - self.start, 2),
+            "truncated_prompts": sum(answer["prompt_truncated"] for answer in answers),
+            "unfinished_responses": sum(answer["finish_reason"] != "stop" for answer in answers),
+        }
+
+    def check_constrained(self) -> dict[str, int]:
+        """constrained.check_lists of the constrained lists, which were asked for last."""
+        return check_lists(self.evaluation.data.split, self.by_request[-1], self.evaluation.rules.lists)
 
 
-def _lists(setup: Setup, answers: Answers) -> dict[str, list[list[Item | None]]]:
-    split = setup.split
-    lists: dict[str, list[list[Item | None]]] = {}
-    for name, of_rows in answers.items():
-        lines = (split_lines(answer["text"], setup.lists.delimiter) for answer in of_rows)
-        lists[name] = [list(map(split.matcher.read_line, of_row)) for of_row in lines]
-    for name in setup.options.baselines:
-        if name != RETRIEVAL or not setup.retriever:
-            lists[name] = BASELINES[name](split, setup.train, setup.lists.num_items)
-    if retriever := setup.retriever:
-        found, k = {RETRIEVAL: retrieve(split, retriever)}, setup.lists.num_items
-        if of_model := lists.get("constrained", lists.get("model")):
-            written, folder = written_rows(split, of_model), Path(setup.options.retrieval or "")
-            if setup.options.weigh:
-                retriever.fusion = weigh(split, folder, setup.options.model, k, written, found[RETRIEVAL])
-            assert retriever.fusion
-            setup.settings["fusion"] = retriever.fusion._asdict()
-            found[FUSED] = [retriever.fusion.of(*pair) for pair in zip(written, found[RETRIEVAL], strict=True)]
-        lists |= {name: [as_items(split.catalog, items[:k]) for items in of] for name, of in found.items()}
-    return lists
+def collect_lists(evaluation: Evaluation, answers: Answers) -> tuple[dict[str, Lists], Fusion | None]:
+    """Whose lists there are -> the lists; and how those of the model and the retrieval were fused."""
+    split = evaluation.data.split
+    lists = {name: _read_lists(evaluation, of_rows) for name, of_rows in answers.items()}
+    retriever = evaluation.retriever
+    for name in evaluation.options.baselines:
+        if name != RETRIEVAL or not retriever:
+            lists[name] = BASELINES[name](split, evaluation.data.train, evaluation.rules.lists.num_items)
+    fusion = None
+    if retriever:
+        retrieved = retrieve(split, retriever)
+        lists[RETRIEVAL] = _as_lists(evaluation, retrieved)
+        of_model = lists.get("constrained", lists.get("model"))
+        if of_model:
+            written = written_rows(split, of_model)
+            fusion = _choose_fusion(evaluation, retriever, written, retrieved)
+            lists[FUSED] = _as_lists(evaluation, [fusion.of(*pair) for pair in zip(written, retrieved, strict=True)])
+    return lists, fusion
 
 
-def _metrics(setup: Setup, scored: dict[str, dict[str, Scored]]) -> dict[str, Any]:
-    split, settings, train = setup.split, setup.settings, setup.train
-    (protocol, first), *_ = scored.items()
-    largest = [f"{metric}@{max(settings['ks'])}" for metric in ("ndcg", "recall")]
-    shown = first.get("model") or next(iter(first.values()))
-    labels = setup.labels | ({"questions": [str(row["questions"]) for row in shown]} if setup.options.user else {})
-    metrics = {
+def _read_lists(evaluation: Evaluation, answers: Sequence[Row]) -> Lists:
+    split = evaluation.data.split
+    delimiter = evaluation.rules.lists.delimiter
+    return [list(map(split.matcher.read_line, split_lines(answer["text"], delimiter))) for answer in answers]
+
+
+def _as_lists(evaluation: Evaluation, rows: Sequence[Sequence[int]]) -> Lists:
+    """Lists of catalog rows as lists of items, as long as lists are."""
+    num_items = evaluation.rules.lists.num_items
+    return [as_items(evaluation.data.split.catalog, of_row[:num_items]) for of_row in rows]
+
+
+def _choose_fusion(
+    evaluation: Evaluation, retriever: Retriever, written: list[list[int]], retrieved: list[list[int]]
+) -> Fusion:
+    """The fusion that is best on these rows with --weigh, which notes it; else the one that was noted."""
+    options = evaluation.options
+    if options.weigh:
+        folder = Path(options.retrieval or "")
+        return weigh(evaluation.data.split, folder, options.model, evaluation.rules.lists.num_items, written, retrieved)
+    assert retriever.fusion  # `load` has made sure
+    return retriever.fusion
+
+
+def score_lists(
+    evaluation: Evaluation, lists: Mapping[str, Lists], conversations: Mapping[str, list[Conversation]]
+) -> ScoredByProtocol:
+    """Score all lists by each protocol; where a user answered, the conversations' figures are added to the rows."""
+    split = evaluation.data.split
+    scored = {
+        protocol: {name: score(split, matcher, items, protocol, evaluation.settings) for name, items in lists.items()}
+        for protocol, matcher in evaluation.data.matchers.items()
+    }
+    for by_name in scored.values():
+        for name, of_rows in conversations.items():
+            add_figures(evaluation, of_rows, by_name[name])
+    return scored
+
+
+def compute_metrics(evaluation: Evaluation, scored: ScoredByProtocol, fusion: Fusion | None) -> dict[str, Any]:
+    """What metrics.json holds, but for the generation and the check of constrained lists."""
+    data = evaluation.data
+    split = data.split
+    settings = {**evaluation.settings, **({"fusion": fusion._asdict()} if fusion else {})}
+    protocol, first = next(iter(scored.items()))
+    results = {}
+    for name, by_model in scored.items():
+        context = data.context if name == protocol else None
+        results[name] = {model: summary(rows, split, settings, context) for model, rows in by_model.items()}
+    metrics: dict[str, Any] = {
         "settings": settings,
-        "results": {
-            of: {
-                name: summary(rows, split, settings, setup.context if of == protocol else None)
-                for name, rows in by_name.items()
-            }
-            for of, by_name in scored.items()
-        },
-        "slices": slice_results(labels, shown, split.prompt_ids, largest, setup.before),
-        "warnings": [*setup.warnings, *([train.warnings[-1]] if train.damaged else [])],
-        "damaged": {"data": len(split.damaged), "train": len(train.damaged)},
+        "results": results,
+        "slices": _slice_results(evaluation, first),
+        "warnings": [*evaluation.warnings, *(data.train.warnings[-1:] if data.train.damaged else [])],
+        "damaged": {"data": len(split.damaged), "train": len(data.train.damaged)},
     }
     if "model" in first:
+        baselines = [name for name in first if name not in OF_MODEL]
         metrics["minus"] = {
-            name: paired_differences(first[name], first["model"], split, settings)
-            for name in first
-            if name not in OF_MODEL
+            name: paired_differences(first[name], first["model"], split, settings) for name in baselines
         }
     if "constrained" in first:
         metrics["constrained"] = {"paired": paired_differences(first["model"], first["constrained"], split, settings)}
-    if setup.before:
-        differences = paired_differences(setup.before, first["model"], split, settings)
-        metrics["paired"] = differences | {"against": setup.options.against}
+    if evaluation.before:
+        differences = paired_differences(evaluation.before, first["model"], split, settings)
+        metrics["paired"] = differences | {"against": evaluation.options.against}
     return metrics
 
 
-def _write(setup: Setup, answers: Answers, scored: dict[str, dict[str, Scored]], metrics: dict[str, Any]) -> None:
-    out, split = Path(setup.options.out), setup.split
+def _slice_results(evaluation: Evaluation, scored: Mapping[str, Scored]) -> dict[str, Any]:
+    """NDCG and Recall at the largest k of each slice: the model's, without one the first baseline's."""
+    rows = scored.get("model") or next(iter(scored.values()))
+    labels = dict(evaluation.data.labels)
+    if evaluation.options.user:
+        labels["questions"] = [str(row["questions"]) for row in rows]
+    k = max(evaluation.rules.ks)
+    metrics = [f"ndcg@{k}", f"recall@{k}"]
+    return slice_results(labels, rows, evaluation.data.split.prompt_ids, metrics, evaluation.before)
+
+
+def write_results(
+    evaluation: Evaluation, answers: Answers, scored: ScoredByProtocol, metrics: Mapping[str, Any]
+) -> None:
+    """Write rows.parquet, damaged.jsonl and metrics.json, and remove those of an earlier evaluation in their place."""
+    out = Path(evaluation.options.out)
+    split = evaluation.data.split
     for name in OF_MODEL:
         file = out / ("rows.parquet" if name == "model" else f"rows_{name}.parquet")
         if name in answers:
@@ -162,8 +231,8 @@ def _write(setup: Setup, answers: Answers, scored: dict[str, dict[str, Scored]],
         else:
             file.unlink(missing_ok=True)  # an earlier evaluation's, which metrics.json is no longer of
     damaged = [
-        {"file": setup.settings[name], "row": row, "reason": reason}
-        for name, rows in (("data", split.damaged), ("train", setup.train.damaged))
+        {"file": evaluation.settings[name], "row": row, "reason": reason}
+        for name, rows in (("data", split.damaged), ("train", evaluation.data.train.damaged))
         for row, reason in rows.items()
     ]
     (out / REPORT).unlink(missing_ok=True)

@@ -83,7 +83,15 @@ def read_split(
     if matcher.mode in FUZZY and (spellings := items.spellings()):
         warnings.append(f"{catalog}: {len(spellings)} entries in another spelling, the first: {spellings[0]}")
     warnings += _foreign_catalog(rows, matcher, data, catalog)
-    return Split(str(data), rows, [prompt_id(row["prompt"]) for row in rows], items, matcher, warnings, read.damaged)
+    return Split(
+        data=str(data),
+        rows=rows,
+        prompt_ids=[prompt_id(row["prompt"]) for row in rows],
+        catalog=items,
+        matcher=matcher,
+        warnings=warnings,
+        damaged=read.damaged,
+    )
 
 
 class Rows(NamedTuple):

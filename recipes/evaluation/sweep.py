@@ -21,7 +21,7 @@ from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
 from convrec.same_request import as_kept, differences
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.scoring import SCORED_WITH, comparable, model_line
-from recipes.evaluation.setup import OF_DIALOGUES, Setup, set_up
+from recipes.evaluation.setup import OF_DIALOGUES, Evaluation, prepare_evaluation
 from recipes.evaluation.single import answer_and_score
 from recipes.evaluation.slices import slice_lines
 
@@ -59,7 +59,7 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     """
     run, folder = Path(options.model or "").expanduser(), Path(options.out)
     steps = sweep_steps(run, start)
-    first = set_up(replace(options, model=steps[0], out=_folder_of(folder, 0), run=str(run)))
+    first = prepare_evaluation(replace(options, model=steps[0], out=_folder_of(folder, 0), run=str(run)))
     settings = _checked_settings(folder, run, first)
     against = options.against or first.options.out
     table: list[dict[str, Any]] = []
@@ -96,10 +96,10 @@ def _folder_of(folder: Path, step: int) -> str:
     return str(folder / f"step_{step:06d}")
 
 
-def _checked_settings(folder: Path, run: Path, setup: Setup) -> dict[str, Any]:
+def _checked_settings(folder: Path, run: Path, evaluation: Evaluation) -> dict[str, Any]:
     """What OUT/sweep.json shall say. Raises UserError when it says something else."""
-    chosen = [*SETTINGS, *(name for name in OF_DIALOGUES if name in setup.settings)]
-    settings = comparable(setup.settings) | {name: setup.settings[name] for name in chosen}
+    chosen = [*SETTINGS, *(name for name in OF_DIALOGUES if name in evaluation.settings)]
+    settings = comparable(evaluation.settings) | {name: evaluation.settings[name] for name in chosen}
     settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
     file = folder / SWEEP_SETTINGS
     if file.exists() and (other := differences(read_json(file), as_kept(settings))):

@@ -18,7 +18,7 @@ from convrec.runs.supervisor import die_with
 from recipes.cluster.jobs import say
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.setup import set_up
+from recipes.evaluation.setup import prepare_evaluation
 from recipes.evaluation.single import evaluate
 from recipes.experiments.matrix_file import Preparation
 from recipes.experiments.matrix_runs import MatrixRun
@@ -52,7 +52,7 @@ def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConf
     # a baseline in the model's place; where no training split is given, of the split itself
     options = {"train": options.get("data")} | options | {"out": str(out / "evaluation"), "baselines": ["popularity"]}
     try:
-        split = set_up(EvaluationOptions(**options)).split
+        split = prepare_evaluation(EvaluationOptions(**options)).data.split
         if allow and not constrained:
             raise UserError("allow: it says what constrained lists may hold; add constrained: true")
         if allow:

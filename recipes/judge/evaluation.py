@@ -30,8 +30,8 @@ from convrec.lists.metrics import paired
 from convrec.options import parse, parser_of
 from convrec.report.page import gain_text, number_text
 from recipes.evaluation.baselines import API, answers_to
+from recipes.evaluation.checks import refuse_to_replace
 from recipes.evaluation.scoring import metrics_of, rows_of
-from recipes.evaluation.setup import refuse_to_replace
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
 COMPARED = {

@@ -1,6 +1,6 @@
 """What a recipe is: one record each, of recipes.yaml, from which everything else reads what differs.
 
-To add one: its entry there, conf/<name>.yaml, its curves in convrec/report/curves.yaml and its settings in
+To add one: its entry there, conf/<name>.yaml, its curves in convrec/report/panels.py and its settings in
 convrec/report/run_summary.py (SETTINGS); its name in COMMANDS (recipes/cli.py), and a script that starts it.
 """
 

@@ -1,10 +1,24 @@
-"""One run of a recipe as its user sees it: bad input refused, a finished run left alone, progress, an exit status."""
+"""One run of a recipe: settings, checks, the run folder, training, and what the user is told of its end.
+
+    run
+      compose                        settings: conf/, variables, overrides
+      guard_run                      what the run starts is ended and removed, however this process ends
+        recipe.check                 settings and data
+        hold                         no other start trains into the run folder
+          choose_start               a new run, one that is resumed, or one that is finished
+          check_before_training      checkpoints, packages, this machine
+          train                      the log, the progress bar, verl's trainer
+
+How a run can end, and with which exit status: ENDINGS.
+"""
 
 import contextlib
 import errno
 import os
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,137 +37,148 @@ from recipes.launch.variables import misspelt_variables
 from recipes.planning.work import model_of
 from recipes.preflight.cores import uses_ray
 
+TRAINED = 0
+FAILED = 1
+BAD_INPUT = 2
+
+
+@dataclass
+class Attempt:
+    """One start of a run, as far as it has got: its end is described with it."""
+
+    console: Console
+    start: float = field(default_factory=time.monotonic)
+    run_folder: Path | None = None  # None: the settings have not been read
+    log_file: Path | None = None  # None: training has not begun
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.start
+
 
 def run(recipe: Recipe, arguments: list[str]) -> int:
-    """Compose, check and train. Exit status: 0 trained, 1 failed (the log says why), 2 bad input, 75 hung, 130 stopped.
+    """Compose, check and train.
 
-    A flag of `dry_run.FLAGS` is answered instead.
+    Args:
+        recipe: what to train.
+        arguments: overrides of the command line, or flags of `dry_run.FLAGS`, which are answered instead.
 
-    arguments: overrides of the command line. Training has stdout and stderr in RUN/run.log.
+    Returns:
+        The exit status: 0 trained (or finished before), 1 failed, 2 bad input, 75 hung, 130 stopped.
     """
-    if (status := dry_run.answer(recipe, arguments)) is not None:
-        return status
+    answer_status = dry_run.answer(recipe, arguments)
+    if answer_status is not None:
+        return answer_status
+    attempt = Attempt(Console())
     set_up_process()
-    console = Console()
-    start = time.monotonic()
-    for text in misspelt_variables(os.environ):  # at once: it may be why there is an error
-        console.say(f"warning: {text}")
+    say_warnings(attempt.console, misspelt_variables(os.environ))  # at once: they may explain an error
     try:
         config = compose(recipe.name, arguments)
         run_folder = Path(config.trainer.default_local_dir)
-        os.environ.update(process_environment(config.trainer.device != "cpu"))
-        with guard.guarded(_gone(recipe.title_of(config), run_folder)) as temporary:
-            supervisor.note(temporary=str(temporary))
-            if not recipe.is_sft or uses_ray(config):
-                ray_training.begin(config)
+        attempt.run_folder = run_folder
+        with guard_run(recipe, config):
             warnings = recipe.check(config)
-            with hold(run_folder) as more:
+            with hold(run_folder) as lock_warnings:
                 supervisor.note(run=str(run_folder))
-                try:
-                    status = _run(console, start, recipe, arguments, config, [*warnings, *more])
-                except OSError as error:  # of what is written before training
-                    console.say(f"failed: {_said_of(error, run_folder)}")
-                    status = 1
-    except UserError as error:
-        console.say(f"error: {error}")
-        status = 2
+                status = run_in_folder(attempt, recipe, arguments, config, [*warnings, *lock_warnings])
+    except (UserError, OSError) as error:
+        status = report_end(attempt, error)
     return leave(status)
 
 
-def _run(
-    console: Console, start: float, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
-) -> int:
-    """The run, its folder held. Raises UserError for what cannot train."""
-    from recipes.preflight import finding, findings  # late: a wrong variable is refused before these imports
+@contextlib.contextmanager
+def guard_run(recipe: Recipe, config: DictConfig) -> Iterator[None]:
+    """Have everything that the run starts ended, and its temporary files removed, when this block or process ends."""
+    os.environ.update(process_environment(config.trainer.device != "cpu"))
+    log_file = Path(config.trainer.default_local_dir) / "run.log"
+    message = (
+        f"{recipe.title_of(config)}: its process is gone without a word (killed, or a process of Ray died): all it had "
+        f"started is ended. The log, {log_file}, may say why; the same command resumes."
+    )
+    with guard.guarded(message) as temporary:
+        supervisor.note(temporary=str(temporary))
+        if uses_ray(config):
+            ray_training.begin(config)
+        yield
 
-    title = recipe.title_of(config)
+
+def run_in_folder(
+    attempt: Attempt, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
+) -> int:
+    """Resume, check and train in the run folder, which this process holds. Returns the exit status.
+
+    Raises UserError for what cannot train, OSError for what cannot be written before training.
+    """
+    console = attempt.console
+    begin = choose_start(config)
+    warnings = [*warnings, *begin.warnings]
+    if begin.is_finished:
+        say_warnings(console, warnings)
+        console.say(
+            f"{attempt.run_folder} already has its {begin.step} steps. To train longer raise TOTAL_STEPS; to start "
+            "anew choose another SAVE_PATH or move this folder away."
+        )
+        return TRAINED
+    say_warnings(console, [*warnings, *check_before_training(config, arguments)])
+    return train(attempt, recipe, config, begin.step)
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """The step after which training goes on, 0 in a new run; whether nothing is left to train; warnings."""
+
+    step: int
+    is_finished: bool
+    warnings: Sequence[str]
+
+
+def choose_start(config: DictConfig) -> StartPoint:
+    """Choose the checkpoint to resume from, and note in the config what the run trains on.
+
+    Raises UserError for a folder whose checkpoints are another run's, or damaged.
+    """
     run_folder = Path(config.trainer.default_local_dir)
+    warnings = []
     if run_folder.is_symlink():
         warnings.append(f"SAVE_PATH={run_folder} is a link: the run writes to {run_folder.resolve()}")
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
-    done, steps = latest_step(run_folder), config.trainer.total_training_steps
+    step = latest_step(run_folder)
     OmegaConf.update(config, "run.contents", same_run.contents(config), force_add=True)
-    if done:
+    if step:
         warnings += same_run.changes(config, run_folder)
-    is_unvalidated = lacks_validation(run_folder, done, config.trainer.test_freq, steps)
-    if is_unvalidated:
-        warnings.append(f"the run ended between the checkpoint of step {done} and its validation, which is made now")
-    if steps and done >= steps and not is_unvalidated:
-        for warning in warnings:
-            console.say(f"warning: {warning}")
-        console.say(
-            f"{run_folder} already has its {done} steps. To train longer raise TOTAL_STEPS; to start anew choose "
-            "another SAVE_PATH or move this folder away."
-        )
-        return 0
-    warnings += saving.check_shards_to_load(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
-    _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
+    total_steps = config.trainer.total_training_steps
+    needs_validation = lacks_validation(run_folder, step, config.trainer.test_freq, total_steps)
+    if needs_validation:
+        warnings.append(f"the run ended between the checkpoint of step {step} and its validation, which is made now")
+    is_finished = bool(total_steps) and step >= total_steps and not needs_validation
+    return StartPoint(step=step, is_finished=is_finished, warnings=warnings)
+
+
+def check_before_training(config: DictConfig, arguments: Sequence[str]) -> list[str]:
+    """Check that checkpoints can be loaded and none is lost, and that this machine can train.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        UserError: The run would fail, or remove what it should keep.
+    """
+    from recipes.preflight import finding, findings  # late: a wrong variable is refused before these imports
+
+    run_folder = Path(config.trainer.default_local_dir)
+    warnings = saving.check_shards_to_load(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    check_retention(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
         warnings += finding.stop_on_failure(findings.examine(config, on_cluster=False))
-    for warning in warnings:
-        console.say(f"warning: {warning}")
-
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run_folder))
-    save_config(config, run_folder)
-    note_start(run_folder)
-    log_file = run_folder / "run.log"
-    console.say(f"{title} of {model_of(config)} into {run_folder}, full log in {log_file}")
-    if done:
-        console.say(f"resuming after step {done}")
-    parts = "verl's SFT trainer" if recipe.is_sft else "Ray, the FSDP actor and the vLLM rollout server"
-    console.say(f"starting {parts} ...")
-    supervisor.note(stop=str(run_folder / saving.STOP), metrics=os.environ["VERL_FILE_LOGGER_PATH"])
-    if config.convrec.watchdog == "resume":
-        supervisor.note(resumes="yes")
-    try:
-        with output_to(log_file), progress(console, run_folder, steps, title, recipe.shown):
-            recipe.train(config)
-    except (KeyboardInterrupt, SystemExit):
-        return _stopped(console, supervisor.stop_line(run_folder))
-    except UserError:
-        raise  # `run` says it
-    except saving.StopRequested as request:
-        return _stopped(console, f"{request}; the same command resumes")
-    except Exception as error:
-        if supervisor.was_asked_to_stop():  # a scheduler's signal has ended other processes of the run as well
-            return _stopped(console, supervisor.stop_line(run_folder))
-        with contextlib.suppress(OSError), open(log_file, "a") as log:  # the disk may be full
-            traceback.print_exc(file=log)
-        console.say(
-            f"failed after {time.monotonic() - start:.0f} s: {_said_of(error, run_folder)}\n"
-            f"full log: {log_file}; the same command resumes after step {latest_step(run_folder)}"
-        )
-        return supervisor.NO_PROGRESS if isinstance(error, NoProgress) else 1
-    console.say(f"{title} finished in {time.monotonic() - start:.0f} s: {run_folder}")
-    return 0
+    return warnings
 
 
-def _gone(title: str, run_folder: Path) -> str:
-    return (
-        f"{title}: its process is gone without a word (killed, or a process of Ray died): all it had started is ended. "
-        f"The log, {run_folder / 'run.log'}, may say why; the same command resumes."
-    )
-
-
-def _said_of(error: BaseException, run_folder: Path) -> str:
-    """The error's line; of a full disk, which errors do not name, where to look."""
-    line = one_line(error)
-    if os.strerror(errno.ENOSPC) in line:
-        line += f". Make room: `df -h {run_folder} /tmp /dev/shm` says where (SAVE_KEEP limits what is kept)"
-    return line
-
-
-def _stopped(console: Console, text: str) -> int:
-    supervisor.note(said="yes")
-    console.say(text)
-    return supervisor.STOPPED
-
-
-def _refuse_to_remove_unasked(run_folder: Path, keep: int | None, arguments: list[str]) -> None:
-    """Raise UserError where the default of SAVE_KEEP would remove what an earlier start was told to keep."""
-    is_asked = os.environ.get("SAVE_KEEP", "").strip() or any("max_actor_ckpt_to_keep" in text for text in arguments)
-    if keep is None or is_asked:
+def check_retention(run_folder: Path, keep: int | None, arguments: Sequence[str]) -> None:
+    """Raise UserError where the default of SAVE_KEEP would remove checkpoints that an earlier start kept on purpose."""
+    is_explicit = os.environ.get("SAVE_KEEP", "").strip() or any("max_actor_ckpt_to_keep" in text for text in arguments)
+    if keep is None or is_explicit:
         return
     steps = saving.complete_steps(run_folder)
     if len(steps) > keep + 2:  # the best one, and one that was written when the run was killed
@@ -161,3 +186,104 @@ def _refuse_to_remove_unasked(run_folder: Path, keep: int | None, arguments: lis
             f"{run_folder} holds {len(steps)} checkpoints, and the next one would remove all but the newest {keep} and "
             f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them"
         )
+
+
+def train(attempt: Attempt, recipe: Recipe, config: DictConfig, resume_step: int) -> int:
+    """Write the run's records, then train with the output in RUN/run.log. Returns the exit status."""
+    console = attempt.console
+    run_folder = Path(config.trainer.default_local_dir)
+    log_file = run_folder / "run.log"
+    metrics_file = next_metrics_file(run_folder)
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(metrics_file)
+    save_config(config, run_folder)
+    note_start(run_folder)
+    title = recipe.title_of(config)
+    console.say(f"{title} of {model_of(config)} into {run_folder}, full log in {log_file}")
+    if resume_step:
+        console.say(f"resuming after step {resume_step}")
+    parts = "verl's SFT trainer" if recipe.is_sft else "Ray, the FSDP actor and the vLLM rollout server"
+    console.say(f"starting {parts} ...")
+    supervisor.note(stop=str(run_folder / saving.STOP), metrics=str(metrics_file))
+    if config.convrec.watchdog == "resume":
+        supervisor.note(resumes="yes")
+    attempt.log_file = log_file
+    total_steps = config.trainer.total_training_steps
+    try:
+        with output_to(log_file), progress(console, run_folder, total_steps, title, recipe.shown):
+            recipe.train(config)
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        # here, not in `run`: a user who stopped the run reads the line before the guard has ended all processes
+        return report_end(attempt, error)
+    console.say(f"{title} finished in {attempt.seconds:.0f} s: {run_folder}")
+    return TRAINED
+
+
+def say_warnings(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        console.say(f"warning: {warning}")
+
+
+# ---- how a run ends
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What errors of these types mean for the user: an exit status, and a text."""
+
+    errors: tuple[type[BaseException], ...]
+    status: int
+    describe: Callable[[BaseException, Attempt], str]
+
+
+def describe_bad_input(error: BaseException, attempt: Attempt) -> str:
+    return f"error: {error}"
+
+
+def describe_stop_request(error: BaseException, attempt: Attempt) -> str:
+    return f"{error}; the same command resumes"
+
+
+def describe_interrupt(error: BaseException, attempt: Attempt) -> str:
+    return supervisor.stop_line(attempt.run_folder)
+
+
+def describe_failure(error: BaseException, attempt: Attempt) -> str:
+    """Return the error's line; once training has begun also how long it took, the log, and where the run resumes."""
+    line = one_line(error)
+    if os.strerror(errno.ENOSPC) in line:  # such an error does not name the disk
+        places = " ".join(str(place) for place in (attempt.run_folder, "/tmp", "/dev/shm") if place)
+        line += f". Make room: `df -h {places}` says where (SAVE_KEEP limits what is kept)"
+    if attempt.log_file is None:
+        return f"failed: {line}"
+    return (
+        f"failed after {attempt.seconds:.0f} s: {line}\n"
+        f"full log: {attempt.log_file}; the same command resumes after step {latest_step(attempt.log_file.parent)}"
+    )
+
+
+INTERRUPTED = Ending((KeyboardInterrupt, SystemExit), supervisor.STOPPED, describe_interrupt)
+# The first entry with the error's type decides.
+ENDINGS = (
+    Ending((UserError,), BAD_INPUT, describe_bad_input),
+    Ending((saving.StopRequested,), supervisor.STOPPED, describe_stop_request),
+    INTERRUPTED,
+    Ending((NoProgress,), supervisor.NO_PROGRESS, describe_failure),
+    Ending((Exception,), FAILED, describe_failure),
+)
+
+
+def report_end(attempt: Attempt, error: BaseException) -> int:
+    """Tell the user why the run has ended, and write the traceback of a failure to the log. Returns the exit status."""
+    ending = next(ending for ending in ENDINGS if isinstance(error, ending.errors))
+    is_failure = ending.describe is describe_failure
+    if is_failure and attempt.log_file and supervisor.was_asked_to_stop():
+        # a scheduler's signal has ended other processes of the run as well
+        ending = INTERRUPTED
+        is_failure = False
+    if is_failure and attempt.log_file:
+        with contextlib.suppress(OSError), attempt.log_file.open("a") as log:  # the disk may be full
+            traceback.print_exception(error, file=log)
+    if ending.status == supervisor.STOPPED:
+        supervisor.note(said="yes")
+    attempt.console.say(ending.describe(error, attempt))
+    return ending.status

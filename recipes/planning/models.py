@@ -1,17 +1,28 @@
 """The shape of a model and its parameters: of well-known models by their size, of others by their config.json."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
 from convrec.files import read_json
-from convrec.shipped import read_table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """heads: of the queries; head_size: numbers of a head; experts: of a mixture, of which a token passes some."""
+    """The shape of a model.
+
+    Attributes:
+        parameters: as transformers counts them.
+        layers: of the transformer.
+        hidden: numbers of a hidden state.
+        vocabulary: words.
+        heads: of the queries.
+        kv_heads: of keys and values.
+        head_size: numbers of a head.
+        experts: of a mixture, of which a token passes some.
+    """
 
     parameters: int
     layers: int
@@ -23,36 +34,140 @@ class ModelSize:
     experts: int = 1
 
 
-FIGURES: dict[str, Any] = read_table(__file__, "figures.yaml")
-KNOWN = {size: (model, ModelSize(*shape)) for size, (model, *shape) in FIGURES["models"].items()}  # model: its id
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number
+@dataclass(frozen=True, kw_only=True)
+class KnownModel:
+    """A model whose size is known without its config: its Hugging Face id and its shape."""
+
+    hub_id: str
+    size: ModelSize
+
+
+# What `--model` takes -> the model.
+KNOWN_MODELS: Mapping[str, KnownModel] = {
+    "0.5B": KnownModel(
+        hub_id="Qwen/Qwen2.5-0.5B-Instruct",
+        size=ModelSize(
+            parameters=494_032_768,
+            layers=24,
+            hidden=896,
+            vocabulary=151_936,
+            heads=14,
+            kv_heads=2,
+            head_size=64,
+        ),
+    ),
+    "1B": KnownModel(
+        hub_id="meta-llama/Llama-3.2-1B-Instruct",
+        size=ModelSize(
+            parameters=1_235_814_400,
+            layers=16,
+            hidden=2048,
+            vocabulary=128_256,
+            heads=32,
+            kv_heads=8,
+            head_size=64,
+        ),
+    ),
+    "3B": KnownModel(
+        hub_id="meta-llama/Llama-3.2-3B-Instruct",
+        size=ModelSize(
+            parameters=3_212_749_824,
+            layers=28,
+            hidden=3072,
+            vocabulary=128_256,
+            heads=24,
+            kv_heads=8,
+            head_size=128,
+        ),
+    ),
+    "8B": KnownModel(
+        hub_id="meta-llama/Llama-3.1-8B-Instruct",
+        size=ModelSize(
+            parameters=8_030_261_248,
+            layers=32,
+            hidden=4096,
+            vocabulary=128_256,
+            heads=32,
+            kv_heads=8,
+            head_size=128,
+        ),
+    ),
+    "32B": KnownModel(
+        hub_id="Qwen/Qwen3-32B",
+        size=ModelSize(
+            parameters=32_762_123_264,
+            layers=64,
+            hidden=5120,
+            vocabulary=151_936,
+            heads=64,
+            kv_heads=8,
+            head_size=128,
+        ),
+    ),
+    "70B": KnownModel(
+        hub_id="meta-llama/Llama-3.3-70B-Instruct",
+        size=ModelSize(
+            parameters=70_553_706_496,
+            layers=80,
+            hidden=8192,
+            vocabulary=128_256,
+            heads=64,
+            kv_heads=8,
+            head_size=128,
+        ),
+    ),
+}
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number
 
 
 def model_size(model: str) -> ModelSize:
-    """Of a size or id of KNOWN, a folder, or a Hugging Face id in the Hub's cache here.
+    """Of a name or id of KNOWN_MODELS, a folder, or a Hugging Face id in the Hub's cache here.
 
     A layer has q, k, v and o, three matrices of the MLP (times its experts), two norms, and in Qwen's biases or norms
     of q, k and v; then come the embedding, the last norm and, where it is not the embedding, the head. Other models are
     a thousandth off. Raises OSError without a config, UserError for one that is damaged or says too little.
     """
-    for size, (model_id, known) in KNOWN.items():
-        if model in (size, model_id):
-            return known
+    for name, known in KNOWN_MODELS.items():
+        if model in (name, known.hub_id):
+            return known.size
     file = _config_file(model)
     config: dict[str, Any] = read_json(file)
     config = config.get("text_config") or config
     try:
-        layers, hidden, words = (config[key] for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
-        inner, heads = config["intermediate_size"], config["num_attention_heads"]
+        return _size_from_config(config)
     except KeyError as error:
         raise UserError(f"{file}: {error} is missing, so that the model's size is unknown") from error
-    kv_heads, head = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
-    experts = next((config[key] for key in EXPERTS if config.get(key)), 1)
-    q, kv, mlp = heads * head, kv_heads * head, 3 * hidden * (config.get("moe_intermediate_size") or inner) * experts
-    besides = {"qwen2": q + 2 * kv, "qwen3": 2 * head}.get(config.get("model_type", ""), 0)
-    layer = 2 * hidden * q + 2 * hidden * kv + mlp + 2 * hidden + besides
-    tables = words * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return ModelSize(layers * layer + tables + hidden, layers, hidden, words, heads, kv_heads, head, experts)
+
+
+def _size_from_config(config: Mapping[str, Any]) -> ModelSize:
+    """Count the parameters, as `model_size` says. Raises KeyError for a config that says too little."""
+    layers = config["num_hidden_layers"]
+    hidden = config["hidden_size"]
+    vocabulary = config["vocab_size"]
+    intermediate = config["intermediate_size"]
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_size = config.get("head_dim") or hidden // heads
+    experts = next((config[key] for key in EXPERT_KEYS if config.get(key)), 1)
+
+    query_width = heads * head_size
+    kv_width = kv_heads * head_size
+    attention = 2 * hidden * query_width + 2 * hidden * kv_width
+    mlp = 3 * hidden * (config.get("moe_intermediate_size") or intermediate) * experts
+    norms = 2 * hidden
+    biases_or_norms = {"qwen2": query_width + 2 * kv_width, "qwen3": 2 * head_size}
+    layer = attention + mlp + norms + biases_or_norms.get(config.get("model_type", ""), 0)
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return ModelSize(
+        parameters=layers * layer + embeddings + hidden,
+        layers=layers,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        experts=experts,
+    )
 
 
 def _config_file(model: str) -> Path:

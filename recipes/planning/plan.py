@@ -1,7 +1,7 @@
 """A run on a cluster that is not here, in figures: its work, a step's time by part, what a GPU and a disk hold."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ from convrec.errors import UserError
 from convrec.rank_grpo.on_policy import is_on_policy
 from recipes.planning import estimate
 from recipes.planning.estimate import GIB, Run
+from recipes.planning.figures import CONSTANTS, GPU, H100, START_SECONDS
 from recipes.planning.models import model_size
-from recipes.planning.step_time import CONSTANTS, GPU, GPUS, RANGES, between, received_bytes, step_parts
+from recipes.planning.step_time import received_bytes, step_parts
 from recipes.planning.work import checkpoints_of, model_of, rows_of, steps_of
 
 
@@ -46,7 +47,7 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
 
     parts = step_parts(run, gpu, written / steps, validations / steps if validated else 0.0, validated)
     step = np.sum(list(parts.values()), axis=0)
-    hours = (between("start") * bool(run.tensor_parallel) + steps * step) / 3600
+    hours = (START_SECONDS.range * bool(run.tensor_parallel) + steps * step) / 3600
     training, sampling = estimate.gpu_parts(run, gpu.memory)
     checkpoint, short = estimate.checkpoint_bytes(run.size) / GIB, estimate.lacks(run, gpu.memory)
     return {
@@ -70,7 +71,7 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
             "a GPU receives in a step, GiB": received_bytes(run) / GIB,
         },
         "lacks": [*short],
-        "constants": [{"unit": ""} | constant for constant in (*CONSTANTS.values(), RANGES[gpu.training_share])],
+        "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
     }
 
 
@@ -118,7 +119,7 @@ def summary(config: DictConfig) -> list[str]:
     each = estimate.checkpoint_bytes(size) / GIB
     text.append(f"checkpoints: {written}, {kept} of them kept: {each:.2f} GiB each, {kept * each:.1f} in all")
     try:
-        plan = make_plan(config, estimate.run_of(config, size), GPUS["H100"], rows, rows_of(config, "val_files"))
+        plan = make_plan(config, estimate.run_of(config, size), H100, rows, rows_of(config, "val_files"))
     except UserError:  # what a plan does not model
         return text
     figures = f"{shown(plan['work']['hours'])} hours, {shown(plan['seconds of a step']['a step'])} s a step"

@@ -15,71 +15,46 @@ P parameters, L layers, s tokens of a sequence; G rollouts of a prompt share its
     validation   one response for each of its prompts, in SFT a forward pass; its share of a step
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recipes.planning import figures
 from recipes.planning.estimate import EXPORT_BYTES, SHARD_BYTES, Run, cache_bytes, cache_bytes_of_token, rollout_weights
-from recipes.planning.models import FIGURES, ModelSize
-
-Range = NDArray[np.float64]
-
-
-CONSTANTS = FIGURES["constants"]
-RANGES = CONSTANTS | FIGURES["training_shares"]
-
-
-@dataclass(frozen=True)
-class GPU:
-    """One of figures.yaml, memory in bytes. training_share: of RANGES."""
-
-    name: str
-    flops: float
-    bandwidth: float
-    memory: float
-    nvlink: float
-    network: float
-    training_share: str
-
-
-GPUS = {name: GPU(name, memory=gpu.pop("mib") * 2**20, **gpu) for name, gpu in FIGURES["gpus"].items()}
-
-
-def between(name: str) -> Range:
-    """(fast, slow): formulas compute with it as with a number, and give such arrays."""
-    return np.array([RANGES[name]["fast"], RANGES[name]["slow"]])
+from recipes.planning.figures import GPU, Range
+from recipes.planning.models import ModelSize
 
 
 def step_parts(run: Run, gpu: GPU, checkpoints: float, validations: float, validation_rows: int) -> dict[str, Range]:
     """checkpoints, validations: in a step, so below 1."""
     check = replace(run, prompts=validation_rows, rollouts=1)
     checked = rollout_seconds(check, gpu) if run.tensor_parallel else forward_seconds(check, gpu)
-    saved = (SHARD_BYTES / run.gpus + EXPORT_BYTES) * run.size.parameters / (between("writer") * 1e9)
+    saved = (SHARD_BYTES / run.gpus + EXPORT_BYTES) * run.size.parameters / (figures.WRITER_GB_PER_SECOND.range * 1e9)
     parts: dict[str, Range] = {}
     if run.tensor_parallel:
         parts["rollout"] = rollout_seconds(run, gpu)
         parts["log-probs"] = run.passes * forward_seconds(run, gpu)
-        parts["weight sync"] = between("sync")
-        parts["driver"] = run.prompts * run.rollouts * between("response") / 1e3
+        parts["weight sync"] = figures.SYNC_SECONDS.range
+        parts["driver"] = run.prompts * run.rollouts * figures.RESPONSE_MS.range / 1e3
     training = {"update": update_seconds(run, gpu), "network": network_seconds(run, gpu)}
     return parts | training | {"checkpoints": checkpoints * saved, "validation": validations * checked}
 
 
 def rollout_seconds(run: Run, gpu: GPU) -> Range:
     prompts = ceil(run.prompts / (run.gpus // run.tensor_parallel))  # of the busiest replica: all rollouts of a prompt
-    peak = run.tensor_parallel * gpu.flops * between("prefill")
+    peak = run.tensor_parallel * gpu.flops * figures.PREFILL_SHARE.range
     prefill = prompts * run.prompt * forward_flops(run.size, run.prompt) / peak
     room = int(cache_bytes(run, gpu.memory) / (cache_bytes_of_token(run) * (run.prompt + run.response)))
     rows = max(1, min(prompts * run.rollouts, run.max_sequences, room))
     reads = rollout_weights(run) + rows * (run.prompt + run.response / 2) * cache_bytes_of_token(run)
-    reading, computing = reads / (gpu.bandwidth * between("bandwidth")), rows * 2 * run.size.parameters / peak
-    token = np.maximum(np.maximum(reading, computing), between("decode_step") / 1e3)
+    reading = reads / (gpu.bandwidth * figures.BANDWIDTH_SHARE.range)
+    computing = rows * 2 * run.size.parameters / peak
+    token = np.maximum(np.maximum(reading, computing), figures.DECODE_STEP_MS.range / 1e3)
     if run.tensor_parallel > 1:
-        token += 2 * run.size.layers * between("all_reduce") * 1e-6
+        token += 2 * run.size.layers * figures.ALL_REDUCE_US.range * 1e-6
     # responses that wait for room come in turns; the last of them end with the longest
-    return prefill + run.response * (prompts * run.rollouts / rows - 1 + between("longest")) * token
+    return prefill + run.response * (prompts * run.rollouts / rows - 1 + figures.LONGEST_ANSWER.range) * token
 
 
 def forward_flops(size: ModelSize, length: float) -> float:
@@ -89,13 +64,13 @@ def forward_flops(size: ModelSize, length: float) -> float:
 
 def forward_seconds(run: Run, gpu: GPU) -> Range:
     """Of a GPU's share of a step's tokens."""
-    return run.tokens * forward_flops(run.size, run.prompt + run.response) / (gpu.flops * between(gpu.training_share))
+    return run.tokens * forward_flops(run.size, run.prompt + run.response) / (gpu.flops * gpu.training_share.range)
 
 
 def update_seconds(run: Run, gpu: GPU) -> Range:
     """Of all updates of a step."""
     passes = 3 - bool(run.lora_rank) + run.recomputes
-    return run.mu * (passes * forward_seconds(run, gpu) + run.prompts // run.mini_batch * between("update"))
+    return run.mu * (passes * forward_seconds(run, gpu) + run.prompts // run.mini_batch * figures.UPDATE_SECONDS.range)
 
 
 def received_bytes(run: Run) -> float:
@@ -108,4 +83,4 @@ def received_bytes(run: Run) -> float:
 def network_seconds(run: Run, gpu: GPU) -> Range:
     """Over NVLink, or all of a node's adapters together where they are narrower: as much enters each node."""
     link = min(gpu.nvlink, gpu.network * run.gpus_per_node) if run.sharing > run.gpus_per_node else gpu.nvlink
-    return received_bytes(run) / link * between("waited")
+    return received_bytes(run) / link * figures.NETWORK_WAIT.range

@@ -26,7 +26,9 @@ from recipes.planning.work import model_key
 from recipes.preflight import cluster_findings, finding, findings, node
 
 GIB = 2**30
-HALF_B = ModelSize(500_000_000, 24, 896, 151_936, 14, 2, 64)
+HALF_B = ModelSize(
+    parameters=500_000_000, layers=24, hidden=896, vocabulary=151_936, heads=14, kv_heads=2, head_size=64
+)
 FITTING = {"verl": "0.9.1", "ray": "2.60.0", "torch": "2.11.0+cpu", "transformers": "5.9.0"}
 
 
@@ -320,7 +322,12 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     fused.actor_rollout_ref.model.use_fused_kernels = True  # 512 of the 32768 tokens have logits at a time
     assert needed - bytes_of(fused) == (32768 - 512) * 151_936 * 10
 
-    seventy_b = run_of(config(n_gpus_per_node=64), ModelSize(70_000_000_000, 80, 8192, 151_936, 64, 8, 128))
+    seventy_b = run_of(
+        config(n_gpus_per_node=64),
+        ModelSize(
+            parameters=70_000_000_000, layers=80, hidden=8192, vocabulary=151_936, heads=64, kv_heads=8, head_size=128
+        ),
+    )
     assert estimate.rollout_weights(seventy_b) == 140_000_000_000
     found = findings.memory_findings(config(), seventy_b, [machine()])
     assert any("vLLM's share lacks" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)

@@ -14,9 +14,10 @@ from omegaconf import DictConfig
 
 from recipes import plan
 from recipes.planning.estimate import GIB, checkpoint_bytes, run_of
-from recipes.planning.models import KNOWN
+from recipes.planning.figures import GPUS, UPDATE_SECONDS
+from recipes.planning.models import KNOWN_MODELS
 from recipes.planning.plan import make_plan, shown
-from recipes.planning.step_time import GPUS, between, forward_seconds, network_seconds, update_seconds
+from recipes.planning.step_time import forward_seconds, network_seconds, update_seconds
 from tests.recipes.planning.conftest import run as run_with
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ def test_the_pages_comparison_with_published_training(
 
 def test_the_pages_comparison_with_our_own_runs() -> None:
     """7.4 GiB of checkpoint; 110 s of update over 23 s of reference with recomputation, 1.6 over 0.6 s without."""
-    assert measured_row("a checkpoint of 0.5B")[1] == f"{checkpoint_bytes(KNOWN['0.5B'][1]) / GIB:.2f} GiB"
+    assert measured_row("a checkpoint of 0.5B")[1] == f"{checkpoint_bytes(KNOWN_MODELS['0.5B'].size) / GIB:.2f} GiB"
     for recomputes, what, measured in (
         (True, "recomputed activations", 110 / 23),
         (False, "activations kept", 1.6 / 0.6),
@@ -101,7 +102,7 @@ def test_the_pages_comparison_with_our_own_runs() -> None:
 
 
 def plan_of_half_b(config: DictConfig, rows: int, val_rows: int) -> dict[str, Any]:
-    return make_plan(config, run_of(config, KNOWN["0.5B"][1]), GPUS["H100"], rows, val_rows)
+    return make_plan(config, run_of(config, KNOWN_MODELS["0.5B"].size), GPUS["H100"], rows, val_rows)
 
 
 def test_the_pages_comparison_with_verl(config_with: Callable[..., DictConfig]) -> None:
@@ -120,7 +121,7 @@ def test_the_papers_run_takes_what_the_pages_say(config_with: Callable[..., Dict
     fast, slow = seconds["a step"]
     assert fast < 5
     assert slow > 8
-    for end, besides in enumerate(between("update")):
+    for end, besides in enumerate(UPDATE_SECONDS.range):
         assert 0.2 < (seconds["log-probs"][end] + seconds["update"][end] - besides) / seconds["a step"][end] < 0.25
     for page in ("README.md", "docs/explanation/performance.md"):
         assert f"{shown([fast, slow])} s a step" in " ".join((ROOT / page).read_text(encoding="utf-8").split())

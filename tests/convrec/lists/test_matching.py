@@ -245,3 +245,13 @@ def test_recorded_rewards_agree_but_where_we_do_better(golden, mode):
             assert rank_returns(rel, case["rec_num"], "log_decay") == pytest.approx(case["output"]["log_decay"])
     # The reference raises a TypeError where there are no seen titles; that much we do not reproduce.
     assert differing == ({"seen None"} if mode == "reference" else set(better))
+
+
+def test_what_was_met_before_is_not_looked_up_again_and_matchers_share_nothing() -> None:
+    first = Matcher(Catalog.from_items([("Heat", 1995), ("Alien", 1979)]))
+    second = Matcher(Catalog.from_items([("Alien", 1979), ("Heat", 1995)]))
+    for _ in range(3):
+        assert first.identify("Heat", 1995).index == 0
+        assert second.identify("Heat", 1995).index == 1
+    assert (first.identify.cache_info().misses, first.identify.cache_info().hits) == (1, 2)
+    assert first.identify.__wrapped__("Heat", 1995) == first.identify("Heat", 1995)

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from rapidfuzz import fuzz
 from rapidfuzz.distance import OSA
 
-from convrec.lists import title_index
+from convrec.lists import title_blocks, word_guard
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from convrec.lists.title_index import SAME_YEAR, SHORTEST_MISSPELT
+from convrec.lists.title_blocks import SAME_YEAR
+from convrec.lists.title_index import SHORTEST_MISSPELT
 from convrec.lists.titles import fold, forms, normalise, numbers
 
 FILMS = [
@@ -30,11 +31,11 @@ def have_other_word(written: str, title: str, words: set[str], years_apart: int)
     """The word guard, case by case."""
 
     def is_word(word: str) -> bool:
-        return word in title_index.SHORT_WORDS if len(word) < 3 else word in words
+        return word in word_guard.SHORT_WORDS if len(word) < 3 else word in words
 
     def have_ending(one: str, other: str) -> bool:
-        longer = [one + ending for ending in title_index.ENDINGS if len(one) > 2]
-        return other in longer or one in [other + ending for ending in title_index.ENDINGS if len(other) > 2]
+        longer = [one + ending for ending in word_guard.ENDINGS if len(one) > 2]
+        return other in longer or one in [other + ending for ending in word_guard.ENDINGS if len(other) > 2]
 
     if "".join(written.split()) == "".join(title.split()):
         return False  # a space
@@ -96,16 +97,20 @@ def test_the_index_finds_what_comparing_with_every_title_finds():
         if rng.random() < 0.2:  # another word, or one less
             title = title.replace(rng.choice(title.split()), rng.choice([*words, ""]), 1)
         year += rng.randint(-2, 2)
-        if matcher.index.nearest(matcher.index.by_title.get(normalise(title), ()), year) >= 0:
+        if matcher.index.find_nearest_year(matcher.index.by_title.get(normalise(title), ()), year) >= 0:
             continue
-        if matcher.index.spelt(title, year) != -1:
+        if matcher.index.find_by_spelling(title, year) != -1:
             continue
         row = brute_force(matcher, title, year)
-        assert matcher.index.most_similar(title, year) == row, (title, year)
-        if matcher.index.by_letters(title, year) == -1:
+        assert matcher.index.find_most_similar(title, year) == row, (title, year)
+        if matcher.index.find_by_letters(title, year) == -1:
             assert matcher.identify(title, year).index == (matcher.index.items[row] if row >= 0 else -1)
         found += row >= 0
     assert found > 100
+
+
+def largest_block(matcher: Matcher) -> int:
+    return max(len(block.rows) for block in matcher.index._blocks._blocks.values() if block)
 
 
 def test_large_blocks_are_split_and_one_typo_is_still_found(monkeypatch):
@@ -114,10 +119,9 @@ def test_large_blocks_are_split_and_one_typo_is_still_found(monkeypatch):
     titles = sorted({"".join(rng.choices("abcd", k=rng.randint(10, 16))) for _ in range(300)})
     catalog = Catalog.from_items([(title, 2001) for title in titles])
     whole = Matcher(catalog)
-    monkeypatch.setattr(title_index, "LARGE_BLOCK", 8)
+    monkeypatch.setattr(title_blocks, "LARGE_BLOCK", 8)
     split = Matcher(catalog)
-    largest = max(len(block[0]) for block in split.index._blocks.values() if block)
-    assert largest <= 8 < max(len(block[0]) for block in whole.index._blocks.values() if block)
+    assert largest_block(split) <= 8 < largest_block(whole)
     for title in titles:
         place = rng.randrange(len(title))
         written = title[:place] + "e" + title[place + 1 :]

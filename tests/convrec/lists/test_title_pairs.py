@@ -231,8 +231,8 @@ def test_titles_of_real_data_are_not_taken_for_others(shared_dir):
     similar = []
     for film in zip(other.titles, other.years, strict=True):
         row = matcher.identify(*film).index
-        stages = (matcher.index.spelt, matcher.index.by_letters, matcher.index.by_short_form)
-        if row >= 0 and row == matcher.index.most_similar(*film) and all(stage(*film) == -1 for stage in stages):
+        stages = (matcher.index.find_by_spelling, matcher.index.find_by_letters, matcher.index.find_by_short_form)
+        if row >= 0 and row == matcher.index.find_most_similar(*film) and all(stage(*film) == -1 for stage in stages):
             similar.append(film)
     assert set(similar) <= RIGHT, similar
     for one in (catalog, other):  # rows of one item differ by no article

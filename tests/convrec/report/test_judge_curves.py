@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from convrec.errors import UserError
-from convrec.report.curves import PANELS, read_curves
+from convrec.report.curves import read_curves
+from convrec.report.panels import PANELS
 from convrec.report.run_summary import SETTINGS
 from recipes.launch.recipe import RECIPES
 from recipes.report import report

@@ -20,12 +20,12 @@ from convrec.statistics import bootstrap, jackknife
 from recipes import evaluate
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
-    Context,
     Figures,
     add_measures,
     context_of,
     figures_of,
 )
+from recipes.evaluation.measures import Context
 from recipes.evaluation.slices import _parts, slice_labels, slice_results
 from recipes.evaluation.split import Split, read_split
 from tests.recipes.evaluation.small import row
@@ -58,12 +58,12 @@ def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[
     given = golden("beyond_accuracy")
     training = [item for row in given["training"] for item in row]
     context = Context(
-        given["items"],
-        np.bincount(training, minlength=30),
-        len(given["training"]),
-        list(map(frozenset, given["genres"])),
-        given["mentioned"],
-        given["wanted"],
+        num_items=given["items"],
+        mentions_M=np.bincount(training, minlength=30),
+        rows=len(given["training"]),
+        genres=list(map(frozenset, given["genres"])),
+        mentioned=given["mentioned"],
+        wanted=given["wanted"],
     )
     rows = [{"recommended": items} for items in given["lists"]]
     add_measures(rows, context)
@@ -86,7 +86,7 @@ def test_what_a_list_is_too_short_for_is_left_out_and_counted() -> None:
     assert [found[name]["n"] for name in ("coverage", "novelty", "diversity", "calibration")] == [3, 2, 1, 0]
     assert found["diversity"]["mean"] == pytest.approx(0.5)
     assert math.isnan(found["calibration"]["mean"])
-    assert measured([[0]], Context(8, None, 0, None)) == [{"recommended": [0]}]
+    assert measured([[0]], Context(num_items=8, mentions_M=None, rows=0, genres=None)) == [{"recommended": [0]}]
     no_genres = replace(FACTS, genres=[frozenset[str]()] * 8)
     for lists, context in (([[0, 1], [2]], no_genres), ([[], []], FACTS), ([[], []], no_genres)):
         rows: list[dict[str, Any]] = [{"recommended": items} for items in lists]
@@ -149,7 +149,15 @@ def split_of(conversations: list[str], truths: list[list[str]], data: str = "tes
     catalog = Catalog.from_items(FILMS)
     given = enumerate(zip(conversations, truths, strict=True))
     rows = [row(str(number), text, truth, films=dict(FILMS)) for number, (text, truth) in given]
-    return Split(data, rows, [row["sample_id"] for row in rows], catalog, Matcher(catalog), [], {})
+    return Split(
+        data=data,
+        rows=rows,
+        prompt_ids=[row["sample_id"] for row in rows],
+        catalog=catalog,
+        matcher=Matcher(catalog),
+        warnings=[],
+        damaged={},
+    )
 
 
 def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
@@ -157,7 +165,14 @@ def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path
     split = split_of(conversations, [["Alien"], ["Alien", "Heat"], ["Up"]], str(tmp_path / "test.parquet"))
     table = pa.Table.from_pylist(split.rows, RL_SCHEMA).append_column("age", pa.array(["old", None, "young"]))
     pq.write_table(table, split.data)
-    context = Context(5, np.array([4, 2, 0, 0, 0]), 5, None, [[]] * 3, [[0], [0, 1], [2]])
+    context = Context(
+        num_items=5,
+        mentions_M=np.array([4, 2, 0, 0, 0]),
+        rows=5,
+        genres=None,
+        mentioned=[[]] * 3,
+        wanted=[[0], [0, 1], [2]],
+    )
     labels = {name: slice_labels(name, split, context) for name in ("turns", "wanted", "popularity", "age")}
     assert labels["turns"] == ["1", "3", "1"]
     assert labels["wanted"] == ["1", "2", "1"]

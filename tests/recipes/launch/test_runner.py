@@ -18,8 +18,9 @@ import torch
 from omegaconf import DictConfig
 
 from convrec.checkpoints import saving
-from convrec.errors import UserError
+from convrec.errors import NoProgress, UserError
 from convrec.progress import Progress
+from convrec.runs import supervisor
 from convrec.runs.folder import RL_TRAINED, RUNNING, hold
 from convrec.train.trackers import tracking
 from recipes.launch import runner
@@ -126,6 +127,54 @@ def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(run:
     assert "the worker ran out of memory" in err
     assert "Traceback" not in err
     assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (UserError("VAL_FILE: fix it"), 2, "error: VAL_FILE: fix it"),
+        (saving.StopRequested(4), 130, "stopped as asked after step 4; the same command resumes"),
+        (KeyboardInterrupt(), 130, "stopped after step 0; the same command resumes"),
+        (SystemExit(1), 130, "stopped after step 0; the same command resumes"),
+        (NoProgress("no step in an hour"), 75, "no step in an hour"),
+        (OSError("no such device"), 1, "OSError: no such device"),
+        (RuntimeError("a wrong shape"), 1, "a wrong shape"),
+    ],
+)
+def test_each_end_of_a_training_has_its_exit_status_and_its_line(
+    run: Run, tmp_path: Path, error: BaseException, status: int, line: str
+) -> None:
+    def train(config: DictConfig) -> None:
+        raise error
+
+    observed, err = run(train)
+    assert observed == status
+    assert line in err
+    is_failure = status in (1, 75)
+    assert ("the same command resumes after step 0" in err) == is_failure
+    assert ("Traceback" in (tmp_path / "run" / "run.log").read_text()) == is_failure
+
+
+def test_what_fails_after_a_signal_was_stopped_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler's signal ends other processes of the run as well, which this one notices as errors."""
+    monkeypatch.setattr(supervisor, "_asked", b"\1")
+
+    def train(config: DictConfig) -> None:
+        raise RuntimeError("a worker is gone")
+
+    status, err = run(train)
+    assert status == 130
+    assert "stopped after step 0; the same command resumes" in err
+    assert "a worker is gone" not in err
+
+
+def test_a_file_that_cannot_be_written_before_training_is_a_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run" / "config.yaml").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml" / "a file").touch()
+    status, err = run(pytest.fail)
+    assert status == 1
+    assert re.search(r"^failed: IsADirectoryError", err, re.MULTILINE)
+    assert not (tmp_path / "run" / RUNNING).exists()
 
 
 def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_path: Path) -> None:
@@ -254,12 +303,12 @@ def test_checkpoints_that_an_earlier_start_kept_are_not_removed_unasked(
     for step in range(1, 7):
         saved(tmp_path, step)
     with pytest.raises(UserError, match=r"holds 6 checkpoints.*SAVE_KEEP=all keeps them"):
-        runner._refuse_to_remove_unasked(tmp_path, 3, [])
-    runner._refuse_to_remove_unasked(tmp_path, 4, [])
-    runner._refuse_to_remove_unasked(tmp_path, None, [])
-    runner._refuse_to_remove_unasked(tmp_path, 3, ["trainer.max_actor_ckpt_to_keep=3"])
+        runner.check_retention(tmp_path, 3, [])
+    runner.check_retention(tmp_path, 4, [])
+    runner.check_retention(tmp_path, None, [])
+    runner.check_retention(tmp_path, 3, ["trainer.max_actor_ckpt_to_keep=3"])
     monkeypatch.setenv("SAVE_KEEP", "3")
-    runner._refuse_to_remove_unasked(tmp_path, 3, [])
+    runner.check_retention(tmp_path, 3, [])
 
 
 def in_a_process(log: Path, code: str) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from recipes.planning.estimate import Run
-from recipes.planning.models import KNOWN
+from recipes.planning.models import KNOWN_MODELS
 
 
 def run(model: str = "8B", **changes: Any) -> Run:
@@ -13,4 +13,4 @@ def run(model: str = "8B", **changes: Any) -> Run:
     training = {"fsdp_size": -1, "recomputes": True, "lora_rank": 0, "fused": True}
     rollout = {"tensor_parallel": 1, "rollout_dtype": "bfloat16", "max_sequences": 512, "memory_share": 0.5}
     machine = {"device": "cuda", "nodes": 1, "gpus_per_node": 8}
-    return Run(KNOWN[model][1], **of_step | tokens | training | rollout | machine | changes)
+    return Run(KNOWN_MODELS[model].size, **of_step | tokens | training | rollout | machine | changes)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from convrec.errors import UserError
-from recipes.planning.models import KNOWN, ModelSize, model_size
+from recipes.planning.models import KNOWN_MODELS, ModelSize, model_size
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2000}
@@ -16,8 +16,8 @@ SHAPE |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2000}
 def test_known_models_have_the_parameters_that_are_published() -> None:
     """Of the safetensors files."""
     published = [494_032_768, 1_235_814_400, 3_212_749_824, 8_030_261_248, 32_762_123_264, 70_553_706_496]
-    assert [size.parameters for _, size in KNOWN.values()] == published
-    assert model_size("Qwen/Qwen3-32B") == model_size("32B") == KNOWN["32B"][1]
+    assert [known.size.parameters for known in KNOWN_MODELS.values()] == published
+    assert model_size("Qwen/Qwen3-32B") == model_size("32B") == KNOWN_MODELS["32B"].size
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "olmo2", "mixtral", "qwen3_moe"])
@@ -30,7 +30,16 @@ def test_a_config_says_what_transformers_counts(kind: str, tied: bool, tmp_path:
         counted = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
     found = model_size(str(tmp_path))
     assert found.parameters == pytest.approx(counted, rel=0 if kind in ("llama", "qwen2", "qwen3") else 1e-3)
-    assert found == ModelSize(found.parameters, 3, 256, 2000, 4, 2, 64, found.experts)
+    assert found == ModelSize(
+        parameters=found.parameters,
+        layers=3,
+        hidden=256,
+        vocabulary=2000,
+        heads=4,
+        kv_heads=2,
+        head_size=64,
+        experts=found.experts,
+    )
     assert (found.experts > 1) == (kind in ("mixtral", "qwen3_moe"))
 
 

@@ -10,9 +10,9 @@ from omegaconf import DictConfig, open_dict
 from convrec.errors import UserError
 from recipes.launch.recipe import RANK_GRPO, SFT
 from recipes.planning.estimate import GIB, gpu_parts, lacks, run_of
-from recipes.planning.models import KNOWN, model_size
+from recipes.planning.figures import GPUS, START_SECONDS
+from recipes.planning.models import KNOWN_MODELS, model_size
 from recipes.planning.plan import make_plan, shown, summary
-from recipes.planning.step_time import GPUS, between
 from recipes.preflight.findings import memory_findings
 
 Config = Callable[..., DictConfig]
@@ -23,7 +23,7 @@ CARD = GPUS["H100"].memory
 
 
 def plan_of(config: DictConfig, model: str = "0.5B", rows: int = 4_000, val_rows: int = 100, gpu: str = "H100") -> Plan:
-    return make_plan(config, run_of(config, KNOWN[model][1]), GPUS[gpu], rows, val_rows)
+    return make_plan(config, run_of(config, KNOWN_MODELS[model].size), GPUS[gpu], rows, val_rows)
 
 
 def test_steps_checkpoints_and_validations(config_with: Config) -> None:
@@ -51,7 +51,7 @@ def test_sft_has_96_sequences_a_device(config_with: Config) -> None:
 
 
 def test_hours_are_the_start_and_the_steps(config_with: Config) -> None:
-    for recipe, start in (("rank_grpo", between("start")), ("sft", 0 * between("start"))):
+    for recipe, start in (("rank_grpo", START_SECONDS.range), ("sft", 0 * START_SECONDS.range)):
         plan = plan_of(config_with(recipe))
         *parts, step = plan["seconds of a step"].values()
         for end in (0, 1):
@@ -75,7 +75,7 @@ def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
     vLLM has half of the card: 16.06 GB of weights, 4 GiB besides, the rest is cache. What is offloaded is away then.
     """
     config = config_with()
-    training, sampling = gpu_parts(run_of(config, KNOWN["8B"][1]), CARD)
+    training, sampling = gpu_parts(run_of(config, KNOWN_MODELS["8B"].size), CARD)
     share = 8_030_261_248 * 4 // 8
     parts = ("parameters", "gradients", "optimizer", "reference")
     assert [training[name] for name in parts] == [share, share, 2 * share, 0]
@@ -85,7 +85,7 @@ def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
     assert storage["a checkpoint, GiB"] == 16 * 8_030_261_248 / GIB
     assert storage["host memory of the first node for it, GiB"] == 4 * 8_030_261_248 / GIB
     away = config_with(keys={f"actor_rollout_ref.{name}_offload": True for name in ("actor.fsdp_config.optimizer",)})
-    assert "optimizer" not in gpu_parts(run_of(away, KNOWN["8B"][1]), CARD)[1]
+    assert "optimizer" not in gpu_parts(run_of(away, KNOWN_MODELS["8B"].size), CARD)[1]
 
 
 def test_old_log_probs_are_computed_where_the_batch_is_used_twice(config_with: Config) -> None:
@@ -109,7 +109,7 @@ def test_old_log_probs_are_computed_where_the_batch_is_used_twice(config_with: C
 
 
 def test_responses_are_as_long_as_the_lists_that_are_asked_for(config_with: Config) -> None:
-    size = KNOWN["0.5B"][1]
+    size = KNOWN_MODELS["0.5B"].size
     assert run_of(config_with(keys={"convrec.num_items": 5}), size).response == pytest.approx(5 * 9.9 + 1)
     named = config_with(keys={"convrec.candidates": 50})  # in its prompts
     assert run_of(named, size).prompt == pytest.approx(run_of(config_with(), size).prompt + 50 * 9.9)
@@ -144,7 +144,7 @@ def test_a_copy_a_node_takes_its_memory(config_with: Config) -> None:
     """fsdp_size=8 on 16 nodes: state as on one node."""
     key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
     shared, copied, one = (
-        gpu_parts(run_of(config_with(keys=keys), KNOWN["8B"][1]), CARD)[0]["optimizer"]
+        gpu_parts(run_of(config_with(keys=keys), KNOWN_MODELS["8B"].size), CARD)[0]["optimizer"]
         for keys in ({N_NODES: 16}, {N_NODES: 16, key: 8}, {})
     )
     assert copied == one == 16 * shared
@@ -155,19 +155,19 @@ def test_a_copy_a_node_takes_its_memory(config_with: Config) -> None:
 
 def test_the_papers_run_fits_and_70b_on_a_node_lacks_everything(config_with: Config) -> None:
     """20 bytes x 70.55e9 / 8 = 164 GiB of state alone; 141 GB of weights are more than vLLM's 40."""
-    assert lacks(run_of(config_with(keys={"trainer.n_gpus_per_node": 4}), KNOWN["0.5B"][1]), CARD) == {}
-    said = lacks(run_of(config_with(), KNOWN["70B"][1]), CARD)
+    assert lacks(run_of(config_with(keys={"trainer.n_gpus_per_node": 4}), KNOWN_MODELS["0.5B"].size), CARD) == {}
+    said = lacks(run_of(config_with(), KNOWN_MODELS["70B"].size), CARD)
     assert [text.split()[0] for text in said] == ["training", "sampling", "vLLM's"]
     assert "71.7 can be used" in next(iter(said))
     assert all(said.values())
     enough = config_with(keys={"data.train_batch_size": 256, N_NODES: 4, TENSOR_PARALLEL: 2})  # as the page says
-    assert lacks(run_of(enough, KNOWN["32B"][1]), CARD) == {}
+    assert lacks(run_of(enough, KNOWN_MODELS["32B"].size), CARD) == {}
 
 
 def test_3b_on_one_card_trains_but_does_not_sample_beside_its_training_state(config_with: Config) -> None:
     """3,212,749,824 x 12 bytes of weights and Adam = 35.9 GiB stay beside vLLM's half of 79.6 GiB."""
     config = config_with(keys={"trainer.n_gpus_per_node": 1})
-    found = run_of(config, KNOWN["3B"][1])
+    found = run_of(config, KNOWN_MODELS["3B"].size)
     (what,) = lacks(found, CARD)
     assert what == "sampling needs 75.7 GiB of a GPU, 71.7 can be used"
     training, sampling = (sum(parts.values()) / GIB for parts in gpu_parts(found, CARD))

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.planning import step_time
+from recipes.planning import figures, step_time
 from recipes.planning.estimate import Run, cache_bytes, cache_bytes_of_token
-from recipes.planning.models import KNOWN, ModelSize
-from recipes.planning.step_time import CONSTANTS, GPUS, RANGES
+from recipes.planning.figures import CONSTANTS, GPUS, H100
+from recipes.planning.models import KNOWN_MODELS, ModelSize
 from tests.recipes.planning.conftest import run
 
-EIGHT_B, H100 = KNOWN["8B"][1], GPUS["H100"]
+EIGHT_B = KNOWN_MODELS["8B"].size
 P = EIGHT_B.parameters
 ATTENTION = 2 * 32 * 600 * 32 * 128  # FLOP of a token in a sequence of 600
 
@@ -26,9 +26,9 @@ def test_a_forward_pass() -> None:
     assert step_time.forward_flops(EIGHT_B, 600) == 2 * P + ATTENTION
     flops = 38_400 * (2 * P + ATTENTION)
     assert step_time.forward_seconds(run(), H100) == near(flops / (0.39 * 989e12), flops / (0.15 * 989e12))
-    for name, (_, size) in KNOWN.items():  # twice the nodes, half of the time
+    for name, known in KNOWN_MODELS.items():  # twice the nodes, half of the time
         one, two = (step_time.forward_seconds(run(name, nodes=nodes), H100) for nodes in (1, 2))
-        assert size.parameters
+        assert known.size.parameters
         assert two == near(*(one / 2))
 
 
@@ -108,7 +108,10 @@ def test_what_is_left_for_the_cache() -> None:
 
 
 def test_a_tiny_model_decodes_no_faster_than_it_is_scheduled() -> None:
-    tiny = replace(run(), size=ModelSize(1_000_000, 2, 128, 1000, 4, 2, 32))
+    tiny = replace(
+        run(),
+        size=ModelSize(parameters=1_000_000, layers=2, hidden=128, vocabulary=1000, heads=4, kv_heads=2, head_size=32),
+    )
     fast, slow = step_time.rollout_seconds(tiny, H100)
     assert (fast, slow) == (pytest.approx(200 * 1.3 * 4e-3, rel=1e-2), pytest.approx(200 * 2 * 8e-3, rel=1e-2))
 
@@ -129,10 +132,10 @@ def test_the_parts_of_a_step() -> None:
 
 
 def test_every_constant_goes_from_fast_to_slow_and_says_where_it_is_from() -> None:
-    every = RANGES.values()
-    assert {gpu.training_share for gpu in GPUS.values()} == RANGES.keys() - CONSTANTS.keys()
-    assert all(constant["source"] and constant["fast"] != constant["slow"] for constant in every)
-    assert len({constant["name"] for constant in every}) == len(CONSTANTS) + 1
-    for model in KNOWN:
+    every = {*CONSTANTS, *(gpu.training_share for gpu in GPUS.values())}
+    assert all(constant.source and constant.fast != constant.slow for constant in every)
+    assert len({constant.name for constant in every}) == len(CONSTANTS) + 1
+    assert every >= {value for value in vars(figures).values() if isinstance(value, figures.Constant)}
+    for model in KNOWN_MODELS:
         for part, (fast, slow) in step_time.step_parts(run(model, nodes=2), H100, 0.1, 0.1, 10).items():
             assert fast < slow, part
