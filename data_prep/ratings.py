@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from convrec.data.damage import Damage
 from convrec.data.records import Records
+from convrec.data.text_files import describe_encoding
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
@@ -93,6 +94,7 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
         f"{items_path} lacks, {num_twice:,} of an item that the user had rated before",
         f"{num_users - len(np.unique(cuts_R6[:, -1])):,} of {num_users:,} users rated too little for a row",
     ]
+    told += filter(None, [describe_encoding(path)])
     if given.min_rating is None:
         told.append("every rating counts as liked; --min-rating 4 takes those from 4 on")
     named = pa.DictionaryArray.from_arrays(ratings.users_E, ratings.user_names)
