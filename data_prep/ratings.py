@@ -102,11 +102,23 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
         rows_of(cuts_R6, ratings.items_E, named, catalog, given.seed), "writing", len(cuts_R6), unit=" rows"
     )
     about = {"read": told, "splits": splits, "warnings": []}
-    matcher, split_of = Matcher(catalog), attrgetter("split")
-    summary = write_data(out, read, matcher, rows, split_of, given.item, given.num_items, damage, about)
     is_train_E = split_E == SPLITS.index("train")
-    write_train_ratings(out, ratings.users_E[is_train_E], ratings.items_E[is_train_E], catalog)
-    return summary
+
+    def write_ratings(folder: Path) -> None:
+        write_train_ratings(folder, ratings.users_E[is_train_E], ratings.items_E[is_train_E], catalog)
+
+    return write_data(
+        out,
+        read,
+        Matcher(catalog),
+        rows,
+        attrgetter("split"),
+        given.item,
+        given.num_items,
+        damage,
+        about,
+        write_more=write_ratings,
+    )
 
 
 def _sort_ratings(table: pa.Table, catalog: Catalog, path: Path, items_path: Path) -> tuple[Ratings, int]:
