@@ -84,7 +84,7 @@ def convert_own(
     facts = [fact for fact in facts if (fact.path, fact.row) not in left_out]
     damage.check(paths, len(facts))
     if not facts:
-        nothing = "; ".join(["no conversations; check how the file was written", *source.told()])
+        nothing = "; ".join([source.describe_emptiness(), *source.told()])
         raise UserError(f"{', '.join(map(str, paths))}: {nothing}")
     if mentions and not mentions[True]:
         raise UserError(

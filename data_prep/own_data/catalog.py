@@ -112,7 +112,10 @@ def _read_items(
             item_id = _read_id(record)
             name = normalise(shown_title(title, record.get("display")))
             if (earlier := first.setdefault((name, year, item_id), row)) != row:
-                text = f"%r is on {unit_of(path)} %s already; leave one out, or give each an item_id"
+                text = (
+                    f"%r is on {unit_of(path)} %s already; leave one out, give each an item_id, or name another column "
+                    "of titles: --columns title=NAME"
+                )
                 raise BadRecord(text, title, earlier)
             items[row] = {**record, "title": title, "year": year}
             if item_id is not None:
@@ -151,7 +154,10 @@ def _name_columns(
             for theirs, ours in renamed.items():
                 if theirs in record:
                     record[ours] = record.pop(theirs)
-    return [f"{path}: the column {theirs} is read as {ours}" for theirs, ours in renamed.items()]
+    first = next(iter(records.values()), {})
+    return [
+        f"{path}: the column {theirs} is read as {ours} ({first.get(ours)!r}, ...)" for theirs, ours in renamed.items()
+    ]
 
 
 def _renamed(
