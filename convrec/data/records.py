@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from convrec.data.arrow_types import plain_batch
 from convrec.data.csv_records import read_csv
 from convrec.data.damage import BadRecord, Damage, compression_of, kind_of
-from convrec.data.spreadsheets import SPREADSHEET, UNREAD_SPREADSHEETS, read_spreadsheet
+from convrec.data.spreadsheets import SPREADSHEETS, UNREAD_SPREADSHEETS, read_spreadsheet
 from convrec.data.text_files import CUT_OFF, is_table, iter_lines, open_bytes
 from convrec.errors import UserError
 
@@ -66,7 +66,7 @@ def read_records(path: Path, damage: Damage, lists: bool = False) -> Records:
                 columns = _name_parquet_columns(path)
                 for batch, numbers in parquet_batches(path, damage, columns):
                     yield from zip(numbers.to_pylist(), batch.to_pylist(), strict=True)
-            case other if other == SPREADSHEET:
+            case other if other in SPREADSHEETS:
                 yield from read_spreadsheet(path, damage)
             case other if other in UNREAD_SPREADSHEETS:
                 raise UserError(f"{path}: a spreadsheet of a kind that is not read; save it as .xlsx, or as CSV UTF-8")

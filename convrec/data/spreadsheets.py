@@ -1,4 +1,4 @@
-"""Records of a spreadsheet (.xlsx), by pandas and openpyxl: the extra `xlsx`."""
+"""Records of a spreadsheet of Excel, by pandas and openpyxl: the extra `xlsx`."""
 
 from collections.abc import Iterator
 from datetime import date, time
@@ -11,7 +11,7 @@ from convrec.data.csv_records import read_header
 from convrec.data.damage import BadRecord, Damage
 from convrec.errors import UserError
 
-SPREADSHEET = ".xlsx"
+SPREADSHEETS = (".xlsx", ".xlsm")
 UNREAD_SPREADSHEETS = (".xls", ".xlsb", ".ods")
 _PACKAGE = "openpyxl"
 _EXACT_BELOW = 10**15  # of numbers with more digits a spreadsheet keeps fifteen

@@ -22,7 +22,7 @@ UTF8 = "utf-8"
 WINDOWS = "cp1252"  # what Excel and older programs write in Western Europe and the Americas
 _CHUNK_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16
-_NO_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".xlsx")
+_NO_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".xlsx", ".xlsm")
 _START_BYTES = 1 << 12  # by which UTF-16 without a mark is known
 _MARKS = {  # the longer ones first: UTF-16's begins UTF-32's
     codecs.BOM_UTF32_LE: "utf-32",

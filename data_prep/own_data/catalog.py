@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from convrec.data.damage import SHARE, BadRecord, Damage, kind_of, unit_of
 from convrec.data.records import Records, read_records
+from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import describe_encoding
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, shown_title
@@ -29,7 +30,7 @@ from data_prep.own_data.spellings import clean_records, read_year
 MAIN_COLUMNS = ("title", "year")  # known by usual names; a `genre` stays, since `--ask genre` may name it
 RATED_COLUMNS = (*MAIN_COLUMNS, "genres")  # of the items of ratings
 TEXTS = ("item_id", "display", "genres", "aliases")  # columns of a CSV that stay texts
-TABLES_OF_TEXTS = (".csv", ".tsv", ".txt", ".xlsx")
+TABLES_OF_TEXTS = (".csv", ".tsv", ".txt", *SPREADSHEETS)
 OWN_COLUMNS = ("item_id", "display", "aliases", "genres", "genre")  # known in capitals, too
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")

@@ -14,7 +14,7 @@ from pyarrow import csv
 
 from convrec.data.damage import BadRecord, Damage, kind_of
 from convrec.data.records import parquet_batches
-from convrec.data.spreadsheets import SPREADSHEET
+from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import CUT_OFF, UTF8, detect_encoding, iter_lines, open_bytes
 from convrec.errors import UserError
 from data_prep.own_data import NAMES
@@ -184,7 +184,7 @@ def _iter_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[p
     try:
         if kind_of(path) == ".parquet":
             yield from _iter_parquet_blocks(path, given, damage)
-        elif kind_of(path) in (".json", ".jsonl", ".ndjson", SPREADSHEET):
+        elif kind_of(path) in (".json", ".jsonl", ".ndjson", *SPREADSHEETS):
             yield from _iter_record_blocks(path, given, damage)
         else:
             yield from _iter_csv_blocks(path, given)
