@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +174,9 @@ class _Table:
                 )
                 rows = [cells for cells in escaped if cells]
                 self._check_width(rows)
-            except BadRecord:
-                return []
-            except csv.Error as error:
-                if str(error) != _END_OF_DATA or next(texts, None) is None:
+            except (BadRecord, csv.Error) as error:
+                goes_on = str(error) == _END_OF_DATA or text.rstrip("\r\n").endswith("\\")
+                if not goes_on or next(texts, None) is None:
                     return []
             else:
                 return rows
@@ -194,9 +194,11 @@ class _Table:
                 seen.add(cell)
 
     def _note_suspects(self) -> None:
-        """Remember the lines of a record, but its first, that have as many cells as a row."""
+        """Remember the lines of a record that have as many cells as a row, and no backslash before them."""
         record = self._record
-        for text in record.lines[1:]:
+        for before, text in pairwise(record.lines):
+            if before.rstrip("\r\n").endswith("\\"):
+                continue
             cells = text.rstrip("\r\n").split(self.delimiter)
             closing = next((place for place, cell in enumerate(cells) if '"' in cell), len(cells))
             if closing and len(cells) == len(self.header) > 1:
