@@ -31,6 +31,7 @@ MATCHER = Matcher(Catalog.from_items(ITEMS))
 N = 3
 
 
+@cache  # its tables take a quarter of a second
 def repair_of(
     tokenizer: Any, ranks: int = N, most_tokens: int = 200, find_row: Any = None, delimiter: str = "\n"
 ) -> ListRepair:
