@@ -67,7 +67,7 @@ class TitleNames:
         return any(
             _contains(written_as_titles if name.is_ordinary else said, name.forms)
             for row in rows
-            for name in self._names_of(row)
+            for name in self._find_names(row)
         )
 
     def iter_titles(self, rows: Iterable[int]) -> Iterator[str]:
@@ -77,7 +77,7 @@ class TitleNames:
             yield catalog.titles[row]
             yield from catalog.aliases[row] if catalog.aliases else ()
 
-    def _names_of(self, row: int) -> list[_Name]:
+    def _find_names(self, row: int) -> list[_Name]:
         if row not in self._names:
             names = {name for title in self.iter_titles([row]) for name in self._iter_names(title)}
             self._names[row] = sorted(names, key=lambda name: sorted(name.forms))
@@ -85,22 +85,31 @@ class TitleNames:
 
     def _iter_names(self, title: str) -> Iterator[_Name]:
         parts = _split(title) or [title]
-        for part in parts[:1]:
-            yield from _make_names(part)
-        for part in parts[1:]:
-            if len(self._series_of_part[fold(part)]) < 2:
+        yield from self._iter_part_names(parts)
+        yield from self._iter_side_names(parts)
+        yield from self._iter_beginnings(title)
+
+    def _iter_part_names(self, parts: Sequence[str]) -> Iterator[_Name]:
+        """The parts of a title, and several in a row (Mission: Impossible)."""
+        for place, part in enumerate(parts):
+            if place == 0 or len(self._series_of_part[fold(part)]) < 2:
                 yield from _make_names(part)
-        for start in range(len(parts)):
-            for end in range(start + 2, len(parts) + 1):
-                yield from _make_names(" ".join(parts[start:end]))
+            for end in range(place + 2, len(parts) + 1):
+                yield from _make_names(" ".join(parts[place:end]))
+
+    def _iter_side_names(self, parts: Sequence[str]) -> Iterator[_Name]:
+        """What stands on either side of `and the` within a part."""
         for part in parts:
             sides = _WEAK_BREAK.split(part)
             for side in sides if len(sides) > 1 else ():
                 yield from _make_names(side, is_weak=self._num_titles_of_side[fold(side)] < 2)
+
+    def _iter_beginnings(self, title: str) -> Iterator[_Name]:
+        """The titles of the catalog with which this one begins."""
         for form in _forms(title):
             words = form.split()
-            beginnings = (" ".join(words[:count]) for count in range(1, len(words)))
-            for beginning in beginnings:
+            for count in range(1, len(words)):
+                beginning = " ".join(words[:count])
                 if beginning in self._titles:
                     yield from _make_names(beginning)
 
