@@ -172,8 +172,9 @@ def find_columns(path: Path, names: Sequence[str], given: Sequence[str]) -> dict
     for role, column in columns.items():
         is_alone = column in names and [*columns.values()].count(column) == 1
         if role not in ROLES or not (is_alone or (column == "" and role in OPTIONAL_ROLES)):
+            missing = f"no column {column} of its own" if column else "no column with a usual name"
             raise UserError(
-                f"{path}: no column {column or '?'} of its own for {role} among {', '.join(names)}; name it with "
+                f"{path}: {missing} for {role} among {', '.join(names)}; name it with "
                 f"--columns {role}=NAME or, where there is no header, all in their order: --columns {' '.join(ROLES)}"
             )
     return {column: role for role, column in columns.items() if column}
