@@ -84,7 +84,7 @@ def convert_own(
     keys = [key for key in keys if (key.path, key.row) not in left_out]
     damage.check(paths, len(keys))
     if not keys:
-        nothing = "; ".join(["no conversations; check how the file was written", *source.told()])
+        nothing = "; ".join([source.describe_emptiness(), *source.told()])
         raise UserError(f"{', '.join(map(str, paths))}: {nothing}")
     if mentions and not mentions[True]:
         raise UserError(
@@ -144,10 +144,10 @@ def _split_keys(
 def conversation_name(row: Row) -> int:
     """What tells conversations apart, in 64 bits: the id, where the line has one, else how the text begins.
 
-    Copies that differ in case or white space are one conversation, so that they stay in one split.
+    Copies, and ids, that differ in case or white space are one conversation, so that they stay in one split.
     """
     if row.conversation_id is not None:
-        return hash64(row.conversation_id)
+        return hash64(normalise_text(row.conversation_id))
     return hash64(normalise_text(beginning(row.conversation)))
 
 
@@ -162,12 +162,14 @@ def write_data(
     damage: Damage,
     about: dict[str, Any],
     ask: Sequence[str] | None = None,
+    write_more: Callable[[Path], None] = lambda folder: None,
 ) -> dict[str, Any]:
     """Write OUT; returns what its summary.json holds.
 
     {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
     {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. split_of: of TABLES. about:
-    "read", "splits", "warnings" and, where they are known, "ground_truths" {"known", "outside_catalog"}.
+    "read", "splits", "warnings" and, where they are known, "ground_truths" {"known", "outside_catalog"}. write_more:
+    writes further files into the folder, before it becomes OUT.
     """
     known = matcher.catalog
     with folder_written_whole(out) as folder:
@@ -193,6 +195,7 @@ def write_data(
         write_json(folder / "summary.json", summary)
         if damage:
             damage.write_report(folder / REPORT)
+        write_more(folder)
     return summary
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from convrec.data.damage import Damage
 from convrec.data.records import Records
+from convrec.data.text_files import describe_encoding
 from convrec.errors import UserError, says_user_errors
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
@@ -93,6 +94,7 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
         f"{items_path} lacks, {num_twice:,} of an item that the user had rated before",
         f"{num_users - len(np.unique(cuts_R6[:, -1])):,} of {num_users:,} users rated too little for a row",
     ]
+    told += filter(None, [describe_encoding(path)])
     if given.min_rating is None:
         told.append("every rating counts as liked; --min-rating 4 takes those from 4 on")
     named = pa.DictionaryArray.from_arrays(ratings.users_E, ratings.user_names)
@@ -100,11 +102,23 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
         rows_of(cuts_R6, ratings.items_E, named, catalog, given.seed), "writing", len(cuts_R6), unit=" rows"
     )
     about = {"read": told, "splits": splits, "warnings": []}
-    matcher, split_of = Matcher(catalog), attrgetter("split")
-    summary = write_data(out, read, matcher, rows, split_of, given.item, given.num_items, damage, about)
     is_train_E = split_E == SPLITS.index("train")
-    write_train_ratings(out, ratings.users_E[is_train_E], ratings.items_E[is_train_E], catalog)
-    return summary
+
+    def write_ratings(folder: Path) -> None:
+        write_train_ratings(folder, ratings.users_E[is_train_E], ratings.items_E[is_train_E], catalog)
+
+    return write_data(
+        out,
+        read,
+        Matcher(catalog),
+        rows,
+        attrgetter("split"),
+        given.item,
+        given.num_items,
+        damage,
+        about,
+        write_more=write_ratings,
+    )
 
 
 def _sort_ratings(table: pa.Table, catalog: Catalog, path: Path, items_path: Path) -> tuple[Ratings, int]:

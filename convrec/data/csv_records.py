@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from convrec.data.damage import BadRecord, Damage
 from convrec.data.text_files import LONGEST_LINE, iter_lines
 
 DELIMITERS = ",;\t|"
+NO_VALUES = ("", "\\N")  # blank, and what MySQL, Postgres, Hive and IMDb write for null
 _SEP_LINE = re.compile(r"\"?sep=([,;|\t])\"?\s*$")  # Excel's first line
 _QUOTING = "put cells with commas, quotes or line breaks in double quotes"
 _INDEX_NAMES = ("", "Unnamed: 0")  # of the column that pandas adds, and of one that it has read and written again
@@ -33,15 +35,32 @@ def read_csv(path: Path, damage: Damage, delimiter: str) -> Iterator[tuple[int, 
         delimiter: what divides the cells, unless the first line or the header say otherwise.
 
     Yields:
-        The number of the record's first line, and its cells that are not blank by the names of their columns.
+        The number of the record's first line, and its cells that have a value by the names of their columns.
     """
     csv.field_size_limit(LONGEST_LINE)  # characters of a cell; the default of 131,072 is a long thread
     table = _Table(path, delimiter)
     for line, cells in table.iter_rows(damage):
-        yield line, {name: cell for name, cell in zip(table.header, cells, strict=True) if name and cell.strip()}
+        named = zip(table.header, cells, strict=True)
+        yield line, {name: cell for name, cell in named if name and cell.strip() not in NO_VALUES}
     for line, lost in table.find_swallowed_rows():
         problem = BadRecord("a quote that is not closed takes the next row in; close it, or write it twice")
         damage.add(path, line, problem, lost=lost)
+
+
+def read_header(cells: Sequence[str]) -> list[str]:
+    """Read the names of a table's columns; "" for the index column of pandas.
+
+    Raises:
+        BadRecord: A column has no name, or that of another.
+    """
+    header = [name.strip() for name in cells]
+    names = header
+    if len(header) > 1 and header[0] in _INDEX_NAMES:
+        names = header[1:]
+        header = ["", *names]
+    if len(set(names)) < len(names) or "" in names:
+        raise BadRecord("the header %s has a name twice or an empty one; name columns once", header)
+    return header
 
 
 @dataclass
@@ -67,6 +86,7 @@ class _Table:
         self.path = path
         self.header: list[str] = []
         self.delimiter, self.has_sep_line = _find_delimiter(path, delimiter)
+        self._escape = re.compile(rf"""\\["\r\n{re.escape(self.delimiter)}]""")
         self._lines = iter_lines(path, is_table=True)
         self._record = _Record(1)
         self._next_line = 1
@@ -86,7 +106,7 @@ class _Table:
                 if self._record.problem:
                     raise self._record.problem
                 if not self.header:
-                    self._read_header(cells)
+                    self._use_header(cells)
                     continue
                 self._check_width(read)
             except StopIteration:
@@ -123,18 +143,10 @@ class _Table:
             self._record.lines.append(text)
             yield text
 
-    def _read_header(self, cells: Sequence[str]) -> None:
+    def _use_header(self, cells: Sequence[str]) -> None:
         """Raises BadRecord where the columns cannot have such names."""
-        header = [name.strip() for name in cells]
-        if len(header) > 1 and header[0] in _INDEX_NAMES:
-            names = header[1:]
-            header[0] = ""
-        else:
-            names = header
-        if len(set(names)) < len(names) or "" in names:
-            raise BadRecord("the header %s has a name twice or an empty one; name columns once", header)
-        self.header = header
-        self._seen_values = [set() for _ in header]
+        self.header = read_header(cells)
+        self._seen_values = [set() for _ in self.header]
 
     def _check_width(self, rows: Sequence[Sequence[str]]) -> None:
         for cells in rows:
@@ -142,11 +154,15 @@ class _Table:
                 raise BadRecord("%s cells for %s columns; " + _QUOTING, len(cells), len(self.header))
 
     def _read_backslashes(self, texts: Iterator[str]) -> list[list[str]]:
-        """Read the record again with `\\"` for a quote, as MySQL and Spark write it; [] where that makes no rows."""
+        """Read the record again with backslashes before what is text, as MySQL and Spark write quotes and delimiters.
+
+        Returns:
+            The rows; none where that makes none.
+        """
         lines = self._record.lines
         while self.header and not self._record.problem and len(lines) <= _LONGEST_ESCAPED_LINES:
             text = "".join(lines)
-            if '\\"' not in text:
+            if not self._escape.search(text):
                 return []
             try:
                 escaped = csv.reader(
@@ -158,10 +174,9 @@ class _Table:
                 )
                 rows = [cells for cells in escaped if cells]
                 self._check_width(rows)
-            except BadRecord:
-                return []
-            except csv.Error as error:
-                if str(error) != _END_OF_DATA or next(texts, None) is None:
+            except (BadRecord, csv.Error) as error:
+                goes_on = str(error) == _END_OF_DATA or text.rstrip("\r\n").endswith("\\")
+                if not goes_on or next(texts, None) is None:
                     return []
             else:
                 return rows
@@ -179,9 +194,11 @@ class _Table:
                 seen.add(cell)
 
     def _note_suspects(self) -> None:
-        """Remember the lines of a record, but its first, that have as many cells as a row."""
+        """Remember the lines of a record that have as many cells as a row, and no backslash before them."""
         record = self._record
-        for text in record.lines[1:]:
+        for before, text in pairwise(record.lines):
+            if before.rstrip("\r\n").endswith("\\"):
+                continue
             cells = text.rstrip("\r\n").split(self.delimiter)
             closing = next((place for place, cell in enumerate(cells) if '"' in cell), len(cells))
             if closing and len(cells) == len(self.header) > 1:

@@ -36,7 +36,10 @@ def compression_of(path: str | Path) -> str:
 
 @cache
 def unit_of(path: str | Path) -> str:
-    """What the rows of a file are called: a "line" counts from 1, a "record" of a JSON list and a "row" from 0."""
+    """What the rows of a file are called.
+
+    A "line" counts from 1, a "record" of a JSON list and a "row" of parquet from 0, that of a spreadsheet as it shows.
+    """
     return "line" if kind_of(path) in LINES else "record" if kind_of(path) == ".json" else "row"
 
 

@@ -14,17 +14,18 @@ import pyarrow.parquet as pq
 from convrec.data.arrow_types import plain_batch
 from convrec.data.csv_records import read_csv
 from convrec.data.damage import BadRecord, Damage, compression_of, kind_of
-from convrec.data.text_files import CUT_OFF, iter_lines, open_bytes
+from convrec.data.spreadsheets import SPREADSHEETS, UNREAD_SPREADSHEETS, read_spreadsheet
+from convrec.data.text_files import CUT_OFF, is_table, iter_lines, open_bytes
 from convrec.errors import UserError
 
-READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz or .zst) or .parquet"
+READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz or .zst), .xlsx or .parquet"
 ENVELOPES = ("tickets", "conversations", "data")  # of an object that holds the list of records
 RECORD_NAME = "record_name"  # key of a record's name, where an object has records by name
 LIST = "list"  # key of a record that is a list
 BATCH_ROWS = 8192  # of parquet
 _HALF_PAIR = re.compile(r"\\u[dD][89abcdefABCDEF]")
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; behind an even number of backslashes
-_SPREADSHEETS = (".xlsx", ".xls", ".ods")
+_INDEX_COLUMN = re.compile(r"__index_level_\d+__|Unnamed: 0")  # pandas' own, of a frame that was sorted or filtered
 
 Records: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 
@@ -55,17 +56,20 @@ def read_records(path: Path, damage: Damage, lists: bool = False) -> Records:
                 yield from read_csv(path, damage, ",")
             case ".tsv":
                 yield from read_csv(path, damage, "\t")
-            case ".txt" if _is_table(path):
+            case ".txt" if is_table(path):
                 yield from read_csv(path, damage, "\t")
             case ".txt":
                 yield from _read_lines(path, damage)
             case ".json":
                 yield from _read_json(path, damage, lists)
             case ".parquet":
-                for batch, numbers in parquet_batches(path, damage):
+                columns = _name_parquet_columns(path)
+                for batch, numbers in parquet_batches(path, damage, columns):
                     yield from zip(numbers.to_pylist(), batch.to_pylist(), strict=True)
-            case other if other in _SPREADSHEETS:
-                raise UserError(f"{path}: a spreadsheet, which is not read; save each sheet as CSV UTF-8")
+            case other if other in SPREADSHEETS:
+                yield from read_spreadsheet(path, damage)
+            case other if other in UNREAD_SPREADSHEETS:
+                raise UserError(f"{path}: a spreadsheet of a kind that is not read; save it as .xlsx, or as CSV UTF-8")
             case other:
                 raise UserError(f"{path}: unknown format {other!r}; write {READABLE}")
     except CUT_OFF as error:
@@ -96,11 +100,6 @@ def _sound(text: str | BadRecord) -> str:
     if isinstance(text, BadRecord):
         raise text
     return text
-
-
-def _is_table(path: Path) -> bool:
-    """Whether a `.txt` is what Excel calls "Unicode text": its first line has tabs."""
-    return "\t" in str(next(iter_lines(path, is_table=True), (1, ""))[1])
 
 
 def _read_json(path: Path, damage: Damage, lists: bool) -> Records:
@@ -181,6 +180,18 @@ def _checked(record: Any, lists: bool) -> dict[str, Any]:
     return record
 
 
+def _name_parquet_columns(path: Path) -> list[str]:
+    """All columns but the index of pandas."""
+    try:
+        return [name for name in pq.read_schema(path).names if not _INDEX_COLUMN.fullmatch(name)]
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _describe_unreadable_parquet(path, error) from error
+
+
+def _describe_unreadable_parquet(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: not readable as parquet ({error}); write it again")
+
+
 def parquet_batches(
     path: Path, damage: Damage, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
@@ -199,7 +210,7 @@ def parquet_batches(
                     batch, numbers = batch.filter(keep), numbers.filter(keep)
                 yield batch, numbers
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not readable as parquet ({error}); write it again") from error
+        raise _describe_unreadable_parquet(path, error) from error
 
 
 def rows_without_utf8(batch: pa.RecordBatch) -> list[int]:

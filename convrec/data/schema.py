@@ -100,16 +100,19 @@ def before_questions(conversation: str) -> str:
 
 
 def group_of(row: Mapping[str, Any]) -> str:
-    """What must not be torn apart: the row's conversation where its id names one, else the rows of its text."""
+    """What must not be torn apart: the row's conversation where its id names one, else the rows of its text.
+
+    Ids that differ in case alone are one: a UUID is written in either.
+    """
     name = conversation_of(row["sample_id"])
     if name != row["sample_id"]:
-        return name
+        return normalise_text(name)
     text = normalise_text(before_questions(conversation_text(row)))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def normalise_text(conversation: str) -> str:
-    """The text without what makes no other conversation: case, white space, widths of letters."""
+    """The text, or an id, without what makes no other conversation: case, white space, widths of letters."""
     return " ".join(unicodedata.normalize("NFKC", conversation).casefold().split())
 
 

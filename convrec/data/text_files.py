@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
-from convrec.data.damage import BadRecord, compression_of
+from convrec.data.damage import BadRecord, compression_of, kind_of
 from convrec.errors import UserError
 
 LONGEST_LINE = 8 << 20  # bytes; reading takes up to 32 times as much memory (notes/data.md)
@@ -22,6 +22,8 @@ UTF8 = "utf-8"
 WINDOWS = "cp1252"  # what Excel and older programs write in Western Europe and the Americas
 _CHUNK_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16
+_NO_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".xlsx", ".xlsm")
+_START_BYTES = 1 << 12  # by which UTF-16 without a mark is known
 _MARKS = {  # the longer ones first: UTF-16's begins UTF-32's
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -64,27 +66,46 @@ def iter_lines(path: Path, is_table: bool = False) -> Iterator[tuple[int, str | 
 
 def open_bytes(path: Path) -> BinaryIO:
     """Open the decompressed bytes of a file; those of UTF-16 and UTF-32 as UTF-8. Raises UserError."""
+    with _open_decompressed(path) as file:
+        encoding = _find_unicode(file.read(_START_BYTES))
     file = _open_decompressed(path)
-    encoding = _marked_encoding(file.read(4))
     if encoding == UTF8:
-        file.close()
-        return _open_decompressed(path)
-    with file, _open_decompressed(path) as whole:
-        try:
-            text = whole.read().decode(encoding)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: no {encoding.upper()} ({error.reason}); save it as UTF-8") from None
+        return file
+    with file:
+        content = file.read()
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        name = encoding.upper()
+        if error.end == len(content):
+            problem = f"{name} that ends within a character, so the file is cut off; fetch it again"
+        else:
+            problem = f"no {name} (byte {error.start}: {error.reason}); save it as UTF-8"
+        raise UserError(f"{path}: {problem}") from None
     return io.BytesIO(text.encode(errors="surrogatepass"))
 
 
 def detect_encoding(path: Path) -> str:
-    """The encoding of a text file: utf-8, utf-16, utf-32, or cp1252 where that makes sense of all that is no UTF-8."""
+    """The encoding of a text file: utf-8, utf-16 (with -le or -be if it has no mark), utf-32, or cp1252.
+
+    The last is a guess, where it makes sense of all that is no UTF-8.
+    """
     status = path.stat()
     return _detect_encoding(path, status.st_mtime_ns, status.st_size)[0]
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file is read as CSV or the like; a `.txt` is where its first line has tabs (Excel's "Unicode text")."""
+    kind = kind_of(path)
+    if kind == ".txt":
+        return "\t" in str(next(iter_lines(path, is_table=True), (1, ""))[1])
+    return kind not in _NO_TABLES
+
+
 def describe_encoding(path: Path) -> str | None:
-    """A sentence about an encoding that was guessed, with words by which to judge the guess; None for Unicode."""
+    """A sentence about a table's encoding that was guessed, with words by which to judge it; None for no guess."""
+    if not is_table(path):
+        return None
     status = path.stat()
     encoding, words = _detect_encoding(path, status.st_mtime_ns, status.st_size)
     if encoding != WINDOWS:
@@ -96,7 +117,7 @@ def describe_encoding(path: Path) -> str | None:
 def _detect_encoding(path: Path, modified_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
     """(encoding, some words that are not ASCII). The time and size only tell versions of the file apart."""
     with _open_decompressed(path) as file:
-        encoding = _marked_encoding(file.read(4))
+        encoding = _find_unicode(file.read(_START_BYTES))
     if encoding != UTF8:
         return encoding, ()
     num_utf8 = num_others = 0
@@ -133,8 +154,17 @@ def _windows_words(sample: bytes) -> tuple[str, ...]:
     return tuple(word for word, _ in Counter(words or signs).most_common(5))
 
 
-def _marked_encoding(start: bytes) -> str:
-    return next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), UTF8)
+def _find_unicode(start: bytes) -> str:
+    """UTF-16 or UTF-32 by the mark that a file begins with, UTF-16 also by its NULs; else UTF-8."""
+    for mark, encoding in _MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    # UTF-16 has one NUL for each letter, digit and sign of ASCII, always at an even or always at an odd place.
+    num_nuls_at_even = start[::2].count(0)
+    num_nuls_at_odd = start[1::2].count(0)
+    if max(num_nuls_at_even, num_nuls_at_odd) > len(start) // 8 and 0 in (num_nuls_at_even, num_nuls_at_odd):
+        return "utf-16-le" if num_nuls_at_odd else "utf-16-be"
+    return UTF8
 
 
 def _open_decompressed(path: Path) -> BinaryIO:

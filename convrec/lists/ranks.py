@@ -32,6 +32,16 @@ def split_lines(text: str, delimiter: str = DEFAULT_DELIMITER) -> list[str]:
     return [line for raw in text.split(delimiter) if (line := raw.strip(WHITESPACE))]
 
 
+def replace_line(text: str, rank: int, line: str, delimiter: str = DEFAULT_DELIMITER) -> str:
+    """Put another line at a rank of a response; blanks around it, and all else, stay as they are."""
+    raw_lines = text.split(delimiter)
+    places = [place for place, raw in enumerate(raw_lines) if raw.strip(WHITESPACE)]
+    raw = raw_lines[places[rank]]
+    before, _, after = raw.partition(raw.strip(WHITESPACE))
+    raw_lines[places[rank]] = before + line + after
+    return delimiter.join(raw_lines)
+
+
 def parse_items(text: str, delimiter: str = DEFAULT_DELIMITER, dated: bool = True) -> list[Item | None]:
     """One entry a rank; None where the line is not an item. `dated` as in `parse_item`."""
     return [parse_item(line, dated) for line in split_lines(text, delimiter)]

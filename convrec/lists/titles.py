@@ -235,9 +235,14 @@ def readings(title: str) -> Iterator[str]:
             yield second
 
 
+def split_parts(title: str) -> list[str]:
+    """The parts of a title, at a colon, a dash or parentheses, in exact mode's form."""
+    return _BETWEEN_PARTS.split(normalise(title), MOST_PARTS)
+
+
 def parts_of(title: str) -> list[str]:
     """The parts of a title, at a colon, a dash or parentheses, folded; `Part` before a number is left out."""
-    texts = _BETWEEN_PARTS.split(normalise(title), MOST_PARTS)
+    texts = split_parts(title)
     if len(texts) == 1:
         return [fold(title)]
     return [_NUMBERED_FIRST.sub("", folded) for text in texts if (folded := fold(text))]

@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from convrec.data.damage import SHARE, BadRecord, Damage, kind_of, unit_of
 from convrec.data.records import Records, read_records
+from convrec.data.spreadsheets import SPREADSHEETS
+from convrec.data.text_files import describe_encoding
 from convrec.errors import UserError
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, shown_title
 from convrec.lists.ranks import Item
@@ -28,6 +30,8 @@ from data_prep.own_data.spellings import clean_records, read_year
 MAIN_COLUMNS = ("title", "year")  # known by usual names; a `genre` stays, since `--ask genre` may name it
 RATED_COLUMNS = (*MAIN_COLUMNS, "genres")  # of the items of ratings
 TEXTS = ("item_id", "display", "genres", "aliases")  # columns of a CSV that stay texts
+TABLES_OF_TEXTS = (".csv", ".tsv", ".txt", *SPREADSHEETS)
+OWN_COLUMNS = ("item_id", "display", "aliases", "genres", "genre")  # known in capitals, too
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
@@ -66,7 +70,9 @@ def read_catalog(
     records = dict(entries or read_records(path, damage))
     if columns:
         records = _renamed(path, records, columns)
-    told = _name_columns(path, records, RATED_COLUMNS if entries else MAIN_COLUMNS)
+    usual_names = {ours: NAMES["catalog"][ours] for ours in (RATED_COLUMNS if entries else MAIN_COLUMNS)}
+    told = list(filter(None, [describe_encoding(path)]))
+    told += _name_columns(path, records, {ours: [plain_name(ours)] for ours in OWN_COLUMNS} | usual_names)
     told += clean_records(path, records)
     items, impossible = _read_items(path, records, damage)
     impossible |= _take_out_undated(items)
@@ -107,7 +113,10 @@ def _read_items(
             item_id = _read_id(record)
             name = normalise(shown_title(title, record.get("display")))
             if (earlier := first.setdefault((name, year, item_id), row)) != row:
-                text = f"%r is on {unit_of(path)} %s already; leave one out, or give each an item_id"
+                text = (
+                    f"%r is on {unit_of(path)} %s already; leave one out, give each an item_id, or name another column "
+                    "of titles: --columns title=NAME"
+                )
                 raise BadRecord(text, title, earlier)
             items[row] = {**record, "title": title, "year": year}
             if item_id is not None:
@@ -127,12 +136,16 @@ def _take_out_undated(items: dict[int, dict[str, Any]]) -> dict[int, BadRecord]:
     return dict.fromkeys(undated, BadRecord(lacking))
 
 
-def _name_columns(path: Path, records: Mapping[int, dict[str, Any]], columns: Sequence[str]) -> list[str]:
-    """Rename in place the columns that other programs call otherwise, `release_date` for instance; what was renamed."""
+def _name_columns(
+    path: Path, records: Mapping[int, dict[str, Any]], usual_names: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Rename in place the columns that other programs call otherwise, `release_date` for instance; what was renamed.
+
+    usual_names: our name of a column -> its plain names.
+    """
     there = dict.fromkeys(name for record in records.values() for name in record)
     renamed: dict[str, str] = {}
-    for ours in columns:
-        usual = NAMES["catalog"][ours]
+    for ours, usual in usual_names.items():
         plain_names = {plain_name(name): name for name in reversed(there)}
         theirs = next((plain_names[known] for known in usual if known in plain_names), None)
         if ours not in there and theirs is not None and theirs not in renamed:
@@ -142,7 +155,10 @@ def _name_columns(path: Path, records: Mapping[int, dict[str, Any]], columns: Se
             for theirs, ours in renamed.items():
                 if theirs in record:
                     record[ours] = record.pop(theirs)
-    return [f"{path}: the column {theirs} is read as {ours}" for theirs, ours in renamed.items()]
+    first = next(iter(records.values()), {})
+    return [
+        f"{path}: the column {theirs} is read as {ours} ({first.get(ours)!r}, ...)" for theirs, ours in renamed.items()
+    ]
 
 
 def _renamed(
@@ -252,7 +268,7 @@ def _further_columns(path: Path, items: Mapping[int, Mapping[str, Any]], damage:
     columns = {}
     for name in dict.fromkeys(name for item in items.values() for name in item if name not in ("title", "year")):
         values = [item.get(name) for item in items.values()]
-        if kind_of(path) in (".csv", ".tsv") and name not in TEXTS:
+        if kind_of(path) in TABLES_OF_TEXTS and name not in TEXTS:
             values = _as_numbers(values)
         if (problem := _mixed(values)) is None:
             columns[name] = pa.array(values)

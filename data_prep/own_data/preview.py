@@ -44,7 +44,7 @@ def preview(
         damage.check()
     except UserError as error:
         lines += _cut(str(error).splitlines(), LINES_OF_FINDINGS)
-    return "\n".join([*items.told, *source.told(), *(lines or ["no conversations; check how the file was written"])])
+    return "\n".join([*items.told, *source.told(), *(lines or [source.describe_emptiness()])])
 
 
 def _show_row(place: str, row: Row, instruction: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pyarrow import csv
 
 from convrec.data.damage import BadRecord, Damage, kind_of
 from convrec.data.records import parquet_batches
+from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import CUT_OFF, UTF8, detect_encoding, iter_lines, open_bytes
 from convrec.errors import UserError
 from data_prep.own_data import NAMES
@@ -171,8 +172,9 @@ def find_columns(path: Path, names: Sequence[str], given: Sequence[str]) -> dict
     for role, column in columns.items():
         is_alone = column in names and [*columns.values()].count(column) == 1
         if role not in ROLES or not (is_alone or (column == "" and role in OPTIONAL_ROLES)):
+            missing = f"no column {column} of its own" if column else "no column with a usual name"
             raise UserError(
-                f"{path}: no column {column or '?'} of its own for {role} among {', '.join(names)}; name it with "
+                f"{path}: {missing} for {role} among {', '.join(names)}; name it with "
                 f"--columns {role}=NAME or, where there is no header, all in their order: --columns {' '.join(ROLES)}"
             )
     return {column: role for role, column in columns.items() if column}
@@ -183,7 +185,7 @@ def _iter_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[p
     try:
         if kind_of(path) == ".parquet":
             yield from _iter_parquet_blocks(path, given, damage)
-        elif kind_of(path) in (".json", ".jsonl", ".ndjson"):
+        elif kind_of(path) in (".json", ".jsonl", ".ndjson", *SPREADSHEETS):
             yield from _iter_record_blocks(path, given, damage)
         else:
             yield from _iter_csv_blocks(path, given)

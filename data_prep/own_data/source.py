@@ -192,6 +192,12 @@ class Source:
             )  # fmt: skip
         return [list(item) if self.reader.dated else [item.title] for item in items]
 
+    def describe_emptiness(self) -> str:
+        """Why no row came of the files."""
+        if any(self.left_out.values()):
+            return "no conversation is left of what the files have"
+        return "no conversations; check how the file was written"
+
     def told(self) -> list[str]:
         """A line for each thing to know about how the files were read."""
         how = "--format" if self.options.form else "guessed; --format names another"

@@ -3,7 +3,7 @@
 Matrix, The (1999)                                 The Matrix, 1999
 Postman, The (Postino, Il)                         The Postman, also called Il Postino
 Tom &amp; Jerry                                    Tom & Jerry
-2013-2023, 1995-12-15 as year; \\N                 2013, 1995; nothing
+2013-2023, 1995-12-15 as year                      2013, 1995
 """
 
 import re
@@ -18,7 +18,6 @@ from convrec.lists.marks import decode_marks
 from convrec.lists.titles import fold, numbers, turn_article
 from data_prep.own_data.times import read_both_orders
 
-MISSING = "\\N"  # in IMDb's files, and what MySQL writes
 TEXT_COLUMNS = ("title", "display", "aliases")
 _YEAR_BEHIND = re.compile(r"\s*(.*\S)\s*\((\d{4})\)\s*")
 _FIRST_OF_SPAN = re.compile(r"\s*(\d{4})\s*[-–—/]\s*(?:\d{4}|present|\?*)\s*", re.IGNORECASE)
@@ -36,7 +35,6 @@ _EDITION = re.compile(
 def clean_records(path: Path, records: Mapping[int, dict[str, Any]]) -> list[str]:
     """Rewrite in place the titles and years of a catalog's records; a sentence for each kind of change."""
     told = [
-        _take_out_missing(path, records),
         _decode_texts(path, records),
         _take_years_from_titles(path, records),
         *_turn_titles(path, records),
@@ -59,15 +57,6 @@ def read_year(value: Any) -> int | None:
     except BadRecord:
         return None
     return datetime.fromtimestamp(next(seconds for seconds in reading if seconds is not None), UTC).year
-
-
-def _take_out_missing(path: Path, records: Mapping[int, dict[str, Any]]) -> str:
-    count = 0
-    for record in records.values():
-        for name in [name for name, value in record.items() if value == MISSING]:
-            del record[name]
-            count += 1
-    return f"{path}: {count:,} cells are {MISSING}, which is read as no value" if count else ""
 
 
 def _decode_texts(path: Path, records: Mapping[int, dict[str, Any]]) -> str:

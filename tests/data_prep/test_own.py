@@ -196,6 +196,15 @@ def test_rows_of_a_conversation_share_its_name_whatever_their_ids(converted, giv
     assert len({row["sample_id"] for row in rows}) == 3
 
 
+def test_ids_that_differ_in_case_name_one_conversation(converted):
+    rows = [line(conversation_id="AB-1", time="2022-10-01"), line(conversation_id="ab-1", time="2022-12-01")]
+    rows.append(line(conversation_id="ab-2", time="2022-10-01"))
+    out, _ = converted(rows, rule=SplitRule(test_from="2022-11-01"))
+    assert len({group_of(row) for row in read(out, "test")}) == 1
+    assert len(read(out, "test")) == 2
+    assert len(read(out, "train")) == 1
+
+
 def test_without_a_name_contexts_that_extend_each_other_are_one_conversation(converted):
     longer = [*TURNS, {"role": "assistant", "content": "M?"}, {"role": "user", "content": "Seen it."}]
     other = [{"role": "user", "content": "I like Heat (1995), too."}]

@@ -85,6 +85,16 @@ def test_movielens_becomes_conversations_that_earn_and_end_in_what_came_next(lay
     assert scored["relevance"][:3] == [1, 0, 1]
 
 
+def test_out_appears_with_all_files_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("data_prep.ratings.write_train_ratings", fail)
+    with pytest.raises(KeyboardInterrupt):
+        convert(movielens(tmp_path, "1M"), out := tmp_path / "out")
+    assert not out.exists()
+
+
 def test_a_split_by_user_keeps_users_whole_and_the_seed_changes_words_alone(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [f"u{user},{item},{5 - item % 2}" for user in range(200) for item in rng.permutation(6) + 1]

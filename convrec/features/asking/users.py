@@ -1,12 +1,13 @@
 """Who answers questions: a rule that knows the wanted titles, two controls, and a model behind an address.
 
 A user is asked many questions at once and returns a text for each. Half of a rule's wordings are kept for evaluation.
-No answer names a wanted title, or has a label that is like one.
+No answer names a wanted title (naming.py), or has a label that is like one.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ from rapidfuzz import fuzz
 
 from convrec.data.schema import split_prompt
 from convrec.features.asking.attributes import Attributes
+from convrec.features.asking.naming import TitleNames
 from convrec.features.asking.turns import question_text
-from convrec.lists.titles import fold, normalise
+from convrec.lists.titles import normalise
 from convrec.llm import LLM
 from convrec.shipped import read_table
 
@@ -51,6 +53,10 @@ class RuleUser:
     evaluation: bool = False
     others: Sequence[Sequence[int]] = ()
 
+    @cached_property
+    def title_names(self) -> TitleNames:
+        return TitleNames(self.attributes.catalog)
+
     def answers(self, asked: Sequence[Asked]) -> list[str]:
         return [self.wording(one, self.labels(one)) for one in asked]
 
@@ -69,22 +75,14 @@ class RuleUser:
                     return text
         return "..."  # a title of each of our words is wanted
 
-    def titles(self, rows: Sequence[int]) -> Iterator[str]:
-        catalog = self.attributes.catalog
-        for row in rows:
-            yield from (catalog.titles[row], *(catalog.aliases[row] if catalog.aliases else ()))
-
     def names_a_title(self, text: str, rows: Sequence[int]) -> bool:
-        """Whether the words of a title stand in a row in a text."""
-        return any(
-            bool(words := form(title)) and f" {words} " in f" {form(text)} "
-            for title in self.titles(rows)
-            for form in (fold, normalise)
-        )
+        """Whether a text says which item is wanted, by its title or what people say in place of it."""
+        return self.title_names.is_named(text, rows)
 
     def is_like_a_title(self, label: str, rows: Sequence[int]) -> bool:
-        alike = (fuzz.ratio(normalise(label), normalise(title)) >= ALIKE for title in self.titles(rows))
-        return any(alike) or self.names_a_title(label, rows)
+        titles = map(normalise, self.title_names.iter_titles(rows))
+        is_alike = any(fuzz.ratio(normalise(label), title) >= ALIKE for title in titles)
+        return is_alike or self.names_a_title(label, rows)
 
 
 class RandomUser(RuleUser):

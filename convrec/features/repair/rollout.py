@@ -48,16 +48,17 @@ class PromptRepair(RolloutFeature):
         random = Random(rollout_seed(self.seed, sample["global_steps"], sample["index"], -1))
         for response in random.sample(responses, len(responses)):
             output = response.output
-            repaired = self.repair.repaired(output.response_ids, wanted, () if seen is None else seen, random)
+            repaired = self.repair.repair_list(output.response_ids, wanted, () if seen is None else seen, random)
             if repaired is None:
                 continue
             output.extra_fields[REPAIRED] = response.info
-            output.response_ids, rank, num_kept = repaired
+            output.response_ids = repaired.token_ids
             output.response_mask = [1] * len(output.response_ids)
-            unknown = [NOT_SAMPLED] * (len(output.response_ids) - num_kept)
-            output.response_logprobs = [*(output.response_logprobs or ())[:num_kept], *unknown]
+            unknown = [NOT_SAMPLED] * (len(output.response_ids) - repaired.num_kept)
+            output.response_logprobs = [*(output.response_logprobs or ())[: repaired.num_kept], *unknown]
             output.reward_score = None  # verl scores what has no score
             await score([response])
-            if not response.info["relevance"][rank]:
-                raise RuntimeError(f"sample {sample['index']}: no hit at rank {rank + 1}, which got a wanted title")
+            if not response.info["relevance"][repaired.rank]:
+                where = f"sample {sample['index']}: no hit at rank {repaired.rank + 1}"
+                raise RuntimeError(f"{where}, which got a wanted title")
             return

@@ -18,6 +18,7 @@ from data_prep.own_data.forms.base import TOOL, Dialog, Placed, turn
 PAUSE_SECONDS = 6 * 3600
 ANSWER_SECONDS = 48 * 3600
 UNCLEAR = "messages of a channel, where an answer could be to several people"
+NOBODY_RECOMMENDS = "conversations in which nobody recommends (--recommender NAME says who does)"
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,14 @@ def split_channel(messages: Sequence[Message], left_out: Counter[str]) -> list[l
 
 
 def read_talk(
-    talk: Sequence[Message], conversation_id: object = None, time: object = None
+    talk: Sequence[Message], left_out: Counter[str], conversation_id: object = None, time: object = None
 ) -> Callable[[], Dialog | None]:
-    """What reads a conversation of `split_channel`."""
-    turns = [turn(message.role, message.text) for message in talk]
-    return lambda: Dialog(turns, conversation_id, time)
+    """What reads a conversation of `split_channel`; one in which nobody recommends is none, and is counted."""
+
+    def read() -> Dialog | None:
+        if all(message.role != "assistant" for message in talk):
+            left_out[NOBODY_RECOMMENDS] += 1
+            return None
+        return Dialog([turn(message.role, message.text) for message in talk], conversation_id, time)
+
+    return read

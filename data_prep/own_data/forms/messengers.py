@@ -25,7 +25,8 @@ def _find_dialogs(records: Sequence[Placed], reading: Reading, read: _ReadMessag
         messages.sort(key=lambda message: message.time or 0)
         channel = placed.record.get("channel") or placed.record
         for number, talk in enumerate(split_channel(messages, reading.left_out)):
-            yield Candidate([placed], read_talk(talk, f"{channel.get('id', placed.row)}-{number}", talk[0].time))
+            name = f"{channel.get('id', placed.row)}-{number}"
+            yield Candidate([placed], read_talk(talk, reading.left_out, name, talk[0].time))
 
 
 def _read_discord(placed: Placed, said: dict[str, Any], speakers: Speakers) -> Message:

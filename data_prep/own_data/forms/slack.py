@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.own_data.forms.base import TOOL, Candidate, Dialog, Form, Placed, Reading, Speakers, has_keys, turn
-from data_prep.own_data.forms.channels import Message, split_channel
+from data_prep.own_data.forms.channels import NOBODY_RECOMMENDS, Message, split_channel
 
-NOBODY_RECOMMENDS = "conversations in which nobody recommends (--recommender NAME says who does)"
 NO_BEGINNING = "threads whose first message is in no file"
 _SAID = (None, "bot_message", "thread_broadcast", "me_message")  # subtypes; others join, leave, pin
 _MENTION = re.compile(r"<@(\w+)(?:\|[^>]*)?>")

@@ -28,15 +28,25 @@ from data_prep.own_data.ids import SPOILED_ID, plain_id
 
 _ITEMS = ("movies", "movie_dict")  # INSPIRED's columns of what a turn names
 _INSTRUCTIONS = ("system", "developer")
+_YES = frozenset({"true", "yes", "1", "t", "y"})
+_NO = frozenset({"false", "no", "0", "f", "n"})
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """What a table's columns are called; "" for one that is missing."""
+    """What a table's columns are called; "" for one that is missing.
+
+    speakers: a name and a role, say; the first is always there in a row. is_internal: whether a row is a note that
+    the user does not see.
+    """
 
     conversation: str
-    speaker: str
+    speakers: Sequence[str]
     text: str
+    is_internal: Callable[[Record], bool]
+
+    def read_speakers(self, record: Record) -> list[Any]:
+        return [record[name] for name in self.speakers if record.get(name) is not None]
 
 
 def find_turn_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
@@ -45,8 +55,9 @@ def find_turn_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[C
     names = list(dict.fromkeys(name for row in records for name in row.record))
     columns = _Columns(
         conversation=_find_column(names, "conversation_id"),
-        speaker=_find_column(names, "speaker"),
+        speakers=_find_columns(names, "speaker"),
         text=_find_column(names, "text"),
+        is_internal=_find_internal(records, names),
     )
     if not columns.conversation and not reading.one_conversation:
         raise UserError(_describe_missing_column(path, names, records, columns))
@@ -54,9 +65,9 @@ def find_turn_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[C
     if columns.conversation:
         note = f"{path}: rows with one {columns.conversation} are a conversation, {order.describe()}"
         reading.notes[f"{note} (--columns conversation_id=NAME,order=NAME)"] = None
-    role_of = _find_roles(records, columns, reading.speakers)
+    find_role = _find_roles(records, columns, reading.speakers)
     for group in _group(records, columns.conversation):
-        yield Candidate(group, _turn_reader(group, columns, order, role_of))
+        yield Candidate(group, _turn_reader(group, columns, order, find_role))
 
 
 def find_column_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
@@ -71,9 +82,25 @@ def find_column_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator
         yield Candidate(group, _column_reader(group, conversation, order))
 
 
-def _find_column(names: Sequence[str], what: str) -> str:
+def _find_columns(names: Sequence[str], what: str) -> list[str]:
     plain_names = {plain_name(name): name for name in reversed(names)}
-    return next((plain_names[name] for name in NAMES[what] if name in plain_names), "")
+    return [plain_names[name] for name in NAMES[what] if name in plain_names]
+
+
+def _find_column(names: Sequence[str], what: str) -> str:
+    return next(iter(_find_columns(names, what)), "")
+
+
+def _find_internal(records: Sequence[Placed], names: Sequence[str]) -> Callable[[Record], bool]:
+    """Whether a row is an internal note, by a column in which some rows say so and others do not."""
+    for what, answer in (("public", _NO), ("internal", _YES)):
+        column = _find_column(names, what)
+        if not column:
+            continue
+        answers = {plain_name(row.record.get(column)) for row in records}
+        if answers & _YES and answers & _NO:
+            return lambda record: plain_name(record.get(column)) in answer
+    return lambda record: False
 
 
 def _group(rows: Sequence[Placed], column: str) -> list[list[Placed]]:
@@ -98,7 +125,7 @@ def _read_conversation_id(row: Placed, column: str) -> str | None:
 
 
 def _turn_reader(
-    group: Sequence[Placed], columns: _Columns, order: TurnOrder, role_of: Callable[[Any], str]
+    group: Sequence[Placed], columns: _Columns, order: TurnOrder, find_role: Callable[[Record], str]
 ) -> Callable[[], Dialog]:
     def read() -> Dialog:
         name = _read_conversation_id(group[0], columns.conversation)
@@ -106,11 +133,11 @@ def _turn_reader(
         has_items = any(row.record.keys() & set(_ITEMS) for row in rows)
         turns = []
         for row in rows:
-            speaker = row.record.get(columns.speaker)
-            if speaker is None:
-                raise BadRecord("row %s has no %s; fill it in", row.row, columns.speaker)
+            if not columns.read_speakers(row.record):
+                raise BadRecord("row %s has no %s; fill it in", row.row, columns.speakers[0])
+            role = TOOL if columns.is_internal(row.record) else find_role(row.record)
             items = {"items": row.record.get(_ITEMS[0], [])} if has_items else {}
-            turns.append(turn(role_of(speaker), row.record.get(columns.text), **items))
+            turns.append(turn(role, row.record.get(columns.text), **items))
         return Dialog(turns, name, order.time_of(rows[0]))
 
     return read
@@ -135,20 +162,21 @@ def _column_role(column: str) -> str | None:
     return INSTRUCTION if name == INSTRUCTION else ROLES.get(name)
 
 
-def _find_roles(rows: Sequence[Placed], columns: _Columns, speakers: Speakers) -> Callable[[Any], str]:
-    """The roles of a table's speakers. `SYSTEM` is the recommender where the table has no other one."""
-    names = {plain_name(row.record.get(columns.speaker)) for row in rows}
-    has_recommender = any(ROLES.get(name) == "assistant" for name in names)
+def _find_roles(rows: Sequence[Placed], columns: _Columns, speakers: Speakers) -> Callable[[Record], str]:
+    """The roles of a table's rows. `SYSTEM` is the recommender where the table has no other one."""
+    spoken = {plain_name(name) for row in rows for name in columns.read_speakers(row.record)}
+    has_recommender = any(ROLES.get(name) == "assistant" for name in spoken)
 
-    def role_of(speaker: Any) -> str:
-        name = plain_name(speaker)
-        if name in TOOL_SPEAKERS or name == TOOL:
-            return TOOL
-        if name in _INSTRUCTIONS:
-            return INSTRUCTION if has_recommender or name != INSTRUCTION else "assistant"
-        return speakers.find_role(speaker)
+    def find_role(record: Record) -> str:
+        names = columns.read_speakers(record)
+        for name in map(plain_name, names):
+            if name in TOOL_SPEAKERS or name == TOOL:
+                return TOOL
+            if name in _INSTRUCTIONS:
+                return INSTRUCTION if has_recommender or name != INSTRUCTION else "assistant"
+        return speakers.find_role(*names)
 
-    return role_of
+    return find_role
 
 
 def _describe_missing_column(path: Path, names: Sequence[str], rows: Sequence[Placed], columns: _Columns) -> str:
@@ -163,7 +191,7 @@ def _describe_missing_column(path: Path, names: Sequence[str], rows: Sequence[Pl
 
 def _may_name_conversations(name: str, rows: Sequence[Placed], columns: _Columns) -> bool:
     values = [str(row.record.get(name)) for row in rows]
-    is_other = name in (columns.speaker, columns.text)
+    is_other = name in (*columns.speakers, columns.text)
     return not is_other and 1 < len(set(values)) < len(values) and plain_name(name) not in NAMES["time"]
 
 
@@ -178,7 +206,9 @@ def _fits_columns(record: Record) -> bool:
 
 
 TURN_COLUMNS = frozenset(
-    name for what in ("conversation_id", "order", "time", "speaker", "text", "message_id") for name in NAMES[what]
+    name
+    for what in ("conversation_id", "order", "time", "speaker", "text", "message_id", "public", "internal")
+    for name in NAMES[what]
 )
 TURNS = Form(
     fits=_fits_turns,

@@ -38,7 +38,7 @@ class _Line:
 def find_whatsapp_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
     messages = _read_messages(_read_lines(records), reading.speakers)
     for talk in split_channel(messages, reading.left_out):
-        yield Candidate([message.placed for message in talk], read_talk(talk))
+        yield Candidate([message.placed for message in talk], read_talk(talk, reading.left_out))
 
 
 def _read_lines(records: Sequence[Placed]) -> list[_Line]:

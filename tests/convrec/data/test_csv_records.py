@@ -60,9 +60,11 @@ def test_the_index_column_of_pandas_is_left_out(tmp_path: Path, name: str) -> No
         ('"two\nlines \\"here\\"\nand here",1979', 'two\nlines "here"\nand here'),
         ('"plain ""doubled"" quotes",1979', 'plain "doubled" quotes'),
         ("C:\\films,1979", "C:\\films"),
+        ("Good\\, Bad,1979", "Good, Bad"),
+        ("two\\\nlines,1979", "two\nlines"),
     ],
 )
-def test_quotes_are_escaped_by_doubling_or_by_a_backslash(tmp_path: Path, row: str, title: str) -> None:
+def test_quotes_and_delimiters_are_escaped_by_doubling_or_by_a_backslash(tmp_path: Path, row: str, title: str) -> None:
     damage = Damage()
     records = [record for _, record in read(tmp_path / "a.csv", f"title,year\n{row}\nHeat,1995\n", damage)]
     assert records == [{"title": title, "year": "1979"}, {"title": "Heat", "year": "1995"}]
@@ -87,3 +89,7 @@ def test_a_text_of_several_lines_has_taken_in_no_row(tmp_path: Path) -> None:
     assert len(read(tmp_path / "a.csv", "\n".join(["conversation,truth", *own]), damage)) == 3
     assert len(read(tmp_path / "a.tsv", "\n".join(["a\tb", '"x\ny"\t1']), damage, "\t")) == 1
     assert not damage
+
+
+def test_a_null_of_mysql_is_no_value(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.tsv", "a\tb\n\\N\t1\n", delimiter="\t") == [(2, {"b": "1"})]

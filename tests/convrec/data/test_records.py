@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -79,7 +80,7 @@ def test_parquet_and_its_rows_that_are_no_utf8(tmp_path: Path) -> None:
         ("a.json.gz", gzip.compress(b"[1, 2, 3]" * 99, mtime=0)[:-12], "a.json.gz: not readable as gzip ("),
         ("a.jsonl", '{"a": "x\\u0000"}\n', "a.jsonl: line 1: a NUL (\\u0000), which is no text; take it out"),
         ("a.jsonl.zst", "plain", "a.jsonl.zst: not readable as zstd ("),
-        ("a.xlsx", "", "a.xlsx: a spreadsheet, which is not read; save each sheet as CSV UTF-8"),
+        ("a.xls", "", "a.xls: a spreadsheet of a kind that is not read; save it as .xlsx, or as CSV UTF-8"),
         ("a.pdf", "", "a.pdf: unknown format '.pdf'; write .jsonl, .json, .csv, .tsv, .txt (also"),
     ],
 )
@@ -197,3 +198,10 @@ def test_a_long_value_is_quoted_in_part_and_many_reasons_are_cut() -> None:
     assert len(str(BadRecord("is %r", "dev" * 10**5))) < 400
     lines = counted({f"reason {n}": n + 1 for n in range(25)})
     assert (lines[0], lines[-1]) == ("      25: reason 24", "          and 5 more reasons")
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_the_index_of_pandas_in_parquet_is_left_out(tmp_path: Path, order: list[int]) -> None:
+    frame = pd.DataFrame({"title": ["Heat", "Up"], "Unnamed: 0": [0, 1]})
+    frame.iloc[order].to_parquet(path := tmp_path / "a.parquet")
+    assert [record for _, record in read_records(path, Damage())] == [{"title": ["Heat", "Up"][row]} for row in order]

@@ -108,7 +108,7 @@ def test_rows_of_one_text_are_one_conversation_where_ids_name_none_whatever_the_
         prompt = with_candidates(prompt_text(text), candidates)
         return {"prompt": [{"role": "user", "content": prompt}], "sample_id": name}
 
-    assert group_of(row("a_t1", "x")) == group_of(row("a_t2.1", "y")) == "a"
+    assert group_of(row("a_t1", "x")) == group_of(row("a_t2.1", "y")) == group_of(row("A_t3", "z")) == "a"
     assert group_of(row("u1", "USER: x\n")) == group_of(row("u2", "USER: x\n", "Up (2009)")) != group_of(row("u3", "y"))
 
 

@@ -11,7 +11,7 @@ from convrec.errors import UserError
 TEXT = "title,note\nAmélie,“sweet” – 5 €\nLéon,ça va\n"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"])
 def test_a_table_in_any_usual_encoding_is_read(tmp_path: Path, encoding: str) -> None:
     (path := tmp_path / "a.csv").write_bytes(TEXT.encode(encoding))
     lines = list(iter_lines(path, is_table=True))
@@ -52,7 +52,22 @@ def test_json_is_utf8_or_damaged(tmp_path: Path) -> None:
     assert "no UTF-8 (byte 9: " in str(text)
 
 
-def test_utf16_that_is_cut_off_is_named(tmp_path: Path) -> None:
-    (path := tmp_path / "a.csv").write_bytes("title".encode("utf-16")[:-1])
-    with pytest.raises(UserError, match=r"a\.csv: no UTF-16 \(truncated data\); save it as UTF-8"):
+def test_a_guess_is_told_of_tables_alone(tmp_path: Path) -> None:
+    content = '{"a": "Amélie"}\n'.encode("cp1252")
+    for name in ("a.jsonl", "a.json", "a.txt"):  # a chat's .txt has no tabs
+        (path := tmp_path / name).write_bytes(content)
+        assert describe_encoding(path) is None
+    (path := tmp_path / "b.txt").write_bytes("title\tnote\nAmélie\tça\n".encode("cp1252"))
+    assert "read as Windows-1252: Amélie, ça" in str(describe_encoding(path))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_that_is_cut_off_is_named(tmp_path: Path, encoding: str) -> None:
+    (path := tmp_path / "a.csv").write_bytes("title".encode(encoding)[:-1])
+    with pytest.raises(UserError, match=r"a\.csv: UTF-16\S* that ends within a character, so the file is cut off"):
         list(iter_lines(path))
+
+
+def test_nuls_in_a_text_do_not_make_it_utf16(tmp_path: Path) -> None:
+    (path := tmp_path / "a.csv").write_bytes(b"title\nHeat\n" + b"\0" * 4000)
+    assert detect_encoding(path) == "utf-8"

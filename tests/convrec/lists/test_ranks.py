@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 
 from convrec.lists import ranks
 from convrec.lists.catalog import load_catalog
-from convrec.lists.ranks import NO_YEAR, WHITESPACE, Item, format_item, parse_item, parse_items, split_lines
+from convrec.lists.ranks import (
+    NO_YEAR,
+    WHITESPACE,
+    Item,
+    format_item,
+    parse_item,
+    parse_items,
+    replace_line,
+    split_lines,
+)
 from data_prep.sample_data.films import load_films
 
 # Titles that begin with a number, hold parentheses or begin and end with marks: numbering must not eat them.
@@ -355,3 +364,16 @@ def test_recorded_parses_agree_but_where_we_do_better(golden):
             differing.add(case["input"])
             assert ours == BETTER[case["input"]][0], BETTER[case["input"]][1]
     assert differing == set(BETTER)
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "delimiter", "expected"),
+    [
+        ("\n\n A \n\nB\n", 0, "\n", "\n\n X \n\nB\n"),
+        ("\n\n A \n\nB\n", 1, "\n", "\n\n A \n\nX\n"),
+        ("A | B |", 1, "|", "A | X |"),
+        ("A; A", 1, ";", "A; X"),
+    ],
+)
+def test_a_line_is_replaced_where_it_stands(text, rank, delimiter, expected):
+    assert replace_line(text, rank, "X", delimiter) == expected

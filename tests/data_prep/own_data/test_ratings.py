@@ -130,7 +130,7 @@ def test_without_a_least_rating_all_count_whatever_the_column_says(tmp_path: Pat
         (
             "user,thing,rating\n1,a,5\n",
             (),
-            "no column ? of its own for item among user, thing, rating; name it with --columns item=",
+            "no column with a usual name for item among user, thing, rating; name it with --columns item=",
         ),
         ("user,item\n1,a\n", (), "no column of ratings, by which --min-rating chooses; --columns rating=NAME"),
         ("user,item,rating\n1,a,5\n", ("rating=stars",), "no column stars of its own for rating"),

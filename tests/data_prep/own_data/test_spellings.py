@@ -81,12 +81,25 @@ def test_further_columns_keep_their_names(tmp_path: Path) -> None:
     assert found.table.to_pylist() == [{"title": "Heat", "year": None, "genre": "Crime", "class": "A"}]
 
 
+@pytest.mark.parametrize("header", ["Title,Item ID,Aliases,Genre", " TITLE , item_ID, aliases ,GENRE"])
+def test_our_columns_are_known_in_capitals_and_with_blanks(tmp_path: Path, header: str) -> None:
+    found = read(tmp_path, "a.csv", f"{header}\nHeat,h1,Hitze,Crime\n")
+    expected = {"title": "Heat", "year": None, "item_id": "h1", "aliases": "Hitze", "genre": "Crime"}
+    assert found.table.to_pylist() == [expected]
+
+
+def test_a_guessed_encoding_is_told(tmp_path: Path) -> None:
+    (path := tmp_path / "a.csv").write_bytes("title,year\nAmélie,2001\n".encode("cp1252"))
+    found = read_catalog(path, Damage())
+    assert found.table["title"].to_pylist() == ["Amélie"]
+    assert "read as Windows-1252: Amélie" in found.told[0]
+
+
 def test_what_stands_for_no_value_is_none(tmp_path: Path) -> None:
     found = read(tmp_path, "a.tsv", "title\tyear\tgenres\nHeat\t\\N\t\\N\nAlien\t\\N\tHorror\n")
     assert found.table["year"].to_pylist() == [None, None]
     assert found.table["genres"].to_pylist() == [None, "Horror"]
     assert not found.dated
-    assert "3 cells are \\N, which is read as no value" in found.told[0]
 
 
 def test_entities_are_read(tmp_path: Path) -> None:

@@ -119,6 +119,14 @@ def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(
     assert "instruction" not in model.prompts[0]
 
 
+def test_a_models_answer_that_names_a_title_in_short_is_not_passed_on(films: Attributes) -> None:
+    row = row_of(films, "Terminator 2: Judgment Day")
+    answers = ("I want Terminator 2", "judgment day", "Action, please.")
+    user = LLMUser(films, Model(*answers))  # type: ignore[arg-type]
+    asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * len(answers)
+    assert user.answers(asked) == ["I don't mind.", "I don't mind.", "Action, please."]
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

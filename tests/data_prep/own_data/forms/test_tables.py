@@ -8,7 +8,7 @@ import pytest
 from convrec.data.damage import Damage
 from convrec.errors import UserError
 from data_prep.own_data.conversations import Unread, guess_form, read_conversations
-from data_prep.own_data.forms.base import Reading
+from data_prep.own_data.forms.base import Reading, Speakers
 
 ROWS = ["7,user,Like Heat?", "7,bot,Ronin", "8,user,Like Up?", "8,bot,Coco"]
 SAID = [["Like Heat?", "Ronin"], ["Like Up?", "Coco"]]
@@ -193,3 +193,29 @@ def test_rows_of_a_conversation_that_differ_in_what_it_has_once_are_a_finding(tm
 def test_a_column_per_speaker_with_rows_of_one_conversation_in_order(tmp_path: Path, header: str) -> None:
     content = table(f"turn,{header}", "2,7,c,d", "1,7,a,b", "1,8,e,f")
     assert read(tmp_path / "a.csv", content)[0] == [["a", "b", "c", "d"], ["e", "f"]]
+
+
+@pytest.mark.parametrize(
+    ("header", "cells"),
+    [("Public", ("true", "false", "true")), ("is_internal", ("0", "1", "0")), ("private", ("no", "yes", "no"))],
+)
+def test_internal_notes_are_no_turns(tmp_path: Path, header: str, cells: tuple[str, ...]) -> None:
+    turns = zip(("user", "agent", "agent"), ("Like Heat?", "a regular", "Ronin"), cells, strict=True)
+    rows = [f"7,{role},{text},{cell}" for role, text, cell in turns]
+    path = tmp_path / "a.csv"
+    path.write_text(table(f"ticket,role,comment,{header}", *rows))
+    ((*_, record),) = read_conversations({path: "turns"}, {}, Reading(), Damage(), Unread())
+    assert [turn["role"] for turn in record["conversation"]] == ["user", "tool", "assistant"]
+    path.write_text(table(f"ticket,role,comment,{header}", *(row.replace(cells[0], cells[1]) for row in rows)))
+    ((*_, record),) = read_conversations({path: "turns"}, {}, Reading(), Damage(), Unread())
+    assert [turn["role"] for turn in record["conversation"]] == ["user", "assistant", "assistant"]  # nothing differs
+
+
+@pytest.mark.parametrize("header", ["author,author_role", "sender,role", "from,sender type"])
+def test_a_column_of_roles_says_who_recommends_beside_one_of_names(tmp_path: Path, header: str) -> None:
+    rows = ["7,Ann,end-user,Like Heat?", "7,Bob,agent,Ronin"]
+    path = tmp_path / "a.csv"
+    path.write_text(table(f"ticket,{header},text", *rows))
+    for speakers in (Speakers(), Speakers(["Bob"])):
+        ((*_, record),) = read_conversations({path: "turns"}, {}, Reading(speakers), Damage(), Unread())
+        assert [turn["role"] for turn in record["conversation"]] == ["user", "assistant"]
