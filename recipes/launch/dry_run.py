@@ -8,10 +8,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
+from convrec.fields import Row
 from convrec.kinds import shown, wanted
 from convrec.runs.folder import setting
+from convrec.settings.rank_grpo import ALGORITHM_GROUP
 from recipes.launch.recipe import Recipe
-from recipes.launch.schema import GROUP, Setting
 from recipes.launch.settings import compose, compose_files
 from recipes.launch.variables import VARIABLES, misspelt_variables
 
@@ -46,18 +47,19 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
 def defaults_of(recipe: Recipe) -> dict[str, str]:
     """Variable -> what it is where nobody sets it, in words; of those that the recipe reads."""
     config: Any = OmegaConf.to_container(compose_files(recipe, [], environment={}), resolve=False)
-    return {
-        entry.name: _in_words(recipe, entry, setting(config, "run.algorithm" if key == GROUP else key))
-        for key, entry in recipe.settings.items()
-        if entry.name
-    }
+    defaults = {}
+    for key, row in recipe.rows.items():
+        if row.setting.variable:
+            value = setting(config, "run.algorithm" if key == ALGORITHM_GROUP else key)
+            defaults[row.setting.variable] = _in_words(recipe, row, value)
+    return defaults
 
 
-def _in_words(recipe: Recipe, entry: Setting, value: Any) -> str:
-    if entry.default or value is None:
-        return entry.default or entry.null
+def _in_words(recipe: Recipe, row: Row, value: Any) -> str:
+    if row.setting.default or value is None:
+        return row.setting.default or row.setting.null
     if reference := re.fullmatch(r"\$\{([\w.]+)\}", str(value)):
-        return recipe.settings[reference[1]].name
+        return recipe.rows[reference[1]].setting.variable
     return ", ".join(value) if isinstance(value, list) else shown(value)
 
 

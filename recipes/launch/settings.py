@@ -1,7 +1,9 @@
-"""A recipe's settings: conf/*.yaml, then the host, then environment variables, then command-line overrides."""
+"""A recipe's settings: verl's, the differences in conf/, the defaults of ours in convrec.settings, the host's, then
+environment variables, then command-line overrides. conf/<recipe>.yaml has the order of the first four."""
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from convrec import gpus, kinds
 from convrec.checkpoints.logits import model_settings
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
+from convrec.fields import OURS, Settings, rows_by_key
 from convrec.files import write_text
 from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.runs.folder import latest_step, read_config, setting
+from convrec.settings.rank_grpo import ALGORITHM_GROUP, default_matching
+from convrec.settings.sft import SEQUENCES_PER_DEVICE
 from convrec.shipped import CONF
 from recipes.launch.recipe import RECIPES, Recipe
-from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
 from recipes.planning import work
 from recipes.preflight.cores import needed_slots, uses_ray
@@ -60,6 +64,7 @@ def compose_files(
         accelerators = gpus.usable_gpus()
         host_overrides = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
         host_overrides += [f"trainer.n_gpus_per_node={accelerators}"] if accelerators else []
+    register_defaults()
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -74,22 +79,47 @@ def compose_files(
 
             raise UserError(explain(error, lambda: hydra_compose(recipe.name, known))) from error
     with open_dict(config):
-        config.run = {"recipe": recipe.name, "algorithm": config.pop("hydra").runtime.choices.get(GROUP)}
+        config.run = {"recipe": recipe.name, "algorithm": config.pop("hydra").runtime.choices.get(ALGORITHM_GROUP)}
     check(config, recipe)
+    return config
+
+
+@cache
+def register_defaults() -> None:
+    """Have Hydra know the defaults of each recipe's settings as `settings/<recipe>`, which conf/<recipe>.yaml names."""
+    from hydra.core.config_store import ConfigStore
+
+    for recipe in RECIPES.values():
+        node = OmegaConf.create(default_values(recipe.settings))
+        ConfigStore.instance().store(group="settings", name=recipe.name, node=node, package="_global_")
+
+
+def default_values(settings: type[Settings]) -> dict[str, Any]:
+    """Return the defaults of a recipe's settings, nested as in the config of a run."""
+    config: dict[str, Any] = {}
+    for key, row in rows_by_key(settings).items():
+        if not row.has_default:
+            continue
+        *sections, name = key.split(".")
+        section = config
+        for word in sections:
+            section = section.setdefault(word, {})
+        section[name] = row.default
     return config
 
 
 def check(config: DictConfig, recipe: Recipe) -> None:
     """Raise UserError for a setting of the table that is not of its kind, and for one below `convrec` that is none."""
-    for key, entry in recipe.settings.items():
-        value = config.run.algorithm if key == GROUP else _value(config, key)
-        if not (kinds.fits(entry.kind, value) or (entry.null and value is None)):
-            name, or_null = f" ({entry.name})" if entry.name else "", ", or null" if entry.null else ""
-            raise UserError(f"{key}={kinds.shown(value)}{name}: expected {kinds.wanted(entry.kind)}{or_null}")
-    ours = [key.removeprefix("convrec.") for key in recipe.settings if key.startswith("convrec.")]
+    for key, row in recipe.rows.items():
+        value = config.run.algorithm if key == ALGORITHM_GROUP else _value(config, key)
+        if not row.takes(value):
+            variable = f" ({row.setting.variable})" if row.setting.variable else ""
+            or_null = ", or null" if row.setting.null else ""
+            raise UserError(f"{key}={kinds.shown(value)}{variable}: expected {kinds.wanted(row.kind)}{or_null}")
+    ours = [key.removeprefix(OURS) for key in recipe.rows if key.startswith(OURS)]
     for name in config.convrec:
         if name not in ours:
-            raise UserError(f"convrec.{name}: no such setting; {kinds.did_you_mean(str(name), ours, 'convrec.')}")
+            raise UserError(f"{OURS}{name}: no such setting; {kinds.did_you_mean(str(name), ours, OURS)}")
 
 
 def _value(config: DictConfig, key: str) -> Any:
@@ -126,7 +156,7 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
         ray_init = config.ray_kwargs.ray_init
         ray_init.num_cpus = max(ray_init.num_cpus or len(os.sched_getaffinity(0)), needed_slots(config).cpus)
     if config.convrec.get("matching", "") is None:
-        config.convrec.matching = "reference" if config.convrec.preset == "reference" else "fuzzy"
+        config.convrec.matching = default_matching(config.convrec.preset)
     config.trainer.experiment_name = f"{recipe.name}-{Path(config.trainer.default_local_dir).name}"
     logger = config.trainer.logger
     trackers = [logger] if isinstance(logger, str) else list(logger)
@@ -157,7 +187,7 @@ def _fit_weight_bucket(models: DictConfig) -> None:
 def complete_batch_size(config: DictConfig) -> None:
     """SFT's batch grows with the devices where nobody has said it."""
     if config.data.train_batch_size is None:
-        config.data.train_batch_size = SFT_SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
+        config.data.train_batch_size = SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
 
 
 def save_config(config: DictConfig, run_folder: Path) -> None:
