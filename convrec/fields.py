@@ -14,9 +14,8 @@ value stays as it is written, where a model would turn 90 into 90.0.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
 from convrec import kinds
 from convrec.errors import UserError
@@ -100,7 +99,7 @@ class Settings:
     # What others call a field, where it is neither its variable nor a key: for the advice about an unknown name.
     synonyms: ClassVar[Mapping[str, str]] = {}
 
-    def __new__(cls, **values: Any) -> "Settings":
+    def __new__(cls, **values: Any) -> Self:
         """Refuse unknown names before the dataclass does, which gives no advice."""
         for name in values:
             if name not in setting_rows(cls):
@@ -121,9 +120,17 @@ class Settings:
             raise UserError(f"{row.field}={kinds.shown(value)}: expected {kinds.wanted(row.kind)}{or_none}")
 
 
-@cache
 def setting_rows(settings: type[Settings]) -> dict[str, Row]:
     """Return the rows of a class of settings by the names of their fields."""
+    if settings not in _ROWS:
+        _ROWS[settings] = _read_rows(settings)
+    return _ROWS[settings]
+
+
+_ROWS: dict[type[Settings], dict[str, Row]] = {}
+
+
+def _read_rows(settings: type[Settings]) -> dict[str, Row]:
     hints = get_type_hints(settings, include_extras=True)
     rows = {}
     for field in fields(settings):

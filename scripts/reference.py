@@ -194,7 +194,7 @@ def _other_variables() -> str:
 def _settings() -> str:
     parts = [
         "# Settings",
-        "What is below `convrec:` in conf/. The rest of the config is verl's, and its own manual has it.",
+        "What is below `convrec:` in the config of a run. The rest of the config is verl's, and its own manual has it.",
     ]
     for title, recipe in SETTINGS.items():
         config = compose_files(recipe, [], environment={})

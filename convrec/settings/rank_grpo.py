@@ -137,5 +137,5 @@ class RankGRPOConfig(ListSettings, RLConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.matching is None:
+        if not self.matching:
             object.__setattr__(self, "matching", default_matching(self.preset))

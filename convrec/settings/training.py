@@ -3,6 +3,7 @@
 A field without a default has another one in each recipe. What several classes declare is a type with a name here.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -143,6 +144,11 @@ GPUMemoryUtilization = Annotated[
 ]
 
 
+def default_run_folder(recipe: str, model: str) -> str:
+    """Return the folder of a run of this recipe where nobody names one."""
+    return os.path.abspath(f"checkpoints/{recipe}/{os.path.basename(model.rstrip('/'))}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Settings):
     """Settings of every recipe."""
@@ -230,7 +236,8 @@ class TrainingConfig(Settings):
 class RLConfig(TrainingConfig):
     """Settings of every RL recipe: prompts, rollouts and updates."""
 
-    synonyms: ClassVar[Mapping[str, str]] = TrainingConfig.synonyms | {
+    synonyms: ClassVar[Mapping[str, str]] = {
+        **TrainingConfig.synonyms,
         "beta": "kl_loss_coef",
         "max_completion_length": "max_response_length",
         "num_iterations": "ppo_epochs",

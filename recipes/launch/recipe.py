@@ -7,14 +7,15 @@ convrec/report/curves.yaml and its settings in convrec/report/run_summary.py (SE
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from omegaconf import DictConfig
 
 from convrec.fields import Row, rows_by_key
 from convrec.settings.choices import ALGORITHMS
-from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
+from convrec.settings.judges import JudgeConfig, PairwiseJudgeConfig, PointwiseJudgeConfig
 from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig
 from recipes.launch import ray_training, sft_training
@@ -44,7 +45,7 @@ class Recipe:
     script: str
     settings: type[TrainingConfig]
     answers: Literal["lists", "verdicts"]
-    check: Callable[[DictConfig], list[str]]
+    check: Callable[[Run[Any]], list[str]]
     train: Callable[[DictConfig], None]
     shown: Mapping[str, str]
     host_group: str = "host"
@@ -60,22 +61,22 @@ class Recipe:
 
 
 # The imports of recipes.preflight take seconds, and a wrong variable is refused before.
-def _check_sft(config: DictConfig) -> list[str]:
+def _check_sft(run: Run[SFTConfig]) -> list[str]:
     from recipes.preflight.checks import check_sft
 
-    return check_sft(config)
+    return check_sft(run)
 
 
-def _check_rank_grpo(config: DictConfig) -> list[str]:
+def _check_rank_grpo(run: Run[RankGRPOConfig]) -> list[str]:
     from recipes.preflight.checks import check_rank_grpo
 
-    return check_rank_grpo(config)
+    return check_rank_grpo(run)
 
 
-def _check_judge(config: DictConfig) -> list[str]:
+def _check_judge(run: Run[JudgeConfig]) -> list[str]:
     from recipes.preflight.judge_checks import check_judge
 
-    return check_judge(config)
+    return check_judge(run)
 
 
 SFT = Recipe(

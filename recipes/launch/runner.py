@@ -14,6 +14,7 @@ from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
+from convrec.settings.run import Run
 from recipes.launch import dry_run, ray_training, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import leave, process_environment, set_up_process
@@ -44,9 +45,9 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
         os.environ.update(process_environment(config.trainer.device != "cpu"))
         with guard.guarded(_gone(recipe.title_of(config), run_folder)) as temporary:
             supervisor.note(temporary=str(temporary))
-            if not recipe.is_sft or uses_ray(config):
+            if not recipe.is_sft or uses_ray(Run.from_config(config)):
                 ray_training.begin(config)
-            warnings = recipe.check(config)
+            warnings = recipe.check(Run.from_config(config))
             with hold(run_folder) as more:
                 supervisor.note(run=str(run_folder))
                 try:
@@ -90,7 +91,7 @@ def _run(
     warnings += saving.check_shards_to_load(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     _refuse_to_remove_unasked(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
-        warnings += finding.stop_on_failure(findings.examine(config, on_cluster=False))
+        warnings += finding.stop_on_failure(findings.examine(Run.from_config(config), on_cluster=False))
     for warning in warnings:
         console.say(f"warning: {warning}")
 
