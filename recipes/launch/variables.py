@@ -2,7 +2,6 @@
 those whose names look like ours and that no recipe reads."""
 
 import difflib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from convrec import kinds
 from convrec.errors import UserError
 from convrec.fields import Row
 from convrec.runs.supervisor import SAVE_VARIABLE
+from convrec.settings.overrides import to_hydra
 from recipes.launch.recipe import RECIPES, Recipe
 
 
@@ -51,7 +51,7 @@ def overrides_from_environment(recipe: Recipe, environment: Mapping[str, str]) -
     for key, row in recipe.rows.items():
         text = environment.get(row.setting.variable, "").strip()
         if text:
-            overrides.append(f"{key}={_in_hydra(_value(row, text))}")
+            overrides.append(f"{key}={to_hydra(_value(row, text))}")
     return overrides
 
 
@@ -72,19 +72,6 @@ def _value(row: Row, text: str) -> Any:
         or_null = f", or {setting.null_word}" if setting.null else ""
         raise UserError(f"{setting.variable}={text}: expected {error}{or_null}") from None
     return value
-
-
-def _in_hydra(value: Any) -> str:
-    """The value in Hydra's grammar, which gives `=`, `,` and brackets a meaning."""
-    if isinstance(value, str):
-        escaped = re.sub(r"\\+(?='|\Z)", lambda match: match[0] * 2, value)  # others mean themselves
-        return "'" + escaped.replace("'", "\\'") + "'"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_in_hydra, value)) + "]"
-    if isinstance(value, dict):
-        escaped_names = {name: re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name) for name in value}
-        return "{" + ", ".join(f"{escaped_names[name]}: {_in_hydra(inner)}" for name, inner in value.items()) + "}"
-    return kinds.shown(value)
 
 
 def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
