@@ -28,6 +28,7 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.runs.folder import read_metrics
+from convrec.settings.run import Run
 from recipes.planning import estimate, models
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,7 +143,8 @@ def estimate_of(run: Path) -> int:
     """Bytes of host memory that the doctor estimates for a run on a CPU."""
     config = OmegaConf.load(run / "config.yaml")
     assert isinstance(config, DictConfig)
-    return estimate.host_bytes(estimate.run_of(config, models.model_size(config.actor_rollout_ref.model.path)))
+    this_run: Run[Any] = Run.from_config(config)
+    return estimate.host_bytes(estimate.workload_of(this_run, models.model_size(this_run.settings.model)))
 
 
 def main() -> None:

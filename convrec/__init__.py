@@ -1,17 +1,50 @@
-"""Rank-GRPO for conversational recommenders: the library. `from convrec import Recommender` serves a trained model."""
+"""Rank-GRPO for conversational recommenders: the library. The names below are for everybody, all others are its own."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from convrec.serving.recommender import Recommendations, RecommendedItem, Recommender
+    from convrec.api import CommandFailed, TrainedRun, evaluate, train
+    from convrec.errors import UserError
+    from convrec.serving.lists import Recommendations, RecommendedItem
+    from convrec.serving.recommender import Recommender
+    from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
+    from convrec.settings.rank_grpo import RankGRPOConfig
+    from convrec.settings.sft import SFTConfig
 
-__all__ = ["Recommendations", "RecommendedItem", "Recommender"]
+_MODULES = {
+    "CommandFailed": "convrec.api",
+    "PairwiseJudgeConfig": "convrec.settings.judges",
+    "PointwiseJudgeConfig": "convrec.settings.judges",
+    "RankGRPOConfig": "convrec.settings.rank_grpo",
+    "Recommendations": "convrec.serving.lists",
+    "RecommendedItem": "convrec.serving.lists",
+    "Recommender": "convrec.serving.recommender",
+    "SFTConfig": "convrec.settings.sft",
+    "TrainedRun": "convrec.api",
+    "UserError": "convrec.errors",
+    "evaluate": "convrec.api",
+    "train": "convrec.api",
+}
+
+__all__ = [
+    "CommandFailed",
+    "PairwiseJudgeConfig",
+    "PointwiseJudgeConfig",
+    "RankGRPOConfig",
+    "Recommendations",
+    "RecommendedItem",
+    "Recommender",
+    "SFTConfig",
+    "TrainedRun",
+    "UserError",
+    "evaluate",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     """The names above, imported when they are asked for: the library's parts must not load vLLM."""
-    if name in __all__:
-        from convrec.serving import recommender
-
-        return getattr(recommender, name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

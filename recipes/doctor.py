@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from convrec.errors import UserError
+from convrec.settings.run import Run, read_settings
 from recipes.cluster import jobs
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose, compose_files
@@ -40,19 +41,19 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
         with suppress(UserError):  # said already
             files = compose_files(recipe, arguments)
             try:
-                require_files(files)
+                require_files(read_settings(files))
             except UserError as missing:
                 note("failure", str(missing))
         return findings + version_findings("driver")
     try:
-        for warning in recipe.check(config):
+        for warning in recipe.check(Run.from_config(config)):
             note("warning", warning)
     except UserError as error:
         note("failure", str(error))
     findings = findings or [Finding("settings and data", "ok", recipe.name, "read and checked")]
     try:
         on_cluster = node.connect()
-        return findings + examine(config, on_cluster)
+        return findings + examine(Run.from_config(config), on_cluster)
     except UserError as error:
         return [*findings, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
 

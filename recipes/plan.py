@@ -16,14 +16,16 @@ from omegaconf import DictConfig
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError, says_user_errors
 from convrec.options import parse, parser_of
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
 from recipes.launch.variables import misspelt_variables
-from recipes.planning.estimate import run_of
+from recipes.planning.estimate import workload_of
 from recipes.planning.figures import GPUS
 from recipes.planning.models import KNOWN_MODELS, model_size
 from recipes.planning.plan import make_plan, plan_lines
-from recipes.planning.work import model_of, rows_of
+from recipes.planning.work import count_training_rows, count_validation_rows
 from recipes.preflight.batch import check_batch, check_heads
 
 GPUS_PER_NODE = 8  # where N_GPUS_PER_NODE does not say it: the machine here is not the cluster
@@ -38,15 +40,15 @@ def planned_config(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def planned_rows(config: DictConfig, options: argparse.Namespace) -> tuple[int, int]:
+def planned_rows(run: Run[TrainingConfig], options: argparse.Namespace) -> tuple[int, int]:
     """(of training, of validation): what the command line says, else those of the files that are here."""
     rows, validation = options.rows or 0, options.val_rows or 0
     try:
-        rows = rows or (0 if config.trainer.total_training_steps else rows_of(config))
+        rows = rows or (0 if run.settings.total_steps else count_training_rows(run))
     except FileNotFoundError as error:
-        raise UserError(f"TRAIN_FILE={config.data.train_files}: no such file; name one, or say --rows") from error
+        raise UserError(f"TRAIN_FILE={run.settings.train_file}: no such file; name one, or say --rows") from error
     try:
-        validation = validation or rows_of(config, "val_files")
+        validation = validation or count_validation_rows(run)
     except FileNotFoundError:
         print("validation is not counted: VAL_FILE is not here, and --val-rows not said", file=sys.stderr)
     return rows, validation
@@ -55,25 +57,26 @@ def planned_rows(config: DictConfig, options: argparse.Namespace) -> tuple[int, 
 def answer(options: argparse.Namespace) -> str:
     recipe = RECIPES[options.recipe]
     config, gpu = planned_config(recipe, options.overrides), GPUS[options.gpu]
-    nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    run = Run.from_config(config)
+    nodes, gpus = run.settings.num_nodes, run.gpus_per_node
     if options.network_gbit:
         gpu = replace(gpu, network=options.network_gbit * 1e9 / 8 / gpus)
-    check_batch(config, gpus * nodes)
-    rows = planned_rows(config, options)
-    name = options.model or model_of(config)
+    check_batch(run)
+    rows = planned_rows(run, options)
+    name = options.model or run.settings.model
     try:
         size = model_size(resolve_model(name) if Path(name).exists() else name)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{error}; give a folder with a config.json, or one of {', '.join(KNOWN_MODELS)} (--model)"
         ) from error
-    run = run_of(config, size, options.prompt_tokens, options.response_tokens)
-    if run.tensor_parallel:
-        check_heads(size.heads, run.tensor_parallel, name)
-    if run.tensor_parallel > gpus:
+    workload = workload_of(run, size, options.prompt_tokens, options.response_tokens)
+    if workload.tensor_parallel:
+        check_heads(size.heads, workload.tensor_parallel, name)
+    if workload.tensor_parallel > gpus:
         said = "a replica over several nodes is not modelled"
-        raise UserError(f"TENSOR_PARALLEL={run.tensor_parallel}: {said}; at most N_GPUS_PER_NODE={gpus}")
-    plan = make_plan(config, run, gpu, *rows)
+        raise UserError(f"TENSOR_PARALLEL={workload.tensor_parallel}: {said}; at most N_GPUS_PER_NODE={gpus}")
+    plan = make_plan(run, workload, gpu, *rows)
     if options.json:
         return json.dumps(plan)
     title = f"{recipe.title_of(config)} of {name}, {size.parameters:,} parameters, on {nodes} x {gpus} {gpu.name}"

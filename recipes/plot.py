@@ -10,8 +10,8 @@ from convrec.errors import UserError, says_user_errors
 from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, long_rows, read_curves, write_csv
 from convrec.runs.folder import read_config, recipe_of, setting
+from convrec.settings.choices import ALGORITHMS
 from recipes.launch.recipe import RECIPES
-from recipes.launch.schema import ALGORITHMS
 
 
 def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurves]:

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from convrec.checkpoints import plain_load, saving
 from convrec.data import schema as data
+from convrec.fields import OURS
 from convrec.generation import answers
 from convrec.judges import schema as judges
 from convrec.kinds import shown, wanted
@@ -193,15 +194,16 @@ def _other_variables() -> str:
 def _settings() -> str:
     parts = [
         "# Settings",
-        "What is below `convrec:` in conf/. The rest of the config is verl's, and its own manual has it.",
+        "What is below `convrec:` in the config of a run. The rest of the config is verl's, and its own manual has it.",
     ]
     for title, recipe in SETTINGS.items():
         config = compose_files(recipe, [], environment={})
         rows = ["| setting | default | takes | what |", "|---|---|---|---|"]
-        for key, setting in recipe.settings.items():
-            if key.startswith("convrec."):
-                takes = wanted(setting.kind) + (", or null" if setting.null else "")
-                text = setting.help + (f"; null: {setting.null}" if setting.null else "")
+        for key, row in recipe.rows.items():
+            if key.startswith(OURS):
+                null = row.setting.null
+                takes = wanted(row.kind) + (", or null" if null else "")
+                text = row.setting.help + (f"; null: {null}" if null else "")
                 rows.append(f"| `{key}` | {shown(OmegaConf.select(config, key))} | {takes} | {text} |")
         parts += [f"## {title}", "\n".join(rows)]
     return "\n\n".join(parts)

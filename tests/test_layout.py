@@ -17,6 +17,7 @@ PACKAGES = ("convrec", "reward", "data_prep", "recipes")
 # under recipes/ and data_prep/. Every folder must stand here: a new one is a decision.
 BASE = {
     "convrec.errors",
+    "convrec.fields",
     "convrec.files",
     "convrec.gpus",
     "convrec.kinds",
@@ -27,11 +28,13 @@ BASE = {
     "convrec.statistics",
 }
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
-MIDDLE = LOW | {"convrec.rank_grpo", "convrec.checkpoints", "convrec.retrieval", "convrec.features"}
+MIDDLE = LOW | {"convrec.settings", "convrec.rank_grpo", "convrec.checkpoints", "convrec.retrieval", "convrec.features"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
 LIBRARY = VERL | {"convrec.train", "convrec.judges", "convrec.generation", "convrec.serving", "convrec.report"}
 MAY_IMPORT: dict[str, set[str]] = {
+    "convrec.api": BASE | {"convrec.runs", "convrec.checkpoints", "convrec.settings"},
     "convrec.errors": set(),
+    "convrec.fields": {"convrec.errors", "convrec.kinds"},
     "convrec.files": {"convrec.errors"},
     "convrec.kinds": {"convrec.errors"},
     "convrec.options": {"convrec.errors", "convrec.kinds", "convrec.shipped"},
@@ -45,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.runs": BASE,
     "convrec.llm": BASE | {"convrec.data"},
     "convrec.rank_grpo": LOW,
+    "convrec.settings": LOW | {"convrec.rank_grpo"},
     "convrec.checkpoints": LOW,
     "convrec.retrieval": LOW,
     "convrec.features": MIDDLE,
@@ -53,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.report": MIDDLE,
     "convrec.rollout": MIDDLE,
     "convrec.cpu": MIDDLE | {"convrec.rollout"},
-    "convrec.train": VERL,
+    "convrec.train": VERL | {"convrec.api"},  # in its __init__: it is callable
     "convrec.judges": VERL | {"convrec.train"},
     "reward": LIBRARY,
     "data_prep.sample_data": LIBRARY,
@@ -101,7 +105,7 @@ SEAMS = {
     ),
 }
 LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files")
-LIGHT += ("kinds",)
+LIGHT += ("fields", "kinds", "settings")
 NOT_LIGHT = {
     "convrec.lists.token_ranks",  # tensors
     "convrec.judges.dataset",  # verl's, as the two below

@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 from convrec.features.responses import Prompt, SampledResponse
 from convrec.lists.catalog import Catalog
 from convrec.rank_grpo.credit import Credit, RankBatch
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 
 Sampler = Callable[[Sequence[Prompt]], Awaitable[list[SampledResponse]]]
 Scorer = Callable[[Sequence[SampledResponse]], Awaitable[None]]
@@ -36,14 +38,13 @@ class Feature:
     has_variable_batch: ClassVar[bool] = False
     answers_each_row: ClassVar[bool] = False
 
-    def __init__(self, config: Any) -> None:
-        """Keep what the hooks need of a run's config, which has a section `convrec`."""
-        self.config = config
-        self.settings = config.convrec
+    def __init__(self, run: Run[RankGRPOConfig]) -> None:
+        self.run = run
+        self.settings = run.settings
 
     @classmethod
-    def is_on(cls, settings: Any) -> bool:
-        """Whether a run with this section `convrec` has the feature. Every subclass says so."""
+    def is_on(cls, settings: RankGRPOConfig) -> bool:
+        """Whether a run with these settings has the feature. Every subclass says so."""
         raise NotImplementedError
 
     def check(self, catalog: Catalog) -> list[str]:
@@ -116,11 +117,9 @@ class RolloutContext:
     """What a rollout worker has for its features.
 
     Attributes:
-        config: of the run.
         tokenizer: of the policy.
         features: parts that were started before this one, by class of their feature.
     """
 
-    config: Any
     tokenizer: Any
     features: dict[type[Feature], RolloutFeature]

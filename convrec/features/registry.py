@@ -7,6 +7,9 @@ from convrec.features.constrained.feature import Constrained
 from convrec.features.feature import Feature, RolloutContext, RolloutFeature
 from convrec.features.repair.feature import Repair
 from convrec.features.rewards.feature import ComposedRewards
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 
 # In the order in which they apply: a later one sees what earlier ones changed. Composed rewards replace the advantages
 # of ranks, so whatever adjusts them comes later. Questions get their tokens before the constraint takes out those that
@@ -14,14 +17,18 @@ from convrec.features.rewards.feature import ComposedRewards
 FEATURES: tuple[type[Feature], ...] = (ComposedRewards, Asking, Constrained, Repair)
 
 
-def active_features(config: Any) -> list[Feature]:
-    """Return the features that a run's config turns on; none for a run that has no lists (judges)."""
-    return [feature(config) for feature in FEATURES if feature.is_on(config.convrec)]
+def active_features(run: Run[TrainingConfig]) -> list[Feature]:
+    """Return the features that a run turns on; none for a run that has no lists (judges)."""
+    settings = run.settings
+    if not isinstance(settings, RankGRPOConfig):
+        return []
+    run_of_lists = Run(settings, run.verl_config)
+    return [feature(run_of_lists) for feature in FEATURES if feature.is_on(settings)]
 
 
-def start_rollout_features(config: Any, tokenizer: Any) -> list[RolloutFeature]:
+def start_rollout_features(run: Run[TrainingConfig], tokenizer: Any) -> list[RolloutFeature]:
     """Return the parts of a run's features that a rollout worker calls."""
-    context = RolloutContext(config, tokenizer, {})
-    for feature in active_features(config):
+    context = RolloutContext(tokenizer, {})
+    for feature in active_features(run):
         context.features[type(feature)] = feature.start_rollout(context)
     return list(context.features.values())

@@ -21,6 +21,8 @@ from convrec.judges.card import write_card
 from convrec.judges.orders import CONSISTENT, SEPARATE, consistent_scores
 from convrec.rank_grpo.credit import scalar_infos
 from convrec.runs.card import sections
+from convrec.settings.judges import PairwiseJudgeConfig
+from convrec.settings.run import read_settings
 from convrec.train.batch import read_scored_responses, write_prompt_labels, write_scores
 
 
@@ -38,7 +40,8 @@ class JudgeMethod:
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
-        self.orders = config.convrec.get("orders", SEPARATE)  # a pointwise judge has none
+        settings = read_settings(config)
+        self.orders = settings.orders if isinstance(settings, PairwiseJudgeConfig) else SEPARATE
 
     @classmethod
     def from_run(cls, config: DictConfig, tokenizer: Any) -> "JudgeMethod":

@@ -11,8 +11,10 @@ from typing import Any
 from convrec.data.damage import named_rows
 from convrec.errors import UserError
 from convrec.judges.prompt import query_text
+from convrec.settings.choices import Orders
 
-SEPARATE, CONSISTENT, TOGETHER = ORDERS = ("separate", "consistent", "together")  # convrec.orders
+SEPARATE: Orders = "separate"
+CONSISTENT: Orders = "consistent"
 
 
 def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, int]]:

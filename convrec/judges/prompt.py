@@ -20,7 +20,7 @@ FENCED = "Whatever stands between two lines of backticks is what you judge; noth
 RESPONSE_TITLES = {"pointwise": ("Response",), "pairwise": ("Response A", "Response B")}
 # Judges think; convrec.generation.generate and some templates turn that off unless told otherwise.
 TEMPLATE_SETTINGS = {"enable_thinking": True}
-# Of thinking and verdict together: in training (conf/judge.yaml), in evaluation and wherever a judge serves.
+# Of thinking and verdict together: in training (convrec/settings/judges.py), in evaluation and wherever a judge serves.
 MAX_RESPONSE_TOKENS = 2048
 
 _BACKTICKS = re.compile("`+")

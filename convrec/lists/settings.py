@@ -2,34 +2,50 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any
 
-from convrec import kinds
+from convrec.fields import Setting, Settings, setting_rows
 from convrec.kinds import Character, NonNegativeInteger, Percentage, PositiveInteger, Text
 from convrec.lists.ranks import DEFAULT_DELIMITER
 
 
-@dataclass(frozen=True)
-class ListSettings:
-    """The defaults are the paper's; conf/rank_grpo.yaml repeats them, which a test compares.
+@dataclass(frozen=True, kw_only=True)
+class ListSettings(Settings):
+    """The paper's lists. `convrec.settings.rank_grpo.RankGRPOConfig` has these settings too.
 
-    Raises UserError for a value of another kind.
+    Raises:
+        UserError: a value is of another kind.
     """
 
-    num_items: PositiveInteger = 20
-    delimiter: Character = DEFAULT_DELIMITER
-    matching: Text = "fuzzy"  # a name of matching.MATCHERS, which imports this
-    year_tolerance: NonNegativeInteger = 2
-    fuzzy_cutoff: Percentage = 90
-
-    def __post_init__(self) -> None:
-        for name, kind in KINDS.items():
-            kinds.check(name, getattr(self, name), kind)
+    num_items: Annotated[
+        PositiveInteger,
+        Setting("items of a list = ranks (N)", variable="NUM_ITEMS", also=("N_ITEMS",)),
+    ] = 20
+    delimiter: Annotated[
+        Character,
+        Setting("character between the items of a list"),
+    ] = DEFAULT_DELIMITER
+    # the name of an entry of matching.MATCHERS, which imports this module
+    matching: Annotated[
+        Text,
+        Setting("how titles are compared"),
+    ] = "fuzzy"
+    year_tolerance: Annotated[
+        NonNegativeInteger,
+        Setting("years by which the same item may differ"),
+    ] = 2
+    fuzzy_cutoff: Annotated[
+        Percentage,
+        Setting("least similarity of titles, years included, in matching `fuzzy`"),
+    ] = 90
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ListSettings":
-        """From a mapping that may hold other things too. What it lacks, or has as None, is the default."""
-        return cls(**{name: values[name] for name in KINDS if values.get(name) is not None})
+        """Take the settings from a mapping that may hold other things too.
+
+        What the mapping lacks, or has as None, is the default.
+        """
+        return ListSettings(**{name: values[name] for name in KINDS if values.get(name) is not None})
 
 
-KINDS: Mapping[str, Any] = get_type_hints(ListSettings, include_extras=True)
+KINDS: Mapping[str, Any] = {name: row.kind for name, row in setting_rows(ListSettings).items()}

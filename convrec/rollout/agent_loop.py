@@ -31,6 +31,8 @@ from convrec.rollout.queue import keep_to_this_run
 from convrec.rollout.reward_manager import GroupRewardManager
 from convrec.rollout.rewards import RewardClient, with_retries
 from convrec.rollout.sampler import GroupSampler, seeded_params, split_into_groups
+from convrec.settings.run import Run, read_settings
+from convrec.settings.training import RLConfig
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +64,16 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
     @cached_property
     def features(self) -> list[RolloutFeature]:
-        return start_rollout_features(self.config, self.tokenizer)
+        return start_rollout_features(Run.from_config(self.config), self.tokenizer)
+
+    @cached_property
+    def settings(self) -> RLConfig:
+        return read_settings(self.config)
 
     @property
     def seed(self) -> int | None:
         """The seed of a deterministic run."""
-        return self.config.data.seed if self.config.convrec.deterministic else None
+        return self.settings.seed if self.settings.deterministic else None
 
     @cached_property
     def sampler(self) -> GroupSampler:
@@ -96,7 +102,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         return RewardClient(
             workers=self.reward_loop_worker_handles,
             takes_lists=reward.reward_manager.name == GroupRewardManager.__name__ and has_function,
-            timeout=self.config.convrec.reward_timeout,
+            timeout=self.settings.reward_timeout,
             score_alone=self._compute_score,
         )
 
@@ -254,7 +260,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         await with_retries(
             lambda: super(ConvRecAgentLoopWorker, self)._compute_score(outputs, kwargs),
             f"the reward of sample {kwargs.get('index')}",
-            self.config.convrec.reward_timeout,
+            self.settings.reward_timeout,
         )
 
     # ---- failures ----

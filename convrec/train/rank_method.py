@@ -21,11 +21,12 @@ from verl.utils.fs import copy_to_local
 from convrec.data.tokenizer import stop_token_ids
 from convrec.features.registry import active_features
 from convrec.lists.token_ranks import build_vocab_table
-from convrec.rank_grpo import NAME
 from convrec.rank_grpo.credit import CreditSettings, assign_credit, is_sampled, list_metrics
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 from convrec.train.batch import read_log_probs, read_rank_batch, write_credit
 from convrec.train.dataset import ConvRecDataset
 from convrec.train.loss import rank_grpo_loss
@@ -36,34 +37,35 @@ class RankMethod:
     """The credit of lists (docs/explanation/method.md 1 to 3), with the features that the run turns on.
 
     Args:
-        config: of the run.
+        run: of lists.
         credit_settings: how a run reads and credits lists.
         pad_token_id: what shorter responses are padded with.
     """
 
-    def __init__(self, config: DictConfig, credit_settings: CreditSettings, pad_token_id: int = 0) -> None:
-        self.config = config
-        self.settings = config.convrec
+    def __init__(self, run: Run[RankGRPOConfig], credit_settings: CreditSettings, pad_token_id: int = 0) -> None:
+        self.run = run
+        self.settings = run.settings
         self.credit_settings = credit_settings
         self.pad_token_id = pad_token_id
-        self.features = active_features(config)
-        self.is_rank_level = config.algorithm.adv_estimator == NAME
+        self.features = active_features(run)
+        self.is_rank_level = run.is_rank_level
 
     @classmethod
     def from_run(cls, config: DictConfig, tokenizer: Any) -> "RankMethod":
         """Return the method of a run, whose policy has this tokenizer."""
-        settings = config.convrec
+        run: Run[RankGRPOConfig] = Run.from_config(config)
+        settings = run.settings
         credit_settings = CreditSettings(
             num_ranks=settings.num_items,
             vocab_table=build_vocab_table(tokenizer, settings.delimiter),
-            stop_token_ids=stop_token_ids(tokenizer, copy_to_local(config.actor_rollout_ref.model.path)),
+            stop_token_ids=stop_token_ids(tokenizer, copy_to_local(settings.model)),
             preset=settings.preset,
-            norm_by_std=config.algorithm.get("norm_adv_by_std_in_grpo", True),
+            norm_by_std=run.normalizes_by_std,
             overflow_penalty=settings.overflow_penalty,
             underflow_penalty=settings.underflow_penalty,
             mask_truncated=settings.mask_truncated,
         )
-        return cls(config, credit_settings, tokenizer.pad_token_id or 0)
+        return cls(run, credit_settings, tokenizer.pad_token_id or 0)
 
     @property
     def has_variable_batch(self) -> bool:
@@ -79,11 +81,11 @@ class RankMethod:
         """Return the loss for verl's workers; None where it is verl's own."""
         if not self.is_rank_level:
             return None
-        bypass_mode = bool(self.config.algorithm.rollout_correction.bypass_mode)
+        bypass_mode = self.run.rollout_correction.bypass
         return partial(rank_grpo_loss, settings=self.loss_settings(), bypass_mode=bypass_mode)
 
     def loss_settings(self) -> RankLossSettings:
-        actor = self.config.actor_rollout_ref.actor
+        actor = self.run.verl_config.actor_rollout_ref.actor
         return RankLossSettings(
             num_ranks=self.settings.num_items,
             clip_ratio_low=actor.clip_ratio_low,
@@ -93,7 +95,7 @@ class RankMethod:
         )
 
     def skips_old_log_probs(self, updates_per_step: int) -> bool:
-        return is_on_policy(self.config, updates_per_step)
+        return is_on_policy(self.run.verl_config, updates_per_step)
 
     def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Log the lists of a batch and write what its tokens earn; GRPO and GSPO have verl's advantages."""
@@ -109,7 +111,7 @@ class RankMethod:
         extra_fields_BT = {}
         if credit.loss_mask_BT is not batch.mask_BT:
             extra_fields_BT["loss_mask"] = credit.loss_mask_BT
-        if self.config.algorithm.rollout_correction.rollout_is is not None:
+        if self.run.rollout_correction.weights is not None:
             extra_fields_BT["rollout_is_weights"] = self._correct_rollout(meta, credit.units_BT, metrics)
         return write_credit(meta, batch, credit, extra_fields_BT)
 
@@ -118,7 +120,7 @@ class RankMethod:
 
         `rollout_is=rank` is ours: the weight of a token is that of its unit, a product over the unit's tokens.
         """
-        correction = self.config.algorithm.rollout_correction
+        correction = self.run.verl_config.algorithm.rollout_correction
         data = read_log_probs(meta)
         # A token that no rollout sampled has no mismatch.
         is_sampled_BT = is_sampled(data["rollout_log_probs"])

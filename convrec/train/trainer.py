@@ -28,6 +28,8 @@ from convrec.rollout import queue as rollout_queue
 from convrec.runs import card
 from convrec.runs.folder import lacks_validation
 from convrec.runs.phases import Phases
+from convrec.settings.run import read_settings
+from convrec.settings.training import RLConfig
 from convrec.train import registration, validation
 from convrec.train.batch import clear_rows, padding_flags, read_rollout_and_actor
 from convrec.train.loop import TrainingLoop
@@ -64,7 +66,7 @@ class TrainingEngine:
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
         failures.stop_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
-        self.settings = config.convrec
+        self.settings: RLConfig = read_settings(config)
         self.run_folder = Path(config.trainer.default_local_dir)
         self.timing_raw = {}
         self.phases = None if self.settings.watchdog == "off" else Phases(self.settings.watchdog_seconds)

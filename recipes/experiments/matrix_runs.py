@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from convrec.errors import UserError
 from convrec.runs.folder import latest_step
+from convrec.settings.run import Run
 from recipes.cluster.job_environment import check_for_cluster
 from recipes.experiments.matrix_file import Matrix, RunSection, checked
 from recipes.launch.recipe import RECIPES, Recipe
@@ -183,10 +184,12 @@ def composed(runs: Sequence[MatrixRun], out: Path, on_cluster: bool = False) -> 
 
 def steps_of(config: DictConfig) -> int | None:
     """Of the whole run; None where it is said in epochs and the data or the batch are not known yet."""
-    if config.data.train_batch_size is None and not config.trainer.total_training_steps:
+    run = Run.from_config(config)
+    settings = run.settings
+    if settings.train_batch_size is None and not settings.total_steps:
         return None  # SFT's default depends on the devices
     try:
-        return planned_work.steps_of(config)
+        return planned_work.steps_of(run)
     except OSError:
         return None
 

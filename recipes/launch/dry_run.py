@@ -5,13 +5,16 @@ import re
 import sys
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from convrec.errors import UserError
+from convrec.fields import Row
 from convrec.kinds import shown, wanted
 from convrec.runs.folder import setting
+from convrec.settings.rank_grpo import ALGORITHM_GROUP
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import Recipe
-from recipes.launch.schema import GROUP, Setting
 from recipes.launch.settings import compose, compose_files
 from recipes.launch.variables import VARIABLES, misspelt_variables
 
@@ -36,7 +39,8 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
         if "--print-config" in flags:
             print(OmegaConf.to_yaml(config, resolve=False), end="")
         if "--dry-run" in flags:
-            print("\n".join(_described(recipe, config, recipe.check(config))))
+            run = Run.from_config(config)
+            print("\n".join(_described(recipe, run, recipe.check(run))))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -46,18 +50,19 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
 def defaults_of(recipe: Recipe) -> dict[str, str]:
     """Variable -> what it is where nobody sets it, in words; of those that the recipe reads."""
     config: Any = OmegaConf.to_container(compose_files(recipe, [], environment={}), resolve=False)
-    return {
-        entry.name: _in_words(recipe, entry, setting(config, "run.algorithm" if key == GROUP else key))
-        for key, entry in recipe.settings.items()
-        if entry.name
-    }
+    defaults = {}
+    for key, row in recipe.rows.items():
+        if row.setting.variable:
+            value = setting(config, "run.algorithm" if key == ALGORITHM_GROUP else key)
+            defaults[row.setting.variable] = _in_words(recipe, row, value)
+    return defaults
 
 
-def _in_words(recipe: Recipe, entry: Setting, value: Any) -> str:
-    if entry.default or value is None:
-        return entry.default or entry.null
+def _in_words(recipe: Recipe, row: Row, value: Any) -> str:
+    if row.setting.default or value is None:
+        return row.setting.default or row.setting.null
     if reference := re.fullmatch(r"\$\{([\w.]+)\}", str(value)):
-        return recipe.settings[reference[1]].name
+        return recipe.rows[reference[1]].setting.variable
     return ", ".join(value) if isinstance(value, list) else shown(value)
 
 
@@ -86,16 +91,15 @@ def help_text(recipe: Recipe) -> str:
     )
 
 
-def _described(recipe: Recipe, config: DictConfig, warnings: list[str]) -> list[str]:
+def _described(recipe: Recipe, run: Run[TrainingConfig], warnings: list[str]) -> list[str]:
     """The run in lines of text. Raises UserError for what the doctor calls a failure."""
     from recipes.planning.plan import summary
-    from recipes.planning.work import model_of
     from recipes.preflight import finding, findings
 
-    where = f"{config.trainer.nnodes} x {config.trainer.n_gpus_per_node} {config.trainer.device}"
-    lines = [f"{recipe.title_of(config)} of {model_of(config)} on {where} into {config.trainer.default_local_dir}"]
-    lines += summary(config)
-    examined = findings.examine(config, on_cluster=False)
+    where = f"{run.settings.num_nodes} x {run.gpus_per_node} {run.device}"
+    lines = [f"{recipe.title_of(run.verl_config)} of {run.settings.model} on {where} into {run.folder}"]
+    lines += summary(run)
+    examined = findings.examine(run, on_cluster=False)
     lines += [f"{found.check}: {found.what}" for found in examined if found.check in ("disk", "memory", "model")]
     warnings += finding.stop_on_failure(examined)
     return [*lines, *(f"warning: {warning}" for warning in warnings), "nothing was started (--dry-run)"]

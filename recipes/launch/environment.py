@@ -5,11 +5,29 @@ import sys
 import threading
 from typing import Any
 
-from convrec.shipped import read_table
-
 RAY_STARTS = 3
 SHUTDOWN_SECONDS = 30.0
 SHUTDOWN_THREAD = "ray.shutdown"
+
+# Variables that every process of a run needs, the driver included. What the user has set is kept.
+OF_EVERY_RUN = {
+    "TRANSFER_QUEUE_ENABLE": "1",  # its value picks code paths when verl is imported
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # it would be compiled at every start, by nvcc, which a machine with a driver alone lacks
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # verl: "1", as files were damaged when engines wrote at once; PyTorch writes them whole from 2.10 on
+    "VLLM_DISABLE_COMPILE_CACHE": "0",
+    "RAY_DEDUP_LOGS": "0",  # metrics agents of Ray: noise in the log of a local run
+}
+WITHOUT_ACCELERATOR = {
+    "VERL_PLATFORM": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # vLLM compiles a count over log-probs: 7 s at every start (PyTorch keeps the header in the run's TMPDIR)
+    "TORCH_COMPILE_DISABLE": "1",
+}
 
 
 def set_up_process() -> None:
@@ -32,13 +50,13 @@ def set_up_process() -> None:
 
 
 def process_environment(has_accelerator: bool) -> dict[str, str]:
-    """Those of environment.yaml."""
-    table = read_table(__file__, "environment.yaml")
-    wanted = table["every"]
+    """Return the variables of a run's processes on this machine, with the user's values where there are any."""
+    defaults = dict(OF_EVERY_RUN)
     if not has_accelerator:
+        defaults |= WITHOUT_ACCELERATOR
         # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
-        wanted |= table["cpu"] | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+        defaults["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 def init_ray(**options: Any) -> None:

@@ -14,6 +14,8 @@ from convrec.checkpoints.plain_load import use_plain_load
 from convrec.cpu import preload
 from convrec.lists import user_rewards
 from convrec.runs import guard
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 from convrec.train import registration
 from convrec.train.trackers import tracking
 from recipes.launch.environment import init_ray, process_environment, shut_down_ray
@@ -65,7 +67,7 @@ def started_ray(config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
         if os.environ.get("RAY_ADDRESS"):
             from recipes.preflight import finding, findings
 
-            for warning in finding.stop_on_failure(findings.examine(config, on_cluster=True)):
+            for warning in finding.stop_on_failure(findings.examine(Run.from_config(config), on_cluster=True)):
                 print(f"warning: {warning}", file=sys.stderr)
         yield
     finally:
@@ -80,12 +82,13 @@ def train(config: DictConfig) -> None:
     """
     from convrec.rollout import queue as rollout_queue
 
-    users = user_module_environment(str(config.convrec.get("reward")))
+    run = Run.from_config(config)
+    users = user_module_environment(run.settings.reward) if isinstance(run.settings, RankGRPOConfig) else {}
     os.environ.update(users)  # the driver's digest covers the module too
-    if config.convrec.get("constrained"):
+    if isinstance(run.settings, RankGRPOConfig) and run.settings.constrained:
         from convrec.features.constrained import checks as constrained
 
-        constrained.use_trie(config)
+        constrained.use_trie(run)
     with started_ray(config, users):
         with ThreadPoolExecutor(1) as beside:
             queue = beside.submit(rollout_queue.start, config.transfer_queue)

@@ -1,51 +1,134 @@
-"""What a recipe is: one record each, of recipes.yaml, from which everything else reads what differs.
+"""What a recipe is: one record each, from which everything else reads what differs.
 
-To add one: its entry there, conf/<name>.yaml, its curves in convrec/report/panels.py and its settings in
-convrec/report/run_summary.py (SETTINGS); its name in COMMANDS (recipes/cli.py), and a script that starts it.
+To add one: its record and its entry in RECIPES here, its settings in convrec/settings, conf/<name>.yaml, its curves in
+convrec/report/panels.py and its settings in convrec/report/run_summary.py (SETTINGS); its name in COMMANDS
+(recipes/cli.py), and a script that starts it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import Any, Literal
 
 from omegaconf import DictConfig
 
-from convrec.shipped import read_table
-from recipes.launch import ray_training, schema, sft_training
+from convrec.fields import Row, rows_by_key
+from convrec.settings.choices import ALGORITHMS
+from convrec.settings.judges import JudgeConfig, PairwiseJudgeConfig, PointwiseJudgeConfig
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
+from convrec.settings.sft import SFTConfig
+from convrec.settings.training import TrainingConfig
+from recipes.launch import ray_training, sft_training
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of training. Its settings are conf/<name>.yaml."""
+    """A kind of training.
+
+    Attributes:
+        name: of conf/<name>.yaml, which has the differences from verl's config.
+        title: what a run calls itself; {algorithm} stands for the algorithm's title.
+        command: convrec <command> starts it.
+        script: the same, from a shell without convrec.
+        settings: the class of its settings.
+        answers: of the trained model, which decides how it is evaluated.
+        check: raises UserError for what cannot train, returns warnings.
+        train: trains, in this process or on Ray.
+        shown: metric -> short name beside the progress bar.
+        host_group: the Hydra group of conf/ with the settings of hosts with and without GPUs.
+        is_sft: whether it is supervised, without rollouts.
+    """
 
     name: str
-    title: str  # what a run calls itself; {algorithm} stands for the algorithm's title
-    command: str  # convrec <command> starts it
-    script: str  # the same, from a shell without convrec
-    settings: Mapping[str, schema.Setting]  # key of the config -> what it may be, of recipes/launch/settings.yaml
-    answers: Literal["lists", "verdicts"]  # of the trained model, which decides how it is evaluated
-    check: Callable[[DictConfig], list[str]]  # raises UserError for what cannot train, returns warnings
+    title: str
+    command: str
+    script: str
+    settings: type[TrainingConfig]
+    answers: Literal["lists", "verdicts"]
+    check: Callable[[Run[Any]], list[str]]
     train: Callable[[DictConfig], None]
-    shown: Mapping[str, str]  # metric -> short name beside the progress bar
-    host_group: str = "host"  # the Hydra group of conf/ with the settings of hosts with and without GPUs
+    shown: Mapping[str, str]
+    host_group: str = "host"
     is_sft: bool = False
 
+    @property
+    def rows(self) -> dict[str, Row]:
+        """Its settings by their keys in the config."""
+        return rows_by_key(self.settings)
+
     def title_of(self, config: DictConfig) -> str:
-        return self.title.format(algorithm=schema.ALGORITHMS.get(config.run.algorithm, ""))
+        return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))
 
 
-def _recipe(name: str, settings: list[str], check: str, **fields: Any) -> Recipe:
-    """Of an entry of recipes.yaml. check: of recipes.preflight, whose imports take seconds: a wrong variable is
-    refused before."""
-    return Recipe(
-        name=name,
-        settings=schema.settings_of(*settings),
-        check=lambda config: resolve_name(f"recipes.preflight.{check}")(config),
-        train=(sft_training if fields.get("is_sft") else ray_training).train,
-        **fields,
-    )
+# The imports of recipes.preflight take seconds, and a wrong variable is refused before.
+def _check_sft(run: Run[SFTConfig]) -> list[str]:
+    from recipes.preflight.checks import check_sft
+
+    return check_sft(run)
 
 
-RECIPES = {name: _recipe(name, **entry) for name, entry in read_table(__file__, "recipes.yaml").items()}
-SFT, RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE = RECIPES.values()
+def _check_rank_grpo(run: Run[RankGRPOConfig]) -> list[str]:
+    from recipes.preflight.checks import check_rank_grpo
+
+    return check_rank_grpo(run)
+
+
+def _check_judge(run: Run[JudgeConfig]) -> list[str]:
+    from recipes.preflight.judge_checks import check_judge
+
+    return check_judge(run)
+
+
+SFT = Recipe(
+    name="sft",
+    title="SFT",
+    command="train sft",
+    script="run_sft.sh",
+    settings=SFTConfig,
+    answers="lists",
+    check=_check_sft,
+    train=sft_training.train,
+    shown={"train/loss": "loss", "val/loss": "val loss"},
+    host_group="sft_host",
+    is_sft=True,
+)
+RANK_GRPO = Recipe(
+    name="rank_grpo",
+    title="{algorithm}",
+    command="train rank-grpo",
+    script="run_rank_grpo.sh",
+    settings=RankGRPOConfig,
+    answers="lists",
+    check=_check_rank_grpo,
+    train=ray_training.train,
+    shown={
+        "val/ndcg": "val NDCG",
+        "rank_grpo/return@1": "return@1",
+        "rank_grpo/dcg": "DCG",
+        "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
+        "actor/kl": "KL",
+    },
+)
+POINTWISE_JUDGE = Recipe(
+    name="judge_pointwise",
+    title="GRPO of a pointwise judge",
+    command="train judge pointwise",
+    script="recipes/judge/run_pointwise.sh",
+    settings=PointwiseJudgeConfig,
+    answers="verdicts",
+    check=_check_judge,
+    train=ray_training.train,
+    shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
+)
+PAIRWISE_JUDGE = Recipe(
+    name="judge_pairwise",
+    title="GRPO of a pairwise judge",
+    command="train judge pairwise",
+    script="recipes/judge/run_pairwise.sh",
+    settings=PairwiseJudgeConfig,
+    answers="verdicts",
+    check=_check_judge,
+    train=ray_training.train,
+    shown={"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
+)
+RECIPES = {recipe.name: recipe for recipe in (SFT, RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE)}

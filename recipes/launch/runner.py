@@ -28,6 +28,7 @@ from convrec.errors import NoProgress, UserError, one_line
 from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
+from convrec.settings.run import Run
 from recipes.launch import dry_run, ray_training, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import leave, process_environment, set_up_process
@@ -78,7 +79,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
         run_folder = Path(config.trainer.default_local_dir)
         attempt.run_folder = run_folder
         with guard_run(recipe, config):
-            warnings = recipe.check(config)
+            warnings = recipe.check(Run.from_config(config))
             with hold(run_folder) as lock_warnings:
                 supervisor.note(run=str(run_folder))
                 status = run_in_folder(attempt, recipe, arguments, config, [*warnings, *lock_warnings])
@@ -98,7 +99,7 @@ def guard_run(recipe: Recipe, config: DictConfig) -> Iterator[None]:
     )
     with guard.guarded(message) as temporary:
         supervisor.note(temporary=str(temporary))
-        if uses_ray(config):
+        if uses_ray(Run.from_config(config)):
             ray_training.begin(config)
         yield
 
@@ -171,7 +172,7 @@ def check_before_training(config: DictConfig, arguments: Sequence[str]) -> list[
     warnings = saving.check_shards_to_load(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
     check_retention(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
-        warnings += finding.stop_on_failure(findings.examine(config, on_cluster=False))
+        warnings += finding.stop_on_failure(findings.examine(Run.from_config(config), on_cluster=False))
     return warnings
 
 

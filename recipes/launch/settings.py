@@ -1,7 +1,9 @@
-"""A recipe's settings: conf/*.yaml, then the host, then environment variables, then command-line overrides."""
+"""A recipe's settings: verl's, the differences in conf/, the defaults of ours in convrec.settings, the host's, then
+environment variables, then command-line overrides. conf/<recipe>.yaml has the order of the first four."""
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,16 @@ from convrec import gpus, kinds
 from convrec.checkpoints.logits import model_settings
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
+from convrec.fields import OURS, Settings, rows_by_key
 from convrec.files import write_text
 from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.runs.folder import latest_step, read_config, setting
+from convrec.settings.rank_grpo import ALGORITHM_GROUP, default_matching
+from convrec.settings.run import Run
+from convrec.settings.sft import SEQUENCES_PER_DEVICE
+from convrec.settings.training import default_run_folder
 from convrec.shipped import CONF
 from recipes.launch.recipe import RECIPES, Recipe
-from recipes.launch.schema import GROUP, SFT_SEQUENCES_PER_DEVICE
 from recipes.launch.variables import overrides_from_environment
 from recipes.planning import work
 from recipes.preflight.cores import needed_slots, uses_ray
@@ -60,6 +66,7 @@ def compose_files(
         accelerators = gpus.usable_gpus()
         host_overrides = [f"{recipe.host_group}={'gpu' if accelerators else 'cpu'}"]
         host_overrides += [f"trainer.n_gpus_per_node={accelerators}"] if accelerators else []
+    register_defaults()
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -74,22 +81,47 @@ def compose_files(
 
             raise UserError(explain(error, lambda: hydra_compose(recipe.name, known))) from error
     with open_dict(config):
-        config.run = {"recipe": recipe.name, "algorithm": config.pop("hydra").runtime.choices.get(GROUP)}
+        config.run = {"recipe": recipe.name, "algorithm": config.pop("hydra").runtime.choices.get(ALGORITHM_GROUP)}
     check(config, recipe)
+    return config
+
+
+@cache
+def register_defaults() -> None:
+    """Have Hydra know the defaults of each recipe's settings as `settings/<recipe>`, which conf/<recipe>.yaml names."""
+    from hydra.core.config_store import ConfigStore
+
+    for recipe in RECIPES.values():
+        node = OmegaConf.create(default_values(recipe.settings))
+        ConfigStore.instance().store(group="settings", name=recipe.name, node=node, package="_global_")
+
+
+def default_values(settings: type[Settings]) -> dict[str, Any]:
+    """Return the defaults of a recipe's settings, nested as in the config of a run."""
+    config: dict[str, Any] = {}
+    for key, row in rows_by_key(settings).items():
+        if not row.has_default:
+            continue
+        *sections, name = key.split(".")
+        section = config
+        for word in sections:
+            section = section.setdefault(word, {})
+        section[name] = row.default
     return config
 
 
 def check(config: DictConfig, recipe: Recipe) -> None:
     """Raise UserError for a setting of the table that is not of its kind, and for one below `convrec` that is none."""
-    for key, entry in recipe.settings.items():
-        value = config.run.algorithm if key == GROUP else _value(config, key)
-        if not (kinds.fits(entry.kind, value) or (entry.null and value is None)):
-            name, or_null = f" ({entry.name})" if entry.name else "", ", or null" if entry.null else ""
-            raise UserError(f"{key}={kinds.shown(value)}{name}: expected {kinds.wanted(entry.kind)}{or_null}")
-    ours = [key.removeprefix("convrec.") for key in recipe.settings if key.startswith("convrec.")]
+    for key, row in recipe.rows.items():
+        value = config.run.algorithm if key == ALGORITHM_GROUP else _value(config, key)
+        if not row.takes(value):
+            variable = f" ({row.setting.variable})" if row.setting.variable else ""
+            or_null = ", or null" if row.setting.null else ""
+            raise UserError(f"{key}={kinds.shown(value)}{variable}: expected {kinds.wanted(row.kind)}{or_null}")
+    ours = [key.removeprefix(OURS) for key in recipe.rows if key.startswith(OURS)]
     for name in config.convrec:
         if name not in ours:
-            raise UserError(f"convrec.{name}: no such setting; {kinds.did_you_mean(str(name), ours, 'convrec.')}")
+            raise UserError(f"{OURS}{name}: no such setting; {kinds.did_you_mean(str(name), ours, OURS)}")
 
 
 def _value(config: DictConfig, key: str) -> Any:
@@ -107,43 +139,66 @@ def _value(config: DictConfig, key: str) -> Any:
 
 
 def _complete(config: DictConfig, recipe: Recipe) -> None:
+    """Write into the config what depends on the model, the machine and the run's folder."""
     model_key, model = work.model_key(config), work.model_of(config)
     OmegaConf.update(config, model_key, resolve_model(model))
-    # flash-attn is built against the installed torch, so it cannot be among our dependencies
-    if config.trainer.device != "cpu" and not find_spec("flash_attn"):
-        model_config = OmegaConf.select(config, model_key.removesuffix(".path"))
-        attention = "varlen" if model_config.use_remove_padding else "sdpa"  # convrec.train.attention.varlen
-        model_config.override_config.setdefault("attn_implementation", attention)
-    if config.trainer.default_local_dir is None:
-        config.trainer.default_local_dir = os.path.abspath(f"checkpoints/{recipe.name}/{Path(model).name}")
-    run_folder = Path(config.trainer.default_local_dir)
-    if config.data.train_batch_size is None and latest_step(run_folder):  # a run that is resumed keeps its batch
-        config.data.train_batch_size = setting(read_config(run_folder), "data.train_batch_size")
-    complete_batch_size(config)
-    config.trainer.test_freq = config.trainer.test_freq or -1  # 0 is as much as never: verl's SFT divides by it
-    if uses_ray(config) and not os.environ.get("RAY_ADDRESS"):
-        # logical slots: verl would wait for ever for those that a small host lacks
-        ray_init = config.ray_kwargs.ray_init
-        ray_init.num_cpus = max(ray_init.num_cpus or len(os.sched_getaffinity(0)), needed_slots(config).cpus)
+    trainer = config.trainer
+    if trainer.default_local_dir is None:
+        trainer.default_local_dir = default_run_folder(recipe.name, model)
+    trainer.experiment_name = f"{recipe.name}-{Path(trainer.default_local_dir).name}"
+    trainer.test_freq = trainer.test_freq or -1  # 0 is as much as never: verl's SFT divides by it
+    trainer.logger = _trackers(trainer.logger)
     if config.convrec.get("matching", "") is None:
-        config.convrec.matching = "reference" if config.convrec.preset == "reference" else "fuzzy"
-    config.trainer.experiment_name = f"{recipe.name}-{Path(config.trainer.default_local_dir).name}"
-    logger = config.trainer.logger
+        config.convrec.matching = default_matching(config.convrec.preset)
+    _complete_batch_size(config)
+    if trainer.device != "cpu" and not find_spec("flash_attn"):
+        _choose_attention(OmegaConf.select(config, model_key.removesuffix(".path")))
+    if "actor_rollout_ref" in config:
+        _complete_rollout(config)
+    _complete_slots(config)
+
+
+def _trackers(logger: str | Sequence[str]) -> list[str]:
+    """The trackers of LOGGER, and those that need none."""
     trackers = [logger] if isinstance(logger, str) else list(logger)
     if os.environ.get("SWANLAB_API_KEY") and not os.environ.get("LOGGER"):
         trackers.append("swanlab")
-    config.trainer.logger = [*dict.fromkeys([*trackers, "file"])]  # the reports read the file
-    if "actor_rollout_ref" in config:
-        models = config.actor_rollout_ref
-        models.actor.ppo_mini_batch_size = models.actor.ppo_mini_batch_size  # a number: the workers know no `quarter`
-        if models.rollout.max_model_len is None:
-            # vLLM would reserve a cache for the longest context that the model knows
-            models.rollout.max_model_len = config.data.max_prompt_length + config.data.max_response_length
-        if models.rollout.tensor_model_parallel_size == 1:
-            # in vLLM's engine, not in a process of its own: it starts in three quarters of the time (notes/gpu.md)
-            models.rollout.engine_kwargs.vllm.setdefault("distributed_executor_backend", ONE_PROCESS)
-        if config.trainer.device == "cpu" and not models.model.lora_rank:
-            _fit_weight_bucket(models)
+    return [*dict.fromkeys([*trackers, "file"])]  # the reports read the file
+
+
+def _complete_batch_size(config: DictConfig) -> None:
+    """A run that is resumed keeps its batch, also where nobody says it."""
+    run_folder = Path(config.trainer.default_local_dir)
+    if config.data.train_batch_size is None and latest_step(run_folder):
+        config.data.train_batch_size = setting(read_config(run_folder), "data.train_batch_size")
+    complete_batch_size(config)
+
+
+def _choose_attention(model: DictConfig) -> None:
+    """For GPUs without flash-attn. It is built against the installed torch, so it cannot be among our dependencies."""
+    attention = "varlen" if model.use_remove_padding else "sdpa"  # convrec.train.attention.varlen
+    model.override_config.setdefault("attn_implementation", attention)
+
+
+def _complete_slots(config: DictConfig) -> None:
+    """Reserve logical slots of a Ray of this machine: verl would wait for ever for those that a small host lacks."""
+    run = Run.from_config(config)
+    if uses_ray(run) and not os.environ.get("RAY_ADDRESS"):
+        ray_init = config.ray_kwargs.ray_init
+        ray_init.num_cpus = max(ray_init.num_cpus or len(os.sched_getaffinity(0)), needed_slots(run).cpus)
+
+
+def _complete_rollout(config: DictConfig) -> None:
+    models = config.actor_rollout_ref
+    models.actor.ppo_mini_batch_size = models.actor.ppo_mini_batch_size  # a number: the workers know no `quarter`
+    if models.rollout.max_model_len is None:
+        # vLLM would reserve a cache for the longest context that the model knows
+        models.rollout.max_model_len = config.data.max_prompt_length + config.data.max_response_length
+    if models.rollout.tensor_model_parallel_size == 1:
+        # in vLLM's engine, not in a process of its own: it starts in three quarters of the time (notes/gpu.md)
+        models.rollout.engine_kwargs.vllm.setdefault("distributed_executor_backend", ONE_PROCESS)
+    if config.trainer.device == "cpu" and not models.model.lora_rank:
+        _fit_weight_bucket(models)
 
 
 def _fit_weight_bucket(models: DictConfig) -> None:
@@ -157,7 +212,7 @@ def _fit_weight_bucket(models: DictConfig) -> None:
 def complete_batch_size(config: DictConfig) -> None:
     """SFT's batch grows with the devices where nobody has said it."""
     if config.data.train_batch_size is None:
-        config.data.train_batch_size = SFT_SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
+        config.data.train_batch_size = SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
 
 
 def save_config(config: DictConfig, run_folder: Path) -> None:

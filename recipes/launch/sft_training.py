@@ -5,6 +5,7 @@ import os
 from omegaconf import DictConfig
 
 from convrec.checkpoints.plain_load import use_plain_load
+from convrec.settings.run import Run
 from convrec.train.trackers import tracking
 from recipes.launch.ray_training import started_ray
 from recipes.preflight.cores import uses_ray
@@ -15,7 +16,7 @@ ONE_PROCESS |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def train(config: DictConfig) -> None:
-    if not uses_ray(config):
+    if not uses_ray(Run.from_config(config)):
         _train_here(config)
         return
     with started_ray(config, {}):

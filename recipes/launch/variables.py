@@ -2,19 +2,42 @@
 those whose names look like ours and that no recipe reads."""
 
 import difflib
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from convrec import kinds
 from convrec.errors import UserError
+from convrec.fields import Row
 from convrec.runs.supervisor import SAVE_VARIABLE
+from convrec.settings.overrides import to_hydra
 from recipes.launch.recipe import RECIPES, Recipe
-from recipes.launch.schema import Setting
 
-_SETTINGS = [setting for recipe in RECIPES.values() for setting in recipe.settings.values()]
-VARIABLES = tuple({setting.name: setting for setting in _SETTINGS if setting.name}.values())
-ELSEWHERE = {variable.name: variable.elsewhere for variable in VARIABLES}  # what other trainers call them
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable that sets a setting of one or several recipes; see `convrec.fields.Setting`."""
+
+    name: str
+    kind: Any
+    help: str
+    null_word: str
+    read: Callable[[str], Any] | None
+    also: Sequence[str]
+
+    def keys_of(self, recipe: Recipe) -> list[str]:
+        """The keys of the config that it sets in this recipe; none where the recipe does not read it."""
+        return [key for key, row in recipe.rows.items() if row.setting.variable == self.name]
+
+
+def _variable(row: Row) -> Variable:
+    setting = row.setting
+    return Variable(setting.variable, row.kind, setting.help, setting.null_word, setting.read, setting.also)
+
+
+_ROWS = [row for recipe in RECIPES.values() for row in recipe.rows.values() if row.setting.variable]
+VARIABLES = tuple({row.setting.variable: _variable(row) for row in _ROWS}.values())
+ELSEWHERE = {variable.name: variable.also for variable in VARIABLES}  # what other trainers call them
 SIMILAR = 0.87  # difflib's ratio: one wrong letter in eight, but not MODULEPATH (environment modules) for MODEL_PATH
 SHORTEST = 6  # letters of a name that is compared by similarity
 
@@ -24,43 +47,31 @@ def overrides_from_environment(recipe: Recipe, environment: Mapping[str, str]) -
 
     Raises UserError naming the variable, its value and what it takes.
     """
-    texts = {variable.name: environment.get(variable.name, "").strip() for variable in VARIABLES}
-    return [
-        f"{key}={_in_hydra(_value(setting, texts[setting.name]))}"
-        for key, setting in recipe.settings.items()
-        if texts.get(setting.name)
-    ]
+    overrides = []
+    for key, row in recipe.rows.items():
+        text = environment.get(row.setting.variable, "").strip()
+        if text:
+            overrides.append(f"{key}={to_hydra(_value(row, text))}")
+    return overrides
 
 
-def _value(setting: Setting, text: str) -> Any:
+def _value(row: Row, text: str) -> Any:
+    setting = row.setting
     if setting.null and text == setting.null_word:
         return None
-    wanted = kinds.wanted(setting.kind)
+    wanted = kinds.wanted(row.kind)
     if "${" in text:  # Hydra would look for it among the settings
         raise UserError(
-            f"{setting.name}={text}: expected {wanted} without ${{...}}, which nobody fills in: write it out"
+            f"{setting.variable}={text}: expected {wanted} without ${{...}}, which nobody fills in: write it out"
         )
     try:
-        value = setting.read(text) if setting.read else kinds.read(setting.kind, text)
-        if not kinds.fits(setting.kind, value):
+        value = setting.read(text) if setting.read else kinds.read(row.kind, text)
+        if not kinds.fits(row.kind, value):
             raise ValueError(wanted)
     except ValueError as error:
         or_null = f", or {setting.null_word}" if setting.null else ""
-        raise UserError(f"{setting.name}={text}: expected {error}{or_null}") from None
+        raise UserError(f"{setting.variable}={text}: expected {error}{or_null}") from None
     return value
-
-
-def _in_hydra(value: Any) -> str:
-    """The value in Hydra's grammar, which gives `=`, `,` and brackets a meaning."""
-    if isinstance(value, str):
-        escaped = re.sub(r"\\+(?='|\Z)", lambda match: match[0] * 2, value)  # others mean themselves
-        return "'" + escaped.replace("'", "\\'") + "'"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_in_hydra, value)) + "]"
-    if isinstance(value, dict):
-        escaped_names = {name: re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name) for name in value}
-        return "{" + ", ".join(f"{escaped_names[name]}: {_in_hydra(inner)}" for name, inner in value.items()) + "}"
-    return kinds.shown(value)
 
 
 def misspelt_variables(environment: Mapping[str, str]) -> list[str]:

@@ -11,13 +11,14 @@ L layers, H hidden size:
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from math import ceil
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from convrec.lists.settings import ListSettings
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import RolloutMemory, Run
+from convrec.settings.sft import SFTConfig
+from convrec.settings.training import RLConfig, TrainingConfig
 from recipes.planning.models import ModelSize
 
 GIB = 2**30
@@ -35,43 +36,53 @@ PROMPT_TOKENS = 400.0  # assumed: conversation and instruction
 ITEM_TOKENS = 9.9  # mean of Reddit-v2's titles, with year and line break: notes/performance.md
 
 
-def at(*keys: str, default: Any = None) -> Any:
-    """A field that the config has under one of these keys, below `actor_rollout_ref` or at its top."""
-    return field(default=default, metadata={"keys": [top + key for key in keys for top in ("actor_rollout_ref.", "")]})
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What memory and time follow from.
 
-
-@dataclass(frozen=True)
-class Run:
-    """What memory and time follow from. prompt, response: tokens, in the mean. passes: of log-probs, beside the update.
-    tensor_parallel: 0 in SFT, which has no rollout."""
+    Attributes:
+        size: of the model.
+        prompt, response: tokens, on average.
+        passes: of log-probs, besides the update.
+        device: cpu, or torch's name of the accelerator.
+        prompts: of a step; rollouts: of each.
+        longest: tokens of a sequence at most.
+        packs: whether micro-batches are of `most_tokens` tokens, and not of `most_rows` sequences.
+        mu: passes over a step's samples.
+        recomputes: whether activations are recomputed.
+        fsdp_size: processes that have one copy of the model between them; -1: all.
+        tensor_parallel: devices of a replica; 0 in SFT, which has no rollout.
+        max_sequences: that vLLM writes at once; memory_share: of a device, for vLLM.
+        sleeps: whether vLLM gives its memory back while the run trains.
+    """
 
     size: ModelSize
     prompt: float
     response: float
     passes: int = 0
-    device: str = at("trainer.device")
-    nodes: int = at("trainer.nnodes")
-    gpus_per_node: int = at("trainer.n_gpus_per_node")
-    prompts: int = at("data.train_batch_size")
-    rollouts: int = at("rollout.n", default=1)
-    longest: int = at("data.max_length")  # tokens of a sequence
-    by_tokens: bool = at("actor.use_dynamic_bsz", "data.use_dynamic_bsz")
-    most_tokens: int = at("actor.ppo_max_token_len_per_gpu", "data.max_token_len_per_gpu")
-    most_rows: int = at("actor.ppo_micro_batch_size_per_gpu", "data.micro_batch_size_per_gpu", default=1)
-    mini_batch: int = at("actor.ppo_mini_batch_size", "data.train_batch_size")
-    mu: int = at("actor.ppo_epochs", default=1)
-    has_reference: bool = at("actor.use_kl_loss", default=False)
-    fsdp_size: int = at("actor.fsdp_config.fsdp_size", "engine.fsdp_size", default=-1)
-    recomputes: bool = at("model.enable_gradient_checkpointing")
-    lora_rank: int = at("model.lora_rank")
-    fused: bool = at("model.use_fused_kernels")
-    offload_parameters: bool = at("actor.fsdp_config.param_offload", "engine.param_offload", default=False)
-    offload_optimizer: bool = at("actor.fsdp_config.optimizer_offload", "engine.optimizer_offload", default=False)
-    tensor_parallel: int = at("rollout.tensor_model_parallel_size", default=0)
-    rollout_dtype: str = at("rollout.dtype")
-    max_sequences: int = at("rollout.max_num_seqs")
-    memory_share: float = at("rollout.gpu_memory_utilization")
-    sleeps: bool = at("rollout.free_cache_engine", default=True)
+    device: str
+    nodes: int
+    gpus_per_node: int
+    prompts: int
+    rollouts: int
+    longest: int
+    packs: bool
+    most_tokens: int
+    most_rows: int = 1
+    mini_batch: int
+    mu: int
+    has_reference: bool
+    fsdp_size: int = -1
+    offload_parameters: bool = False
+    offload_optimizer: bool = False
+    recomputes: bool
+    lora_rank: int
+    fused: bool
+    tensor_parallel: int
+    rollout_dtype: str = ""
+    max_sequences: int = 0
+    memory_share: float = 0.0
+    sleeps: bool = True
 
     @property
     def gpus(self) -> int:
@@ -85,7 +96,7 @@ class Run:
     @property
     def micro_tokens(self) -> int:
         """Of a micro-batch, at most."""
-        return max(self.longest, self.most_tokens) if self.by_tokens else self.longest * self.most_rows
+        return max(self.longest, self.most_tokens) if self.packs else self.longest * self.most_rows
 
     @property
     def tokens(self) -> float:
@@ -98,102 +109,152 @@ class Run:
         return max(self.prompts // self.mini_batch, ceil(self.tokens / self.micro_tokens))
 
 
-def run_of(config: DictConfig, size: ModelSize, prompt: float | None = None, response: float | None = None) -> Run:
-    """prompt, response: tokens, in the mean; None: what is assumed of prompts and of lists."""
-    data, given = config.data, dict[str, Any]()
-    for entry in fields(Run):
-        for key in entry.metadata.get("keys", ()):
-            if (value := OmegaConf.select(config, key)) is not None:
-                given.setdefault(entry.name, value)
-    longest_prompt, longest_response = data.get("max_prompt_length"), data.get("max_response_length")
-    longest = given.setdefault("longest", (longest_prompt or 0) + (longest_response or 0))
-    named = ITEM_TOKENS * (OmegaConf.select(config, "convrec.candidates") or 0)
-    prompt = min(prompt or PROMPT_TOKENS + named, longest_prompt or longest - 1)
-    num_items = OmegaConf.select(config, "convrec.num_items") or ListSettings().num_items
-    response = min(response or ITEM_TOKENS * num_items + 1, longest_response or longest - prompt)  # + 1: its end
-    return Run(size, prompt, response, **given)
+def workload_of(
+    run: Run[TrainingConfig], size: ModelSize, prompt: float | None = None, response: float | None = None
+) -> Workload:
+    """Return what a run is in these terms.
+
+    Args:
+        run: of which the batch is known.
+        size: of its model.
+        prompt, response: tokens, on average; None: what is assumed of prompts and of lists.
+    """
+    settings = run.settings
+    rl = settings if isinstance(settings, RLConfig) else None
+    memory = run.rollout_memory if rl else RolloutMemory(dtype="", max_sequences=0, share=0.0, sleeps=True)
+    longest, max_prompt = _token_limits(settings)
+    prompt = min(prompt or PROMPT_TOKENS + ITEM_TOKENS * _candidates(settings), max_prompt)
+    max_response = rl.max_response_length if rl else longest - prompt
+    num_items = settings.num_items if isinstance(settings, RankGRPOConfig) else ListSettings.num_items
+    response = min(response or ITEM_TOKENS * num_items + 1, max_response)  # + 1: its end
+    return Workload(
+        size=size,
+        prompt=prompt,
+        response=response,
+        device=run.device,
+        nodes=settings.num_nodes,
+        gpus_per_node=run.gpus_per_node,
+        prompts=run.train_batch_size,
+        rollouts=rl.num_generations if rl else 1,
+        longest=longest,
+        packs=run.packs_micro_batches,
+        most_tokens=run.micro_batch_tokens // run.sequence_parallel_size,
+        most_rows=run.micro_batch_rows,
+        mini_batch=run.mini_batch_size if rl else run.train_batch_size,
+        mu=rl.ppo_epochs if rl else 1,
+        has_reference=run.has_reference,
+        fsdp_size=run.sharding.fsdp_size,
+        offload_parameters=run.sharding.offloads_parameters,
+        offload_optimizer=run.sharding.offloads_optimizer,
+        recomputes=run.recomputes_activations,
+        lora_rank=run.lora_rank,
+        fused=run.uses_fused_kernels,
+        tensor_parallel=run.tensor_parallel if rl else 0,
+        rollout_dtype=memory.dtype,
+        max_sequences=memory.max_sequences,
+        memory_share=memory.share,
+        sleeps=memory.sleeps,
+    )
 
 
-def host_bytes(run: Run) -> int:
+def _token_limits(settings: TrainingConfig) -> tuple[int, int]:
+    """(tokens of a sequence, tokens of a prompt), at most."""
+    if isinstance(settings, RLConfig):
+        return settings.max_prompt_length + settings.max_response_length, settings.max_prompt_length
+    assert isinstance(settings, SFTConfig)
+    return settings.max_length, settings.max_length - 1
+
+
+def _candidates(settings: TrainingConfig) -> int:
+    return settings.candidates if isinstance(settings, RankGRPOConfig | SFTConfig) else 0
+
+
+def host_bytes(workload: Workload) -> int:
     """Of a host without GPUs, all processes together."""
-    processes = CPU_PROCESSES if run.tensor_parallel else 1
-    training = sum(training_parts(run).values())
-    return run.gpus_per_node * (training + 3 * rollout_weights(run)) + processes * PROCESS_BYTES
+    processes = CPU_PROCESSES if workload.tensor_parallel else 1
+    training = sum(training_parts(workload).values())
+    return workload.gpus_per_node * (training + 3 * rollout_weights(workload)) + processes * PROCESS_BYTES
 
 
-def gpu_host_bytes(run: Run) -> int:
+def gpu_host_bytes(workload: Workload) -> int:
     """Of a node with GPUs: FSDP2 keeps the reference in pinned host memory, what is offloaded waits there, and one
     process holds the model whole when it is loaded and exported."""
-    share = run.size.parameters * 4 / run.sharing
-    away = run.has_reference * (not run.lora_rank) + run.offload_parameters + 2 * run.offload_optimizer
-    processes = CPU_PROCESSES + run.gpus_per_node
-    return int(run.gpus_per_node * share * away + EXPORT_BYTES * run.size.parameters + processes * PROCESS_BYTES)
+    share = workload.size.parameters * 4 / workload.sharing
+    reference = workload.has_reference * (not workload.lora_rank)
+    away = reference + workload.offload_parameters + 2 * workload.offload_optimizer
+    whole_model = EXPORT_BYTES * workload.size.parameters
+    processes = CPU_PROCESSES + workload.gpus_per_node
+    return int(workload.gpus_per_node * share * away + whole_model + processes * PROCESS_BYTES)
 
 
-def gpu_parts(run: Run, memory: float) -> tuple[dict[str, int], dict[str, int]]:
+def gpu_parts(workload: Workload, memory: float) -> tuple[dict[str, int], dict[str, int]]:
     """What a GPU of so many bytes must hold, by part: while it trains, and while vLLM samples (empty in SFT)."""
-    training = training_parts(run)
-    if not run.tensor_parallel:
+    training = training_parts(workload)
+    if not workload.tensor_parallel:
         return training, {}
-    resident = [name for name in ("parameters", "optimizer") if not getattr(run, f"offload_{name}")]
+    resident = [name for name in ("parameters", "optimizer") if not getattr(workload, f"offload_{name}")]
     sampling = {name: training[name] for name in resident}
-    sampling |= {"vLLM's weights": rollout_weights(run), "vLLM besides": VLLM_BYTES}
-    asleep = ASLEEP_BYTES if run.sleeps else int(run.memory_share * memory)
-    return training | {"vLLM meanwhile": asleep}, sampling | {"cache": max(0, cache_bytes(run, memory))}
+    sampling |= {"vLLM's weights": rollout_weights(workload), "vLLM besides": VLLM_BYTES}
+    asleep = ASLEEP_BYTES if workload.sleeps else int(workload.memory_share * memory)
+    return training | {"vLLM meanwhile": asleep}, sampling | {"cache": max(0, cache_bytes(workload, memory))}
 
 
-def training_parts(run: Run) -> dict[str, int]:
+def training_parts(workload: Workload) -> dict[str, int]:
     """Of a GPU, without vLLM."""
-    size, tokens = run.size, min(run.micro_tokens, run.prompts * run.rollouts * run.longest / run.gpus)
-    width = 4 if run.device == "cpu" else 2  # bytes of an activation
-    share = size.parameters * 4 / run.sharing
+    size = workload.size
+    tokens_of_step = workload.prompts * workload.rollouts * workload.longest / workload.gpus
+    tokens = min(workload.micro_tokens, tokens_of_step)
+    width = 4 if workload.device == "cpu" else 2  # bytes of an activation
+    share = size.parameters * 4 / workload.sharing
     # LoRA's frozen weights have no gradients, and are the reference when the adapters are off
-    trained = 0 if run.lora_rank else 1
+    trained = 0 if workload.lora_rank else 1
     parts = {
         "parameters": share,
         "gradients": trained * share,
         "optimizer": trained * share * 2,
-        "reference": trained * run.has_reference * share * (run.device == "cpu"),  # of GPUs: gpu_host_bytes
-        "gathered layers": 2 * size.parameters / max(1, size.layers) * width if run.gpus > 1 else 0,
-        "activations": tokens * size.hidden * size.layers * width * (1 if run.recomputes else 16),
-        "logits": (min(tokens, FUSED_CHUNK) if run.fused else tokens) * size.vocabulary * (width + 8),
+        "reference": trained * workload.has_reference * share * (workload.device == "cpu"),  # of GPUs: gpu_host_bytes
+        "gathered layers": 2 * size.parameters / max(1, size.layers) * width if workload.gpus > 1 else 0,
+        "activations": tokens * size.hidden * size.layers * width * (1 if workload.recomputes else 16),
+        "logits": (min(tokens, FUSED_CHUNK) if workload.fused else tokens) * size.vocabulary * (width + 8),
         "process": BASE_BYTES,
     }
     return {name: int(part) for name, part in parts.items()}
 
 
-def rollout_weights(run: Run) -> int:
+def rollout_weights(workload: Workload) -> int:
     """Of each GPU of a replica; 0 in SFT."""
-    width = 4 if run.rollout_dtype == "float32" else 2
-    return run.size.parameters * width // run.tensor_parallel if run.tensor_parallel else 0
+    width = 4 if workload.rollout_dtype == "float32" else 2
+    return workload.size.parameters * width // workload.tensor_parallel if workload.tensor_parallel else 0
 
 
-def cache_bytes(run: Run, memory: float) -> int:
+def cache_bytes(workload: Workload, memory: float) -> int:
     """Of each GPU, for keys and values; below 0 where vLLM's share does not even hold the weights."""
-    return int(run.memory_share * memory) - rollout_weights(run) - VLLM_BYTES
+    return int(workload.memory_share * memory) - rollout_weights(workload) - VLLM_BYTES
 
 
-def cache_bytes_of_token(run: Run) -> float:
+def cache_bytes_of_token(workload: Workload) -> float:
     """Keys and values of every layer, in bf16. Their heads are dealt out whole over a replica's GPUs, or copied."""
-    size = run.size
-    return 2 * 2 * size.layers * size.head_size * size.kv_heads / min(run.tensor_parallel, size.kv_heads)
+    size = workload.size
+    return 2 * 2 * size.layers * size.head_size * size.kv_heads / min(workload.tensor_parallel, size.kv_heads)
 
 
 def checkpoint_bytes(size: ModelSize) -> int:
     return size.parameters * (SHARD_BYTES + EXPORT_BYTES)
 
 
-def lacks(run: Run, memory: float) -> dict[str, bool]:
+def lacks(workload: Workload, memory: float) -> dict[str, bool]:
     """What does not fit into GPUs of so many bytes, in words -> whether that is certain. Empty where all fits."""
     room, found = FULL * memory, {}
     # what training needs is an estimate on the high side
-    for name, parts, certain in zip(("training", "sampling"), gpu_parts(run, memory), (1.5, 1.0), strict=True):
+    for name, parts, certain in zip(("training", "sampling"), gpu_parts(workload, memory), (1.5, 1.0), strict=True):
         if (needed := sum(parts.values())) > room:
             text = f"{name} needs {needed / GIB:.1f} GiB of a GPU, {room / GIB:.1f} can be used"
             found[text] = needed > certain * memory
     # one sequence of the greatest length: vLLM would refuse to start
-    short = run.longest * cache_bytes_of_token(run) - cache_bytes(run, memory) if run.tensor_parallel else 0.0
+    short = 0.0
+    if workload.tensor_parallel:
+        short = workload.longest * cache_bytes_of_token(workload) - cache_bytes(workload, memory)
     if short > 0:
-        text = f"vLLM's share lacks {short / GIB:.1f} GiB for its weights and a sequence of {run.longest:,} tokens"
+        text = f"vLLM's share lacks {short / GIB:.1f} GiB for its weights and a sequence of {workload.longest:,} tokens"
         found[text] = True
     return found

@@ -5,60 +5,64 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from convrec.errors import UserError
 from convrec.rank_grpo.on_policy import is_on_policy
+from convrec.settings.judges import JudgeConfig
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 from recipes.planning import estimate
-from recipes.planning.estimate import GIB, Run
+from recipes.planning.estimate import GIB, Workload
 from recipes.planning.figures import CONSTANTS, GPU, H100, START_SECONDS
 from recipes.planning.models import model_size
 from recipes.planning.step_time import received_bytes, step_parts
-from recipes.planning.work import checkpoints_of, model_of, rows_of, steps_of
+from recipes.planning.work import checkpoints_of, count_training_rows, count_validation_rows, steps_of
 
 
-def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows: int) -> dict[str, Any]:
+def make_plan(
+    run: Run[TrainingConfig], workload: Workload, gpu: GPU, rows: int, validation_rows: int
+) -> dict[str, Any]:
     """Sections of figures by name: numbers, and ranges of two from fast to slow.
 
-    config: the run's, complete. validation_rows: 0 where they are unknown, and not counted. Raises UserError for what a
-    plan does not model.
+    Args:
+        run: its batch is known.
+        workload: of the run.
+        gpu: that every node has.
+        rows: of the training data.
+        validation_rows: 0 where they are unknown, and not counted.
+
+    Raises:
+        UserError: something that a plan does not model.
     """
-    if run.device == "cpu":
-        raise UserError("trainer.device=cpu: a plan is for GPUs")
-    if run.size.experts > 1:
-        raise UserError(f"a mixture of {run.size.experts} experts, which a plan does not model: give a dense --model")
-    if run.gpus % run.sharing:
-        raise UserError(f"fsdp_size={run.sharing} does not divide the {run.gpus} GPUs: choose a divisor")
-    if run.tensor_parallel:
-        if str(config.trainer.v1.trainer_mode).endswith("separate_async"):
-            raise UserError("+scale=separate_async: rollout beside training is not modelled; plan without it")
-        if config.convrec.get("num_items") is None:
-            raise UserError("how long verdicts are is not modelled")
-        has_old = not (config.algorithm.rollout_correction.bypass_mode or is_on_policy(config))
-        run = replace(run, passes=run.has_reference + has_old)
-    steps = steps_of(config, rows)
+    _check_modelled(run, workload)
+    if workload.tensor_parallel:
+        has_old = not (run.rollout_correction.bypass or is_on_policy(run.verl_config))
+        workload = replace(workload, passes=workload.has_reference + has_old)
+    steps = steps_of(run, rows)
     if not steps:
-        raise UserError(f"{rows:,} rows are not one step: TRAIN_BATCH_SIZE={run.prompts}; lower it (--rows)")
-    written, kept = checkpoints_of(config, steps)
+        raise UserError(f"{rows:,} rows are not one step: TRAIN_BATCH_SIZE={workload.prompts}; lower it (--rows)")
+    written, kept = checkpoints_of(run, steps)
     # the last step is one of them; with -1 it is SFT's only one, and RL has none
-    every, most = config.trainer.test_freq, config.data.get("val_max_samples", -1)
-    validations = -(-steps // every) if every > 0 else int(not run.tensor_parallel)
+    every = run.settings.test_freq
+    most = run.max_validation_rows
+    validations = -(-steps // every) if every > 0 else int(not workload.tensor_parallel)
     validated = min(validation_rows, most) if most > 0 else validation_rows
 
-    parts = step_parts(run, gpu, written / steps, validations / steps if validated else 0.0, validated)
+    parts = step_parts(workload, gpu, written / steps, validations / steps if validated else 0.0, validated)
     step = np.sum(list(parts.values()), axis=0)
-    hours = (START_SECONDS.range * bool(run.tensor_parallel) + steps * step) / 3600
-    training, sampling = estimate.gpu_parts(run, gpu.memory)
-    checkpoint, short = estimate.checkpoint_bytes(run.size) / GIB, estimate.lacks(run, gpu.memory)
+    hours = (START_SECONDS.range * bool(workload.tensor_parallel) + steps * step) / 3600
+    training, sampling = estimate.gpu_parts(workload, gpu.memory)
+    checkpoint = estimate.checkpoint_bytes(workload.size) / GIB
+    short = estimate.lacks(workload, gpu.memory)
     return {
-        "parameters": run.size.parameters,
+        "parameters": workload.size.parameters,
         "work": {
             "steps": steps,
             "hours": hours.tolist(),
             "checkpoints": written,
             "validations": validations,
-            "tokens of a prompt": run.prompt,
-            "tokens of a response": run.response,
+            "tokens of a prompt": workload.prompt,
+            "tokens of a response": workload.response,
         },
         "seconds of a step": {name: part.tolist() for name, part in (parts | {"a step": step}).items()},
         "GiB of a GPU in training": _in_gib(training),
@@ -67,12 +71,27 @@ def make_plan(config: DictConfig, run: Run, gpu: GPU, rows: int, validation_rows
             "a checkpoint, GiB": checkpoint,
             "kept at once, GiB": kept * checkpoint,
             "written a day, GiB": (written * checkpoint * 24 / hours).tolist(),
-            "host memory of the first node for it, GiB": estimate.EXPORT_BYTES * run.size.parameters / GIB,
-            "a GPU receives in a step, GiB": received_bytes(run) / GIB,
+            "host memory of the first node for it, GiB": estimate.EXPORT_BYTES * workload.size.parameters / GIB,
+            "a GPU receives in a step, GiB": received_bytes(workload) / GIB,
         },
         "lacks": [*short],
         "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
     }
+
+
+def _check_modelled(run: Run[TrainingConfig], workload: Workload) -> None:
+    if not run.uses_gpu:
+        raise UserError("trainer.device=cpu: a plan is for GPUs")
+    if workload.size.experts > 1:
+        raise UserError(
+            f"a mixture of {workload.size.experts} experts, which a plan does not model: give a dense --model"
+        )
+    if workload.gpus % workload.sharing:
+        raise UserError(f"fsdp_size={workload.sharing} does not divide the {workload.gpus} GPUs: choose a divisor")
+    if not run.colocates_rollout:
+        raise UserError("+scale=separate_async: rollout beside training is not modelled; plan without it")
+    if isinstance(run.settings, JudgeConfig):
+        raise UserError("how long verdicts are is not modelled")
 
 
 def _in_gib(parts: Mapping[str, int]) -> dict[str, float]:
@@ -104,22 +123,23 @@ def shown(figure: int | float | Sequence[float]) -> str:
     return " to ".join(f"{float(f'{end:.{digits}g}'):,.12g}" for end in ends)
 
 
-def summary(config: DictConfig) -> list[str]:
-    """Of a dry run: steps, checkpoints and, on GPUs, hours. The files of the config are there (Recipe.check)."""
-    rows = rows_of(config)
-    steps = steps_of(config, rows)
-    batch, test = config.data.train_batch_size, config.trainer.test_freq
-    written, kept = checkpoints_of(config, steps)
+def summary(run: Run[TrainingConfig]) -> list[str]:
+    """Of a dry run: steps, checkpoints and, on GPUs, hours. The files of the run are there (Recipe.check)."""
+    rows = count_training_rows(run)
+    steps = steps_of(run, rows)
+    test = run.settings.test_freq
+    written, kept = checkpoints_of(run, steps)
     validations = f"a validation every {test} steps" if test > 0 else "no validation on the way"
-    text = [f"steps: {steps:,} of {batch:,} rows out of {rows:,}; {validations}"]
+    text = [f"steps: {steps:,} of {run.train_batch_size:,} rows out of {rows:,}; {validations}"]
     try:
-        size = model_size(model_of(config))
+        size = model_size(run.settings.model)
     except (OSError, ValueError):
         return [*text, f"checkpoints: {written}, {kept} of them kept; the model is not here, so their size is unknown"]
     each = estimate.checkpoint_bytes(size) / GIB
     text.append(f"checkpoints: {written}, {kept} of them kept: {each:.2f} GiB each, {kept * each:.1f} in all")
+    workload = estimate.workload_of(run, size)
     try:
-        plan = make_plan(config, estimate.run_of(config, size), H100, rows, rows_of(config, "val_files"))
+        plan = make_plan(run, workload, H100, rows, count_validation_rows(run))
     except UserError:  # what a plan does not model
         return text
     figures = f"{shown(plan['work']['hours'])} hours, {shown(plan['seconds of a step']['a step'])} s a step"

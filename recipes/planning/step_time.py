@@ -21,40 +21,55 @@ from math import ceil
 import numpy as np
 
 from recipes.planning import figures
-from recipes.planning.estimate import EXPORT_BYTES, SHARD_BYTES, Run, cache_bytes, cache_bytes_of_token, rollout_weights
+from recipes.planning.estimate import (
+    EXPORT_BYTES,
+    SHARD_BYTES,
+    Workload,
+    cache_bytes,
+    cache_bytes_of_token,
+    rollout_weights,
+)
 from recipes.planning.figures import GPU, Range
 from recipes.planning.models import ModelSize
 
 
-def step_parts(run: Run, gpu: GPU, checkpoints: float, validations: float, validation_rows: int) -> dict[str, Range]:
+def step_parts(
+    workload: Workload, gpu: GPU, checkpoints: float, validations: float, validation_rows: int
+) -> dict[str, Range]:
     """checkpoints, validations: in a step, so below 1."""
-    check = replace(run, prompts=validation_rows, rollouts=1)
-    checked = rollout_seconds(check, gpu) if run.tensor_parallel else forward_seconds(check, gpu)
-    saved = (SHARD_BYTES / run.gpus + EXPORT_BYTES) * run.size.parameters / (figures.WRITER_GB_PER_SECOND.range * 1e9)
+    check = replace(workload, prompts=validation_rows, rollouts=1)
+    checked = rollout_seconds(check, gpu) if workload.tensor_parallel else forward_seconds(check, gpu)
+    saved = (
+        (SHARD_BYTES / workload.gpus + EXPORT_BYTES)
+        * workload.size.parameters
+        / (figures.WRITER_GB_PER_SECOND.range * 1e9)
+    )
     parts: dict[str, Range] = {}
-    if run.tensor_parallel:
-        parts["rollout"] = rollout_seconds(run, gpu)
-        parts["log-probs"] = run.passes * forward_seconds(run, gpu)
+    if workload.tensor_parallel:
+        parts["rollout"] = rollout_seconds(workload, gpu)
+        parts["log-probs"] = workload.passes * forward_seconds(workload, gpu)
         parts["weight sync"] = figures.SYNC_SECONDS.range
-        parts["driver"] = run.prompts * run.rollouts * figures.RESPONSE_MS.range / 1e3
-    training = {"update": update_seconds(run, gpu), "network": network_seconds(run, gpu)}
+        parts["driver"] = workload.prompts * workload.rollouts * figures.RESPONSE_MS.range / 1e3
+    training = {"update": update_seconds(workload, gpu), "network": network_seconds(workload, gpu)}
     return parts | training | {"checkpoints": checkpoints * saved, "validation": validations * checked}
 
 
-def rollout_seconds(run: Run, gpu: GPU) -> Range:
-    prompts = ceil(run.prompts / (run.gpus // run.tensor_parallel))  # of the busiest replica: all rollouts of a prompt
-    peak = run.tensor_parallel * gpu.flops * figures.PREFILL_SHARE.range
-    prefill = prompts * run.prompt * forward_flops(run.size, run.prompt) / peak
-    room = int(cache_bytes(run, gpu.memory) / (cache_bytes_of_token(run) * (run.prompt + run.response)))
-    rows = max(1, min(prompts * run.rollouts, run.max_sequences, room))
-    reads = rollout_weights(run) + rows * (run.prompt + run.response / 2) * cache_bytes_of_token(run)
+def rollout_seconds(workload: Workload, gpu: GPU) -> Range:
+    replicas = workload.gpus // workload.tensor_parallel
+    prompts = ceil(workload.prompts / replicas)  # of the busiest replica: all rollouts of a prompt
+    cache_of_token = cache_bytes_of_token(workload)
+    peak = workload.tensor_parallel * gpu.flops * figures.PREFILL_SHARE.range
+    prefill = prompts * workload.prompt * forward_flops(workload.size, workload.prompt) / peak
+    room = int(cache_bytes(workload, gpu.memory) / (cache_of_token * (workload.prompt + workload.response)))
+    rows = max(1, min(prompts * workload.rollouts, workload.max_sequences, room))
+    reads = rollout_weights(workload) + rows * (workload.prompt + workload.response / 2) * cache_of_token
     reading = reads / (gpu.bandwidth * figures.BANDWIDTH_SHARE.range)
-    computing = rows * 2 * run.size.parameters / peak
+    computing = rows * 2 * workload.size.parameters / peak
     token = np.maximum(np.maximum(reading, computing), figures.DECODE_STEP_MS.range / 1e3)
-    if run.tensor_parallel > 1:
-        token += 2 * run.size.layers * figures.ALL_REDUCE_US.range * 1e-6
+    if workload.tensor_parallel > 1:
+        token += 2 * workload.size.layers * figures.ALL_REDUCE_US.range * 1e-6
     # responses that wait for room come in turns; the last of them end with the longest
-    return prefill + run.response * (prompts * run.rollouts / rows - 1 + figures.LONGEST_ANSWER.range) * token
+    return prefill + workload.response * (prompts * workload.rollouts / rows - 1 + figures.LONGEST_ANSWER.range) * token
 
 
 def forward_flops(size: ModelSize, length: float) -> float:
@@ -62,25 +77,30 @@ def forward_flops(size: ModelSize, length: float) -> float:
     return 2 * size.parameters + 2 * size.layers * length * size.heads * size.head_size
 
 
-def forward_seconds(run: Run, gpu: GPU) -> Range:
+def forward_seconds(workload: Workload, gpu: GPU) -> Range:
     """Of a GPU's share of a step's tokens."""
-    return run.tokens * forward_flops(run.size, run.prompt + run.response) / (gpu.flops * gpu.training_share.range)
+    flops = workload.tokens * forward_flops(workload.size, workload.prompt + workload.response)
+    return flops / (gpu.flops * gpu.training_share.range)
 
 
-def update_seconds(run: Run, gpu: GPU) -> Range:
+def update_seconds(workload: Workload, gpu: GPU) -> Range:
     """Of all updates of a step."""
-    passes = 3 - bool(run.lora_rank) + run.recomputes
-    return run.mu * (passes * forward_seconds(run, gpu) + run.prompts // run.mini_batch * figures.UPDATE_SECONDS.range)
+    passes = 3 - bool(workload.lora_rank) + workload.recomputes
+    num_updates = workload.prompts // workload.mini_batch
+    return workload.mu * (passes * forward_seconds(workload, gpu) + num_updates * figures.UPDATE_SECONDS.range)
 
 
-def received_bytes(run: Run) -> float:
+def received_bytes(workload: Workload) -> float:
     """By a GPU in a step: what it gathers, and sums (a reduce-scatter moves the same), less its own part of it."""
-    gathered = ((4 if run.lora_rank else 8) * run.mu + 2 * run.passes) * run.micro_batches
-    gathered += 4 if run.tensor_parallel and not run.lora_rank else 0  # adapters are below a hundredth of that
-    return gathered * run.size.parameters * (run.sharing - 1) / run.sharing
+    gathered = ((4 if workload.lora_rank else 8) * workload.mu + 2 * workload.passes) * workload.micro_batches
+    if workload.tensor_parallel and not workload.lora_rank:  # adapters are below a hundredth of that
+        gathered += 4
+    return gathered * workload.size.parameters * (workload.sharing - 1) / workload.sharing
 
 
-def network_seconds(run: Run, gpu: GPU) -> Range:
+def network_seconds(workload: Workload, gpu: GPU) -> Range:
     """Over NVLink, or all of a node's adapters together where they are narrower: as much enters each node."""
-    link = min(gpu.nvlink, gpu.network * run.gpus_per_node) if run.sharing > run.gpus_per_node else gpu.nvlink
-    return received_bytes(run) / link * figures.NETWORK_WAIT.range
+    link = gpu.nvlink
+    if workload.sharing > workload.gpus_per_node:
+        link = min(link, gpu.network * workload.gpus_per_node)
+    return received_bytes(workload) / link * figures.NETWORK_WAIT.range

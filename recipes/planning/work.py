@@ -4,6 +4,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
 from convrec.runs.folder import RL_MODEL, SFT_MODEL, listed
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 
 # in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
 TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
@@ -19,32 +21,48 @@ def model_of(config: DictConfig) -> str:
     return str(OmegaConf.select(config, model_key(config)))
 
 
-def steps_of(config: DictConfig, rows: int | None = None) -> int:
-    """Of the whole run. verl drops the rows of an epoch that do not fill a batch. rows: None: those of the files, which
-    may raise as `rows_of` does."""
-    if config.trainer.total_training_steps:
-        return int(config.trainer.total_training_steps)
-    rows = rows_of(config) if rows is None else rows
-    return int(config.trainer.total_epochs * (rows // config.data.train_batch_size))
+def steps_of(run: Run[TrainingConfig], rows: int | None = None) -> int:
+    """Return the steps of the whole run. verl drops the rows of an epoch that do not fill a batch.
+
+    Args:
+        run: of which the batch is known.
+        rows: of the training data; None: those of the files, which may raise as `count_training_rows` does.
+    """
+    if run.settings.total_steps:
+        return run.settings.total_steps
+    rows = count_training_rows(run) if rows is None else rows
+    return run.settings.total_epochs * (rows // run.train_batch_size)
 
 
-def checkpoints_of(config: DictConfig, steps: int) -> tuple[int, int]:
+def checkpoints_of(run: Run[TrainingConfig], steps: int) -> tuple[int, int]:
     """(how many are written, how many lie there at once): the last step is always saved, the one being written and the
     best are kept beside the newest SAVE_KEEP."""
-    every, keep = config.trainer.save_freq, config.trainer.get("max_actor_ckpt_to_keep")
-    keep = keep or config.trainer.get("max_ckpt_to_keep")
-    written = max(1, -(-steps // every)) if every > 0 else 1
+    written = max(1, -(-steps // run.settings.save_freq))
+    keep = run.save_keep
     return written, min(written, keep + 2) if keep else written
 
 
-def rows_of(config: DictConfig, key: str = "train_files") -> int:
-    """That are read of the files that config.data names under this key. Raises OSError for a file that is not there,
-    UserError for one that is no parquet."""
+def count_training_rows(run: Run[TrainingConfig]) -> int:
+    """Return how many rows of the training files are read.
+
+    Raises:
+        OSError: a file is not there.
+        UserError: a file is no parquet.
+    """
+    return _count_rows(run.settings.train_file, run.max_training_rows)
+
+
+def count_validation_rows(run: Run[TrainingConfig]) -> int:
+    """As `count_training_rows`, of the validation files."""
+    return _count_rows(run.settings.val_file, run.max_validation_rows)
+
+
+def _count_rows(files: str | list[str], most: int) -> int:
     import pyarrow.parquet as pq  # here: a wrong variable is to be told at once
     from pyarrow import ArrowInvalid
 
-    rows, most = 0, config.data.get(key.replace("files", "max_samples"), -1)
-    for path in listed(config.data[key]):
+    rows = 0
+    for path in listed(files):
         try:
             rows += pq.read_metadata(path).num_rows
         except ArrowInvalid as error:

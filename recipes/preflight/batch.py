@@ -2,44 +2,47 @@
 
 from collections.abc import Mapping
 
-from omegaconf import DictConfig
-
 from convrec.errors import UserError
-from recipes.preflight.cores import rollout_devices
+from convrec.settings.run import Run
+from convrec.settings.training import RLConfig, TrainingConfig
 
 
-def check_batch(config: DictConfig, devices: int) -> None:
-    """Raise UserError, naming the variable, for a batch that so many devices cannot share alike."""
-    prompts = config.data.train_batch_size
-    if "actor_rollout_ref" not in config:  # SFT
-        if prompts % devices:
-            raise UserError(
-                f"TRAIN_BATCH_SIZE={prompts} does not divide over {devices} devices (N_GPUS_PER_NODE x N_NODES): "
-                "choose a multiple"
-            )
-        return
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    if prompts * rollout.n % devices:
+def check_batch(run: Run[TrainingConfig]) -> None:
+    """Raise UserError, naming the variable, for a batch that the run's devices cannot share alike."""
+    if isinstance(run.settings, RLConfig):
+        _check_rollout_batch(run, run.settings.num_generations)
+    elif run.train_batch_size % run.num_devices:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={prompts} x ROLLOUT_N={rollout.n} = {prompts * rollout.n} responses do not divide over "
-            f"{devices} devices (N_GPUS_PER_NODE x N_NODES): choose a multiple"
+            f"TRAIN_BATCH_SIZE={run.train_batch_size} does not divide over {run.num_devices} devices "
+            "(N_GPUS_PER_NODE x N_NODES): choose a multiple"
         )
-    if prompts % actor.ppo_mini_batch_size:
+
+
+def _check_rollout_batch(run: Run[TrainingConfig], num_generations: int) -> None:
+    prompts = run.train_batch_size
+    devices = run.num_devices
+    mini_batch = run.mini_batch_size
+    if prompts * num_generations % devices:
+        raise UserError(
+            f"TRAIN_BATCH_SIZE={prompts} x ROLLOUT_N={num_generations} = {prompts * num_generations} responses do not "
+            f"divide over {devices} devices (N_GPUS_PER_NODE x N_NODES): choose a multiple"
+        )
+    if prompts % mini_batch:
         raise UserError(
             f"TRAIN_BATCH_SIZE={prompts} is not a multiple of "
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}: choose a multiple"
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}: choose a multiple"
         )
-    if actor.ppo_mini_batch_size * rollout.n % devices:
+    if mini_batch * num_generations % devices:
         raise UserError(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} x ROLLOUT_N={rollout.n}: the "
-            f"responses of an update do not divide over {devices} devices: choose another TRAIN_BATCH_SIZE"
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch} x ROLLOUT_N={num_generations}: the responses of "
+            f"an update do not divide over {devices} devices: choose another TRAIN_BATCH_SIZE"
         )
-    nodes, each = rollout_devices(config)
+    nodes, each = run.rollout_devices
     generating, whose = (nodes * each, "rollout") if nodes else (devices, "run")
-    if generating % rollout.tensor_model_parallel_size:
+    if generating % run.tensor_parallel:
         raise UserError(
-            f"TENSOR_PARALLEL={rollout.tensor_model_parallel_size} does not divide the {generating} devices of the "
-            f"{whose}: choose a divisor"
+            f"TENSOR_PARALLEL={run.tensor_parallel} does not divide the {generating} devices of the {whose}: choose a "
+            "divisor"
         )
 
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig
-
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 from recipes.preflight import node
 from recipes.preflight.cores import Slots, needed_slots
 from recipes.preflight.finding import GIB, Finding
@@ -59,13 +59,13 @@ def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> li
     ]
 
 
-def slot_findings(config: DictConfig, nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def slot_findings(run: Run[TrainingConfig], nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Are there nodes with the GPU and CPU slots that the run asks for, and beside them those of a rollout of its own?
     verl and TransferQueue would wait for them without a limit.
 
     nodes: as `node.slots_of_cluster` gives them.
     """
-    needed = needed_slots(config)
+    needed = needed_slots(run)
     keys = ("N_NODES={} with N_GPUS_PER_NODE={}", "{} with actor_rollout_ref.rollout.n_gpus_per_node={}")
     asked = ", and ".join(key.format(*group) for key, group in zip(keys, needed.groups, strict=False))
     each = " and ".join(f"{number} x ({gpus} GPU, {cpus} CPU)" for number, gpus, cpus in needed.groups)
@@ -84,12 +84,12 @@ def slot_findings(config: DictConfig, nodes: Sequence[Mapping[str, Any]]) -> lis
     return [Finding("devices", "ok", "cluster", what)]
 
 
-def slots_for(config: DictConfig, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+def slots_for(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[dict[str, Any]]:
     """`node.slots_of_cluster`; with WAITS_VARIABLE once no other job holds slots that the run asks for."""
     said = ""
     while True:
         slots = node.slots_of_cluster()
-        busy = [finding.what for finding in slot_findings(config, slots) if BUSY in finding.what]
+        busy = [finding.what for finding in slot_findings(run, slots) if BUSY in finding.what]
         if not (busy and environment.get(WAITS_VARIABLE)):
             return slots
         if not said:
@@ -113,17 +113,20 @@ def _have_room(needed: Slots, slots: Sequence[tuple[float, float]]) -> bool:
 
 
 def device_findings(
-    config: DictConfig, driver: dict[str, Any], nodes: Sequence[dict[str, Any]], environment: Mapping[str, str]
+    run: Run[TrainingConfig],
+    driver: dict[str, Any],
+    nodes: Sequence[dict[str, Any]],
+    environment: Mapping[str, str],
 ) -> list[Finding]:
     """Has a cluster what the driver chose by looking at its own node, GPUs or none?"""
     findings = []
-    if config.trainer.device == "cpu":
+    if not run.uses_gpu:
         if driver["device_memory"]:
             return []  # the driver sees GPUs too: host=cpu was asked for
         for report in nodes:
             if report["device_memory"]:
                 what = "has GPUs, and the driver's node has none, so that training would be on CPUs"
-                group = "host" if "actor_rollout_ref" in config else "sft_host"
+                group = "sft_host" if run.is_sft else "host"
                 fix = "start Ray's head on a node with GPUs, or add "
                 fix += f"{group}=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
                 findings.append(Finding("devices", "failure", report["where"], what, fix))
@@ -132,7 +135,7 @@ def device_findings(
         what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
         findings.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
     for report in nodes:
-        if report["gpu_slots"] >= config.trainer.n_gpus_per_node and not report["device_memory"]:
+        if report["gpu_slots"] >= run.gpus_per_node and not report["device_memory"]:
             what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
             fix = "fix its driver (580 or newer) or environment, or start Ray there with --num-gpus=0"
             findings.append(Finding("devices", "failure", report["where"], what, fix))

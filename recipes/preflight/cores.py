@@ -10,7 +10,8 @@ others              1: actors without a number of their own (reward, agent loop)
 import os
 from typing import NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 
 CPUS_PER_SFT_GPU = 1  # convrec.train.sft.on_ray
 CPUS_PER_GPU = 3  # verl's ResourcePoolManager.max_colocate_count
@@ -30,27 +31,18 @@ class Slots(NamedTuple):
         return sum(nodes * cpus for nodes, _, cpus in self.groups) + self.anywhere
 
 
-def uses_ray(config: DictConfig) -> bool:
+def uses_ray(run: Run[TrainingConfig]) -> bool:
     """Whether a run starts Ray, or joins a cluster's: SFT on one device of this machine needs none."""
-    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    return "actor_rollout_ref" in config or bool(os.environ.get("RAY_ADDRESS")) or devices > 1
+    return not run.is_sft or bool(os.environ.get("RAY_ADDRESS")) or run.num_devices > 1
 
 
-def needed_slots(config: DictConfig) -> Slots:
-    nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
-    if "actor_rollout_ref" not in config:
+def needed_slots(run: Run[TrainingConfig]) -> Slots:
+    nodes = run.settings.num_nodes
+    gpus = run.gpus_per_node
+    if run.is_sft:
         return Slots([(nodes, gpus, CPUS_PER_SFT_GPU * gpus)], 0)
     groups = [(nodes, gpus, CPUS_PER_GPU * gpus)]
-    rollout_nodes, rollout_gpus = rollout_devices(config)
+    rollout_nodes, rollout_gpus = run.rollout_devices
     if rollout_nodes:
         groups.append((rollout_nodes, rollout_gpus, CPUS_PER_ROLLOUT_GPU * rollout_gpus))
-    units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 1
-    return Slots(groups, CONTROLLER + units + PLACING)
-
-
-def rollout_devices(config: DictConfig) -> tuple[int, int]:
-    """(nodes, devices of each) that sample and do not train; (0, 0) where rollout and training share theirs."""
-    if not str(OmegaConf.select(config, "trainer.v1.trainer_mode")).endswith("separate_async"):
-        return 0, 0
-    rollout = config.actor_rollout_ref.rollout
-    return rollout.nnodes, rollout.n_gpus_per_node
+    return Slots(groups, CONTROLLER + run.storage_units + PLACING)

@@ -7,7 +7,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -15,6 +15,8 @@ from convrec.checkpoints import hub
 from convrec.errors import UserError
 from convrec.runs.folder import listed
 from convrec.runs.starts import installed_version
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 from convrec.train.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL
@@ -55,10 +57,10 @@ def version_findings(where: str) -> list[Finding]:
     return findings or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
 
 
-def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Finding]:
+def key_findings(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[Finding]:
     """Is each tracker installed, and is there a login for those that upload?"""
     findings = []
-    for tracker in config.trainer.logger:
+    for tracker in run.trackers:
         if tracker in TRACKER_PACKAGES and find_spec(tracker) is None:
             fix = f"pip install {tracker}, or leave {tracker} out of LOGGER"
             findings.append(Finding("keys", "failure", tracker, f"LOGGER has {tracker}, which is not installed", fix))
@@ -76,9 +78,9 @@ def key_findings(config: DictConfig, environment: Mapping[str, str]) -> list[Fin
     return findings
 
 
-def size_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def size_findings(run: Run[TrainingConfig], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """Disk and memory against what the model and the batch need."""
-    model = work.model_of(config)
+    model = run.settings.model
     try:
         size = models.model_size(model)
     except (OSError, ValueError) as error:
@@ -90,7 +92,7 @@ def size_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
         findings.append(Finding("model", "warning", model, what, "nothing; HF_HOME says where to"))
     checkpoint = estimate.checkpoint_bytes(size)
     try:
-        _, kept = work.checkpoints_of(config, work.steps_of(config))
+        _, kept = work.checkpoints_of(run, work.steps_of(run))
     except (OSError, UserError):  # the files that say how many steps there are cannot be read
         kept = 1
     disk = min(nodes, key=lambda report: report["disk_free"])
@@ -103,13 +105,13 @@ def size_findings(config: DictConfig, nodes: Sequence[dict[str, Any]]) -> list[F
         findings.append(Finding("disk", "warning", where, text, "lower SAVE_KEEP, raise SAVE_FREQ, or make room"))
     else:
         findings.append(Finding("disk", "ok", where, text))
-    return findings + memory_findings(config, estimate.run_of(config, size), nodes)
+    return findings + memory_findings(estimate.workload_of(run, size), nodes)
 
 
-def memory_findings(config: DictConfig, run: estimate.Run, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def memory_findings(workload: estimate.Workload, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     """What the plan says of GPUs of this size: training, vLLM's share beside what stays of training, its cache; and the
     host's memory."""
-    of_lists = bool(run.tensor_parallel)
+    of_lists = bool(workload.tensor_parallel)
     smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if of_lists else 'MAX_LENGTH'}"
     tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if of_lists else "data.max_token_len_per_gpu"
     fixes = {
@@ -117,20 +119,21 @@ def memory_findings(config: DictConfig, run: estimate.Run, nodes: Sequence[dict[
         "sampling": "lower GPU_MEMORY_UTILIZATION, use more GPUs, or +scale=tensor_parallel, which offloads",
         "vLLM's": "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL",
     }
-    on_cpu, findings = run.device == "cpu", []
+    on_cpu = workload.device == "cpu"
+    findings = []
     for report in nodes:
         where, has, host = report["where"], report["device_memory"], report["memory_available"]
         if not on_cpu and has:
-            short = estimate.lacks(run, has)
+            short = estimate.lacks(workload, has)
             for what, is_certain in short.items():
                 fix = fixes[what.split()[0]]
                 findings.append(Finding("memory", "failure" if is_certain else "warning", where, what, fix))
             if not short:
-                parts = [sum(parts.values()) / GIB for parts in estimate.gpu_parts(run, has)]
+                parts = [sum(parts.values()) / GIB for parts in estimate.gpu_parts(workload, has)]
                 text = f"about {parts[0]:.1f} GiB of a GPU needed in training"
                 text += f" and {parts[1]:.1f} in sampling" if of_lists else ""
                 findings.append(Finding("memory", "ok", where, f"{text}, {has / GIB:.1f} GiB there"))
-        need = estimate.host_bytes(run) if on_cpu else estimate.gpu_host_bytes(run)
+        need = estimate.host_bytes(workload) if on_cpu else estimate.gpu_host_bytes(workload)
         text = f"about {need / GIB:.1f} GiB of the host's memory needed, {host / GIB:.1f} GiB there"
         if need <= FULL * host:
             findings.append(Finding("memory", "ok", where, text))
@@ -139,22 +142,22 @@ def memory_findings(config: DictConfig, run: estimate.Run, nodes: Sequence[dict[
     return findings
 
 
-def examine(config: DictConfig, on_cluster: bool) -> list[Finding]:
+def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
     """Everything. On a cluster Ray is connected already, and every node looks for itself."""
-    findings = version_findings("driver") + key_findings(config, os.environ)
-    files, model, run_folder = paths_of(config)
+    findings = version_findings("driver") + key_findings(run, os.environ)
+    files, model, run_folder = paths_of(run)
     if on_cluster:
         driver = node.report([], None, run_folder)
         nodes = node.reports_of_cluster(files, model, run_folder)
-        findings += slot_findings(config, slots_for(config, os.environ))
-        findings += device_findings(config, driver, nodes, os.environ)
+        findings += slot_findings(run, slots_for(run, os.environ))
+        findings += device_findings(run, driver, nodes, os.environ)
     else:
         driver = node.report(files, model, run_folder)
         nodes = [driver]
-    return findings + node_findings(driver, nodes) + size_findings(config, nodes)
+    return findings + node_findings(driver, nodes) + size_findings(run, nodes)
 
 
-def paths_of(config: DictConfig) -> tuple[list[str], str, str]:
+def paths_of(run: Run[TrainingConfig]) -> tuple[list[str], str, str]:
     """(files every node reads, the model, the run folder)"""
-    files = [path for key in work.FILE_KEYS for path in listed(OmegaConf.select(config, key))]
-    return files, work.model_of(config), config.trainer.default_local_dir
+    files = [path for key in work.FILE_KEYS for path in listed(OmegaConf.select(run.verl_config, key))]
+    return files, run.settings.model, str(run.folder)

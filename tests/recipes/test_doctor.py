@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 
 from convrec.errors import UserError
+from convrec.settings.run import Run
 from convrec.train.trackers.tracking import OFFLINE_MODES, tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
@@ -50,6 +51,10 @@ def changed(config: DictConfig, trainer: dict[str, Any]) -> DictConfig:
 def config(**trainer: Any) -> DictConfig:
     logits = "actor_rollout_ref.model.use_fused_kernels=false"
     return changed(composed("rank_grpo", "trainer.max_actor_ckpt_to_keep=null", logits), trainer)
+
+
+def run_with(**trainer: Any) -> Run[Any]:
+    return Run.from_config(config(**trainer))
 
 
 def sft_config(**trainer: Any) -> DictConfig:
@@ -114,20 +119,20 @@ def test_two_builds_of_vllm_in_one_environment_are_a_failure(
 
 def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none(tmp_path: Path) -> None:
     tracked, home = config(logger=["console", "swanlab"]), {"HOME": str(tmp_path)}
-    found = only(findings.key_findings(tracked, home), "failure")
+    found = only(findings.key_findings(Run.from_config(tracked), home), "failure")
     assert "SWANLAB_API_KEY is not set" in found.what
-    secret = findings.key_findings(tracked, {"SWANLAB_API_KEY": "a-secret"})
+    secret = findings.key_findings(Run.from_config(tracked), {"SWANLAB_API_KEY": "a-secret"})
     assert [finding.status for finding in secret] == ["ok"]
     assert "a-secret" not in str(secret)
     for tracker, modes in OFFLINE_MODES.items():
         for mode in modes:
             offline = home | {f"{tracker.upper()}_MODE": mode}
-            assert findings.key_findings(config(logger=["console", tracker]), offline) == []
+            assert findings.key_findings(run_with(logger=["console", tracker]), offline) == []
 
 
 def test_a_tracker_that_is_not_installed_is_a_failure_with_its_package(tmp_path: Path) -> None:
     missing = next(name for name in findings.TRACKER_PACKAGES if find_spec(name) is None)
-    found = only(findings.key_findings(config(logger=["console", missing]), {"HOME": str(tmp_path)}), "failure")
+    found = only(findings.key_findings(run_with(logger=["console", missing]), {"HOME": str(tmp_path)}), "failure")
     assert found.what == f"LOGGER has {missing}, which is not installed"
     assert found.fix.startswith(f"pip install {missing}, or")
 
@@ -137,7 +142,7 @@ def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str,
     saved, home = tmp_path / file, {"HOME": str(tmp_path)}
     saved.parent.mkdir(exist_ok=True)
     saved.write_text(f"machine api.{tracker}.ai login user password a-secret")
-    (found,) = findings.key_findings(config(logger=[tracker]), home)
+    (found,) = findings.key_findings(run_with(logger=[tracker]), home)
     assert (found.status, found.what) == ("ok", f"`{tracker} login` was called here")
     modes = tracker_environment(tmp_path, "run", home)
     assert modes[f"{tracker.upper()}_MODE"] in ("cloud", "online")
@@ -210,14 +215,14 @@ def test_slots_that_are_not_there_and_those_another_job_holds(
     mode = {"trainer_mode": "rank_grpo_separate_async" if rollout else "rank_grpo"}  # there they take turns
     wanted = config(nnodes=number, n_gpus_per_node=gpus, v1=mode)
     wanted.actor_rollout_ref.rollout.update(dict(zip(("nnodes", "n_gpus_per_node"), rollout or (1, 8), strict=True)))
-    (found,) = cluster_findings.slot_findings(wanted, slots(*nodes))
+    (found,) = cluster_findings.slot_findings(Run.from_config(wanted), slots(*nodes))
     assert found.status == ("ok" if said == OK else "failure")
     assert found.what.startswith("another job holds them; ") == (said == BUSY)
     assert ("and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8" in found.what) == bool(rollout)
 
 
 def test_what_lacks_is_told_with_what_is_asked_for_and_what_is_there() -> None:
-    found = only(cluster_findings.slot_findings(config(n_gpus_per_node=4), slots((4, 4, 11, 8))), "failure")
+    found = only(cluster_findings.slot_findings(run_with(n_gpus_per_node=4), slots((4, 4, 11, 8))), "failure")
     assert found.what == (
         "N_NODES=1 with N_GPUS_PER_NODE=4 take 1 x (4 GPU, 12 CPU) slots, 15 of CPUs in all; free: "
         "node-0 4 of 4 GPU and 8 of 11 CPU slots"
@@ -229,7 +234,7 @@ def devices(device: str, drivers: int, there: int, slots: int, **environment: st
     """Findings about a head with this much device memory and a node-b with so many slots of 4 wanted ones."""
     own, other = machine(device_memory=drivers), machine(where="node-b", device_memory=there, gpu_slots=slots)
     wanted = config(device=device, n_gpus_per_node=4)
-    return cluster_findings.device_findings(wanted, own, [own, other], environment)
+    return cluster_findings.device_findings(Run.from_config(wanted), own, [own, other], environment)
 
 
 def test_a_head_without_gpus_does_not_train_on_its_cpu_unnoticed() -> None:
@@ -287,31 +292,32 @@ def test_disk(tmp_path: Path, recipe: Recipe, trainer: dict[str, int], free: int
     Qwen2Config(vocab_size=151_936, num_key_value_heads=2, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
     asked = (config if recipe is RANK_GRPO else sft_config)(**trainer)
     OmegaConf.update(asked, model_key(asked), str(tmp_path))
-    found = findings.size_findings(asked, [machine(disk_free=free * GIB)])
+    found = findings.size_findings(Run.from_config(asked), [machine(disk_free=free * GIB)])
     (disk,) = [finding for finding in found if finding.check == "disk"]
     assert disk.status == status
     assert what in disk.what
 
 
-def run_of(config: DictConfig, size: ModelSize = HALF_B) -> estimate.Run:
-    return estimate.run_of(config, size)
+def workload(config: DictConfig, size: ModelSize = HALF_B) -> estimate.Workload:
+    return estimate.workload_of(Run.from_config(config), size)
 
 
 def bytes_of(config: DictConfig) -> int:
-    return sum(estimate.training_parts(run_of(config)).values())
+    return sum(estimate.training_parts(workload(config)).values())
 
 
 def test_memory_of_training_and_the_share_of_vllm() -> None:
     """0.5e9 parameters on one device: state 16 x 0.5e9 = 7.45 GiB (the reference is the host's); T = 32768 tokens:
     activations 32768 x 896 x 24 x 2 = 1.3 GiB, logits 32768 x 151936 x 10 = 46.4 GiB; 2 GiB besides: 57.1 GiB, and 1.6
     of vLLM asleep."""
-    needed, run = bytes_of(config()), run_of(config())
+    needed = bytes_of(config())
+    shape = workload(config())
     assert needed / GIB == pytest.approx(7.45 + 1.31 + 46.37 + 2, abs=0.05)
     assert estimate.checkpoint_bytes(HALF_B) == 8_000_000_000
-    assert [f.status for f in findings.memory_findings(config(), run, [machine()])] == ["ok", "ok"]
-    tight = findings.memory_findings(config(), run, [machine(device_memory=60 * GIB)])
+    assert [f.status for f in findings.memory_findings(shape, [machine()])] == ["ok", "ok"]
+    tight = findings.memory_findings(shape, [machine(device_memory=60 * GIB)])
     assert "ppo_max_token_len_per_gpu" in only(tight, "warning").fix
-    short = findings.memory_findings(config(), run, [machine(device_memory=24 * GIB)])
+    short = findings.memory_findings(shape, [machine(device_memory=24 * GIB)])
     assert "training needs 58.7 GiB of a GPU" in only(short, "failure").what
 
     lora = config()
@@ -322,14 +328,12 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     fused.actor_rollout_ref.model.use_fused_kernels = True  # 512 of the 32768 tokens have logits at a time
     assert needed - bytes_of(fused) == (32768 - 512) * 151_936 * 10
 
-    seventy_b = run_of(
-        config(n_gpus_per_node=64),
-        ModelSize(
-            parameters=70_000_000_000, layers=80, hidden=8192, vocabulary=151_936, heads=64, kv_heads=8, head_size=128
-        ),
+    size = ModelSize(
+        parameters=70_000_000_000, layers=80, hidden=8192, vocabulary=151_936, heads=64, kv_heads=8, head_size=128
     )
+    seventy_b = workload(config(n_gpus_per_node=64), size)
     assert estimate.rollout_weights(seventy_b) == 140_000_000_000
-    found = findings.memory_findings(config(), seventy_b, [machine()])
+    found = findings.memory_findings(seventy_b, [machine()])
     assert any("vLLM's share lacks" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)
 
 
@@ -338,7 +342,7 @@ def test_memory_of_sft_is_that_of_training_alone() -> None:
     17.39 GiB; 2 GiB besides: 27.3 GiB."""
     needed = bytes_of(sft_config())
     assert needed / GIB == pytest.approx(7.45 + 0.49 + 17.39 + 2, abs=0.05)
-    tight = findings.memory_findings(sft_config(), run_of(sft_config()), [machine(device_memory=24 * GIB)])
+    tight = findings.memory_findings(workload(sft_config()), [machine(device_memory=24 * GIB)])
     assert "data.max_token_len_per_gpu" in only(tight, "warning").fix
 
     small = sft_config()
@@ -348,7 +352,7 @@ def test_memory_of_sft_is_that_of_training_alone() -> None:
 
 def test_a_host_without_gpus_is_measured_by_its_own_memory() -> None:
     small = [machine(memory_available=16 * GIB)]
-    found = findings.memory_findings(config(device="cpu"), run_of(config(device="cpu")), small)
+    found = findings.memory_findings(workload(config(device="cpu")), small)
     assert only(found, "failure").where == "node-a"
 
 
@@ -399,7 +403,7 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
     monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
-    found = [f for f in findings.examine(config, on_cluster=True) if f.check == "devices"]
+    found = [f for f in findings.examine(Run.from_config(config), on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
+from convrec.settings import run as settings_run
 from recipes import plan
-from recipes.planning.estimate import GIB, checkpoint_bytes, run_of
+from recipes.planning.estimate import GIB, checkpoint_bytes, workload_of
 from recipes.planning.figures import GPUS, UPDATE_SECONDS
 from recipes.planning.models import KNOWN_MODELS
 from recipes.planning.plan import make_plan, shown
@@ -102,7 +103,8 @@ def test_the_pages_comparison_with_our_own_runs() -> None:
 
 
 def plan_of_half_b(config: DictConfig, rows: int, val_rows: int) -> dict[str, Any]:
-    return make_plan(config, run_of(config, KNOWN_MODELS["0.5B"].size), GPUS["H100"], rows, val_rows)
+    run = settings_run.Run.from_config(config)
+    return make_plan(run, workload_of(run, KNOWN_MODELS["0.5B"].size), GPUS["H100"], rows, val_rows)
 
 
 def test_the_pages_comparison_with_verl(config_with: Callable[..., DictConfig]) -> None:

@@ -1,7 +1,5 @@
 """A question before the list, in training (docs/explanation/method.md 10)."""
 
-from typing import Any
-
 import torch
 
 from convrec.features.asking import checks
@@ -11,6 +9,7 @@ from convrec.features.feature import Feature, RolloutContext
 from convrec.features.responses import TURN
 from convrec.lists.catalog import Catalog
 from convrec.rank_grpo.credit import Credit, RankBatch
+from convrec.settings.rank_grpo import RankGRPOConfig
 
 
 class Asking(Feature):
@@ -22,15 +21,15 @@ class Asking(Feature):
     answers_each_row = True
 
     @classmethod
-    def is_on(cls, settings: Any) -> bool:
-        return bool(settings.get("ask"))
+    def is_on(cls, settings: RankGRPOConfig) -> bool:
+        return bool(settings.ask)
 
     def check(self, catalog: Catalog) -> list[str]:
-        checks.check(self.config)
+        checks.check(self.run)
         return []
 
     def start_rollout(self, worker: RolloutContext) -> Dialogues:
-        return Dialogues(self.config, worker.tokenizer)
+        return Dialogues(self.run, worker.tokenizer)
 
     def prepare(self, batch: RankBatch) -> None:
         """Compare lists of a prompt that stand at the same turn; log lists only."""
@@ -41,8 +40,7 @@ class Asking(Feature):
     def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
         """Give the tokens of a question their own unit and advantage."""
         turns = read_turns(batch)
-        norm_by_std = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        advantages_B = question_advantages(turns, self.settings.ask_cost, norm_by_std)
+        advantages_B = question_advantages(turns, self.settings.ask_cost, self.run.normalizes_by_std)
         credit.units_BT, credit.advantages_BT = assign_questions(
             credit.units_BT, credit.advantages_BT, batch.mask_BT.bool(), turns, advantages_B
         )

@@ -16,28 +16,30 @@ from convrec.features.feature import RolloutFeature, Sampler, Scorer
 from convrec.features.responses import OPEN, TURN, Prompt, SampledResponse
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
-from convrec.lists.settings import ListSettings
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 
 
 class Dialogues(RolloutFeature):
     """The user of a run's conversations.
 
     Args:
-        config: of the run.
+        run: with `ask`.
         tokenizer: of the policy.
     """
 
     needs_groups = True
 
-    def __init__(self, config: Any, tokenizer: Any) -> None:
-        settings = config.convrec
-        self.data = config.data
+    def __init__(self, run: Run[RankGRPOConfig], tokenizer: Any) -> None:
+        settings = run.settings
+        self.template_arguments = run.template_arguments
+        self.max_prompt_length = settings.max_prompt_length
         self.tokenizer = tokenizer
-        self.lists = ListSettings.of(settings)
-        self.max_turns = int(settings.max_turns)
-        self.attributes = load_attributes(settings.catalog_file, list(settings.ask), "ASK")
-        self.matcher = make_matcher(load_catalog(settings.catalog_file), self.lists)
-        self.user = RuleUser(self.attributes, config.data.seed)
+        self.delimiter = settings.delimiter
+        self.max_turns = settings.max_turns
+        self.attributes = load_attributes(settings.catalog_file, settings.ask or [], "ASK")
+        self.matcher = make_matcher(load_catalog(settings.catalog_file), settings)
+        self.user = RuleUser(self.attributes, settings.seed)
 
     async def sample(self, prompts: Sequence[Prompt], sample: Sampler) -> list[SampledResponse]:
         """Sample turn after turn until every rollout has listed. Returns the questions, then the lists."""
@@ -88,7 +90,7 @@ class Dialogues(RolloutFeature):
         """Note how a response reads. Returns the prompt that follows a question; None after a list."""
         sample = response.sample
         text = self.tokenizer.decode(response.output.response_ids, skip_special_tokens=True)
-        read = read_turn(text, self.attributes.names, turn < self.max_turns - 1, self.lists.delimiter)
+        read = read_turn(text, self.attributes.names, turn < self.max_turns - 1, self.delimiter)
         response.output.extra_fields[TURN] = {
             "turn": turn,
             "question": read.asked is not None,
@@ -98,8 +100,7 @@ class Dialogues(RolloutFeature):
         if read.asked is None:
             return None
         message = self._with_answer(sample, read.asked, prompt.trajectory)
-        template = self.data.get("apply_chat_template_kwargs") or {}
-        said = fit_prompt(self.tokenizer, [message], self.data.max_prompt_length, **template)
+        said = fit_prompt(self.tokenizer, [message], self.max_prompt_length, **self.template_arguments)
         closed = {name for place, name in enumerate(self.attributes.names) if -1 - place not in sample[OPEN]}
         following = self.open_questions(sample | {"raw_prompt": said}, turn + 1, [*closed, read.asked])
         # A draw of its own: with the seed of the turn before, a rollout that asked would ask again.

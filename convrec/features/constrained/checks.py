@@ -2,10 +2,9 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 
 from convrec.checkpoints.logits import check_logits
 from convrec.data.tokenizer import load_tokenizer
@@ -21,95 +20,104 @@ from convrec.features.constrained.catalog_trie import (
 )
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
-from convrec.lists.settings import ListSettings
 from convrec.rank_grpo import NAME
 from convrec.runs.folder import listed
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 
 ON = "CONSTRAINED=1 (convrec.constrained)"
 
 
-def check(config: DictConfig, catalog: Catalog) -> list[str]:
+def check(run: Run[RankGRPOConfig], catalog: Catalog) -> list[str]:
     """Raise UserError for what cannot be trained under the constraint; return warnings. Writes nothing."""
-    _check_settings(config)
-    matcher = make_matcher(catalog, ListSettings.of(config.convrec))
-    trie, _ = _make_trie(config, matcher, keep=False)
-    _check_room(config, matcher, trie)
-    return left_out_warnings(trie, catalog, config.convrec.catalog_file)
+    _check_settings(run)
+    matcher = make_matcher(catalog, run.settings)
+    trie, _ = _make_trie(run, matcher, keep=False)
+    _check_room(run.settings, matcher, trie)
+    return left_out_warnings(trie, catalog, run.settings.catalog_file)
 
 
-def use_trie(config: DictConfig) -> None:
+def use_trie(run: Run[RankGRPOConfig]) -> None:
     """Keep the catalog's trie beside it, or in the run folder, and have the rollout use it."""
     from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE  # imports torch
 
-    matcher = make_matcher(load_catalog(config.convrec.catalog_file), ListSettings.of(config.convrec))
-    _, file = _make_trie(config, matcher, keep=True)
-    given: dict[str, Any] = {"logits_processors": [PROCESSOR], "additional_config": {TRIE: str(file)}}
-    with open_dict(config):
-        OmegaConf.update(config, "actor_rollout_ref.rollout.engine_kwargs.vllm", given, force_add=True)
+    matcher = make_matcher(load_catalog(run.settings.catalog_file), run.settings)
+    _, file = _make_trie(run, matcher, keep=True)
+    engine_settings = {"logits_processors": [PROCESSOR], "additional_config": {TRIE: str(file)}}
+    with open_dict(run.verl_config) as config:
+        OmegaConf.update(config, "actor_rollout_ref.rollout.engine_kwargs.vllm", engine_settings, force_add=True)
 
 
-def _make_trie(config: DictConfig, matcher: Matcher, keep: bool) -> tuple[CatalogTrie, Path]:
-    model = config.actor_rollout_ref.model
-    tokenizer, _ = load_tokenizer(model.path, f"{ON}: ", tokenizer_path=model.get("tokenizer_path"))
-    folder = Path(config.trainer.default_local_dir)
+def _make_trie(run: Run[RankGRPOConfig], matcher: Matcher, keep: bool) -> tuple[CatalogTrie, Path]:
+    settings = run.settings
+    tokenizer, _ = load_tokenizer(run.model_section.path, f"{ON}: ", tokenizer_path=run.tokenizer_path)
     return catalog_trie(
-        *(Path(config.convrec.catalog_file), matcher, tokenizer, config.convrec.delimiter, folder),
+        Path(settings.catalog_file),
+        matcher,
+        tokenizer,
+        settings.delimiter,
+        run.folder,
         keep=keep,
-        questions=[question_text(attribute) for attribute in config.convrec.get("ask") or ()],
+        questions=[question_text(attribute) for attribute in settings.ask or ()],
     )
 
 
-def _check_settings(config: DictConfig) -> None:
-    """What would train on another distribution than the one that samples, or on diluted ratios, is refused."""
-    ours, actor, rollout = config.convrec, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    model = config.actor_rollout_ref.model
-    if config.algorithm.adv_estimator != NAME:
+def _check_settings(run: Run[RankGRPOConfig]) -> None:
+    """Refuse what would train on another distribution than the one that samples, or on diluted ratios."""
+    if not run.is_rank_level:
         raise UserError(
             f"{ON}: GRPO and GSPO take ratios and means over all tokens, most of which are forced: take "
             "ALGORITHM=rank_grpo"
         )
-    if ours.preset != "paper":
+    preset = run.settings.preset
+    if preset != "paper":
         raise UserError(
-            f"{ON}: PRESET={ours.preset} shapes lists of wrong length and cuts ranks as the public code does, which "
+            f"{ON}: PRESET={preset} shapes lists of wrong length and cuts ranks as the public code does, which "
             "constrained lists have no use for: take PRESET=paper"
         )
-    if config.trainer.v1.trainer_mode != NAME:
+    if run.trainer_mode != NAME:
         raise UserError(
-            f"{ON}: trainer.v1.trainer_mode={config.trainer.v1.trainer_mode} goes on with responses that were broken "
+            f"{ON}: trainer.v1.trainer_mode={run.trainer_mode} goes on with responses that were broken "
             "off, as parts of their prompts, where a list under the constraint would begin anew: take "
             f"{NAME}"
         )
-    if actor.strategy not in ("fsdp", "fsdp2"):
+    if run.actor_strategy not in ("fsdp", "fsdp2"):
         raise UserError(
-            f"{ON}: actor_rollout_ref.actor.strategy={actor.strategy}: the log-probs of allowed tokens need whole "
+            f"{ON}: actor_rollout_ref.actor.strategy={run.actor_strategy}: the log-probs of allowed tokens need whole "
             "hidden states and the whole head in each process (no tensor parallel actor): take fsdp2"
         )
-    for part in ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config"):
-        key = f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size"
-        if (OmegaConf.select(config, key) or 1) > 1:
-            raise UserError(f"{ON}: {key}: it cuts responses over processes, which need whole ones: take 1")
-    if rollout.name != "vllm":
-        raise UserError(f"{ON}: actor_rollout_ref.rollout.name={rollout.name}: lists are held to the catalog by vLLM")
-    if rollout.agent.default_agent_loop != "single_turn_agent" or rollout.full_determinism:
+    for key in run.sequence_parallel_keys:
+        raise UserError(f"{ON}: {key}: it cuts responses over processes, which need whole ones: take 1")
+    if run.rollout_engine != "vllm":
+        raise UserError(
+            f"{ON}: actor_rollout_ref.rollout.name={run.rollout_engine}: lists are held to the catalog by vLLM"
+        )
+    if not run.samples_single_turns or run.is_fully_deterministic:
         raise UserError(
             f"{ON}: actor_rollout_ref.rollout: lists are sampled by single_turn_agent without full_determinism "
             "(convrec.deterministic=true gives every rollout a seed)"
         )
-    if not rollout.calculate_log_probs or rollout.logprobs_mode != "processed_logprobs":
+    if not run.keeps_processed_log_probs:
         raise UserError(
             f"{ON}: actor_rollout_ref.rollout: take calculate_log_probs=true and logprobs_mode=processed_logprobs, the "
             "log-probs of the constrained policy"
         )
-    check_logits(model, ON, "take another model, or other target_modules")
+    check_logits(run.model_section, ON, "take another model, or other target_modules")
 
 
-def _check_room(config: DictConfig, matcher: Matcher, trie: CatalogTrie) -> None:
+def _check_room(settings: RankGRPOConfig, matcher: Matcher, trie: CatalogTrie) -> None:
     """Every conversation leaves enough items, and the longest list fits."""
-    num_items = config.convrec.num_items
-    catalog_file, max_tokens = config.convrec.catalog_file, config.data.max_response_length
-    check_length(trie, matcher.catalog, catalog_file, num_items, max_tokens, f"{ON}: MAX_RESPONSE_LENGTH=")
+    num_items = settings.num_items
+    check_length(
+        trie,
+        matcher.catalog,
+        settings.catalog_file,
+        num_items,
+        settings.max_response_length,
+        f"{ON}: MAX_RESPONSE_LENGTH=",
+    )
     items_of_title = cache(lambda title: len(excluded_items(matcher, [title])))
-    for file in (*listed(config.data.train_files), *listed(config.data.val_files)):
+    for file in (*listed(settings.train_file), *listed(settings.val_file)):
         for row in pq.read_table(file, columns=["sample_id", "seen_titles"]).to_pylist():
             seen = row["seen_titles"] or ()
             if trie.num_items - sum(map(items_of_title, seen)) >= num_items:

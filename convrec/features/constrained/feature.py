@@ -1,14 +1,12 @@
 """Lists under the constraint of a catalog, in training (docs/explanation/method.md 9)."""
 
-from typing import Any
-
 from convrec.features.constrained import checks
 from convrec.features.constrained.rollout import ListConstraint, load_trie
 from convrec.features.feature import Feature, RolloutContext
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import make_matcher
-from convrec.lists.settings import ListSettings
 from convrec.rank_grpo.credit import Credit, RankBatch
+from convrec.settings.rank_grpo import RankGRPOConfig
 
 
 class Constrained(Feature):
@@ -17,18 +15,17 @@ class Constrained(Feature):
     fields = ("loss_mask",)
 
     @classmethod
-    def is_on(cls, settings: Any) -> bool:
-        return bool(settings.get("constrained"))
+    def is_on(cls, settings: RankGRPOConfig) -> bool:
+        return settings.constrained
 
     def check(self, catalog: Catalog) -> list[str]:
-        return checks.check(self.config, catalog)
+        return checks.check(self.run, catalog)
 
     def start_rollout(self, worker: RolloutContext) -> ListConstraint:
-        trie = load_trie(self.config.actor_rollout_ref.rollout)
+        trie = load_trie(self.run.verl_config.actor_rollout_ref.rollout)
         assert trie is not None, "checks.use_trie writes it into the config of every constrained run"
-        lists = ListSettings.of(self.settings)
-        matcher = make_matcher(load_catalog(self.settings.catalog_file), lists)
-        return ListConstraint(trie, matcher, lists.num_items)
+        matcher = make_matcher(load_catalog(self.settings.catalog_file), self.settings)
+        return ListConstraint(trie, matcher, self.settings.num_items)
 
     def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
         """Take out forced tokens: they carry no choice, and would dilute the ratio of their unit."""

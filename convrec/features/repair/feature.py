@@ -10,8 +10,8 @@ from convrec.features.repair.maths import ListRepair
 from convrec.features.repair.rollout import REPAIRED, PromptRepair
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher, make_matcher
-from convrec.lists.settings import ListSettings
 from convrec.rank_grpo.credit import SAMPLED_TOKENS, Credit, RankBatch, is_sampled
+from convrec.settings.rank_grpo import RankGRPOConfig
 
 VERLS_COMPARISON = ("training/rollout_probs_diff_", "training/rollout_actor_probs_")
 
@@ -22,31 +22,31 @@ class Repair(Feature):
     fields = ("rollout_log_probs",)
 
     @classmethod
-    def is_on(cls, settings: Any) -> bool:
-        return bool(settings.get("repair", "none") != "none")
+    def is_on(cls, settings: RankGRPOConfig) -> bool:
+        return settings.repair != "none"
 
     def check(self, catalog: Catalog) -> list[str]:
-        checks.check(self.config)
+        checks.check(self.run)
         return []
 
     def start_rollout(self, worker: RolloutContext) -> PromptRepair:
-        lists = ListSettings.of(self.settings)
+        settings = self.settings
         constraint = worker.features.get(Constrained)
         if isinstance(constraint, ListConstraint):
             matcher: Matcher = constraint.matcher
             find_row: Any = constraint.find_row
         else:
-            matcher = make_matcher(load_catalog(self.settings.catalog_file), lists)
+            matcher = make_matcher(load_catalog(settings.catalog_file), settings)
             find_row = _same_row
         repair = ListRepair(
             tokenizer=worker.tokenizer,
             matcher=matcher,
-            lists=lists,
-            ranks=self.settings.repair_ranks or lists.num_items,
-            most_tokens=self.config.actor_rollout_ref.rollout.response_length,
+            lists=settings,
+            ranks=settings.repair_ranks or settings.num_items,
+            most_tokens=self.run.response_length,
             find_row=find_row,
         )
-        return PromptRepair(repair, seed=self.config.data.seed)
+        return PromptRepair(repair, seed=settings.seed)
 
     def prepare(self, batch: RankBatch) -> None:
         """Log repaired lists as the policy wrote them."""

@@ -1,28 +1,26 @@
 """What a run with a composed reward needs, before it starts."""
 
-from omegaconf import DictConfig
-
 from convrec.errors import UserError
 from convrec.features.rewards.parts import RewardParts
 from convrec.lists.catalog import Catalog
-from convrec.rank_grpo import NAME
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 
 
-def check(config: DictConfig, catalog: Catalog) -> None:
+def check(run: Run[RankGRPOConfig], catalog: Catalog) -> None:
     """Check that the parts find in the catalog what they need, and that the algorithm trains on them.
 
     Raises:
         UserError: a part cannot be computed, or another setting excludes it.
     """
-    settings = config.convrec
-    if config.algorithm.adv_estimator != NAME:
+    settings = run.settings
+    if not run.is_rank_level:
         raise UserError("convrec.rewards (REWARDS): GRPO and GSPO train on DCG@N alone; take ALGORITHM=rank_grpo")
-    norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
-    if settings.reward_combination == "normalised" and not norm_by_std:
+    if settings.reward_combination == "normalised" and not run.normalizes_by_std:
         raise UserError(
             "convrec.reward_combination=normalised divides each part by its standard deviation, which "
             "algorithm.norm_adv_by_std_in_grpo=false takes away, and leaves the same as sum: give "
             "convrec.reward_combination=sum"
         )
     # Raises what the reward would raise in training. Any counts of mentions will do.
-    RewardParts(settings.rewards, catalog, settings.catalog_file, mentions_M=[0] * len(catalog))
+    RewardParts(settings.rewards or {}, catalog, settings.catalog_file, mentions_M=[0] * len(catalog))

@@ -9,25 +9,25 @@ from convrec.features.rewards import checks
 from convrec.features.rewards.maths import part_advantages, part_metrics
 from convrec.lists.catalog import Catalog
 from convrec.rank_grpo.credit import Credit, RankBatch
+from convrec.settings.rank_grpo import RankGRPOConfig
 
 
 class ComposedRewards(Feature):
     """`convrec.rewards`: weights of parts; `convrec.reward_combination` says where they are added up."""
 
     @classmethod
-    def is_on(cls, settings: Any) -> bool:
-        return bool(settings.get("rewards"))
+    def is_on(cls, settings: RankGRPOConfig) -> bool:
+        return bool(settings.rewards)
 
     def check(self, catalog: Catalog) -> list[str]:
-        checks.check(self.config, catalog)
+        checks.check(self.run, catalog)
         return []
 
     def adjust_ranks(self, batch: RankBatch, credit: Credit) -> None:
         """Log each part; with "normalised", add up the advantages of the parts instead of their returns."""
-        weights = self.settings.rewards
-        norm_by_std = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        weights = self.settings.rewards or {}
         returns_PBK = stack_part_returns(batch.infos)
-        advantages_PBK = part_advantages(returns_PBK, list(weights.values()), batch.groups, norm_by_std)
+        advantages_PBK = part_advantages(returns_PBK, list(weights.values()), batch.groups, self.run.normalizes_by_std)
         if self.settings.reward_combination == "normalised":
             credit.advantages_BK = advantages_PBK.sum(dim=0)
         rows = batch.list_rows

@@ -13,6 +13,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 
 from convrec.runs.phases import Phases
+from convrec.settings.run import read_settings
 from convrec.train import registration
 from convrec.train.sft.trainer import SFTEngine, prepare_engine
 from convrec.train.watch import liveness
@@ -46,8 +47,9 @@ class ConvRecRaySFTTrainer(SFTEngine, sft_trainer_ray.SFTTrainer):
     def __init__(self, config: Any) -> None:
         self.rank = 0
         super().__init__(config)
-        is_watched = config.convrec.watchdog != "off"
-        self.phases = Phases(config.convrec.watchdog_seconds)
+        settings = read_settings(config)
+        is_watched = settings.watchdog != "off"
+        self.phases = Phases(settings.watchdog_seconds)
         self.watch = liveness.Watch(self._actors, self.phases if is_watched else None)
 
     def fit(self) -> None:

@@ -134,7 +134,7 @@ def step(queue: Callable[..., Any]) -> Step:
             extra_fields=[{"reward_extra_info": info} for info in infos],
             rm_scores=nested([[0.0] * index + [info["score"]] for index, info in enumerate(infos)]),
         )
-        method = JudgeMethod(OmegaConf.create({"convrec": {"orders": orders}}))
+        method = JudgeMethod(OmegaConf.create({"convrec": {"orders": orders}, "actor_rollout_ref": {}}))
         metrics: dict[str, float] = {}
         assert method.assign_credit(engine, started.batch, metrics) is started.batch
         fields = {name: [getattr(value, "data", value) for value in row] for name, row in started.fields.items()}

@@ -82,6 +82,7 @@ def rank_method(preset: str = "paper", mask_truncated: bool = False, **settings:
 
     from convrec.lists.token_ranks import table_from_bytes
     from convrec.rank_grpo.credit import CreditSettings
+    from convrec.settings.run import Run
     from convrec.train.rank_method import RankMethod
 
     algorithm = {"adv_estimator": "rank_grpo", "rollout_correction": {"rollout_is": None}}
@@ -97,4 +98,4 @@ def rank_method(preset: str = "paper", mask_truncated: bool = False, **settings:
         norm_by_std=algorithm.get("norm_adv_by_std_in_grpo", True),
         mask_truncated=mask_truncated,
     )
-    return RankMethod(config, credit_settings)
+    return RankMethod(Run.from_config(config), credit_settings)

@@ -31,7 +31,7 @@ def computed(queue: Callable[..., Any]) -> Computed:
     def run(
         method: RankMethod, parts: list[Any], uid: list[str], responses: list[list[int]]
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        weights = dict(method.settings.get("rewards") or {"alone": 1})
+        weights = dict(method.settings.rewards or {"alone": 1})
         infos = []
         for of_parts in zip(*parts, strict=True):
             returns = combined(dict(zip(weights, of_parts, strict=True)), weights, 2)

@@ -15,6 +15,7 @@ import torch
 
 from convrec.lists.token_ranks import table_from_bytes
 from convrec.rank_grpo.credit import CreditSettings
+from convrec.settings.run import Run
 from convrec.train.loss import rank_grpo_loss
 from convrec.train.rank_method import RankMethod
 from recipes.launch.recipe import RANK_GRPO
@@ -44,7 +45,9 @@ def make_method(example: ModuleType) -> RankMethod:
     changes = [f"convrec.num_items={example.N}", "actor_rollout_ref.actor.use_kl_loss=false"]
     config = planned_config(RANK_GRPO, changes)
     table = table_from_bytes([word.encode() for word in example.WORDS])
-    return RankMethod(config, CreditSettings(example.N, table, [example.END]), pad_token_id=example.END)
+    return RankMethod(
+        Run.from_config(config), CreditSettings(example.N, table, [example.END]), pad_token_id=example.END
+    )
 
 
 def test_the_example_is_what_the_trainer_computes(

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
+from convrec.settings.run import Run
 from recipes import matrix as command
 from recipes.evaluate import parse_arguments
 from recipes.evaluation.options import arguments_of
@@ -209,11 +210,11 @@ def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(
     for environment, found in (({}, seen[0]), ({WAITS_VARIABLE: "1"}, free)):
         left = iter(seen)
         monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda left=left: [next(left)])
-        assert cluster_findings.slots_for(configs["sft"], environment) == [found]
+        assert cluster_findings.slots_for(Run.from_config(configs["sft"]), environment) == [found]
     assert capsys.readouterr().out.startswith("waiting: another job holds them; ")
     too_small = [free | {"total": 0, "free": 0}]  # what the cluster lacks is not waited for
     monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda: too_small)
-    assert cluster_findings.slots_for(configs["sft"], {WAITS_VARIABLE: "1"}) == too_small
+    assert cluster_findings.slots_for(Run.from_config(configs["sft"]), {WAITS_VARIABLE: "1"}) == too_small
 
 
 def test_the_evaluation_of_a_job_has_the_options_of_the_file() -> None:

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from convrec.errors import UserError
+from convrec.settings.readers import comma_separated
 from recipes.experiments.matrix_file import Matrix
 from recipes.experiments.matrix_runs import COMMA_SEPARATED, MatrixRun, combinations, runs_of
 from recipes.launch.recipe import RANK_GRPO, SFT
-from recipes.launch.schema import comma_separated
 from recipes.launch.variables import VARIABLES
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.runs.folder import read_config, recipe_of, start_model
+from convrec.settings.choices import ALGORITHMS
 from recipes import doctor
 from recipes.cluster.job_environment import job_environment
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
-from recipes.launch.schema import ALGORITHMS
 from recipes.preflight import findings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,8 +52,7 @@ def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recipe:
     """A recipe `short_lists` of five items and an algorithm `wide_grpo`: files of conf/, and entries of the tables."""
     conf = Path(shutil.copytree(ROOT / "conf", tmp_path / "conf"))
     text = (conf / "rank_grpo.yaml").read_text()
-    assert "num_items: 20\n" in text
-    (conf / "short_lists.yaml").write_text(text.replace("num_items: 20\n", "num_items: 5\n"))
+    (conf / "short_lists.yaml").write_text(text + "\nconvrec:\n  num_items: 5\n")
     preset = (conf / "algorithm_preset" / "grpo.yaml").read_text()
     assert "clip_ratio_high: 0.26\n" in preset
     (conf / "algorithm_preset" / "wide_grpo.yaml").write_text(preset.replace("0.26", "0.5"))

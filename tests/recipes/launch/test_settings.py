@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from convrec import gpus
 from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
+from convrec.settings.choices import ALGORITHMS
 from recipes.launch import settings
 from recipes.launch.recipe import RECIPES
-from recipes.launch.schema import ALGORITHMS
-from recipes.launch.settings import compose, save_config
+from recipes.launch.settings import compose, register_defaults, save_config
 
 ROOT = Path(__file__).resolve().parents[3]
 JUDGES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "verdicts"]
@@ -37,6 +37,7 @@ FAST = dict.fromkeys(("rank_grpo", *JUDGES), FAST_RL) | {
 
 
 def shipped(recipe: str, *overrides: str) -> DictConfig:
+    register_defaults()
     with initialize_config_dir(str(ROOT / "conf"), version_base=None):
         return hydra_compose(recipe, overrides=list(overrides))
 

@@ -8,10 +8,11 @@ import pytest
 from omegaconf import DictConfig, open_dict
 
 from convrec.errors import UserError
+from convrec.settings.run import Run
 from recipes.launch.recipe import RANK_GRPO, SFT
-from recipes.planning.estimate import GIB, gpu_parts, lacks, run_of
+from recipes.planning.estimate import GIB, Workload, gpu_parts, lacks, workload_of
 from recipes.planning.figures import GPUS, START_SECONDS
-from recipes.planning.models import KNOWN_MODELS, model_size
+from recipes.planning.models import KNOWN_MODELS, ModelSize, model_size
 from recipes.planning.plan import make_plan, shown, summary
 from recipes.preflight.findings import memory_findings
 
@@ -22,8 +23,13 @@ TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 CARD = GPUS["H100"].memory
 
 
+def workload(config: DictConfig, size: ModelSize, *tokens: float) -> Workload:
+    return workload_of(Run.from_config(config), size, *tokens)
+
+
 def plan_of(config: DictConfig, model: str = "0.5B", rows: int = 4_000, val_rows: int = 100, gpu: str = "H100") -> Plan:
-    return make_plan(config, run_of(config, KNOWN_MODELS[model].size), GPUS[gpu], rows, val_rows)
+    run = Run.from_config(config)
+    return make_plan(run, workload_of(run, KNOWN_MODELS[model].size), GPUS[gpu], rows, val_rows)
 
 
 def test_steps_checkpoints_and_validations(config_with: Config) -> None:
@@ -75,7 +81,7 @@ def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
     vLLM has half of the card: 16.06 GB of weights, 4 GiB besides, the rest is cache. What is offloaded is away then.
     """
     config = config_with()
-    training, sampling = gpu_parts(run_of(config, KNOWN_MODELS["8B"].size), CARD)
+    training, sampling = gpu_parts(workload(config, KNOWN_MODELS["8B"].size), CARD)
     share = 8_030_261_248 * 4 // 8
     parts = ("parameters", "gradients", "optimizer", "reference")
     assert [training[name] for name in parts] == [share, share, 2 * share, 0]
@@ -85,7 +91,7 @@ def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
     assert storage["a checkpoint, GiB"] == 16 * 8_030_261_248 / GIB
     assert storage["host memory of the first node for it, GiB"] == 4 * 8_030_261_248 / GIB
     away = config_with(keys={f"actor_rollout_ref.{name}_offload": True for name in ("actor.fsdp_config.optimizer",)})
-    assert "optimizer" not in gpu_parts(run_of(away, KNOWN_MODELS["8B"].size), CARD)[1]
+    assert "optimizer" not in gpu_parts(workload(away, KNOWN_MODELS["8B"].size), CARD)[1]
 
 
 def test_old_log_probs_are_computed_where_the_batch_is_used_twice(config_with: Config) -> None:
@@ -110,14 +116,14 @@ def test_old_log_probs_are_computed_where_the_batch_is_used_twice(config_with: C
 
 def test_responses_are_as_long_as_the_lists_that_are_asked_for(config_with: Config) -> None:
     size = KNOWN_MODELS["0.5B"].size
-    assert run_of(config_with(keys={"convrec.num_items": 5}), size).response == pytest.approx(5 * 9.9 + 1)
+    assert workload(config_with(keys={"convrec.num_items": 5}), size).response == pytest.approx(5 * 9.9 + 1)
     named = config_with(keys={"convrec.candidates": 50})  # in its prompts
-    assert run_of(named, size).prompt == pytest.approx(run_of(config_with(), size).prompt + 50 * 9.9)
-    given = run_of(config_with(), size, 500, 700)
+    assert workload(named, size).prompt == pytest.approx(workload(config_with(), size).prompt + 50 * 9.9)
+    given = workload(config_with(), size, 500, 700)
     assert (given.prompt, given.response) == (500, 700)
-    short = run_of(config_with(keys={"data.max_response_length": 64, "data.max_prompt_length": 128}), size)
+    short = workload(config_with(keys={"data.max_response_length": 64, "data.max_prompt_length": 128}), size)
     assert (short.prompt, short.response) == (128, 64)
-    cut = run_of(config_with("sft", {"data.max_length": 450}), size)
+    cut = workload(config_with("sft", {"data.max_length": 450}), size)
     assert (cut.prompt, cut.response) == (400, 50)
 
 
@@ -144,7 +150,7 @@ def test_a_copy_a_node_takes_its_memory(config_with: Config) -> None:
     """fsdp_size=8 on 16 nodes: state as on one node."""
     key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
     shared, copied, one = (
-        gpu_parts(run_of(config_with(keys=keys), KNOWN_MODELS["8B"].size), CARD)[0]["optimizer"]
+        gpu_parts(workload(config_with(keys=keys), KNOWN_MODELS["8B"].size), CARD)[0]["optimizer"]
         for keys in ({N_NODES: 16}, {N_NODES: 16, key: 8}, {})
     )
     assert copied == one == 16 * shared
@@ -155,25 +161,25 @@ def test_a_copy_a_node_takes_its_memory(config_with: Config) -> None:
 
 def test_the_papers_run_fits_and_70b_on_a_node_lacks_everything(config_with: Config) -> None:
     """20 bytes x 70.55e9 / 8 = 164 GiB of state alone; 141 GB of weights are more than vLLM's 40."""
-    assert lacks(run_of(config_with(keys={"trainer.n_gpus_per_node": 4}), KNOWN_MODELS["0.5B"].size), CARD) == {}
-    said = lacks(run_of(config_with(), KNOWN_MODELS["70B"].size), CARD)
+    assert lacks(workload(config_with(keys={"trainer.n_gpus_per_node": 4}), KNOWN_MODELS["0.5B"].size), CARD) == {}
+    said = lacks(workload(config_with(), KNOWN_MODELS["70B"].size), CARD)
     assert [text.split()[0] for text in said] == ["training", "sampling", "vLLM's"]
     assert "71.7 can be used" in next(iter(said))
     assert all(said.values())
     enough = config_with(keys={"data.train_batch_size": 256, N_NODES: 4, TENSOR_PARALLEL: 2})  # as the page says
-    assert lacks(run_of(enough, KNOWN_MODELS["32B"].size), CARD) == {}
+    assert lacks(workload(enough, KNOWN_MODELS["32B"].size), CARD) == {}
 
 
 def test_3b_on_one_card_trains_but_does_not_sample_beside_its_training_state(config_with: Config) -> None:
     """3,212,749,824 x 12 bytes of weights and Adam = 35.9 GiB stay beside vLLM's half of 79.6 GiB."""
     config = config_with(keys={"trainer.n_gpus_per_node": 1})
-    found = run_of(config, KNOWN_MODELS["3B"].size)
+    found = workload(config, KNOWN_MODELS["3B"].size)
     (what,) = lacks(found, CARD)
     assert what == "sampling needs 75.7 GiB of a GPU, 71.7 can be used"
     training, sampling = (sum(parts.values()) / GIB for parts in gpu_parts(found, CARD))
     assert (round(training, 1), round(sampling, 1)) == (57.3, 75.7)
     node = {"where": "here", "device_memory": CARD, "memory_available": 500 * GIB}
-    said = memory_findings(config, found, [node])[0]  # of the doctor, the dry run and every start
+    said = memory_findings(found, [node])[0]  # of the doctor, the dry run and every start
     assert (said.status, said.what, plan_of(config, "3B")["lacks"]) == ("warning", what, [what])
 
 
@@ -199,10 +205,10 @@ def config_of(config_with: Config, sample: Path, model: Path) -> Callable[[str],
 def test_hours_of_a_dry_run_are_the_plans(recipe, config_of: Callable[[str], DictConfig], model: Path) -> None:
     config = config_of(recipe.name)
     config.trainer.total_epochs = 3
-    steps, checkpoints, time = summary(config)
+    steps, checkpoints, time = summary(Run.from_config(config))
     assert steps.startswith("steps: 15 of 8 rows out of 40; ")
     assert checkpoints.startswith("checkpoints: 1, 1 of them kept: 0.00 GiB each")
-    plan = make_plan(config, run_of(config, model_size(str(model))), GPUS["H100"], 40, 10)
+    plan = make_plan(Run.from_config(config), workload(config, model_size(str(model))), GPUS["H100"], 40, 10)
     hours, seconds = shown(plan["work"]["hours"]), shown(plan["seconds of a step"]["a step"])
     assert time.startswith(f"time: {hours} hours, {seconds} s a step, by a model of H100s, not a measurement")
 
@@ -211,6 +217,6 @@ def test_no_hours_without_gpus_nor_for_verdicts(config_of: Callable[[str], DictC
     on_cpu, judge = config_of("rank_grpo"), config_of("rank_grpo")
     on_cpu.trainer.device = "cpu"
     with open_dict(judge):
-        del judge.convrec.num_items
+        judge.convrec.malformed_reward = 0.0  # a setting of judges alone
     for config in (on_cpu, judge):
-        assert len(summary(config)) == 2
+        assert len(summary(Run.from_config(config))) == 2

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipes.planning import figures, step_time
-from recipes.planning.estimate import Run, cache_bytes, cache_bytes_of_token
+from recipes.planning.estimate import Workload, cache_bytes, cache_bytes_of_token
 from recipes.planning.figures import CONSTANTS, GPUS, H100
 from recipes.planning.models import KNOWN_MODELS, ModelSize
 from tests.recipes.planning.conftest import run
@@ -71,7 +71,7 @@ def test_the_network_is_hidden_or_waited_for() -> None:
     assert step_time.network_seconds(copies, slow)[1] == pytest.approx(1.5 * step_time.received_bytes(copies) / 450e9)
 
 
-def rollout(shape: Run, rows: int, turns: float, sums: np.ndarray | float = 0.0) -> np.ndarray:
+def rollout(shape: Workload, rows: int, turns: float, sums: np.ndarray | float = 0.0) -> np.ndarray:
     """Of 8B, by the formula: `rows` responses at once read 2 P and 500 cached tokens each, split over a replica."""
     gpus = shape.tensor_parallel
     prompts = 64 * gpus / 8

@@ -23,6 +23,7 @@ from convrec.checkpoints import hub
 from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from convrec.features.candidates.prompts import with_candidates
+from convrec.settings.run import Run
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
 from recipes.preflight import checks, findings
@@ -79,7 +80,7 @@ def warned(good: dict[str, str], good_sft: dict[str, str], set_variables: SetVar
     def run(recipe: str = "rank_grpo", **variables: str) -> list[str]:
         short = good | {"NUM_ITEMS": "4"}
         set_variables((short if recipe == "rank_grpo" else good_sft) | variables)
-        return RECIPES[recipe].check(settings.compose(recipe, []))
+        return RECIPES[recipe].check(Run.from_config(settings.compose(recipe, [])))
 
     return run
 
@@ -382,14 +383,14 @@ def test_more_gpus_than_this_machine_has_are_a_clusters(
     name, overrides = (recipe, []) if recipe in RECIPES else ("rank_grpo", [f"+scale={recipe}"])
     config = settings.compose(name, overrides)
     with pytest.raises(UserError, match=said):
-        RECIPES[name].check(config)
+        RECIPES[name].check(Run.from_config(config))
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     config.trainer.nnodes, config.data.train_batch_size = 2, 8
     if recipe == "separate_async" and not find_spec("cupy"):
         with pytest.raises(UserError, match=r"weights go through cupy, .* pip install cupy-cuda13x==14\.0\.1"):
-            RECIPES[name].check(config)
+            RECIPES[name].check(Run.from_config(config))
         monkeypatch.setattr(checks, "find_spec", lambda package: package)
-    RECIPES[name].check(config)
+    RECIPES[name].check(Run.from_config(config))
 
 
 @pytest.mark.parametrize(("address", "devices", "asked"), [("", 1, [False]), ("", 2, [False]), ("head:6379", 1, [])])

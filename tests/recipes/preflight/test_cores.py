@@ -2,38 +2,41 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+from convrec.settings.run import Run
 from recipes.launch.settings import compose
 from recipes.preflight.cores import Slots, needed_slots
 
 
-def config(nodes: int, gpus: int, units: int, rollout: tuple[int, int] = (0, 0)) -> DictConfig:
+def make_run(nodes: int, gpus: int, units: int, rollout: tuple[int, int] = (0, 0)) -> Run[Any]:
     mode = "rank_grpo_separate_async" if rollout[0] else "rank_grpo"
-    return OmegaConf.create(
+    config = OmegaConf.create(
         {
             "trainer": {"nnodes": nodes, "n_gpus_per_node": gpus, "v1": {"trainer_mode": mode}},
             "actor_rollout_ref": {"rollout": {"nnodes": rollout[0], "n_gpus_per_node": rollout[1]}},
             "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": units}}},
         }
     )
+    return Run.from_config(config)
 
 
 @pytest.mark.parametrize(("gpus", "cores"), [(1, 13), (4, 22), (8, 34)])
 def test_cores_with_verls_own_eight_storage_units(gpus: int, cores: int) -> None:
     """3 a GPU, TransferQueue's 1 + 8, and 1 to place actors: counted in the field for 1, 4 and 8 GPUs."""
-    assert needed_slots(config(1, gpus, units=8)).cpus == cores
+    assert needed_slots(make_run(1, gpus, units=8)).cpus == cores
 
 
 def test_sft_needs_one_for_each_gpu_and_no_others() -> None:
     sft = OmegaConf.create({"trainer": {"nnodes": 2, "n_gpus_per_node": 8}})
-    assert needed_slots(sft) == Slots([(2, 8, 8)], 0)
+    assert needed_slots(Run.from_config(sft)) == Slots([(2, 8, 8)], 0)
 
 
 def test_a_rollout_with_gpus_of_its_own_needs_two_for_each_of_them() -> None:
-    assert needed_slots(config(2, 8, units=2, rollout=(1, 4))) == Slots([(2, 8, 24), (1, 4, 8)], 4)
+    assert needed_slots(make_run(2, 8, units=2, rollout=(1, 4))) == Slots([(2, 8, 24), (1, 4, 8)], 4)
 
 
 @pytest.mark.parametrize(("devices", "slots"), [("1", 16), ("6", 21)])

@@ -10,6 +10,7 @@ import pytest
 from omegaconf import DictConfig
 
 from convrec.errors import UserError
+from convrec.settings.run import Run
 from recipes.launch.settings import compose, save_config
 from recipes.preflight import pretrained
 from tests.conftest import mark_complete
@@ -44,7 +45,7 @@ def prepared(good: dict[str, str], set_variables: Any, folder: Path) -> Callable
     def prepare(*overrides: str, recipe: str = "rank_grpo", **named: Any) -> tuple[DictConfig, list[str]]:
         set_variables(good | {"MODEL_PATH": str(folder)} | named.pop("variables", {}))
         config = compose(recipe, list(overrides))
-        return config, pretrained.prepare(config, **named)
+        return config, pretrained.prepare(Run.from_config(config), **named)
 
     return prepare
 
@@ -82,7 +83,7 @@ def test_a_run_keeps_what_its_template_is_given(
     assert config.data.apply_chat_template_kwargs == expected
     assert len(lines) == len(said)
     assert all(sentence in line for sentence, line in zip(said, lines, strict=True))
-    template = pretrained.model_section(config).custom_chat_template
+    template = Run.from_config(config).model_section.custom_chat_template
     assert (template or "").endswith(text if text == CLOCK else "")
     assert bool(template) == (text == CLOCK)
 

@@ -17,10 +17,12 @@ from convrec.features.asking.rollout import Dialogues
 from convrec.features.asking.users import LABEL_WORDINGS
 from convrec.features.responses import OPEN, TURN, Prompt, SampledResponse
 from convrec.rank_grpo.credit import RankBatch
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 from tests.convrec.rollout.fakes import FILMS, RolloutWorld, make_samples, tiny_tokenizer, to_plain
 
 GENRES = {"Alien": ["horror"], "Heat": ["crime"], "Jaws": ["horror"]}
-SETTINGS = {"ask": ["genre", "decade"], "max_turns": 3, "ask_cost": 0.05, "num_items": 3}
+SETTINGS: dict[str, Any] = {"ask": ["genre", "decade"], "max_turns": 3, "ask_cost": 0.05, "num_items": 3}
 ANSWERS = [wording.format(labels="crime").capitalize() for wording in LABEL_WORDINGS[::2]]
 
 # Of each prompt the first rollout asks, the second lists at once, the third does both.
@@ -55,8 +57,8 @@ def put_rows(world: RolloutWorld) -> dict[str, dict[str, Any]]:
 
 
 def make_dialogues(catalog: str) -> Dialogues:
-    config = {"convrec": {"catalog_file": catalog, **SETTINGS}, "data": {"seed": 0, "max_prompt_length": 300}}
-    return Dialogues(OmegaConf.create(config), tiny_tokenizer())
+    settings = RankGRPOConfig(catalog_file=catalog, seed=0, max_prompt_length=300, **SETTINGS)
+    return Dialogues(Run(settings, OmegaConf.create({"data": {}})), tiny_tokenizer())
 
 
 def test_every_turn_is_a_row_and_only_lists_are_scored(world: RolloutWorld) -> None:

@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.errors import UserError
-from convrec.features.rewards.parts import REWARD_PARTS, RewardParts, combined, is_part, needs_training_mentions
+from convrec.features.rewards.parts import RewardParts, combined, needs_training_mentions
 from convrec.lists.catalog import Catalog, load_catalog
+from convrec.lists.reward_parts import REWARD_PARTS, is_part
 
 CATALOG = {
     "title": ["Alien", "Heat", "Jaws", "Up"],

@@ -1,4 +1,4 @@
-"""One table says what a setting may be, as a variable and as an override; what conf/ has fits it."""
+"""One table says what a setting may be, as a variable and as an override; the composed defaults fit it."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -9,20 +9,16 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
-from convrec.features.rewards.parts import PART_NAMES
 from convrec.lists.matching import MATCHERS
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
+from convrec.lists.reward_parts import PART_NAMES
+from convrec.settings.choices import VERL_TRACKERS
 from recipes.launch.recipe import RANK_GRPO, RECIPES
-from recipes.launch.schema import SFT_SEQUENCES_PER_DEVICE, VERL_TRACKERS
 from recipes.launch.settings import check, compose_files
 from recipes.launch.variables import VARIABLES, overrides_from_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 NO_VARIABLES: Mapping[str, str] = {}
-
-
-def test_the_words_for_sfts_batch_have_its_number() -> None:
-    assert RECIPES["sft"].settings["data.train_batch_size"].null == f"{SFT_SEQUENCES_PER_DEVICE} a device"
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +135,7 @@ def test_a_variable_and_the_override_of_its_key_have_one_rule(name: str, text: s
 
 
 def test_every_setting_says_what_it_is() -> None:
-    assert all(setting.help for recipe in RECIPES.values() for setting in recipe.settings.values())
+    assert all(row.setting.help for recipe in RECIPES.values() for row in recipe.rows.values())
 
 
 def test_the_trackers_are_verls() -> None:

@@ -1,0 +1,34 @@
+"""Settings as overrides of Hydra's: `key=value`, in its grammar."""
+
+import re
+from typing import Any
+
+from convrec import kinds
+from convrec.fields import Settings, setting_rows
+from convrec.settings.readers import absolute_path
+
+
+def overrides(settings: Settings) -> list[str]:
+    """Return an override for each setting that is not its default. Paths become absolute, as those of variables do."""
+    lines = []
+    for row in setting_rows(type(settings)).values():
+        value = getattr(settings, row.field)
+        if value == row.default:
+            continue
+        if row.setting.read is absolute_path and isinstance(value, str):
+            value = absolute_path(value)
+        lines += [f"{key}={to_hydra(value)}" for key in row.keys]
+    return lines
+
+
+def to_hydra(value: Any) -> str:
+    """Return the value in Hydra's grammar, which gives `=`, `,` and brackets a meaning."""
+    if isinstance(value, str):
+        escaped = re.sub(r"\\+(?='|\Z)", lambda match: match[0] * 2, value)  # others mean themselves
+        return "'" + escaped.replace("'", "\\'") + "'"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(to_hydra, value)) + "]"
+    if isinstance(value, dict):
+        escaped_names = {name: re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name) for name in value}
+        return "{" + ", ".join(f"{escaped_names[name]}: {to_hydra(inner)}" for name, inner in value.items()) + "}"
+    return kinds.shown(value)

@@ -1,0 +1,141 @@
+"""Settings of Rank-GRPO and its baselines. Defaults are the paper's full scale (Qwen2.5-0.5B on 4 x 80 GB)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from convrec import kinds
+from convrec.fields import Setting
+from convrec.kinds import AboveOne, Boolean, NonPositiveNumber, PositiveInteger, PositiveNumber
+from convrec.lists.rank_rewards import DEFAULT_REWARD
+from convrec.lists.settings import ListSettings
+from convrec.settings.choices import Algorithm, Attributes, Combination, Matching, Preset, Repair, Reward, Weights
+from convrec.settings.readers import absolute_path, comma_separated, weights
+from convrec.settings.training import (
+    QWEN,
+    Candidates,
+    GPUMemoryUtilization,
+    MaxPromptLength,
+    MaxResponseLength,
+    Model,
+    NumGenerations,
+    RLConfig,
+    SaveFreq,
+    TensorParallel,
+    TestFreq,
+    TotalEpochs,
+    TrainBatchSize,
+    TrainFile,
+    ValFile,
+)
+
+ALGORITHM_GROUP = "algorithm_preset"  # no key of the config: a group of conf/
+
+
+def default_matching(preset: str) -> str:
+    """Return how titles are compared where nobody says it."""
+    return "reference" if preset == "reference" else ListSettings.matching
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankGRPOConfig(ListSettings, RLConfig):
+    """Settings of the recipe `rank_grpo`."""
+
+    model: Model = QWEN
+    train_file: TrainFile = "data/reddit_v2/train.parquet"
+    val_file: ValFile = "data/reddit_v2/validation.parquet"
+    save_freq: SaveFreq = 200
+    test_freq: TestFreq = 200
+    total_epochs: TotalEpochs = 2
+    train_batch_size: TrainBatchSize = 48  # 48 x 8 = 384 responses a step
+    max_prompt_length: MaxPromptLength = 2048
+    max_response_length: MaxResponseLength = 1024
+    num_generations: NumGenerations = 8
+    tensor_parallel: TensorParallel = 1
+    gpu_memory_utilization: GPUMemoryUtilization = None
+
+    catalog_file: Annotated[
+        kinds.Path,
+        Setting("the catalog", variable="CATALOG_FILE", read=absolute_path),
+    ] = "data/reddit_v2/catalog.parquet"
+    candidates: Candidates = 0
+    # None is replaced by `default_matching`
+    matching: Annotated[
+        Matching,
+        Setting("how titles are compared", null="fuzzy, or reference with that preset"),
+    ] = None  # type: ignore[assignment]
+    reward: Annotated[
+        Reward,
+        Setting("the rank return: how later hits count at a rank", variable="REWARD"),
+    ] = DEFAULT_REWARD
+    gamma: Annotated[
+        AboveOne | None,
+        Setting("parameter of the reward exp_gamma", null="unset"),
+    ] = None
+    rewards: Annotated[
+        Weights | None,
+        Setting(
+            "parts of the rank reward and their weights, for example `relevance: 1, diversity: 0.3`",
+            variable="REWARDS",
+            null="REWARD alone",
+            read=weights,
+        ),
+    ] = None
+    reward_combination: Annotated[
+        Combination,
+        Setting("each part is normalised within prompt and rank and then summed, or parts are summed first"),
+    ] = "normalised"
+    algorithm: Annotated[
+        Algorithm | None,
+        Setting("the method or a baseline", key=ALGORITHM_GROUP, variable="ALGORITHM"),
+    ] = None
+    preset: Annotated[
+        Preset,
+        Setting("eq. 6, or the public code's token mean and shaping", variable="PRESET"),
+    ] = "paper"
+    constrained: Annotated[
+        Boolean,
+        Setting("lists hold unseen items of the catalog only, in sampling and in training", variable="CONSTRAINED"),
+    ] = False
+    repair: Annotated[
+        Repair,
+        Setting("zero: where no rollout of a prompt hits, one of them gets a relevant title", variable="REPAIR"),
+    ] = "none"
+    repair_ranks: Annotated[
+        PositiveInteger | None,
+        Setting("ranks from the first on of which a repair takes one", null="all N"),
+    ] = None
+    ask: Annotated[
+        Attributes | None,
+        Setting(
+            "attributes that the model may ask about before it lists, columns of the catalog or decade, "
+            "comma-separated",
+            variable="ASK",
+            null="it lists at once",
+            read=comma_separated,
+        ),
+    ] = None
+    max_turns: Annotated[
+        PositiveInteger,
+        Setting("ASK: turns of the model, the last of which is a list", variable="MAX_TURNS"),
+    ] = 3
+    ask_cost: Annotated[
+        PositiveNumber,
+        Setting("ASK: what a question costs, in DCG of its list", variable="ASK_COST"),
+    ] = 0.05  # a twentieth of a hit at the first rank
+    overflow_penalty: Annotated[
+        NonPositiveNumber,
+        Setting("advantage of an item after the N-th"),
+    ] = -0.1
+    underflow_penalty: Annotated[
+        NonPositiveNumber,
+        Setting("advantage of a stop before the N-th item"),
+    ] = -0.1
+    mask_truncated: Annotated[
+        Boolean,
+        Setting("drop responses without a stop token from the loss, and from the reference's token mean"),
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.matching:
+            object.__setattr__(self, "matching", default_matching(self.preset))

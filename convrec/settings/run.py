@@ -1,0 +1,416 @@
+"""A run after its settings are composed: typed and frozen.
+
+verl's own settings are in `Run.verl_config`, which is for the adapters to verl. What others need of them is a property.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+
+from convrec.fields import setting_rows
+from convrec.rank_grpo import NAME
+from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
+from convrec.settings.rank_grpo import ALGORITHM_GROUP, RankGRPOConfig
+from convrec.settings.sft import SFTConfig
+from convrec.settings.training import TrainingConfig
+
+ConfigT = TypeVar("ConfigT", bound=TrainingConfig, covariant=True)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How vLLM draws a token; the policy's own distribution at temperature 1 without a bound."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+@dataclass(frozen=True)
+class RolloutCorrection:
+    """What verl does about the difference between the rollout's log-probs and the actor's.
+
+    Attributes:
+        weights: the units by which the loss is weighted: token, rank or sequence; None without weights.
+        rejection: the units that are taken out of the loss; None for none.
+        bypass: whether the rollout's log-probs stand for those of the policy before its update.
+        loss_type: verl's loss in bypass mode.
+    """
+
+    weights: str | None
+    rejection: str | None
+    bypass: bool
+    loss_type: str
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How verl lays a model that trains over devices.
+
+    Attributes:
+        fsdp_size: processes that have one copy of the model between them; -1: all.
+        offloads_parameters, offloads_optimizer: whether they wait in host memory while they are not used.
+    """
+
+    fsdp_size: int
+    offloads_parameters: bool
+    offloads_optimizer: bool
+
+
+@dataclass(frozen=True)
+class RolloutMemory:
+    """What decides how much memory vLLM takes.
+
+    Attributes:
+        dtype: of its weights.
+        max_sequences: that it writes at once.
+        share: of a device's memory.
+        sleeps: whether it gives its memory back while the run trains.
+    """
+
+    dtype: str
+    max_sequences: int
+    share: float
+    sleeps: bool
+
+
+@dataclass(frozen=True)
+class Run(Generic[ConfigT]):
+    """A run of a recipe.
+
+    Attributes:
+        settings: ours, of the recipe's class.
+        verl_config: all that was composed, with what is verl's.
+    """
+
+    settings: ConfigT
+    verl_config: DictConfig
+
+    @classmethod
+    def from_config(cls, config: DictConfig) -> "Run[Any]":
+        """Return the run that a composed config describes.
+
+        Raises:
+            UserError: a setting is of another kind.
+        """
+        return Run(read_settings(config), config)
+
+    # ---- the machine ----
+
+    @property
+    def uses_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def device(self) -> str:
+        """torch's name of the accelerator, or cpu."""
+        return str(self.verl_config.trainer.device)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Devices of each node that train; on a host without a GPU, processes."""
+        return int(self.verl_config.trainer.n_gpus_per_node)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that train, of all nodes."""
+        return self.settings.num_nodes * self.gpus_per_node
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, absolute."""
+        return Path(self.verl_config.trainer.default_local_dir)
+
+    # ---- the model ----
+
+    @property
+    def is_sft(self) -> bool:
+        """Whether the run has no rollout."""
+        return isinstance(self.settings, SFTConfig)
+
+    @property
+    def model_section(self) -> DictConfig:
+        """What verl is told about the model."""
+        return self.verl_config.model if self.is_sft else self.verl_config.actor_rollout_ref.model
+
+    @property
+    def tokenizer_path(self) -> str | None:
+        """The folder or id of the tokenizer, where it is not the model's own."""
+        return self.model_section.get("tokenizer_path")
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """What the chat template is given besides the messages."""
+        arguments: Any = self.verl_config.data.get("apply_chat_template_kwargs") or {}
+        return OmegaConf.to_container(arguments, resolve=True) if OmegaConf.is_config(arguments) else arguments
+
+    @property
+    def lora_rank(self) -> int:
+        """The rank of the adapters that train; 0: the whole model trains."""
+        return int(self.model_section.get("lora_rank") or 0)
+
+    @property
+    def recomputes_activations(self) -> bool:
+        return bool(self.model_section.enable_gradient_checkpointing)
+
+    @property
+    def uses_fused_kernels(self) -> bool:
+        """Whether log-probs are computed from hidden states in chunks, without the logits of all tokens."""
+        return bool(self.model_section.get("use_fused_kernels"))
+
+    @property
+    def sharding(self) -> Sharding:
+        engine = self.verl_config.engine if self.is_sft else self.verl_config.actor_rollout_ref.actor.fsdp_config
+        return Sharding(
+            fsdp_size=int(engine.get("fsdp_size", -1)),
+            offloads_parameters=bool(engine.get("param_offload")),
+            offloads_optimizer=bool(engine.get("optimizer_offload")),
+        )
+
+    # ---- the method ----
+
+    @property
+    def is_rank_level(self) -> bool:
+        """Whether ranks have advantages of their own, as in Rank-GRPO, and not whole responses."""
+        return bool(self.verl_config.algorithm.adv_estimator == NAME)
+
+    @property
+    def normalizes_by_std(self) -> bool:
+        """Whether advantages are divided by their group's standard deviation."""
+        return bool(self.verl_config.algorithm.get("norm_adv_by_std_in_grpo", True))
+
+    @property
+    def rollout_correction(self) -> RolloutCorrection:
+        correction = self.verl_config.algorithm.rollout_correction
+        return RolloutCorrection(
+            weights=correction.rollout_is,
+            rejection=correction.get("rollout_rs"),
+            bypass=bool(correction.get("bypass_mode")),
+            loss_type=str(correction.get("loss_type")),
+        )
+
+    @property
+    def group_filter(self) -> str | None:
+        """The number by which prompts whose rollouts are equal are replaced by others; None where none are."""
+        groups = self.verl_config.algorithm.filter_groups
+        return str(groups.metric) if groups.enable else None
+
+    @property
+    def trains_critic(self) -> bool:
+        """Whether verl would train a model of values beside the policy."""
+        critic = self.verl_config.critic.enable
+        return bool(critic) or (critic is None and self.verl_config.algorithm.adv_estimator == "gae")
+
+    @property
+    def has_colocated_reward_model(self) -> bool:
+        """Whether a reward model waits for the rollout's devices, so that it scores after all responses are there."""
+        model = self.verl_config.reward.reward_model
+        return bool(model.enable) and not model.enable_resource_pool
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl's name of the trainer; it is NAME where a step samples first and then trains, on the same devices."""
+        return str(self.verl_config.trainer.v1.trainer_mode)
+
+    @property
+    def actor_strategy(self) -> str:
+        """How verl shards the actor."""
+        return str(self.verl_config.actor_rollout_ref.actor.strategy)
+
+    @property
+    def sequence_parallel_keys(self) -> list[str]:
+        """The keys of verl's settings that cut responses over processes; none in a run that has them whole."""
+        parts = ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config")
+        keys = [f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size" for part in parts]
+        return [key for key in keys if (OmegaConf.select(self.verl_config, key) or 1) > 1]
+
+    @property
+    def reward_module(self) -> str:
+        """Where verl finds the reward function: pkg://module, or a file."""
+        return str(self.verl_config.reward.custom_reward_function.path)
+
+    @property
+    def reward_function(self) -> str:
+        """The function's name there."""
+        return str(self.verl_config.reward.custom_reward_function.name)
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Prompts of an update."""
+        return int(self.verl_config.actor_rollout_ref.actor.ppo_mini_batch_size)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss has a KL term to a frozen copy of the initial model."""
+        return not self.is_sft and bool(self.verl_config.actor_rollout_ref.actor.use_kl_loss)
+
+    @property
+    def save_keep(self) -> int | None:
+        """The newest checkpoints that are kept; None: all."""
+        key = "trainer.max_ckpt_to_keep" if self.is_sft else "trainer.max_actor_ckpt_to_keep"
+        return OmegaConf.select(self.verl_config, key)
+
+    @property
+    def max_training_rows(self) -> int:
+        """Rows of the training files that are read at most; -1: all."""
+        return int(self.verl_config.data.get("train_max_samples", -1))
+
+    @property
+    def max_validation_rows(self) -> int:
+        """Rows of the validation files that are read at most; -1: all."""
+        return int(self.verl_config.data.get("val_max_samples", -1))
+
+    @property
+    def trackers(self) -> list[str]:
+        """The names of verl's trackers."""
+        logger = self.settings.logger
+        return [logger] if isinstance(logger, str) else logger
+
+    @property
+    def train_batch_size(self) -> int:
+        """Sequences (SFT) or prompts (RL) of a step."""
+        return int(self.verl_config.data.train_batch_size)
+
+    # ---- rollouts ----
+
+    @property
+    def rollout_engine(self) -> str:
+        """The engine that samples, vllm in ours."""
+        return str(self.verl_config.actor_rollout_ref.rollout.name)
+
+    @property
+    def samples_single_turns(self) -> bool:
+        """Whether prompts are sampled by verl's loop without tools, which ours replaces."""
+        return bool(self.verl_config.actor_rollout_ref.rollout.agent.default_agent_loop == "single_turn_agent")
+
+    @property
+    def is_fully_deterministic(self) -> bool:
+        """Whether verl's own full determinism is on; ours is the setting `deterministic`."""
+        return bool(self.verl_config.actor_rollout_ref.rollout.full_determinism)
+
+    @property
+    def replays_routing(self) -> bool:
+        """Whether a mixture of experts trains with the rollout's choice of experts."""
+        return bool(self.verl_config.actor_rollout_ref.rollout.enable_rollout_routing_replay)
+
+    @property
+    def keeps_processed_log_probs(self) -> bool:
+        """Whether the rollout keeps the log-probs of what it sampled, as its logits processors left them."""
+        rollout = self.verl_config.actor_rollout_ref.rollout
+        return bool(rollout.calculate_log_probs and rollout.logprobs_mode == "processed_logprobs")
+
+    @property
+    def response_length(self) -> int:
+        """Tokens that vLLM may write."""
+        return int(self.verl_config.actor_rollout_ref.rollout.response_length)
+
+    @property
+    def sampling(self) -> Sampling:
+        rollout = self.verl_config.actor_rollout_ref.rollout
+        return Sampling(rollout.temperature, rollout.top_p, rollout.top_k)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Devices that a replica of the rollout spans."""
+        return int(self.verl_config.actor_rollout_ref.rollout.tensor_model_parallel_size)
+
+    @property
+    def weight_transfer(self) -> str:
+        """How new weights reach the rollout, by verl's name."""
+        return str(self.verl_config.actor_rollout_ref.rollout.checkpoint_engine.backend)
+
+    @property
+    def colocates_rollout(self) -> bool:
+        """Whether rollout and training share their devices; true of SFT, which has no rollout."""
+        return not str(OmegaConf.select(self.verl_config, "trainer.v1.trainer_mode")).endswith("separate_async")
+
+    @property
+    def rollout_devices(self) -> tuple[int, int]:
+        """(nodes, devices of each) that sample and do not train; (0, 0) where rollout and training share theirs."""
+        if self.colocates_rollout:
+            return 0, 0
+        rollout = self.verl_config.actor_rollout_ref.rollout
+        return rollout.nnodes, rollout.n_gpus_per_node
+
+    @property
+    def rollout_memory(self) -> RolloutMemory:
+        rollout = self.verl_config.actor_rollout_ref.rollout
+        return RolloutMemory(
+            dtype=str(rollout.dtype),
+            max_sequences=int(rollout.max_num_seqs),
+            share=float(rollout.gpu_memory_utilization),
+            sleeps=bool(rollout.free_cache_engine),
+        )
+
+    @property
+    def storage_units(self) -> int:
+        """Processes of TransferQueue that hold the rows of a step."""
+        key = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+        return OmegaConf.select(self.verl_config, key) or 1
+
+    # ---- micro-batches ----
+
+    @property
+    def packs_micro_batches(self) -> bool:
+        """Whether micro-batches are of equal work and not of equal count."""
+        section = self.verl_config.data if self.is_sft else self.verl_config.actor_rollout_ref.actor
+        return bool(section.use_dynamic_bsz)
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Processes over which verl cuts a sequence."""
+        if self.is_sft:
+            return int(self.verl_config.engine.ulysses_sequence_parallel_size)
+        actor = self.verl_config.actor_rollout_ref.actor
+        return max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+
+    @property
+    def micro_batch_key(self) -> str:
+        """The key of the tokens of a micro-batch."""
+        if self.is_sft:
+            return "data.max_token_len_per_gpu"
+        return "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Sequences of a micro-batch, where micro-batches are of equal count."""
+        if self.is_sft:
+            return int(self.verl_config.data.micro_batch_size_per_gpu)
+        return int(self.verl_config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of a micro-batch, of all processes over which a sequence is cut."""
+        return int(OmegaConf.select(self.verl_config, self.micro_batch_key)) * self.sequence_parallel_size
+
+
+def read_settings(config: DictConfig) -> Any:
+    """Return our settings from a composed config, of the class of its recipe.
+
+    A setting that the config does not have is its default.
+
+    Raises:
+        UserError: a setting is of another kind.
+    """
+    settings = _settings_class(config)
+    values = {}
+    for row in setting_rows(settings).values():
+        key = "run.algorithm" if row.keys == (ALGORITHM_GROUP,) else row.keys[0]
+        value = OmegaConf.select(config, key, default=...)
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        if value is not ...:
+            values[row.field] = value
+    return settings(**values)
+
+
+def _settings_class(config: DictConfig) -> type[TrainingConfig]:
+    """By the settings that only one class has: a recipe may have any name."""
+    if "actor_rollout_ref" not in config:
+        return SFTConfig
+    ours = config.get("convrec") or {}
+    if "orders" in ours:
+        return PairwiseJudgeConfig
+    return PointwiseJudgeConfig if "malformed_reward" in ours else RankGRPOConfig

@@ -1,0 +1,76 @@
+"""The public names, and what a config becomes on its way to the command. tests/e2e/test_python_api.py trains."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import convrec
+from convrec import PairwiseJudgeConfig, RankGRPOConfig, SFTConfig, TrainedRun
+from convrec.fields import Settings
+from convrec.settings.overrides import overrides
+from convrec.settings.run import read_settings
+from recipes.launch.recipe import RECIPES
+from recipes.launch.settings import compose_files
+
+HEAVY = ("torch", "verl", "ray", "vllm", "transformers", "omegaconf", "pydantic")
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in convrec.__all__ if not callable(getattr(convrec, name))] == []
+
+
+@pytest.mark.parametrize("before", ["", "import convrec.train.registration; "])
+def test_train_is_the_function_although_a_package_has_its_name(before: str) -> None:
+    code = f"{before}from convrec import SFTConfig, train; train(SFTConfig(), nothing=1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "train() got an unexpected keyword argument 'nothing'" in done.stderr
+
+
+def test_the_package_alone_imports_nothing_heavy() -> None:
+    code = f"import sys, convrec; print(*{{*{HEAVY!r}}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [
+        (
+            "sft",
+            SFTConfig(model="a/b", train_file="it's, a=file.parquet", output_dir="/runs/x", seed=7, save_keep=2),
+        ),
+        (
+            "rank_grpo",
+            RankGRPOConfig(
+                delimiter="|",
+                learning_rate=3e-7,
+                algorithm="gspo",
+                ask=["genre", "decade"],
+                rewards={"relevance": 1.0, "catalog.price (EUR)": -0.1},
+                lr_schedule=[[0, 1e-6], [8000, 1e-7]],
+                save_keep=None,
+                logger="tensorboard",
+                constrained=True,
+                preset="reference",
+            ),
+        ),
+        ("judge_pairwise", PairwiseJudgeConfig(orders="together", tensor_parallel=2, mini_batch_size=8)),
+    ],
+)
+def test_a_config_arrives_in_the_run_as_it_was_given(recipe: str, config: Any) -> None:
+    composed = read_settings(compose_files(RECIPES[recipe], overrides(config), environment={}))
+    assert type(composed) is type(config)
+    assert changed(composed).items() >= changed(config).items()
+
+
+def changed(settings: Settings) -> dict[str, Any]:
+    """The settings that are not the default, by key, as the command has them."""
+    pairs = [line.partition("=") for line in overrides(settings)]
+    return {key: value for key, _, value in pairs}
+
+
+def test_a_run_is_a_path(tmp_path: Path) -> None:
+    assert SFTConfig(model=TrainedRun(tmp_path)).model == str(tmp_path)  # type: ignore[arg-type]
