@@ -3,7 +3,6 @@
 Nothing is measured here: a model of the time from the ranges that it prints. docs/explanation/planning.md
 """
 
-import argparse
 import json
 import os
 import sys
@@ -14,11 +13,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from convrec.checkpoints.models import resolve_model
-from convrec.errors import UserError, says_user_errors
-from convrec.options import parse, parser_of
+from convrec.errors import UserError
+from convrec.options import command
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
 from recipes.launch.variables import misspelt_variables
+from recipes.options.plan import PlanOptions
 from recipes.planning.estimate import run_of
 from recipes.planning.models import KNOWN, model_size
 from recipes.planning.plan import make_plan, plan_lines
@@ -27,7 +27,6 @@ from recipes.planning.work import model_of, rows_of
 from recipes.preflight.batch import check_batch, check_heads
 
 GPUS_PER_NODE = 8  # where N_GPUS_PER_NODE does not say it: the machine here is not the cluster
-RECIPE_NAMES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "lists"]
 
 
 def planned_config(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
@@ -38,7 +37,7 @@ def planned_config(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def planned_rows(config: DictConfig, options: argparse.Namespace) -> tuple[int, int]:
+def planned_rows(config: DictConfig, options: PlanOptions) -> tuple[int, int]:
     """(of training, of validation): what the command line says, else those of the files that are here."""
     rows, validation = options.rows or 0, options.val_rows or 0
     try:
@@ -52,7 +51,7 @@ def planned_rows(config: DictConfig, options: argparse.Namespace) -> tuple[int, 
     return rows, validation
 
 
-def answer(options: argparse.Namespace) -> str:
+def answer(options: PlanOptions) -> str:
     recipe = RECIPES[options.recipe]
     config, gpu = planned_config(recipe, options.overrides), GPUS[options.gpu]
     nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
@@ -78,11 +77,8 @@ def answer(options: argparse.Namespace) -> str:
     return "\n".join([f"{title}: a model of the time, not a measurement", *plan_lines(plan)])
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    model = {"help": f"{', '.join(KNOWN)}, a Hugging Face id or a folder (MODEL_PATH)"}
-    parser = parser_of("plan", __doc__, recipe={"choices": RECIPE_NAMES}, gpu={"choices": sorted(GPUS)}, model=model)
-    options = parse(parser, arguments, "plan")
+@command(PlanOptions)
+def main(options: PlanOptions) -> int:
     for warning in misspelt_variables(os.environ):
         print(f"warning: {warning}", file=sys.stderr)
     print(answer(options), flush=True)
