@@ -11,7 +11,7 @@ from typing import Any
 from convrec.files import write_jsonl
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.judges.verdict import outside_thinking
-from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint
+from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint, merge_sampling
 from convrec.shipped import read_table
 from data_prep.options.demonstrations import DemonstrationsOptions
 
@@ -126,8 +126,7 @@ MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": MAX_R
 
 def asker_of(options: DemonstrationsOptions, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
     """What asks the model of a role, and what its answers depend on. kind: of MAX_TOKENS."""
-    sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]} | options.sampling
-    sampling = {key: value for key, value in sampling.items() if value is not None}
+    sampling = merge_sampling({"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]}, options.sampling)
     model = model_of(options, role)
     asker = Asker(model, sampling, Path(options.out), kind if kind in ("teacher", "metadata") else "reflect")
     return asker, {"model": model.endpoint.model, "sampling": sampling}

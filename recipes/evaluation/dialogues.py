@@ -59,7 +59,8 @@ def dialogues(setup: Setup, answers_of: Answered) -> dict[str, list[Conversation
     options, context = setup.options, setup.context
     attributes = load_attributes(options.catalog, options.ask or ())
     if options.user == "llm":
-        user: RuleUser = LLMUser(attributes, LLM(endpoint("user"), Path(options.out) / "answers"))
+        llm = LLM(endpoint("user"), Path(options.out) / "answers")
+        user: RuleUser = LLMUser(attributes, llm, options.sampling)
     else:
         kind = {"rule": RuleUser, "random": RandomUser, "other": OtherUser}[str(options.user)]
         user = kind(attributes, options.seed, evaluation=True, others=context.wanted)

@@ -150,6 +150,7 @@ def set_up(options: EvaluationOptions) -> Setup:
         "matching_of": matching_of,
         "catalog_items": context.num_items,
         **({name: getattr(options, name) for name in OF_DIALOGUES} if options.user else {}),
+        **({"sampling": options.sampling} if options.sampling else {}),  # of models behind an API
         **sampling,
     }
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.data.damage import REPORT
+from convrec.errors import UserError
 from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest
 from convrec.judges.verdict import outside_thinking
@@ -50,6 +51,7 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
     Where a user answers, lists are those that conversations end with, and the baselines are dialogues.ASKING.
     """
+    check_sampling(setup.options)
     start, generated = time.monotonic(), 0
     given: list[dict[str, Answer]] = []
 
@@ -89,9 +91,23 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     return metrics
 
 
+def check_sampling(options: EvaluationOptions) -> None:
+    """Raise UserError for sampling parameters that no model is asked with."""
+    is_api = (options.model or "").startswith(API)
+    if options.sampling and not is_api and options.user != "llm":
+        raise UserError("--sampling: it is for a model behind an API; give --model api:NAME, or --user llm")
+
+
 def _answers(request: GenerationRequest, setup: Setup) -> tuple[dict[str, Answer], int]:
     """prompt_id -> answer, and how many are new."""
-    answers, new = answers_to(request, setup.placement, progress=setup.options.progress, **setup.sampling)
+    options = setup.options
+    answers, new = answers_to(
+        request,
+        setup.placement,
+        progress=options.progress,
+        api_sampling=options.sampling,
+        **setup.sampling,
+    )
     if request.model_path.startswith(API):
         # a policy's thinking would be ranks of its list, as in training; another model's is not its list
         answers = {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}

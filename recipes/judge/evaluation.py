@@ -96,6 +96,8 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     model_path = model if is_api else resolve_model(model, "--model ")
     if not is_api:
         hub.require(model_path, "--model ")
+    if options.sampling and not is_api:
+        raise UserError("--sampling: it is for a model behind an API; give --model api:NAME")
     rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[: options.limit]
     scores = scores_of(rows[0][1])
     contents = {"data": file_hash(data)}
@@ -115,7 +117,7 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     settings |= {"max_prompt_tokens": options.max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start, path = time.monotonic(), out / "generations.parquet"
     asked_for = GenerationRequest(model_path, prompts, path)
-    answers, generated = answers_to(asked_for, placement, role="judge", **settings)
+    answers, generated = answers_to(asked_for, placement, role="judge", api_sampling=options.sampling, **settings)
     seconds = time.monotonic() - start
     texts = {
         order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
@@ -126,6 +128,7 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "settings": {"judge": mode, "model": model, "model_path": model_path, "data": data, "limit": options.limit}
         | {"sha256": contents}
+        | ({"sampling": options.sampling} if options.sampling else {})
         | settings,
         "results": pairwise_summary(table, seed) if mode == "pairwise" else pointwise_summary(table, scores, seed),
         "generation": {

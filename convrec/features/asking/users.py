@@ -5,10 +5,10 @@ No answer names a wanted title, or has a label that is like one.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rapidfuzz import fuzz
 
@@ -16,7 +16,7 @@ from convrec.data.schema import split_prompt
 from convrec.features.asking.attributes import Attributes
 from convrec.features.asking.turns import question_text
 from convrec.lists.titles import fold, normalise
-from convrec.llm import LLM
+from convrec.llm import LLM, merge_sampling
 from convrec.shipped import read_table
 
 USERS = ("rule", "random", "other", "llm")
@@ -106,11 +106,15 @@ class OtherUser(RuleUser):
 
 
 class LLMUser(RuleUser):
-    """A model that is told the wanted titles; in place of an answer that names one, it does not mind."""
+    """A model that is told the wanted titles; in place of an answer that names one, it does not mind.
 
-    def __init__(self, attributes: Attributes, llm: LLM) -> None:
+    sampling: parameters of its requests, beside or in place of ours; None: not sent.
+    """
+
+    def __init__(self, attributes: Attributes, llm: LLM, sampling: Mapping[str, Any] | None = None) -> None:
         super().__init__(attributes)
         self.llm = llm
+        self.sampling = merge_sampling({"temperature": 0.0, "max_tokens": 60}, sampling)
 
     def answers(self, asked: Sequence[Asked]) -> list[str]:
         titles = self.attributes.catalog.titles
@@ -122,7 +126,7 @@ class LLMUser(RuleUser):
             )
             for one in asked
         ]
-        given = self.llm.ask_all(prompts, label="user", temperature=0.0, max_tokens=60)
+        given = self.llm.ask_all(prompts, label="user", **self.sampling)
         texts = [" ".join(answer.text.split()) for answer in given]
         if empty := texts.count(""):  # as of a model that thinks longer than an answer may be
             _log.warning("%d of %d answers of the user's model have no text: it does not mind", empty, len(texts))

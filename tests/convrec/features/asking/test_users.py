@@ -98,10 +98,13 @@ class Model:
     """In place of a client: what it is asked, and what it says."""
 
     def __init__(self, *texts: str) -> None:
-        self.texts, self.prompts = texts, []
+        self.texts = texts
+        self.prompts: list[str] = []
+        self.sampling: dict[str, Any] = {}
 
-    def ask_all(self, prompts: list[str], **_: Any) -> list[Answer]:
+    def ask_all(self, prompts: list[str], label: str, **sampling: Any) -> list[Answer]:
         self.prompts += prompts
+        self.sampling = sampling
         return [Answer(text) for text in self.texts]
 
 
@@ -117,6 +120,22 @@ def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(
     assert "Heat" in model.prompts[0]
     assert "USER: Hi\n" in model.prompts[0]
     assert "instruction" not in model.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (None, {"temperature": 0.0, "max_tokens": 60}),
+        ({"temperature": None, "top_p": 0.9}, {"max_tokens": 60, "top_p": 0.9}),
+    ],
+)
+def test_a_model_as_user_has_the_parameters_that_are_given(
+    films: Attributes, given: dict[str, Any] | None, sent: dict[str, Any]
+) -> None:
+    model = Model("A crime film")
+    user = LLMUser(films, model, given)  # type: ignore[arg-type]
+    user.answers([Asked("a", [row_of(films, "Heat")], "genre", "Here is the conversation: USER: Hi\n")])
+    assert model.sampling == sent
 
 
 @pytest.mark.parametrize(
