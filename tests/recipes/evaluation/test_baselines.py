@@ -234,9 +234,8 @@ def test_sampling_parameters_reach_the_model_behind_an_api_and_no_other(
     assert evaluate.main(arguments) == 0
     given = '{"temperature": null, "max_completion_tokens": 9, "top_p": 0.9}'
     assert evaluate.main([*arguments, "--sampling", given]) == 0
-    plain, *_, own = (
-        {name: body[name] for name in body if name not in ("model", "messages")} for body in server.bodies
-    )
+    sent = [{name: body[name] for name in body if name not in ("model", "messages")} for body in server.bodies]
+    plain, *_, own = sent
     assert plain == {"temperature": 0.0, "max_tokens": 1024}
     assert own == {"max_tokens": 1024, "max_completion_tokens": 9, "top_p": 0.9}
     assert len(server.bodies) == 4  # other parameters are another request
