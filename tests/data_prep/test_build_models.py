@@ -236,4 +236,4 @@ def test_too_many_failed_questions_stop_a_build_and_are_named(source, tmp_path, 
     failed = (tmp_path / "failed.jsonl").read_text().splitlines()
     assert f"failed.jsonl names the questions that got no answer ({len(failed)} of teacher)" in message
     assert len({str(json.loads(entry)["prompt"]) for entry in failed}) == 4  # rows can have a prompt in common
-    assert "--skip-failed 1.0: give a number of at least 0, below 1" in refusal(capsys, [*given, "--skip-failed=1"])
+    assert "--skip-failed 1: give a number of at least 0, below 1" in refusal(capsys, [*given, "--skip-failed=1"])

@@ -190,7 +190,7 @@ def test_a_training_file_that_cannot_be_read_is_named(tmp_path: Path, run: Run) 
         ("--recipe sft --rows 400", {"TRAIN_BATCH_SIZE": "100"}, "TRAIN_BATCH_SIZE=100 does not divide over 8 devices"),
         ("--rows 4000", {"LR": "fast"}, "LR=fast: expected a number of at least 0"),
         ("--rows 0", {}, "--rows 0: give a positive integer"),
-        ("--network-gbit -1", {}, "--network-gbit -1.0: give a positive number"),
+        ("--network-gbit -1", {}, "--network-gbit -1: give a positive number"),
         (
             "--rows 4000 --model 0.5B",
             {"TENSOR_PARALLEL": "4"},
