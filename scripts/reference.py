@@ -202,8 +202,9 @@ def _commands() -> Iterator[str]:
 
 
 def _options(record: type[Record]) -> Iterator[str]:
-    """A row for each option, as `--help` describes it."""
-    yield f"{help_text(record)}\n".replace("\n\nconvrec ", "\n\n    convrec ").replace("\nconvrec ", "\n    convrec ")
+    """What `--help` says: the text with its examples, and a row for each option."""
+    for paragraph in help_text(record).split("\n\n"):
+        yield (f"```bash\n{paragraph}\n```" if paragraph.startswith("convrec ") else paragraph) + "\n"
     yield "| option | default | what |\n|---|---|---|"
     for option in describe_options(record):
         if not option.help:
