@@ -177,12 +177,11 @@ def print_completion(given: Sequence[str]) -> int:
 
 def options_of(command: str, arguments: Sequence[str]) -> Any:
     """The record of the command's options, which these arguments are for."""
-    return resolve_name(JUDGES if command == "evaluate" and is_for_judges(arguments) else OPTIONS[command])
+    if command == "evaluate":
+        from recipes.evaluation.options import is_for_judges
 
-
-def is_for_judges(arguments: Sequence[str]) -> bool:
-    """Whether these arguments of `evaluate` are for a judge, and not for a recommender."""
-    return any(argument.split("=")[0] == "--judge" for argument in arguments)
+        return resolve_name(JUDGES if is_for_judges(arguments) else OPTIONS[command])
+    return resolve_name(OPTIONS[command])
 
 
 def is_submitted(command: str) -> bool:

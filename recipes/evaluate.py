@@ -16,7 +16,7 @@ from convrec.errors import UserError
 from convrec.options import command
 from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
 from recipes.evaluation.constrained import WRONG
-from recipes.evaluation.options import EvaluateOptions
+from recipes.evaluation.options import EvaluateOptions, is_for_judges
 from recipes.evaluation.scoring import OF_MODEL
 from recipes.evaluation.setup import refuse_to_replace
 from recipes.evaluation.single import evaluate
@@ -104,7 +104,7 @@ def evaluate_lists(options: EvaluateOptions) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if any(argument.split("=")[0] == "--judge" for argument in arguments):
+    if is_for_judges(arguments):
         from recipes.judge.evaluation import main as evaluate_a_judge
 
         return evaluate_a_judge(arguments)

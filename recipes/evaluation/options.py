@@ -122,6 +122,11 @@ class EvaluateOptions(EvaluationOptions):
     """--sweep: the start model (step 0), where the run's config names another place"""
 
 
+def is_for_judges(arguments: Sequence[str]) -> bool:
+    """Whether the command is to evaluate a judge: it has other options then, recipes/options/judge.py."""
+    return any(argument.split("=")[0] == "--judge" for argument in arguments)
+
+
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
     """These options as the command takes them."""
     arguments = []

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from convrec import kinds, options
 from convrec.data import damage, records
 from convrec.features.asking.turns import MAX_TURNS
 from convrec.features.asking.users import USERS
@@ -100,6 +101,25 @@ def test_help_has_examples_that_parse_and_what_is_needed_comes_first(record: Any
 )
 def test_choices_are_those_of_the_code(listed: tuple[str, ...], table: Any) -> None:
     assert sorted(listed) == sorted(table)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Integer",
+        "PositiveInteger",
+        "NonNegativeInteger",
+        "ItemCount",
+        "PositiveNumber",
+        "NonNegativeNumber",
+        "Fraction",
+        "BelowOne",
+    ],
+)
+def test_numbers_are_called_as_in_settings(name: str) -> None:
+    """convrec.kinds has the kinds of settings; it imports pydantic, for which `--help` does not wait."""
+    (parameter,) = getattr(options, name).__metadata__
+    assert parameter.converter.read.takes == kinds.wanted(getattr(kinds, name))
 
 
 def test_defaults_are_those_of_the_code() -> None:
