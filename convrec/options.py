@@ -180,7 +180,7 @@ def app_of(record: type[Record]) -> App:
 
 def _describe_default(value: Any) -> str | None:
     """As it would be typed; None for what is nothing."""
-    if value in (None, False, "") or value == () or value == {}:
+    if value is None or value is False or value in ("", (), {}):
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
@@ -203,9 +203,8 @@ class OptionHelp:
 
 
 def describe_options(record: type[Record]) -> Iterator[OptionHelp]:
-    """The options of a record, those that are needed first, as in its help."""
-    arguments = app_of(record).assemble_argument_collection(parse_docstring=True)
-    for argument in sorted(arguments, key=lambda argument: not argument.required):
+    """The options of a record, in the order of its help."""
+    for argument in app_of(record).assemble_argument_collection(parse_docstring=True):
         if not argument.show:
             continue
         default = argument.field_info.default

@@ -70,6 +70,8 @@ class PaintOptions:
     """parameters as JSON"""
     skip_damaged: SkipDamaged = None
     """leave damaged rows out"""
+    damp: float = 0.0
+    """how damp the walls are"""
     fast: bool = False
     """paint fast"""
     shared: SharedOptions = field(default_factory=SharedOptions)
@@ -163,8 +165,9 @@ def test_help_ends_the_command_however_wrong_the_rest_is(capsys: pytest.CaptureF
 
 def test_options_are_described_for_the_manual() -> None:
     options = {option.names[0]: option for option in describe_options(PaintOptions)}
-    assert next(iter(options)) == "--out"
+    assert list(options)[:2] == ["ROOMS", "--out"]
     assert options["--out"].is_required
+    assert (options["--damp"].default, options["--hours"].default) == ("0.0", "")
     assert (options["--sizes"].default, options["--fast"].default) == ("1 2", "")
     assert (options["--colour"].choices, options["--workers"].help) == (("red", "blue"), "processes")
     assert help_text(PaintOptions).startswith("Paint rooms, in any colour.\n\nconvrec paint --out house \\\n")
