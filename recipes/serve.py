@@ -2,9 +2,10 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 from pydantic import ValidationError
@@ -22,49 +23,65 @@ from recipes.serving.keys import read_keys
 from recipes.serving.list_ids import ListIds
 from recipes.serving.schema import Filter, Limits, ModelSettings, ServiceSettings, is_loopback, service_key
 
+Value = TypeVar("Value")
+
 
 def service_of(options: ServeOptions) -> ServiceSettings:
     """The settings of the command line. Raises UserError for what can be seen to be wrong before anything starts."""
-    given, catalogs = options.model, options.catalog
-    if not given and not options.judge:
+    if not options.model and not options.judge:
         raise UserError("--model RUN --catalog FILE (or --judge RUN) says what to serve; see --help")
-    if given and len(catalogs) not in (1, len(given)):
-        raise UserError(f"--catalog: {len(catalogs)} for {len(given)} --model; give one for all, or one for each")
-    for catalog in catalogs:
-        if not Path(catalog).is_file():
-            raise UserError(f"--catalog {catalog}: no such file")
-        if Path(catalog).suffix not in SUFFIXES:
-            raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
-    folders: list[str | None] = [str(one.resolve()) for one in options.retrieval if load_notes(one)]
-    folders = folders or [None]
-    if len(folders) not in (1, len(given)):
-        raise UserError(f"--retrieval: {len(folders)} for {len(given)} --model; give one for all, or one for each")
-    catalogs, folders = (one * len(given) if len(one) == 1 else one for one in (catalogs, folders))
-    judges = ((judge, None, None) for judge in options.judge)
-    models = [_model(*one, options) for one in (*zip(given, catalogs, folders, strict=True), *judges)]
+    models = [*_recommenders(options), *(_model(judge, None, None, options) for judge in options.judge)]
     names = [model.name for model in models]
     if len(set(names)) < len(names):
         raise UserError(f"{', '.join(names)}: two models of one name; write --model NAME=MODEL")
-    try:
-        limits = Limits(**asdict(options.limits))
-    except ValidationError as error:
-        (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
-        raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
     loopback = is_loopback(options.host)
     keys = str(options.keys.resolve()) if options.keys else None
     if keys:
         read_keys(Path(keys))
     service_key(loopback, keys)
-    feedback = str(options.state.resolve()) if options.feedback else None
     return ServiceSettings(
         models=models,
-        limits=limits,
+        limits=_limits(options),
         filters=[_filter(text) for text in options.filter],
         keys=keys,
-        feedback=feedback,
+        feedback=str(options.state.resolve()) if options.feedback else None,
         loopback=loopback,
         strict=options.strict,
     )
+
+
+def _recommenders(options: ServeOptions) -> list[ModelSettings]:
+    """The models of --model, each with its catalog and its retrieval."""
+    count = len(options.model)
+    if count and len(options.catalog) not in (1, count):
+        raise UserError(f"--catalog: {len(options.catalog)} for {count} --model; give one for all, or one for each")
+    for catalog in options.catalog:
+        if not Path(catalog).is_file():
+            raise UserError(f"--catalog {catalog}: no such file")
+        if Path(catalog).suffix not in SUFFIXES:
+            raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
+    folders: list[str | None] = [str(folder.resolve()) for folder in options.retrieval if load_notes(folder)]
+    if len(folders) not in (0, 1, count):
+        raise UserError(f"--retrieval: {len(folders)} for {count} --model; give one for all, or one for each")
+    catalogs = _for_each(options.catalog, count)
+    retrievals = _for_each(folders or [None], count)
+    return [
+        _model(text, catalog, retrieval, options)
+        for text, catalog, retrieval in zip(options.model, catalogs, retrievals, strict=True)
+    ]
+
+
+def _for_each(values: Sequence[Value], count: int) -> list[Value]:
+    """One value for each of `count` models; a single one is for all."""
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+def _limits(options: ServeOptions) -> Limits:
+    try:
+        return Limits(**asdict(options.limits))
+    except ValidationError as error:
+        (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
 
 
 def _model(text: str, catalog: str | None, retrieval: str | None, options: ServeOptions) -> ModelSettings:
