@@ -53,7 +53,9 @@ def service_of(options: ServeOptions) -> ServiceSettings:
 def _recommenders(options: ServeOptions) -> list[ModelSettings]:
     """The models of --model, each with its catalog and its retrieval."""
     count = len(options.model)
-    if count and len(options.catalog) not in (1, count):
+    if not count:
+        return []
+    if len(options.catalog) not in (1, count):
         raise UserError(f"--catalog: {len(options.catalog)} for {count} --model; give one for all, or one for each")
     for catalog in options.catalog:
         if not Path(catalog).is_file():
