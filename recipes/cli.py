@@ -13,7 +13,7 @@ from itertools import takewhile
 from pkgutil import resolve_name
 from typing import Any
 
-from convrec.errors import need_packages
+from convrec.errors import UserError, need_packages
 from convrec.runs import guard, supervisor
 from convrec.shipped import python_path
 
@@ -113,10 +113,8 @@ def main() -> None:
     if not command:
         sys.exit(list_commands(given))
     arguments = given[len(command.split()) :]
-    if command in OPTIONS and HELP & set(arguments):
-        from convrec.options import parse
-
-        parse(options_of(command, arguments), ["--help"])
+    if command in OPTIONS:
+        check_options(command, arguments)
     os.environ["PYTHONPATH"] = python_path()
     os.environ[guard.COMPILED] = guard.compile_cache()
     is_supervised = command not in UNSUPERVISED and not is_submitted(command)
@@ -173,6 +171,17 @@ def print_completion(given: Sequence[str]) -> int:
 
     print(completion_script({name: options_of(name, ()) if name in OPTIONS else None for name in COMMANDS}, given[0]))
     return 0
+
+
+def check_options(command: str, arguments: Sequence[str]) -> None:
+    """End with the help, or with what is wrong, before the command's own imports, which take seconds."""
+    from convrec.options import parse
+
+    try:
+        parse(options_of(command, arguments), arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def options_of(command: str, arguments: Sequence[str]) -> Any:

@@ -162,14 +162,21 @@ def test_records_import_nothing_that_takes_time() -> None:
 
 
 @pytest.mark.parametrize("command", [["data", "own"], ["evaluate"], ["evaluate", "--judge=pairwise"]])
-def test_help_of_a_command_imports_none_of_its_work(command: list[str], tmp_path: Path) -> None:
+def test_help_and_a_wrong_option_import_none_of_the_work(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, sys\n"
         "slow = {'torch', 'verl', 'ray', 'pyarrow', 'omegaconf', 'pydantic', 'numpy'}\n"
         "atexit.register(lambda: print(sorted(slow & set(sys.modules)), file=sys.stderr))"
     )
-    arguments = [sys.executable, "-m", "recipes", *command, "--help"]
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""}
-    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.strip()) == (0, "[]")
-    assert ("pointwise" in done.stdout) == ("--judge=pairwise" in command)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "recipes", *command, *arguments]
+        return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    shown = run("--help")
+    assert (shown.returncode, shown.stderr.strip()) == (0, "[]")
+    assert ("pointwise" in shown.stdout) == ("--judge=pairwise" in command)
+    refused = run("--no-such-option")
+    assert (refused.returncode, refused.stderr.splitlines()[1:]) == (2, ["[]"])
+    assert refused.stderr.startswith("error: ")
