@@ -165,7 +165,14 @@ class _Dash(str):
 
 def app_of(record: type[Record]) -> App:
     """The command as cyclopts has it."""
-    defaults = Parameter(negative="", allow_repeating=True, consume_multiple=(1, None), show_default=_describe_default)
+    defaults = Parameter(
+        negative="",
+        allow_repeating=True,
+        consume_multiple=(1, None),
+        show_default=_describe_default,
+        json_list=False,  # a value that begins with [ or { is a text
+        json_dict=False,
+    )
     app = App(
         name=f"convrec {record.COMMAND}",
         help=help_text(record),

@@ -103,6 +103,8 @@ class PaintOptions:
         ("kitchen a.b=3 ~c +d=[1,2]", "rooms", ["kitchen", "a.b=3", "~c", "+d=[1,2]"]),
         ("--brushes a - b", "brushes", ["a", "-", "b"]),
         ("-", "rooms", ["-"]),
+        ("[kitchen ...]", "rooms", ["[kitchen", "...]"]),
+        ('--brushes ["a"] {"b":1}', "brushes", ['["a"]', '{"b":1}']),
     ],
 )
 def test_a_command_line_fills_the_record(line: str, name: str, value: object) -> None:
