@@ -11,13 +11,13 @@ from typing import Any
 from convrec.data.damage import Damage
 from convrec.data.records import read_records
 from convrec.data.schema import SPEAKERS, TURN
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.files import write_jsonl
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.ranks import parse_item
-from convrec.options import parse, parser_of
-from data_prep.own import add_output_options, convert_own, format_summary
-from data_prep.own_data.splits import SplitRule
+from convrec.options import command
+from data_prep.options.feedback import FeedbackOptions
+from data_prep.own import convert_own, format_summary, split_rule
 
 FILES = "feedback-*.jsonl"  # in --state; recipes/serving/feedback.py writes them, and says what is in a line
 WANTED = {"click", "like", "purchase"}  # events; an impression is none
@@ -69,24 +69,32 @@ def _seen(name: str | int, title_of: dict[str, str], catalog: Catalog) -> str:
     return title or (item.title if item else str(name))
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = parser_of("data feedback", __doc__)
-    add_output_options(parser, "rows")
-    given = vars(parse(parser, arguments, "output"))
-    rule, state = SplitRule(*(given.pop(name) for name in SplitRule._fields)), Path(given.pop("state"))
-    rows, files = Path(f"{Path(given['out'])}.jsonl"), sorted(state.glob(FILES))
+@command(FeedbackOptions)
+def main(options: FeedbackOptions) -> int:
+    state, output = Path(options.state), options.output
+    rows, files = Path(f"{Path(options.out)}.jsonl"), sorted(state.glob(FILES))
     if not files:
         raise UserError(f"{state}: no {FILES}; give the --state of a service that was started with --feedback")
-    if rows.exists() and not given["overwrite"]:
+    if rows.exists() and not output.overwrite:
         raise UserError(f"{rows}: already there; give --overwrite to replace it, or another --out")
-    damage, counts = Damage(given["skip_damaged"]), Counter[str]()
-    found = list(rows_of(files, load_catalog(given["catalog"]), damage, counts))
+    damage, counts = Damage(output.skip_damaged), Counter[str]()
+    found = list(rows_of(files, load_catalog(options.catalog), damage, counts))
     damage.check(files, counts.total() + len(found))
     for what, count in (+counts).items():
         print(f"{count:,} {what} left out")
     if not found:
         raise UserError(f"{state}: of no list was anything clicked, liked or purchased")
     write_jsonl(rows, found)
-    print(format_summary(convert_own([rows], **given, rule=rule, progress=True), given["out"]))
+    summary = convert_own(
+        [rows],
+        options.catalog,
+        options.out,
+        item=output.item,
+        num_items=output.num_items,
+        rule=split_rule(output),
+        overwrite=output.overwrite,
+        skip_damaged=output.skip_damaged,
+        progress=True,
+    )
+    print(format_summary(summary, options.out))
     return 0

@@ -5,19 +5,19 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.records import READABLE
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
 from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
 from convrec.judges.schema import judge_schema, label_of
-from convrec.options import parser_of
-from data_prep.judge_data.formats import FORMATS, load
+from convrec.options import command
+from data_prep.judge_data.formats import load
 from data_prep.judge_data.rows import (
     JudgeRow,
     LeftOut,
@@ -29,6 +29,7 @@ from data_prep.judge_data.rows import (
     split_rows,
     without_duplicates,
 )
+from data_prep.options.judge import JudgeOptions
 from data_prep.tables import check_out
 
 VALIDATION_SHARE = 0.1  # but where everything is test
@@ -133,10 +134,9 @@ def _count(values: Iterable[Any]) -> dict[str, int]:
     return {str(value): count for value, count in sorted(Counter(values).items())}
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = parser_of("data judge", __doc__, input={"help": READABLE}, format={"choices": FORMATS})
-    summary = convert(**vars(parser.parse_args(arguments)))
+@command(JudgeOptions)
+def main(options: JudgeOptions) -> int:
+    summary = convert(**asdict(options))
     print(json.dumps(summary, indent=2, ensure_ascii=False))
     for warning in summary["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)

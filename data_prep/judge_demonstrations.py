@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import DEMONSTRATION_SCHEMA
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.judges.prompt import query_text, verdict_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import preference_verdict, score_verdict
-from convrec.options import parser_of
+from convrec.options import command
+from data_prep.options.judge import JudgeDemonstrationsOptions
 from data_prep.tables import check_out, message
 
 
@@ -66,9 +67,8 @@ def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | No
     return len(demonstrated), len(rows)
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = parser_of("data judge-demonstrations", __doc__)
-    written, rows = build(**vars(parser.parse_args(arguments)))
+@command(JudgeDemonstrationsOptions)
+def main(options: JudgeDemonstrationsOptions) -> int:
+    written, rows = build(options.mode, options.data, options.out, options.answers)
     print(f"{written} demonstrations of {rows} rows")
     return 0

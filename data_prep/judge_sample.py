@@ -17,10 +17,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import says_user_errors
 from convrec.files import folder_written_whole, write_jsonl
-from convrec.options import parse, parser_of
+from convrec.options import command
 from data_prep.judge import convert
+from data_prep.options.judge import JudgeSampleOptions
 from data_prep.sample_data.films import load_films
 from data_prep.tables import check_out
 
@@ -83,8 +83,7 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
     return folder
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    options = parse(parser_of("data judge-sample", __doc__), arguments, "data judge-sample")
+@command(JudgeSampleOptions)
+def main(options: JudgeSampleOptions) -> int:
     print(f"wrote {write_sample(options.out, options.count, options.seed)}")
     return 0

@@ -4,7 +4,6 @@ Every line is checked before anything is written; what is wrong is told with fil
 Then OUT appears whole. A line stays a row: never aggregated. Tables without rows are left out.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -14,23 +13,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, add_skip_damaged, collected, counted, place_of
-from convrec.data.records import READABLE
+from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, collected, counted, place_of
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_of, normalise_text, prompt_text
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.features.asking.attributes import load_attributes
 from convrec.files import folder_written_whole, write_json
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
-from convrec.options import add_options, parse, parser_of
+from convrec.options import command
 from convrec.progress import Progress
+from data_prep.options.output import OutputOptions
+from data_prep.options.own import OwnOptions
 from data_prep.own_data.catalog import CatalogRead
-from data_prep.own_data.forms import FORMS
 from data_prep.own_data.preview import preview
 from data_prep.own_data.rows import Row, read_again
-from data_prep.own_data.source import GIVEN, TRUTHS, open_source, parse_file_splits
+from data_prep.own_data.source import open_source, parse_file_splits
 from data_prep.own_data.splits import SplitKey, SplitRule, assign, check_rule, common_opening, complete
 from data_prep.questions import add_questions
 from data_prep.tables import (
@@ -297,48 +296,49 @@ def _count_in_short(summary: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _columns(text: str) -> dict[str, str]:
-    """{"item_id": "sku", "title": "name"} of `item_id=sku,title=name`."""
-    parts = [[name.strip() for name in part.split("=")] for part in text.split(",")]
-    if not all(len(part) == 2 and all(part) for part in parts) or len(dict(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text}: write item_id=sku,title=name, each of our names once")
-    return dict(parts)
-
-
-def add_output_options(parser: argparse.ArgumentParser, what: str) -> None:
-    """What `write_data` and a SplitRule are told; `what` is split."""
-    of = {"from": f"{what} from this date or time on are validation", "share": f"of the {what}, by time"}
-    add_options(parser, "output", **{f"validation-{name}": {"help": told} for name, told in of.items()})
-    parser.set_defaults(num_items=ListSettings.num_items)
-    add_skip_damaged(parser, f"leave damaged rows and items out and name them in {REPORT}")
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
-
-
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = parser_of(
-        "data own",
-        __doc__,
-        conversations={"help": READABLE},
-        catalog={"help": READABLE},
-        format={"choices": FORMS},
-        truth={"choices": TRUTHS, "default": GIVEN},
-        columns={"type": _columns},
+def split_rule(options: OutputOptions) -> SplitRule:
+    """What the command line says about splits."""
+    return SplitRule(
+        validation_from=options.validation_from,
+        test_from=options.test_from,
+        validation_share=options.validation_share,
+        test_share=options.test_share,
     )
-    add_output_options(parser, "rows")
-    given = vars(parse(parser, arguments, "data own", "output"))
-    given["split_of_file"] = parse_file_splits(given.pop("split"))
-    if bool(given["conversations"]) == bool(given["split_of_file"]):
-        parser.error("give --conversations, or --split with a file for each split")
-    given["conversations"] = given["conversations"] or list(given["split_of_file"])
-    rule = SplitRule(*(given.pop(name) for name in SplitRule._fields))
-    count = given.pop("preview")
-    if (count is None) == (given["out"] is None):
-        parser.error("give --out, or --preview to look first")
-    if count is not None:
-        of_output = ("out", "overwrite", "skip_damaged", "ask")
-        print(preview(count, **{name: value for name, value in given.items() if name not in of_output}))
+
+
+@command(OwnOptions)
+def main(options: OwnOptions) -> int:
+    split_of_file = parse_file_splits(options.split)
+    if bool(options.conversations) == bool(split_of_file):
+        raise UserError("give --conversations, or --split with a file for each split")
+    if (options.preview is None) == (options.out is None):
+        raise UserError("give --out, or --preview to look first")
+    output = options.output
+    reading: dict[str, Any] = {
+        "conversations": options.conversations or list(split_of_file),
+        "catalog": options.catalog,
+        "item": output.item,
+        "num_items": output.num_items,
+        "form": options.form,
+        "truth": options.truth,
+        "recommenders": options.recommenders,
+        "columns": options.columns,
+        "one_conversation": options.one_conversation,
+        "strict": options.strict,
+        "split_of_file": split_of_file,
+    }
+    if options.preview is not None:
+        print(preview(options.preview, **reading))
         return 0
-    summary = convert_own(**given, rule=rule, progress=True)
-    print(format_summary(summary, given["out"]))
+    assert options.out is not None
+    summary = convert_own(
+        **reading,
+        out=options.out,
+        rule=split_rule(output),
+        overwrite=output.overwrite,
+        skip_damaged=output.skip_damaged,
+        ask=options.ask,
+        progress=True,
+    )
+    print(format_summary(summary, options.out))
     return 0

@@ -3,7 +3,6 @@
 What a user liked becomes a question ("I liked A, B and C. What next?"), and the next items are what is wanted.
 """
 
-import argparse
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -15,19 +14,20 @@ import pyarrow as pa
 from convrec.data.damage import Damage
 from convrec.data.records import Records
 from convrec.data.text_files import describe_encoding
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
-from convrec.options import parse, parser_of
+from convrec.options import command
 from convrec.progress import Progress
 from convrec.retrieval.train_ratings import TRAIN_RATINGS, write_train_ratings
-from data_prep.own import FILES, add_output_options, format_summary, write_data
+from data_prep.options.ratings import RatingsOptions
+from data_prep.own import FILES, format_summary, split_rule, write_data
 from data_prep.own_data.catalog import read_catalog
 from data_prep.own_data.histories import cut, in_order, rows_of
 from data_prep.own_data.items import iter_items
 from data_prep.own_data.ratings import read_ratings
 from data_prep.own_data.rows import SPLITS
-from data_prep.own_data.splits import Borders, SplitRule, borders_at_shares, check_rule
+from data_prep.own_data.splits import Borders, borders_at_shares, check_rule
 from data_prep.tables import check_out, hash64, split_by_hash
 
 OURS = FILES | {TRAIN_RATINGS}
@@ -46,11 +46,11 @@ class Ratings:
     times_E: np.ndarray | None
 
 
-def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
+def convert_ratings(options: RatingsOptions) -> dict[str, Any]:
     """Check and write.
 
     Args:
-        given: see --help.
+        options: See --help.
 
     Returns:
         What summary.json holds (`write_data`).
@@ -58,34 +58,34 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: And then OUT is as it was.
     """
-    path = Path(given.ratings)
-    items_path = Path(given.items or given.ratings)
-    out = Path(given.out)
-    check_out(out, given.overwrite, OURS)
-    damage = Damage(given.skip_damaged, end="Nothing was written.")
-    borders = check_rule(given.rule)
-    if given.item_columns and not given.items:
+    path = Path(options.ratings)
+    items_path = Path(options.items or options.ratings)
+    out = Path(options.out)
+    check_out(out, options.output.overwrite, OURS)
+    damage = Damage(options.output.skip_damaged, end="Nothing was written.")
+    borders = check_rule(split_rule(options.output))
+    if options.item_columns and not options.items:
         raise UserError("--item-columns: it names columns of the items' file; give --items")
     if missing := [file for file in (path, items_path) if not file.is_file()]:
         raise UserError(f"{missing[0]}: no such file; name one file of ratings, and one of items")
-    table, num_read = read_ratings(path, given.columns, given.min_rating, damage)
-    if given.items:
-        entries: Records = iter_items(items_path, given.item_columns, damage)
+    table, num_read = read_ratings(path, options.columns, options.min_rating, damage)
+    if options.items:
+        entries: Records = iter_items(items_path, options.item_columns, damage)
     else:
         entries = enumerate({"item_id": name, "title": name} for name in table["item"].chunk(0).dictionary.to_pylist())
     read = read_catalog(items_path, damage, entries=entries)
     damage.check([items_path], len(read.table))
     catalog = read.catalog()
     ratings, num_unknown = _sort_ratings(table, catalog, path, items_path)
-    split_E, splits = _split(ratings, given, borders)
+    split_E, splits = _split(ratings, options, borders)
     cuts_R6 = cut(
         ratings.users_E,
         ratings.items_E,
         split_E,
         splits["by"] == "time",
-        given.wanted,
-        given.max_history,
-        given.rows_per_user,
+        options.wanted,
+        options.max_history,
+        options.rows_per_user,
     )
     num_users = len(ratings.user_names)
     num_twice = len(table) - num_unknown - len(ratings.items_E)
@@ -95,11 +95,11 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
         f"{num_users - len(np.unique(cuts_R6[:, -1])):,} of {num_users:,} users rated too little for a row",
     ]
     told += filter(None, [describe_encoding(path)])
-    if given.min_rating is None:
+    if options.min_rating is None:
         told.append("every rating counts as liked; --min-rating 4 takes those from 4 on")
     named = pa.DictionaryArray.from_arrays(ratings.users_E, ratings.user_names)
     rows = Progress(
-        rows_of(cuts_R6, ratings.items_E, named, catalog, given.seed), "writing", len(cuts_R6), unit=" rows"
+        rows_of(cuts_R6, ratings.items_E, named, catalog, options.seed), "writing", len(cuts_R6), unit=" rows"
     )
     about = {"read": told, "splits": splits, "warnings": []}
     is_train_E = split_E == SPLITS.index("train")
@@ -113,8 +113,8 @@ def convert_ratings(given: argparse.Namespace) -> dict[str, Any]:
         Matcher(catalog),
         rows,
         attrgetter("split"),
-        given.item,
-        given.num_items,
+        options.output.item,
+        options.output.num_items,
         damage,
         about,
         write_more=write_ratings,
@@ -145,31 +145,26 @@ def _sort_ratings(table: pa.Table, catalog: Catalog, path: Path, items_path: Pat
     return ratings, int((items_E < 0).sum())
 
 
-def _split(ratings: Ratings, given: argparse.Namespace, borders: Borders) -> tuple[np.ndarray, dict[str, Any]]:
+def _split(ratings: Ratings, options: RatingsOptions, borders: Borders) -> tuple[np.ndarray, dict[str, Any]]:
     """(place in SPLITS of each rating, what summary.json says of it). Raises UserError."""
-    rule = given.rule
+    rule = split_rule(options.output)
     times_E = ratings.times_E
     if not any(rule):
         return np.zeros(len(ratings.users_E), np.int8), {"by": "nothing: all is train"}
-    if (given.split_by or ("user" if times_E is None else "time")) == "user":
+    if (options.split_by or ("user" if times_E is None else "time")) == "user":
         if any(borders):
             raise UserError("--validation-from and --test-from go by time; give --validation-share and --test-share")
         shares = (rule.validation_share, rule.test_share)
         splits_U = (SPLITS.index(split_by_hash(hash64(name.as_py()), *shares)) for name in ratings.user_names)
         return np.fromiter(splits_U, np.int8)[ratings.users_E], {"by": "user"}
     if times_E is None:
-        raise UserError(f"{given.ratings}: no column for the time, which --split-by time needs; --columns time=NAME")
+        raise UserError(f"{options.ratings}: no column for the time, which --split-by time needs; --columns time=NAME")
     if not any(borders):
         borders = borders_at_shares(times_E, rule.validation_share, rule.test_share)
     return borders.places(times_E), borders.described()
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = parser_of("data ratings", __doc__)
-    add_output_options(parser, "ratings")
-    parser.set_defaults(columns=(), item_columns=())
-    given = parse(parser, arguments, "data ratings", "output")
-    given.rule = SplitRule(*(getattr(given, name) for name in SplitRule._fields))
-    print(format_summary(convert_ratings(given), given.out))
+@command(RatingsOptions)
+def main(options: RatingsOptions) -> int:
+    print(format_summary(convert_ratings(options), options.out))
     return 0

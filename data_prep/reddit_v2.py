@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from convrec.data.schema import CATALOG_SCHEMA, TRUTH
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json, write_table
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
-from convrec.options import parser_of
+from convrec.options import command
+from data_prep.options.reddit_v2 import RedditOptions
 from data_prep.released import AGAIN, ReleasedSplit, Target, clean_row, find_split, read_split
 from data_prep.tables import SampleIds, TableNumbers, check_out, describe, table_writer
 
@@ -150,11 +151,9 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = parser_of("data reddit-v2", __doc__)
-    given = parser.parse_args(arguments)
-    summary = convert(**vars(given), progress=True)
+@command(RedditOptions)
+def main(options: RedditOptions) -> int:
+    summary = convert(options.source, options.out, overwrite=options.overwrite, progress=True)
     print(format_summary(summary))
-    print(f"wrote {given.out}")
+    print(f"wrote {options.out}")
     return 0

@@ -10,7 +10,6 @@ How a row comes about (data_prep/sample_data/films.py has the utility):
   first two, sampling less the third.
 """
 
-import argparse
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,16 +21,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text, truth_of
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.files import folder_written_whole
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import make_matcher
 from convrec.lists.settings import ListSettings
+from convrec.options import command
 from convrec.progress import Progress
-from data_prep.questions import HELP, add_questions
+from data_prep.options.sample import SampleOptions
+from data_prep.questions import add_questions
 from data_prep.sample_data.conversations import write_conversation
 from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
-from data_prep.sample_data.hard import KIND, KINDS, draw_request
+from data_prep.sample_data.hard import KIND, draw_request
 from data_prep.tables import check_out, message
 
 PLAIN, HARD = REQUESTS = ("plain", "hard")
@@ -180,22 +181,17 @@ def first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[i
     return rows
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec data sample", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", default="data/sample", help="folder to write (%(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the conversations and the tastes (%(default)s)")
-    for split, count in COUNTS.items():
-        parser.add_argument(f"--{split}", type=int, default=count, metavar="ROWS", help="rows (%(default)s)")
-    parser.add_argument(
-        "--num-items", type=int, default=ListSettings.num_items, help="items a list asks for (%(default)s)"
+@command(SampleOptions)
+def main(options: SampleOptions) -> int:
+    counts = {"train": options.train, "validation": options.validation, "test": options.test}
+    out = write_sample(
+        options.out,
+        seed=options.seed,
+        num_items=options.num_items,
+        requests=options.requests,
+        ask=options.ask,
+        overwrite=options.overwrite,
+        counts=counts,
     )
-    what = f"plain: bags of words; hard: {', '.join(KINDS)}, as the column `{KIND}` says (%(default)s)"
-    parser.add_argument("--requests", default=PLAIN, choices=REQUESTS, help=what)
-    parser.add_argument("--ask", nargs="+", metavar="ATTRIBUTE", help=HELP)
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is there")
-    given = vars(parser.parse_args(arguments))
-    counts = {split: given.pop(split) for split in SPLITS}
-    out = write_sample(**given, counts=counts)
     print(f"wrote {out}: {', '.join(f'{count} {split}' for split, count in counts.items())} rows")
     return 0

@@ -16,7 +16,6 @@ OUT/summary.json:
     report             path of the HTML report
 """
 
-import argparse
 import os
 import platform
 import shutil
@@ -35,6 +34,7 @@ from typing import Any
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.generation.generate import engines_kept
+from convrec.options import command
 from convrec.report.page import gain_text, table_row, text_table
 from convrec.runs.folder import latest_step
 from convrec.shipped import INSTALLED
@@ -45,16 +45,14 @@ from recipes.experiments.local_runs import evaluation_of, train
 from recipes.experiments.matrix_file import read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, runs_of
 from recipes.launch.variables import VARIABLES
+from recipes.options.demo import DemoOptions
 from recipes.report import report as write_report
 from recipes.retrieval import fit_retrieval
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
-OUT = Path("outputs/demo")  # `make serve` serves what is there
+OUT = DemoOptions.out  # `make serve` serves what is there
 KS = (5, 10, 20)
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
-
-SFT_STEPS = 450
-RL_STEPS = 48
 
 
 def schedule(steps: int, validations: int) -> dict[str, str]:
@@ -95,7 +93,7 @@ def experiment(out: Path, *steps: int) -> tuple[list[MatrixRun], dict[str, Any]]
     return [replace(run, variables={**run.variables, **more}) for run, more in pairs], matrix.evaluate
 
 
-def run(out: Path, sft_steps: int = SFT_STEPS, rl_steps: int = RL_STEPS) -> Path:
+def run(out: Path, sft_steps: int = DemoOptions.sft_steps, rl_steps: int = DemoOptions.rl_steps) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     usage = DemoSeconds(out)
     data, start, retrieval = out / "data", out / "model", out / "retrieval"
@@ -171,13 +169,9 @@ def how_to_talk(out: Path) -> str:
     return f"{told}{serve} --retrieval {out / 'retrieval'}"
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec demo", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=OUT, help="folder to write (%(default)s)")
-    parser.add_argument("--sft-steps", type=int, default=SFT_STEPS, help="steps of SFT (%(default)s)")
-    parser.add_argument("--rl-steps", type=int, default=RL_STEPS, help="steps of Rank-GRPO (%(default)s)")
-    options = parser.parse_args(arguments)
-    out: Path = options.out
+@command(DemoOptions)
+def main(options: DemoOptions) -> int:
+    out = options.out
     summary = out / "summary.json"
     if summary.exists():
         say(f"{out} holds a finished demo, which is not overwritten. To start anew: rm -r {out} && make demo")

@@ -1,9 +1,6 @@
 """Is a run possible here, or on that cluster? Versions, devices, data seen from every node, disk, memory, keys.
 
-    convrec doctor [sft|rank_grpo|judge_pointwise|judge_pairwise] [--json] [hydra overrides]
-
-Reads the variables of the recipes. With RAY_ADDRESS=http://head:8265 it runs there, as a job. Exit status 0 when
-nothing is wrong, else 1. The recipes ask the same before anything expensive, on every node of the run.
+The recipes ask the same before anything expensive, on every node of the run.
 """
 
 import json
@@ -14,11 +11,13 @@ from dataclasses import asdict
 from typing import Literal
 
 from convrec.errors import UserError
+from convrec.options import command
 from convrec.settings.run import Run, read_settings
 from recipes.cluster import jobs
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose, compose_files
 from recipes.launch.variables import misspelt_variables
+from recipes.options.cluster import DoctorOptions
 from recipes.preflight import node
 from recipes.preflight.checks import require_files
 from recipes.preflight.finding import Finding
@@ -68,12 +67,9 @@ def report(findings: Sequence[Finding], as_json: bool) -> int:
     return 0 if is_well else 1
 
 
-def main(arguments: list[str]) -> int:
-    as_json = "--json" in arguments
-    arguments = [argument for argument in arguments if argument != "--json"]
-    if {"--help", "-h"} & set(arguments):
-        print(__doc__)
-        return 0
+@command(DoctorOptions)
+def main(options: DoctorOptions) -> int:
+    arguments, as_json = list(options.words), options.json
     recipe = RECIPES[arguments.pop(0)] if arguments and arguments[0] in RECIPES else RANK_GRPO
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
         try:

@@ -4,19 +4,20 @@ Models, options and files: docs/how-to/evaluation.md. With `--sweep`, MODEL is a
 evaluated (recipes.evaluation.sweep). With `--judge`, MODEL is a judge (recipes.judge.evaluation).
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from convrec.errors import says_user_errors
+from convrec.errors import UserError
+from convrec.options import command
 from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
 from recipes.evaluation.checks import refuse_to_replace
 from recipes.evaluation.constrained import WRONG
-from recipes.evaluation.options import EvaluationOptions, add_options
+from recipes.evaluation.options import EvaluateOptions, is_for_judges
 from recipes.evaluation.scoring import OF_MODEL
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.slices import SLICES, slices_table
@@ -76,41 +77,35 @@ def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]
     return [*lines, ""]
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="convrec evaluate", description=(__doc__ or "").splitlines()[0])
-    add_options(parser, optional=["out"])
-    parser.add_argument("--overwrite", action="store_true", help="replace another model's, or data's, results in --out")
-    parser.add_argument("--sweep", action="store_true", help="every checkpoint of the run folder, step 0 included")
-    parser.add_argument("--start", help="--sweep: the start model (step 0), where the run's config names another place")
-    options = parser.parse_args(arguments)
-    if not options.sweep and not options.out:
-        parser.error("--out is needed (with --sweep it has a default)")
+@command(EvaluateOptions)
+def evaluate_lists(options: EvaluateOptions) -> int:
     if options.sweep and not options.model:
-        parser.error("--sweep needs a run folder as --model")
+        raise UserError("--sweep needs a run folder as --model")
+    if not options.out and not options.sweep:
+        raise UserError("--out is needed (with --sweep it has a default)")
     if not options.out:
-        options.out = str(Path(options.model).expanduser() / "evaluation" / Path(options.data).stem)
-    return options
-
-
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    if any(argument.split("=")[0] == "--judge" for argument in arguments):
-        from recipes.judge.evaluation import main as evaluate_a_judge
-
-        return evaluate_a_judge(arguments)
-    given = vars(parse_arguments(arguments))
-    overwrite, sweep, start = (given.pop(name) for name in ("overwrite", "sweep", "start"))
-    options = EvaluationOptions(**given)
-    if sweep:
-        print(sweep_run(options, start))
+        options = replace(
+            options, out=str(Path(options.model or "").expanduser() / "evaluation" / Path(options.data).stem)
+        )
+    if options.sweep:
+        print(sweep_run(options, options.start))
     else:
-        if not overwrite:
-            refuse_to_replace(Path(given["out"]), given["model"], given["data"])
+        if not options.overwrite:
+            refuse_to_replace(Path(options.out), options.model, options.data)
         metrics = evaluate(options)
         for warning in metrics["warnings"]:
             tqdm.write(f"warning: {warning}", file=sys.stderr)
-        print(format_metrics(metrics, SLICES if options.slices == [] else options.slices or ()))
+        shown = options.slices or ()
+        print(format_metrics(metrics, SLICES if options.slices == [] else shown))
         print(f"written to {options.out}")
     if options.baselines and not options.train:
         print(f"no --train: left out the baseline {' and '.join(options.baselines)}", file=sys.stderr)
     return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    if is_for_judges(arguments):
+        from recipes.judge.evaluation import main as evaluate_a_judge
+
+        return evaluate_a_judge(arguments)
+    return evaluate_lists(arguments)

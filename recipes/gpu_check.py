@@ -3,7 +3,6 @@
 Without a GPU the parts run that a CPU can run, and the table says what was left out. docs/how-to/gpu.md
 """
 
-import argparse
 import os
 import signal
 import sys
@@ -15,8 +14,10 @@ from pathlib import Path
 
 from convrec.files import write_json
 from convrec.gpus import usable_gpus
+from convrec.options import command
 from convrec.runs import guard
 from recipes.launch.environment import process_environment, set_up_process
+from recipes.options.gpu_check import GpuCheckOptions
 from recipes.selftest.checks import Machine
 from recipes.selftest.phases import PHASES
 from recipes.selftest.runner import Outcome, Phase, run
@@ -60,12 +61,8 @@ def line(outcome: Outcome) -> str:
     return f"{outcome.phase:16} {outcome.status:7} {seconds:>7} {outcome.reason or said[:100]}"
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec gpu-check", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="the file to write")
-    names = [phase.name for phase in PHASES]
-    parser.add_argument("--only", nargs="+", metavar="PHASE", choices=names, help="these phases alone (all)")
-    options = parser.parse_args(arguments)
+@command(GpuCheckOptions)
+def main(options: GpuCheckOptions) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the phases' processes are ended too
     set_up_process()
     count = usable_gpus()

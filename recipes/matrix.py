@@ -1,13 +1,13 @@
 """A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/evaluation.md"""
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
+from convrec.options import command
 from convrec.runs.folder import METRICS
 from recipes.cluster.job_environment import withheld
 from recipes.cluster.jobs import connect, say
@@ -17,6 +17,7 @@ from recipes.experiments.matrix_file import Matrix, read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, composed, described, runs_of
 from recipes.experiments.tables import metrics_file, write_tables
 from recipes.launch.variables import VARIABLES, misspelt_variables
+from recipes.options.matrix import MatrixOptions
 from recipes.plot import plot
 
 
@@ -128,18 +129,8 @@ def train_and_evaluate(
     return list(failures.values())
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec matrix", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("matrix", type=Path, help="YAML file, like docs/examples/matrix.yaml")
-    parser.add_argument("--only", nargs="+", default=[], help="only these runs (their starts must be there)")
-    parallel_help = "runs at once on a cluster (1): as many as it has slots for"
-    parser.add_argument("--parallel", type=int, metavar="N", help=parallel_help)
-    dry_run_help = "check the file and say how many runs and steps it is"
-    parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
-    options = parser.parse_args(arguments)
-    if options.parallel is not None and options.parallel < 1:
-        parser.error("--parallel: at least 1")
+@command(MatrixOptions)
+def main(options: MatrixOptions) -> int:
     try:
         return run_matrix(read_matrix(options.matrix), options.only, options.parallel, options.dry_run)
     except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 Nothing is measured here: a model of the time from the ranges that it prints. docs/explanation/planning.md
 """
 
-import argparse
 import json
 import os
 import sys
@@ -14,13 +13,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from convrec.checkpoints.models import resolve_model
-from convrec.errors import UserError, says_user_errors
-from convrec.options import parse, parser_of
+from convrec.errors import UserError
+from convrec.options import command
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
 from recipes.launch.variables import misspelt_variables
+from recipes.options.plan import PlanOptions
 from recipes.planning.estimate import workload_of
 from recipes.planning.figures import GPUS
 from recipes.planning.models import KNOWN_MODELS, model_size
@@ -29,7 +29,6 @@ from recipes.planning.work import count_training_rows, count_validation_rows
 from recipes.preflight.batch import check_batch, check_heads
 
 GPUS_PER_NODE = 8  # where N_GPUS_PER_NODE does not say it: the machine here is not the cluster
-RECIPE_NAMES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "lists"]
 
 
 def planned_config(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
@@ -40,7 +39,7 @@ def planned_config(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def planned_rows(run: Run[TrainingConfig], options: argparse.Namespace) -> tuple[int, int]:
+def planned_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, int]:
     """(of training, of validation): what the command line says, else those of the files that are here."""
     rows, validation = options.rows or 0, options.val_rows or 0
     try:
@@ -54,7 +53,7 @@ def planned_rows(run: Run[TrainingConfig], options: argparse.Namespace) -> tuple
     return rows, validation
 
 
-def answer(options: argparse.Namespace) -> str:
+def answer(options: PlanOptions) -> str:
     recipe = RECIPES[options.recipe]
     config, gpu = planned_config(recipe, options.overrides), GPUS[options.gpu]
     run = Run.from_config(config)
@@ -83,11 +82,8 @@ def answer(options: argparse.Namespace) -> str:
     return "\n".join([f"{title}: a model of the time, not a measurement", *plan_lines(plan)])
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    model = {"help": f"{', '.join(KNOWN_MODELS)}, a Hugging Face id or a folder (MODEL_PATH)"}
-    parser = parser_of("plan", __doc__, recipe={"choices": RECIPE_NAMES}, gpu={"choices": sorted(GPUS)}, model=model)
-    options = parse(parser, arguments, "plan")
+@command(PlanOptions)
+def main(options: PlanOptions) -> int:
     for warning in misspelt_variables(os.environ):
         print(f"warning: {warning}", file=sys.stderr)
     print(answer(options), flush=True)

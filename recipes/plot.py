@@ -1,17 +1,18 @@
 """Curves of one run or several, comparable: the paper's figures 2-6 as one command. docs/how-to/evaluation.md"""
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
+from convrec.options import command
 from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, long_rows, read_curves, write_csv
 from convrec.runs.folder import read_config, recipe_of, setting
 from convrec.settings.choices import ALGORITHMS
 from recipes.launch.recipe import RECIPES
+from recipes.options.look import PlotOptions
 
 
 def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurves]:
@@ -77,13 +78,8 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
     return [*written, out / "curves.csv"]
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec plot", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder (SAVE_PATH)")
-    parser.add_argument("--out", type=Path, default=Path("outputs/plots"), help="folder to write (%(default)s)")
-    parser.add_argument("--split", help="whose sweep to show, where a run has several")
-    options = parser.parse_args(arguments)
+@command(PlotOptions)
+def main(options: PlotOptions) -> int:
     for path in plot(options.runs, options.out, options.split):
         print(path)
     return 0

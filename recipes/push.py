@@ -12,10 +12,11 @@ from convrec.checkpoints import hub
 from convrec.checkpoints.files import ANSWERING, check_hugging_face
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.checkpoints.saving import best_step
-from convrec.errors import UserError, one_line, says_user_errors
-from convrec.options import parse, parser_of
+from convrec.errors import UserError, one_line
+from convrec.options import command
 from convrec.runs.card import CARD, write_card
 from convrec.runs.folder import LATEST, latest_step, read_config, recipe_of, step_of
+from recipes.options.push import PushOptions
 
 USE = """
 ## Use
@@ -92,10 +93,15 @@ def _upload(sources: Mapping[str, str | bytes], repository: str, revision: str, 
     return done.commit_url
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    given = parse(parser_of("push", __doc__), arguments, "push")
+@command(PushOptions)
+def main(options: PushOptions) -> int:
     print(
-        push(given.run, given.repository, revision=given.revision, private=given.private, dry_run=given.dry_run),
+        push(
+            options.run,
+            options.repository,
+            revision=options.revision,
+            private=options.private,
+            dry_run=options.dry_run,
+        )
     )
     return 0

@@ -3,7 +3,6 @@
 What CHATS may have and what a row of OUT has: docs/how-to/serving.md. Stopped, the same command goes on where it was.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,49 +10,56 @@ from typing import Any
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.generation.generate import CPU_BATCH, GPU_BATCH
-from convrec.generation.placement import Placement, add_placement, visible_gpus
+from convrec.generation.placement import Placement, visible_gpus
 from convrec.lists.catalog import load_catalog, tell_problems
-from convrec.options import parse, parser_of
+from convrec.options import command
 from convrec.progress import Progress
 from convrec.retrieval.folder import NOTES, load_notes
 from convrec.serving.columns import check_columns, read_columns
-from convrec.serving.mentions import add_options, write_mentions
+from convrec.serving.mentions import write_mentions
 from convrec.serving.served_model import find_model
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
 from recipes.batch.replicas import load
+from recipes.options.recommend import RecommendOptions
 
 
-def recommend(given: argparse.Namespace) -> dict[str, Any]:
+def recommend(options: RecommendOptions) -> dict[str, Any]:
     """Write --out; {"rows", "short", "written": rows that were not there from an earlier start}.
 
     Raises UserError before an engine starts.
     """
-    out, source, catalog = Path(given.out), Path(given.chats), Path(given.catalog)
+    out, source, catalog = Path(options.out), Path(options.chats), Path(options.catalog)
     if out.suffix != ".parquet":
         raise UserError(f"--out {out}: give a name that ends in .parquet")
-    placement = Placement(given.replicas, given.tensor_parallel)
+    placement = Placement(options.placement.replicas, options.placement.tensor_parallel)
     items = load_catalog(catalog)
     tell_problems(catalog, items.problems)
     columns = read_columns(catalog, items).schema
-    check_columns(given.show, columns, "--show")
+    check_columns(options.mentions.show, columns, "--show")
     unread: set[str] = set()
     rows = sum(1 for _ in read_chats(source, unread, columns))
-    write_mentions(given.train, catalog)
-    found = find_model(given.model, catalog, given.item, given.num_items)
-    settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": given.max_prompt_length}
-    settings |= {"show": [*given.show], "why": given.why}
-    found.check(given.retrieval)
-    if given.retrieval:
-        load_notes(given.retrieval, fuses=not found.candidates)
-        settings |= {"retrieval": str(given.retrieval.absolute()), "weighed": file_hash(given.retrieval / NOTES)}
-    what = {"model": found.version, "catalog": file_hash(catalog), "chats": file_hash(source), "k": given.k, **settings}
+    write_mentions(options.mentions.train, catalog)
+    found = find_model(options.model, catalog, options.item, options.num_items)
+    settings = {"item": found.item, "num_items": found.lists.num_items, "max_prompt_length": options.max_prompt_length}
+    settings |= {"show": [*options.mentions.show], "why": options.why}
+    found.check(options.retrieval)
+    if options.retrieval:
+        load_notes(options.retrieval, fuses=not found.candidates)
+        settings |= {"retrieval": str(options.retrieval.absolute()), "weighed": file_hash(options.retrieval / NOTES)}
+    what = {
+        "model": found.version,
+        "catalog": file_hash(catalog),
+        "chats": file_hash(source),
+        "k": options.k,
+        **settings,
+    }
     parts = Parts(out, what, GPU_BATCH if visible_gpus() else CPU_BATCH)
     with parts.held():
-        if not given.overwrite and parts.is_done():
+        if not options.overwrite and parts.is_done():
             return {"rows": rows, "short": None, "written": 0}
         if unread:
             print(f"{source}: not read: {', '.join(sorted(unread))}", file=sys.stderr)
@@ -61,8 +67,8 @@ def recommend(given: argparse.Namespace) -> dict[str, Any]:
             print(f"{parts.folder}: lists of another request are replaced", file=sys.stderr)
         done = parts.rows_done()
         # the checkpoint itself: of a run that still trains, each replica would find another best one
-        asked = {"model": found.path, "catalog": str(catalog), "max_items": given.k, **settings}
-        asked["tensor_parallel"] = given.tensor_parallel
+        asked = {"model": found.path, "catalog": str(catalog), "max_items": options.k, **settings}
+        asked["tensor_parallel"] = options.placement.tensor_parallel
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)
@@ -86,12 +92,9 @@ def tell_unknown(lists: Path) -> None:
         print(f"{lists}: {told}; {fix}", file=sys.stderr)
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = parser_of("recommend", __doc__)
-    add_options(parser)
-    add_placement(parser)
-    done = recommend(parse(parser, arguments, "recommend"))
+@command(RecommendOptions)
+def main(options: RecommendOptions) -> int:
+    done = recommend(options)
     if not done["written"] and done["short"] is None:
         print("nothing to do: these lists are there")
     else:

@@ -4,13 +4,13 @@ Test metrics and lists come from the sweeps: of one run its start and its newest
 checkpoints; `--evaluations` names other evaluations instead.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.lists.metrics import paired
+from convrec.options import command
 from convrec.report.charts import charts_of
 from convrec.report.curves import RunCurves, by_recipe, labels_of
 from convrec.report.page import GainTable, beyond_accuracy_row, gain_text, not_measured, number_text, table_row
@@ -21,6 +21,7 @@ from recipes.evaluation.examples import examples
 from recipes.evaluation.scoring import FUSED, OF_MODEL, comparable, metrics_of, rows_of
 from recipes.evaluation.slices import title_of
 from recipes.launch.recipe import RECIPES
+from recipes.options.look import ReportOptions
 from recipes.plot import read_runs, refuse_unlike
 
 EXAMPLES = 4
@@ -168,17 +169,7 @@ def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: i
     return f"{name}, {split}: NDCG@{k} {number_text(ndcg['mean'])} ±{number_text(ndcg['se'])}"
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="convrec report", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder (SAVE_PATH)")
-    parser.add_argument("--out", type=Path, default=Path("outputs/report.html"), help="file to write (%(default)s)")
-    parser.add_argument("--evaluations", nargs="+", metavar="NAME=FOLDER", help="in place of the runs' sweeps")
-    parser.add_argument("--split", help="whose sweep to show, where a run has several")
-    options = parser.parse_args(arguments)
-    pairs = [text.partition("=") for text in options.evaluations or ()]
-    if bad := [name for name, sign, _ in pairs if not sign]:
-        raise UserError(f"--evaluations {bad[0]}: expected NAME=FOLDER")
-    named = {name: Path(folder) for name, _, folder in pairs}
-    print(report(options.runs, options.out, named, options.split))
+@command(ReportOptions)
+def main(options: ReportOptions) -> int:
+    print(report(options.runs, options.out, options.evaluations, options.split))
     return 0

@@ -1,14 +1,4 @@
-"""Retrieval: lists without a model, fitted on training conversations, and prompts that name what it finds.
-
-    convrec retrieval fit --train data/books/train.parquet --validation data/books/validation.parquet \\
-        --catalog data/books/catalog.parquet
-    convrec retrieval candidates --retrieval data/books/catalog.retrieval --catalog data/books/catalog.parquet \\
-        --tables data/books/{train,validation,test}.parquet --out data/books_50
-
-`fit` writes the folder `catalog.retrieval` beside the catalog (--out names another). What counts how much is chosen on
-the validation rows. `candidates` writes the tables with prompts that name the --count best items, for runs with
-CANDIDATES; a training row's own conversation has no part in its own.
-"""
+"""Retrieval: lists without a model, fitted on training conversations, and prompts that name what it finds."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,12 +11,12 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA, TRUTH
 from convrec.data.validation import validate_rl_table
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.features.candidates.prompts import with_candidates
 from convrec.files import file_hash, folder_written_whole
 from convrec.lists.catalog import load_catalog, tell_problems
 from convrec.lists.matching import Matcher
-from convrec.options import parse, parser_of
+from convrec.options import command
 from convrec.report.page import text_table
 from convrec.retrieval.conversations import item_texts, read_row
 from convrec.retrieval.folder import NOTES, load, save
@@ -35,6 +25,7 @@ from data_prep.stages.record import read_rows
 from data_prep.tables import check_out, table_writer
 from recipes.evaluation.retrieval import CONSTANTS, answers_of, mean_ndcg
 from recipes.evaluation.split import Split, read_split
+from recipes.options.retrieval import CandidatesOptions, FitOptions
 
 K = 20  # of the NDCG that chooses
 MOST_ROWS = 2000  # of validation, evenly spaced
@@ -117,19 +108,20 @@ def write_candidates(
     return warnings
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    notes = fit_retrieval(**vars(parser_of("retrieval fit", "Lists without a model.").parse_args(arguments)))
+@command(FitOptions)
+def main(options: FitOptions) -> int:
+    notes = fit_retrieval(options.train, options.validation, options.catalog, options.out, options.overwrite)
     figures = [{"model": name, f"ndcg@{K}": value} for name, value in notes[f"ndcg@{K}"].items()]
     print(text_table(figures, line_a_model=True))
     print(f"chosen on {notes['files']['validation']}: {json.dumps(notes['choice'])}\nwritten to {notes['out']}")
     return 0
 
 
-@says_user_errors
-def candidates_main(arguments: list[str]) -> int:
-    parser = parser_of("retrieval candidates", "Prompts that name candidates.")
-    given = parse(parser, arguments, "retrieval candidates")
-    tell_problems(given.catalog, write_candidates(**vars(given)))
-    print(f"written to {given.out}: train with CANDIDATES={given.count}")
+@command(CandidatesOptions)
+def candidates_main(options: CandidatesOptions) -> int:
+    warnings = write_candidates(
+        options.retrieval, options.catalog, options.tables, options.out, options.count, options.overwrite
+    )
+    tell_problems(options.catalog, warnings)
+    print(f"written to {options.out}: train with CANDIDATES={options.count}")
     return 0

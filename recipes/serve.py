@@ -1,76 +1,92 @@
-"""Serve trained models: recommendations and chat completions over HTTP, and a chat page at /. docs/how-to/serving.md
+"""Serve trained models: recommendations and chat completions over HTTP, and a chat page at /. docs/how-to/serving.md"""
 
-    convrec serve --model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
-    convrec serve --judge checkpoints/judge
-
-MODEL is a run folder, RUN/global_step_N, a LoRA adapter, a Hugging Face folder or id; NAME=MODEL gives it a name, and
-several --model are several models behind one service, with one --catalog for all or one for each, in their order.
---judge serves a model for chat completions alone. Where others than this machine can reach it (--host), the variable
-SERVE_API_KEY must hold a key, which requests give as `Authorization: Bearer KEY`. Ctrl-C stops it.
-"""
-
-import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 from pydantic import ValidationError
 
 from convrec.checkpoints.models import check_model_path
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
-from convrec.options import add_options, parse
+from convrec.options import command
 from convrec.retrieval.folder import load_notes
 from convrec.serving.columns import find_items, read_columns
-from convrec.serving.mentions import add_options as add_mentions
 from convrec.serving.mentions import write_mentions
 from convrec.serving.served_model import name_of
+from recipes.options.serve import ServeOptions
 from recipes.serving.keys import read_keys
 from recipes.serving.list_ids import ListIds
 from recipes.serving.schema import Filter, Limits, ModelSettings, ServiceSettings, is_loopback, service_key
 
+Value = TypeVar("Value")
 
-def service_of(options: argparse.Namespace) -> ServiceSettings:
+
+def service_of(options: ServeOptions) -> ServiceSettings:
     """The settings of the command line. Raises UserError for what can be seen to be wrong before anything starts."""
-    given, catalogs = options.model or [], options.catalog or []
-    if not given and not options.judge:
+    if not options.model and not options.judge:
         raise UserError("--model RUN --catalog FILE (or --judge RUN) says what to serve; see --help")
-    if given and len(catalogs) not in (1, len(given)):
-        raise UserError(f"--catalog: {len(catalogs)} for {len(given)} --model; give one for all, or one for each")
-    for catalog in catalogs:
-        if not Path(catalog).is_file():
-            raise UserError(f"--catalog {catalog}: no such file")
-        if Path(catalog).suffix not in SUFFIXES:
-            raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
-    folders: list[str | None] = [str(one.resolve()) for one in options.retrieval or [] if load_notes(one)]
-    folders = folders or [None]
-    if len(folders) not in (1, len(given)):
-        raise UserError(f"--retrieval: {len(folders)} for {len(given)} --model; give one for all, or one for each")
-    catalogs, folders = (one * len(given) if len(one) == 1 else one for one in (catalogs, folders))
-    judges = ((judge, None, None) for judge in options.judge or [])
-    models = [_model(*one, options) for one in (*zip(given, catalogs, folders, strict=True), *judges)]
+    models = [*_recommenders(options), *(_model(judge, None, None, options) for judge in options.judge)]
     names = [model.name for model in models]
     if len(set(names)) < len(names):
         raise UserError(f"{', '.join(names)}: two models of one name; write --model NAME=MODEL")
-    try:
-        limits = Limits(**{name: getattr(options, name) for name in Limits.model_fields})
-    except ValidationError as error:
-        (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
-        raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
     loopback = is_loopback(options.host)
     keys = str(options.keys.resolve()) if options.keys else None
     if keys:
         read_keys(Path(keys))
     service_key(loopback, keys)
-    feedback = str(options.state.resolve()) if options.feedback else None
     return ServiceSettings(
-        models=models, limits=limits, keys=keys, feedback=feedback, loopback=loopback, strict=options.strict
+        models=models,
+        limits=_limits(options),
+        filters=[_filter(text) for text in options.filter],
+        keys=keys,
+        feedback=str(options.state.resolve()) if options.feedback else None,
+        loopback=loopback,
+        strict=options.strict,
     )
 
 
-def _model(text: str, catalog: str | None, retrieval: str | None, options: argparse.Namespace) -> ModelSettings:
+def _recommenders(options: ServeOptions) -> list[ModelSettings]:
+    """The models of --model, each with its catalog and its retrieval."""
+    count = len(options.model)
+    if not count:
+        return []
+    if len(options.catalog) not in (1, count):
+        raise UserError(f"--catalog: {len(options.catalog)} for {count} --model; give one for all, or one for each")
+    for catalog in options.catalog:
+        if not Path(catalog).is_file():
+            raise UserError(f"--catalog {catalog}: no such file")
+        if Path(catalog).suffix not in SUFFIXES:
+            raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
+    folders: list[str | None] = [str(folder.resolve()) for folder in options.retrieval if load_notes(folder)]
+    if len(folders) not in (0, 1, count):
+        raise UserError(f"--retrieval: {len(folders)} for {count} --model; give one for all, or one for each")
+    catalogs = _for_each(options.catalog, count)
+    retrievals = _for_each(folders or [None], count)
+    return [
+        _model(text, catalog, retrieval, options)
+        for text, catalog, retrieval in zip(options.model, catalogs, retrievals, strict=True)
+    ]
+
+
+def _for_each(values: Sequence[Value], count: int) -> list[Value]:
+    """One value for each of `count` models; a single one is for all."""
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+def _limits(options: ServeOptions) -> Limits:
+    try:
+        return Limits(**asdict(options.limits))
+    except ValidationError as error:
+        (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
+
+
+def _model(text: str, catalog: str | None, retrieval: str | None, options: ServeOptions) -> ModelSettings:
     name, is_named, path = text.partition("=")
     if not is_named or "/" in name:
         name, path = "", text
@@ -86,7 +102,7 @@ def _model(text: str, catalog: str | None, retrieval: str | None, options: argpa
             catalog=str(Path(catalog).resolve()) if catalog else None,
             state=str(state) if catalog else None,
             retrieval=retrieval,
-            show=options.show,
+            show=list(options.mentions.show),
             tensor_parallel=options.tensor_parallel,
         )
     except ValidationError:
@@ -119,21 +135,8 @@ def tell_left_out(settings: ServiceSettings) -> None:
         tell_problems(catalog, load_catalog(catalog).problems)
 
 
-def parser() -> argparse.ArgumentParser:
-    summary, _, rest = (__doc__ or "").partition("\n")
-    formatter = argparse.RawDescriptionHelpFormatter
-    found = argparse.ArgumentParser(prog="convrec serve", description=summary, epilog=rest, formatter_class=formatter)
-    add_options(found, "serve")
-    add_mentions(found)
-    for name, limit in Limits.model_fields.items():
-        kind = float if name.endswith("seconds") else int
-        found.add_argument(f"--{name.replace('_', '-')}", type=kind, default=limit.default, help=limit.description)
-    return found
-
-
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    options = parse(parser(), arguments, "serve")
+@command(ServeOptions)
+def main(options: ServeOptions) -> int:
     address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
     try:
         settings = service_of(options)
@@ -142,8 +145,8 @@ def main(arguments: list[str]) -> int:
             check_filters(settings)
         if settings.feedback:
             ListIds(Path(settings.feedback))  # a folder that cannot be written is said before the models start
-        for catalog in dict.fromkeys(options.catalog or ()):
-            write_mentions(options.train, Path(catalog))
+        for catalog in dict.fromkeys(options.catalog):
+            write_mentions(options.mentions.train, Path(catalog))
         from recipes.serving.local import serve_here
 
         names = ", ".join(model.name for model in settings.models)
@@ -151,7 +154,7 @@ def main(arguments: list[str]) -> int:
 
         def ready(max_items: Mapping[str, int]) -> None:
             for name, most in max_items.items():
-                if 0 < most < options.max_items:
+                if 0 < most < options.limits.max_items:
                     print(f"{name}: --max-items is {most}: its context has no room for longer lists", file=sys.stderr)
             page = f"; the chat page: {address}/" if settings.models[0].catalog else f"; {address}/v1/chat/completions"
             print(f"serving {names}{page} (Ctrl-C stops)", flush=True)

@@ -1,7 +1,5 @@
 """A Qwen2, Llama or Qwen3 of about a million parameters with its own tokenizer: no download.
 
-    convrec tiny-model --data data/sample --out data/tiny_model
-
 The tokenizer is a `Qwen2Tokenizer`: byte-level BPE trained on the spot behind Qwen2's own pre-tokenizer and NFC, which
 are what loading a `qwen2` folder rebuilds. That pre-tokenizer cuts at every space and digit, so the catalog's titles
 and the years are added tokens: a line of a list is two, `The Godfather`, ` (1972)\\n`; so are the two halves of the
@@ -21,11 +19,12 @@ import pyarrow.parquet as pq
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from convrec.data.schema import INSTRUCTION_TEMPLATE
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.files import folder_written_whole
 from convrec.judges import prompt as judge_prompt
 from convrec.lists.ranks import NO_YEAR, format_item
-from convrec.options import parse, parser_of
+from convrec.options import command
+from recipes.options.tiny_model import TinyModelOptions
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -213,12 +212,23 @@ def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
     return files
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    parser = parser_of("tiny-model", __doc__, **{"model-type": {"choices": MODEL_TYPES, "default": MODEL_TYPES[0]}})
-    given = vars(parse(parser, arguments, "tiny-model"))
-    data, out = given.pop("data"), given.pop("out")
-    parts = judge_prompt.phrases() if given.pop("judge") else []
-    make_tiny_model(out, read_texts(data), [*read_titles(data), *parts], **given)
-    print(f"wrote {out}")
+@command(TinyModelOptions)
+def main(options: TinyModelOptions) -> int:
+    parts = judge_prompt.phrases() if options.judge else []
+    make_tiny_model(
+        options.out,
+        read_texts(options.data),
+        [*read_titles(options.data), *parts],
+        vocab_size=options.vocab_size,
+        hidden_size=options.hidden_size,
+        num_layers=options.num_layers,
+        num_heads=options.num_heads,
+        num_kv_heads=options.num_kv_heads,
+        intermediate_size=options.intermediate_size,
+        tie_word_embeddings=options.tie_word_embeddings,
+        fill_vocab=options.fill_vocab,
+        model_type=options.model_type,
+        seed=options.seed,
+    )
+    print(f"wrote {options.out}")
     return 0

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from unittest.mock import patch
 
 import pyarrow as pa
 from omegaconf import OmegaConf
@@ -21,6 +20,7 @@ from convrec.fields import OURS
 from convrec.generation import answers
 from convrec.judges import schema as judges
 from convrec.kinds import shown, wanted
+from convrec.options import Record, describe_options, help_text
 from convrec.runs import folder, supervisor
 from recipes import cli
 from recipes.launch.dry_run import defaults_of
@@ -38,7 +38,6 @@ OF_TRAININGS = (
     "Further arguments are Hydra overrides. The variables: [variables.md](variables.md).\n"
 )
 TRAININGS = {recipe.command: recipe for recipe in RECIPES.values()}
-WITHOUT_PARSER = ("doctor", "submit")  # nor have trainings: the arguments are Hydra overrides
 SETTINGS = {  # title -> the recipe whose settings are listed there
     "Of SFT": SFT,
     "Of every RL recipe that writes lists": RANK_GRPO,
@@ -87,13 +86,6 @@ OTHER_VARIABLES = {  # that set nothing in a recipe's config: names -> (who read
 }
 
 
-class _Parsed(BaseException):
-    """Carries a command's parser out of its `main`."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-
-
 COLUMN_HELP = {  # of the tables that a user writes
     "prompt": "one {role: user, content}: the instruction, `Here is the conversation: `, then USER: and SYSTEM: lines",
     "seen_titles": "titles without years that the conversation names: no reward for recommending them",
@@ -103,25 +95,6 @@ COLUMN_HELP = {  # of the tables that a user writes
     "title": "the item's title",
     "year": "its year; null in every row where items have none",
 }
-
-
-def parser_of(command: str, arguments: list[str], *, parses: bool = True) -> argparse.ArgumentParser:
-    """The argparse parser of a command, once it has taken these arguments (else SystemExit), or, for some that are not
-    complete, before. The command ends where it would begin its work.
-    """
-    parse = argparse.ArgumentParser.parse_args
-
-    def parse_and_leave(parser: argparse.ArgumentParser, *given: object, **keywords: object) -> None:
-        if parses:
-            parse(parser, arguments)
-        raise _Parsed(parser)
-
-    with patch.object(argparse.ArgumentParser, "parse_args", parse_and_leave):
-        try:
-            cli.function_of(command)(arguments)
-        except _Parsed as parsed:
-            return parsed.parser
-    raise ValueError(f"{command} parses no arguments")
 
 
 def pages() -> dict[str, str]:
@@ -221,37 +194,27 @@ def _commands() -> Iterator[str]:
             if TRAININGS[command] is SFT:
                 yield "One device of this machine trains in the process, several and the nodes of RAY_ADDRESS on Ray.\n"
             yield OF_TRAININGS
-        elif text:
+        else:
             module = cli.function_of(command).__module__
             yield f"## convrec {command}\nModule `{module}`: {text}\n"
-            if command in WITHOUT_PARSER:
-                yield _code(inspect.getdoc(import_module(module)) or "") + "\n"
-                continue
-            yield from _options(parser_of(command, [], parses=False))
+            yield from _options(cli.options_of(command, []))
             if command == "evaluate":
                 yield "### With --judge"
-                yield from _options(parser_of(command, ["--judge"], parses=False))
+                yield from _options(cli.options_of(command, ["--judge"]))
 
 
-def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+def _options(record: type[Record]) -> Iterator[str]:
+    """What `--help` says: the text with its examples, and a row for each option."""
+    for paragraph in help_text(record).split("\n\n"):
+        yield (f"```bash\n{paragraph}\n```" if paragraph.startswith("convrec ") else paragraph) + "\n"
     yield "| option | default | what |\n|---|---|---|"
-    for action in parser._actions:
-        if isinstance(action, argparse._HelpAction):
-            continue
-        name = "`, `".join(action.option_strings) or action.dest
-        if not action.help:
-            raise ValueError(f"{parser.prog}: {name} has no help")
-        text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
-        if action.choices:
-            text = f"{text + ': ' if text else ''}one of {', '.join(map(str, action.choices))}"
-        is_silent = action.default in (None, False, [], {}, argparse.SUPPRESS)
-        default = "needed" if action.required else "" if is_silent else f"`{_cell(_plain(action.default))}`"
-        yield f"| `{name}` | {default} | {_cell(text)} |"
+    for option in describe_options(record):
+        if not option.help:
+            raise ValueError(f"convrec {record.COMMAND}: {option.names[0]} has no help")
+        choices = f": one of {', '.join(option.choices)}" if option.choices else ""
+        default = "needed" if option.is_required else f"`{_cell(option.default)}`" if option.default else ""
+        yield f"| `{'`, `'.join(option.names)}` | {default} | {_cell(option.help + choices)} |"
     yield ""
-
-
-def _plain(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _files() -> str:

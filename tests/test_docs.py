@@ -1,24 +1,27 @@
 """The manual: its commands parse, its reference pages are the code's, its links lead somewhere."""
 
-import argparse
 import json
 import os
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
 from convrec.errors import UserError
+from convrec.options import HELP, parse
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from recipes import cli
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose_files
 from recipes.launch.variables import VARIABLES, misspelt_variables, overrides_from_environment
+from recipes.options.cluster import DoctorOptions, SubmitOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = [path for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.parts]
@@ -114,16 +117,16 @@ def check(variables: dict[str, str], words: list[str], monkeypatch: pytest.Monke
     unknown = [name for name in variables if not OTHER_VARIABLES.fullmatch(name)]
     assert not (set(unknown) - {variable.name for variable in VARIABLES}), f"unknown variables: {unknown}"
     assert not misspelt_variables(variables)
-    if command == "submit" and arguments[:1] in (["--follow"], ["--stop"]):
-        assert len(arguments) == 2
-        return
-    if command in reference.TRAININGS:
-        recipe = reference.TRAININGS[command]
-    elif command in reference.WITHOUT_PARSER:
+    if command in cli.OPTIONS:
+        if set(HELP) & set(arguments):
+            return
+        options = parse(cli.options_of(command, arguments), arguments)
+        if not isinstance(options, DoctorOptions | SubmitOptions):
+            return
+        arguments = list(options.words)
         recipe = RECIPES[arguments.pop(0) if arguments and arguments[0] in RECIPES else "rank_grpo"]
     else:
-        reference.parser_of(command, arguments)
-        return
+        recipe = reference.TRAININGS[command]
     placeholders = {"...", "[key=value", "[hydra", "overrides]"}
     overrides = [word for word in arguments if word not in FLAGS | placeholders]
     overrides_from_environment(recipe, variables)
@@ -178,11 +181,18 @@ def test_the_reference_pages_are_what_the_code_says() -> None:
 
 
 def test_an_option_without_a_help_text_is_refused() -> None:
-    """The pages above are made of every command's parser."""
-    parser = argparse.ArgumentParser(prog="convrec data new")
-    parser.add_argument("--share", type=float, default=0.1)
+    """The pages above are made of every command's record."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class NewOptions:
+        """A new command."""
+
+        COMMAND: ClassVar[str] = "data new"
+
+        share: float = 0.1
+
     with pytest.raises(ValueError, match=re.escape("convrec data new: --share has no help")):
-        list(reference._options(parser))
+        list(reference._options(NewOptions))
 
 
 def test_every_metric_of_the_policy_loss_is_described() -> None:

@@ -31,13 +31,15 @@ LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
 MIDDLE = LOW | {"convrec.settings", "convrec.rank_grpo", "convrec.checkpoints", "convrec.retrieval", "convrec.features"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
 LIBRARY = VERL | {"convrec.train", "convrec.judges", "convrec.generation", "convrec.serving", "convrec.report"}
+# records of options: beside them only those of the library, which the light modules below hold
+OPTIONS = {"convrec.options", "convrec.data", "convrec.generation", "convrec.serving"}
 MAY_IMPORT: dict[str, set[str]] = {
     "convrec.api": BASE | {"convrec.runs", "convrec.checkpoints", "convrec.settings"},
     "convrec.errors": set(),
     "convrec.fields": {"convrec.errors", "convrec.kinds"},
     "convrec.files": {"convrec.errors"},
     "convrec.kinds": {"convrec.errors"},
-    "convrec.options": {"convrec.errors", "convrec.kinds", "convrec.shipped"},
+    "convrec.options": {"convrec.errors"},
     "convrec.progress": set(),
     "convrec.gpus": {"convrec.errors"},
     "convrec.same_request": set(),
@@ -60,12 +62,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.train": VERL | {"convrec.api"},  # in its __init__: it is callable
     "convrec.judges": VERL | {"convrec.train"},
     "reward": LIBRARY,
+    "data_prep.options": OPTIONS,
     "data_prep.sample_data": LIBRARY,
-    "data_prep.own_data": LIBRARY | {"data_prep.commands"},
-    "data_prep.stages": LIBRARY | {"data_prep.commands"},
+    "data_prep.own_data": LIBRARY | {"data_prep.commands", "data_prep.options"},
+    "data_prep.stages": LIBRARY | {"data_prep.commands", "data_prep.options"},
     "data_prep.judge_data": LIBRARY | {"data_prep.commands"},
     "data_prep.commands": LIBRARY
-    | {"data_prep.sample_data", "data_prep.own_data", "data_prep.stages", "data_prep.judge_data"},
+    | {"data_prep.options", "data_prep.sample_data", "data_prep.own_data", "data_prep.stages", "data_prep.judge_data"},
+    "recipes.options": OPTIONS,
     "recipes.planning": LIBRARY,
     "recipes.preflight": LIBRARY | {"recipes.planning"},
     "recipes.launch": LIBRARY | {"recipes.planning", "recipes.preflight"},
@@ -76,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes.batch": LIBRARY,
     "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
     "recipes.serving": LIBRARY | {"recipes.launch", "recipes.preflight"},
-    "recipes.judge": LIBRARY | {"recipes.launch", "recipes.preflight", "recipes.evaluation"},
+    "recipes.judge": LIBRARY | {"recipes.options", "recipes.launch", "recipes.preflight", "recipes.evaluation"},
 }
 MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.commands"}
 

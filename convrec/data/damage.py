@@ -1,6 +1,5 @@
 """Damaged rows of files: collected, then told all at once, or left out up to a share, counted and reported."""
 
-import argparse
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from convrec.errors import UserError
 from convrec.files import write_jsonl
 
 REPORT = "damaged.jsonl"
-SHARE = 0.05  # --skip-damaged without a value
 SHOWN = 20  # different reasons of one message
 NAMED = 5  # rows that one of them names
 LONGEST_VALUE = 300  # characters of one that is quoted in a message
@@ -189,25 +187,6 @@ def named_rows(rows: Sequence[int], unit: str, named: int | None = NAMED) -> str
     rows = sorted(rows)
     more = f" and {len(rows) - named:,} more" if named and len(rows) > named else ""
     return f"{unit}{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:named]))}{more}"
-
-
-def add_skip_damaged(parser: argparse.ArgumentParser, what: str) -> None:
-    """--skip-damaged [SHARE]: None where it is not given. `what` it does with damaged rows."""
-    parser.add_argument(
-        "--skip-damaged",
-        type=_share,
-        nargs="?",
-        const=SHARE,
-        metavar="SHARE",
-        help=f"{what}, up to this share of the rows ({SHARE:g})",
-    )
-
-
-def _share(text: str) -> float:
-    share = float(text)  # a ValueError becomes argparse's message
-    if not 0 <= share < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a share from 0 to below 1, 0.05 say")
-    return share
 
 
 def counted(counts: Mapping[str, int]) -> list[str]:

@@ -1,10 +1,9 @@
 """Where replicas run: on this node's GPUs or cores, which they divide among them.
 
-A replica is a process of its own with an engine of `tensor_parallel` GPUs. Each of the commands that ask a local model
-takes the same two options for it: --tensor-parallel, --replicas.
+A replica is a process of its own with an engine of `tensor_parallel` GPUs. Commands that ask a local model have
+PlacementOptions for it.
 """
 
-import argparse
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,22 +49,6 @@ class Placement:
             environments = environments_here(self.replicas, self.tensor_parallel, guard.environment(folder))
             with contextlib.closing(Pool(environments, load, settings, Path(log or folder / "vllm.log"))) as pool:
                 yield pool
-
-
-def add_placement(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--tensor-parallel", type=int, default=1, help="GPUs of one engine (%(default)s)")
-    add(
-        "--replicas",
-        type=_replicas,
-        metavar="auto|N",
-        default=AUTO,
-        help="engines side by side (%(default)s: one for every --tensor-parallel GPUs; 1 on a CPU)",
-    )
-
-
-def _replicas(text: str) -> int | str:
-    return text if text == AUTO else int(text)
 
 
 def environments_here(

@@ -15,7 +15,7 @@ The cache is keyed by what determines an answer (model, messages, sampling param
 that you trained again another name. A refusal is not kept: it costs nothing, and the server may have changed.
 """
 
-from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage
+from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage, merge_sampling
 from convrec.llm.client import LLM, Endpoint, endpoint
 
-__all__ = ["LLM", "Answer", "AnswerCache", "Endpoint", "Messages", "NoAnswer", "Usage", "endpoint"]
+__all__ = ["LLM", "Answer", "AnswerCache", "Endpoint", "Messages", "NoAnswer", "Usage", "endpoint", "merge_sampling"]

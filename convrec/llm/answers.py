@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ from convrec.files import write_text
 from convrec.same_request import digest
 
 Messages = list[dict[str, str]]
+
+
+def merge_sampling(defaults: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Sampling parameters of a request: the given ones beside or in place of the defaults; None: not sent."""
+    parameters = {**defaults, **(given or {})}
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 def request_of(model: str, prompt: str | Messages, sampling: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 without it, too. Items are told by their lines, `Title (Year)`.
 """
 
-from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,13 +41,6 @@ def load_mentions(catalog: Path) -> Mentions | None:
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{mentions_file(catalog)}: not readable ({error}); make it again with --train") from None
     return dict(zip(zip(columns["item"], columns["named"], strict=True), columns["times"], strict=True))
-
-
-def add_options(parser: ArgumentParser) -> None:
-    """Those of commands that write lists: the columns to show, and what to count."""
-    names, tables = "columns of the catalog that items have in lists", "training tables of RL to count, once"
-    parser.add_argument("--show", type=lambda text: text.split(","), default=[], metavar="A,B", help=names)
-    parser.add_argument("--train", type=Path, nargs="+", default=[], metavar="FILE", help=tables)
 
 
 def write_mentions(train: Sequence[Path], catalog_file: Path) -> None:

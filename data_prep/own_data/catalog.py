@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from convrec.data.damage import SHARE, BadRecord, Damage, kind_of, unit_of
+from convrec.data.damage import BadRecord, Damage, kind_of, unit_of
+from convrec.data.options import SHARE
 from convrec.data.records import Records, read_records
 from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import describe_encoding

@@ -1,7 +1,6 @@
 """Questions to a model whose answers must have a form: malformed ones are counted and asked again once; what gets no
 answer in spite of the client's retries is written down."""
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,8 +11,9 @@ from typing import Any
 from convrec.files import write_jsonl
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.judges.verdict import outside_thinking
-from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint
+from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint, merge_sampling
 from convrec.shipped import read_table
+from data_prep.options.demonstrations import DemonstrationsOptions
 
 BLOCK = 2048  # conversations whose questions and answers are held at once
 FAILED = "failed.jsonl"
@@ -124,26 +124,22 @@ MODEL_JUDGES = ("list", "pointwise")
 MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": MAX_RESPONSE_TOKENS}
 
 
-def asker_of(given: argparse.Namespace, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
+def asker_of(options: DemonstrationsOptions, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
     """What asks the model of a role, and what its answers depend on. kind: of MAX_TOKENS."""
-    sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]} | given.sampling
-    sampling = {key: value for key, value in sampling.items() if value is not None}
-    model = model_of(given, role)
-    asker = Asker(model, sampling, Path(given.out), kind if kind in ("teacher", "metadata") else "reflect")
+    sampling = merge_sampling({"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]}, options.sampling)
+    model = model_of(options, role)
+    asker = Asker(model, sampling, Path(options.out), kind if kind in ("teacher", "metadata") else "reflect")
     return asker, {"model": model.endpoint.model, "sampling": sampling}
 
 
-def model_of(given: argparse.Namespace, role: str) -> LLM:
+def model_of(options: DemonstrationsOptions, role: str) -> LLM:
     """The model behind the role's address. Raises UserError where there is none."""
-    cache = given.cache or Path(given.out) / "answers"
-    options = {"concurrency": given.concurrency, "max_retries": given.retries, "timeout": given.timeout}
-    return LLM(endpoint(role), cache, most_failed=given.skip_failed, **options)
-
-
-def sampling(text: str) -> dict[str, Any]:
-    value = json.loads(text)  # a ValueError becomes argparse's message
-    if not isinstance(value, dict):
-        raise ValueError("an object")
-    if ours := sorted(value.keys() & {"model", "messages", "stream"}):
-        raise argparse.ArgumentTypeError(f"{', '.join(ours)} is no sampling parameter")
-    return value
+    cache = options.cache or Path(options.out) / "answers"
+    return LLM(
+        endpoint(role),
+        cache,
+        concurrency=options.concurrency,
+        max_retries=options.retries,
+        timeout=options.timeout,
+        most_failed=options.skip_failed,
+    )

@@ -15,7 +15,7 @@ from convrec.generation.answers import Answer, GenerationRequest, Store, model_a
 from convrec.generation.placement import Placement
 from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
-from convrec.llm import LLM, endpoint
+from convrec.llm import LLM, endpoint, merge_sampling
 from convrec.llm import Answer as Reply
 from convrec.retrieval.retriever import table_of
 from convrec.same_request import digest
@@ -123,11 +123,18 @@ BASELINES: Mapping[str, Callable[[Split, Rows, int], Lists]] = {
 
 
 def answers_to(
-    request: GenerationRequest, placement: Placement, *, role: str = "llm", progress: bool = True, **settings: Any
+    request: GenerationRequest,
+    placement: Placement,
+    *,
+    role: str = "llm",
+    progress: bool = True,
+    api_sampling: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> tuple[dict[str, Answer], int]:
     """`model_answers`, also of a model behind an OpenAI-compatible endpoint (API), and how many are new.
 
-    An endpoint's are zero-shot, of max_tokens and temperature alone. Its address and key are the environment's, of the
+    An endpoint's are zero-shot, of max_tokens and temperature, and of `api_sampling` beside or in place of them (None:
+    not sent). Its address and key are the environment's, of the
     role (LLM_BASE_URL, LLM_API_KEY, see convrec.llm); LLM_MODEL is the name after API where there is one. Answers got
     before an interruption are kept in the path's folder. A prompt that the server refuses has an empty answer, which is
     not kept: it is asked again next time, and a line on stderr says how many and why.
@@ -135,7 +142,8 @@ def answers_to(
     if not request.model_path.startswith(API):
         return model_answers(request, placement=placement, progress=progress, **settings)
     served, prompts, path = endpoint(role, request.model_path.removeprefix(API)), request.prompts, request.path
-    sampling = {name: settings[name] for name in ("max_tokens", "temperature")}
+    ours = {name: settings[name] for name in ("max_tokens", "temperature")}
+    sampling = merge_sampling(ours, api_sampling)
     store = Store({"server": served.base_url, "model": served.model, **sampling}, prompts, path)
     replies: list[Reply] = []
     if missing := store.missing():

@@ -75,7 +75,8 @@ def dialogues(evaluation: Evaluation, answers_of: Answered) -> dict[str, list[Co
 def _make_user(evaluation: Evaluation, attributes: Attributes) -> RuleUser:
     options = evaluation.options
     if options.user == "llm":
-        return LLMUser(attributes, LLM(endpoint("user"), Path(options.out) / "answers"))
+        llm = LLM(endpoint("user"), Path(options.out) / "answers")
+        return LLMUser(attributes, llm, options.sampling)
     kind = {"rule": RuleUser, "random": RandomUser, "other": OtherUser}[str(options.user)]
     return kind(attributes, options.seed, evaluation=True, others=evaluation.data.context.wanted)
 

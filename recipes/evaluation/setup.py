@@ -317,5 +317,6 @@ def describe_settings(
         "matching_of": dict(rules.matching_by_protocol),
         "catalog_items": data.context.num_items,
         **({name: getattr(options, name) for name in OF_DIALOGUES} if options.user else {}),
+        **({"sampling": options.sampling} if options.sampling else {}),  # of models behind an API
         **sampling,
     }

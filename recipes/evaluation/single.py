@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.data.damage import REPORT
+from convrec.errors import UserError
 from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest
 from convrec.judges.verdict import outside_thinking
@@ -53,6 +54,7 @@ def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
     Where a user answers, lists are those that conversations end with, and the baselines are dialogues.ASKING.
     """
+    check_sampling(evaluation.options)
     model = ModelAnswers(evaluation)
     conversations: dict[str, list[Conversation]] = {}
     if evaluation.options.user:
@@ -73,6 +75,13 @@ def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
     return metrics
 
 
+def check_sampling(options: EvaluationOptions) -> None:
+    """Raise UserError for sampling parameters that no model is asked with."""
+    is_api = (options.model or "").startswith(API)
+    if options.sampling and not is_api and options.user != "llm":
+        raise UserError("--sampling: it is for a model behind an API; give --model api:NAME, or --user llm")
+
+
 class ModelAnswers:
     """What the model of an evaluation answers, and the figures of generating it."""
 
@@ -85,8 +94,14 @@ class ModelAnswers:
     def ask(self, request: GenerationRequest) -> dict[str, Answer]:
         """prompt_id -> answer."""
         model = self.evaluation.model
-        progress = self.evaluation.options.progress
-        answers, new = answers_to(request, model.placement, progress=progress, **model.sampling)
+        options = self.evaluation.options
+        answers, new = answers_to(
+            request,
+            model.placement,
+            progress=options.progress,
+            api_sampling=options.sampling,
+            **model.sampling,
+        )
         if request.model_path.startswith(API):
             # a policy's thinking would be ranks of its list, as in training; another model's is not its list
             answers = {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}

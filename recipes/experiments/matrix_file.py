@@ -4,15 +4,13 @@ import os
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, create_model
 
 from convrec.errors import UserError
 from convrec.kinds import did_you_mean, shown
-from convrec.lists.metrics import PROTOCOLS
-from recipes.evaluation.baselines import BASELINES
 from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
 
@@ -64,8 +62,7 @@ def _evaluation() -> type[Section]:
     options["data"] = str, Field(description="the split to score, a parquet file")
     options["catalog"] = str, Field(description="the catalog of its items, a parquet file")
     options["ks"] = list[PositiveInt] | None, None
-    for name, choices in (("baselines", BASELINES), ("protocols", PROTOCOLS)):
-        options[name] = list[Literal[*choices]], []  # type: ignore[valid-type]
+    options["skip_damaged"] = float | None, None  # pydantic knows no DamagedShare
     return create_model("Evaluation", __base__=Section, **options)
 
 

@@ -3,7 +3,6 @@
 Models, options and files: docs/how-to/judges.md.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,22 +15,23 @@ from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import fits, render_prompt
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError, says_user_errors
+from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table
 from convrec.generation.answers import Answer, GenerationRequest
-from convrec.generation.placement import Placement, add_placement
+from convrec.generation.placement import Placement
 from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
 from convrec.judges.metrics import comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
-from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES, TEMPLATE_SETTINGS, query_text
+from convrec.judges.prompt import TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
 from convrec.lists.metrics import paired
-from convrec.options import parse, parser_of
+from convrec.options import command
 from convrec.report.page import gain_text, number_text
 from recipes.evaluation.baselines import API, answers_to
 from recipes.evaluation.checks import refuse_to_replace
 from recipes.evaluation.scoring import metrics_of, rows_of
+from recipes.options.judge import JudgeEvaluationOptions
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
 COMPARED = {
@@ -83,7 +83,7 @@ def compare(
     return {"n": len(both)} | paired(old, new, COMPARED[mode], [row["query"] for row, _ in both], seed)
 
 
-def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
+def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     """Evaluate, write OUT's three files and return what metrics.json holds.
 
     {"settings", "results": judge_metrics' summary, "generation", "paired" (this minus `against`), "warnings"}. Rows
@@ -91,11 +91,13 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     vLLM starts.
     """
     mode, model, data, out, seed = options.mode, options.model, options.data, Path(options.out), options.seed
-    placement = Placement(options.replicas, options.tensor_parallel)
+    placement = Placement(options.placement.replicas, options.placement.tensor_parallel)
     is_api = model.startswith(API)
     model_path = model if is_api else resolve_model(model, "--model ")
     if not is_api:
         hub.require(model_path, "--model ")
+    if options.sampling and not is_api:
+        raise UserError("--sampling: it is for a model behind an API; give --model api:NAME")
     rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[: options.limit]
     scores = scores_of(rows[0][1])
     contents = {"data": file_hash(data)}
@@ -115,7 +117,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     settings |= {"max_prompt_tokens": options.max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
     start, path = time.monotonic(), out / "generations.parquet"
     asked_for = GenerationRequest(model_path, prompts, path)
-    answers, generated = answers_to(asked_for, placement, role="judge", **settings)
+    answers, generated = answers_to(asked_for, placement, role="judge", api_sampling=options.sampling, **settings)
     seconds = time.monotonic() - start
     texts = {
         order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
@@ -126,6 +128,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "settings": {"judge": mode, "model": model, "model_path": model_path, "data": data, "limit": options.limit}
         | {"sha256": contents}
+        | ({"sampling": options.sampling} if options.sampling else {})
         | settings,
         "results": pairwise_summary(table, seed) if mode == "pairwise" else pointwise_summary(table, scores, seed),
         "generation": {
@@ -144,7 +147,7 @@ def evaluate_judge(options: argparse.Namespace) -> dict[str, Any]:
     return metrics
 
 
-def _short_enough(model_path: str, rows: Rows, options: argparse.Namespace) -> tuple[Rows, bool]:
+def _short_enough(model_path: str, rows: Rows, options: JudgeEvaluationOptions) -> tuple[Rows, bool]:
     """(the rows that fit, whether the chat template opens the thinking)"""
     tokenizer, positions = load_tokenizer(model_path, "--model ")
     limit = min(options.max_prompt_length, positions - options.max_response_length)
@@ -210,15 +213,8 @@ def _with_error(value: Mapping[str, float]) -> str:
     return f"{number_text(value['mean'])} ±{number_text(value['se'])}"
 
 
-@says_user_errors
-def main(arguments: list[str]) -> int:
-    more: dict[str, dict[str, Any]] = {
-        "judge": {"choices": MODES},
-        "max-response-length": {"default": MAX_RESPONSE_TOKENS},
-    }
-    parser = parser_of("evaluate", __doc__, **more)
-    add_placement(parser)
-    options = parse(parser, arguments, "evaluate")
+@command(JudgeEvaluationOptions)
+def main(options: JudgeEvaluationOptions) -> int:
     if not options.overwrite:
         refuse_to_replace(Path(options.out), options.model, options.data)
     metrics = evaluate_judge(options)

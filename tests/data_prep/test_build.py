@@ -112,7 +112,7 @@ def test_what_cannot_work_is_said_at_once(source, tmp_path, monkeypatch, capsys)
         (["remap", "--out", str(out)], "stage `rows` is not there yet"),
         (["rows", "--out", str(out)], "--train is not given"),
         (arguments(source, out, "--catalog=none.parquet", stage="rows"), "none.parquet: no such file"),
-        (arguments(source, out, "--share=0"), "--share 0.0: give a number above 0, at most 1"),
+        (arguments(source, out, "--share=0"), "--share 0: give a number above 0, at most 1"),
         (arguments(source, out), "LLM_BASE_URL or TEACHER_BASE_URL is not set"),  # before the first stage
         (arguments(source, out, "--teacher=retrieval"), "LLM_BASE_URL or JUDGE_BASE_URL is not set"),
         (arguments(source, out, "--num-items=20", stage="rows"), "asks for 4 recommendations and --num-items is 20"),

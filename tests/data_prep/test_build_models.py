@@ -15,7 +15,9 @@ from convrec.data.schema import conversation_text
 from convrec.data.validation import validate_sft_table
 from convrec.files import has_ended
 from convrec.lists.ranks import format_item
-from data_prep.build import main, parse
+from convrec.options import parse
+from data_prep.build import main
+from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages.asking import asker_of
 
 from .conftest import BOOKS, GHOSTS, LAUGHS, arguments, read, refusal, summary_of
@@ -88,7 +90,7 @@ def test_all_models_have_the_timeout(tmp_path, monkeypatch):
     monkeypatch.setenv("LLM_MODEL", "scripted")
 
     def clients(*more):
-        given = parse(["all", "--out", str(tmp_path), *more])
+        given = parse(DemonstrationsOptions, ["all", "--out", str(tmp_path), *more])
         return [asker_of(given, role, kind)[0].llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
 
     assert [llm.timeout for llm in (*clients("--timeout", "30"), *clients())] == [30, 30, 600, 600]
@@ -103,7 +105,7 @@ def test_sampling_adds_replaces_and_takes_away(source, tmp_path, model, capsys):
     assert {key: value for key, value in server.bodies[0].items() if key not in ("model", "messages")} == expected
     assert json.loads((tmp_path / "teacher.json").read_text())["settings"]["sampling"] == expected
     for wrong in ('{"model": "another"}', "[1]", "{"):
-        assert "argument --sampling" in refusal(capsys, ["teacher", "--out", str(tmp_path), "--sampling", wrong])
+        assert "error: --sampling " in refusal(capsys, ["teacher", "--out", str(tmp_path), "--sampling", wrong])
 
 
 @pytest.fixture
@@ -234,4 +236,4 @@ def test_too_many_failed_questions_stop_a_build_and_are_named(source, tmp_path, 
     failed = (tmp_path / "failed.jsonl").read_text().splitlines()
     assert f"failed.jsonl names the questions that got no answer ({len(failed)} of teacher)" in message
     assert len({str(json.loads(entry)["prompt"]) for entry in failed}) == 4  # rows can have a prompt in common
-    assert "--skip-failed 1.0: give a number of at least 0, below 1" in refusal(capsys, [*given, "--skip-failed=1"])
+    assert "--skip-failed 1: give a number of at least 0, below 1" in refusal(capsys, [*given, "--skip-failed=1"])

@@ -66,6 +66,33 @@ def test_what_is_no_command_lists_those_there_are(
     assert said in told.out + told.err
 
 
+def test_help_groups_commands_by_what_somebody_wants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.list_commands(["--help"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line in cli.GROUPS] == list(cli.GROUPS)
+    assert cli.list_commands(["data", "--help"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line in cli.GROUPS] == ["Data"]
+
+
+def test_a_shell_completes_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.list_commands(["--completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert command.split()[-1] in script
+    assert "--skip-damaged" in script
+    for wrong in (["--completion"], ["--completion", "tcsh"]):
+        assert cli.list_commands(wrong) == 2
+        assert "give one of bash, zsh, fish" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--k", "0"], ["--kk", "3"], ["--model", "x"]])
+def test_a_wrong_option_is_one_line_and_status_2(arguments: list[str]) -> None:
+    done = convrec("recommend", *arguments)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith("error: ")
+
+
 def test_a_command_gets_its_arguments_and_gives_its_status(tmp_path: Path) -> None:
     made = convrec(
         "data", "sample", "--out", str(tmp_path / "data"), "--train", "20", "--validation", "5", "--test", "5"

@@ -14,7 +14,8 @@ from convrec.errors import UserError
 from convrec.generation import placement
 from convrec.options import parse
 from convrec.retrieval.folder import FORMAT
-from recipes.serve import parser, service_of, tell_left_out
+from recipes.options.serve import ServeOptions
+from recipes.serve import check_filters, service_of, tell_left_out
 from recipes.serving import local
 from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.local import bound
@@ -33,7 +34,7 @@ def files(tmp_path, monkeypatch):
 
 
 def settings(*arguments):
-    return service_of(parse(parser(), arguments, "serve"))
+    return service_of(parse(ServeOptions, arguments))
 
 
 def test_models_have_names_catalogs_and_folders_for_changes(files):
@@ -72,6 +73,18 @@ def test_a_retrieval_is_one_for_all_models_or_one_for_each(files):
             settings(*both, *(part for name in given for part in ("--retrieval", name)))
 
 
+def test_filters_of_the_command_line_are_the_service_s_and_are_checked(files):
+    pq.write_table(pa.table({"title": ["Dune"], "year": [1965], "price": [9.5]}), files / "catalog.parquet")
+    given = ["--model", "films", "--catalog", "catalog.parquet"]
+    service = settings(
+        *given, "--filter", 'Below 20={"price": {"max": 20}}', "--filter", 'Above 5={"price": {"min": 5}}'
+    )
+    assert [one.label for one in service.filters] == ["Below 20", "Above 5"]
+    check_filters(service)
+    with pytest.raises(UserError, match=r"--filter Red: .*colour"):
+        check_filters(settings(*given, "--filter", 'Red={"colour": "red"}'))
+
+
 def test_changes_of_two_runs_and_of_two_steps_are_kept_apart(files):
     names = {}
     for path in ("a/global_step_2", "a/global_step_4", "b/global_step_4", "b/global_step_4/actor/huggingface"):
@@ -103,8 +116,10 @@ def test_rows_of_a_catalog_that_cannot_be_recommended_are_told_once_and_counted(
         (["--model", "books model", "--catalog", "catalog.parquet"], "give it a name of letters"),
         (["--model", "films", "--judge", "films", "--catalog", "catalog.parquet"], "two models of one name"),
         (["--judge", "films", "--host", "0.0.0.0"], KEY_VARIABLE),
-        (["--judge", "films", "--max-items", "0"], "--max-items"),
-        (["--judge", "films", "--fallback-after-seconds", "0"], "--fallback-after-seconds: "),
+        (["--judge", "films", "--max-items", "0"], "--max-items 0: give a positive integer"),
+        (["--judge", "films", "--drain-seconds", "301"], "--drain-seconds: "),
+        (["--judge", "films", "--filter", "Cheap"], "--filter Cheap: write a label"),
+        (["--judge", "films", "--fallback-after-seconds", "0"], "--fallback-after-seconds 0: give a positive number"),
         (["--judge", "films", "--replicas", "0"], "--replicas 0: give a positive integer"),
         (["--judge", "films", "--tensor-parallel", "0"], "--tensor-parallel 0: give a positive integer"),
     ],

@@ -5,11 +5,11 @@ No answer names a wanted title (naming.py), or has a label that is like one.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rapidfuzz import fuzz
 
@@ -18,7 +18,7 @@ from convrec.features.asking.attributes import Attributes
 from convrec.features.asking.naming import TitleNames
 from convrec.features.asking.turns import question_text
 from convrec.lists.titles import normalise
-from convrec.llm import LLM
+from convrec.llm import LLM, merge_sampling
 from convrec.shipped import read_table
 
 USERS = ("rule", "random", "other", "llm")
@@ -104,11 +104,15 @@ class OtherUser(RuleUser):
 
 
 class LLMUser(RuleUser):
-    """A model that is told the wanted titles; in place of an answer that names one, it does not mind."""
+    """A model that is told the wanted titles; in place of an answer that names one, it does not mind.
 
-    def __init__(self, attributes: Attributes, llm: LLM) -> None:
+    sampling: parameters of its requests, beside or in place of ours; None: not sent.
+    """
+
+    def __init__(self, attributes: Attributes, llm: LLM, sampling: Mapping[str, Any] | None = None) -> None:
         super().__init__(attributes)
         self.llm = llm
+        self.sampling = merge_sampling({"temperature": 0.0, "max_tokens": 60}, sampling)
 
     def answers(self, asked: Sequence[Asked]) -> list[str]:
         titles = self.attributes.catalog.titles
@@ -120,7 +124,7 @@ class LLMUser(RuleUser):
             )
             for one in asked
         ]
-        given = self.llm.ask_all(prompts, label="user", temperature=0.0, max_tokens=60)
+        given = self.llm.ask_all(prompts, label="user", **self.sampling)
         texts = [" ".join(answer.text.split()) for answer in given]
         if empty := texts.count(""):  # as of a model that thinks longer than an answer may be
             _log.warning("%d of %d answers of the user's model have no text: it does not mind", empty, len(texts))

@@ -1,11 +1,9 @@
 """Which GPUs or cores of a node a replica gets."""
 
-import argparse
-
 import pytest
 
 from convrec.errors import UserError
-from convrec.generation.placement import Placement, add_placement, divide_node
+from convrec.generation.placement import Placement, divide_node
 
 ON_CPU = {"TORCH_COMPILE_DISABLE": "1"}
 
@@ -34,11 +32,7 @@ def test_on_a_cpu_they_share_the_cores_and_one_has_all_there_is() -> None:
     assert divide_node("auto", 2, ["0", "1"], cores=8) == [{}]
 
 
-def test_the_options_and_what_is_no_number_of_replicas() -> None:
-    parser = argparse.ArgumentParser()
-    add_placement(parser)
-    assert vars(parser.parse_args([])) == {"replicas": "auto", "tensor_parallel": 1}
-    assert parser.parse_args(["--replicas", "3"]).replicas == 3
+def test_what_is_no_number_of_replicas() -> None:
     for wrong in (0, "many", 1.5):
         with pytest.raises(UserError, match=f"--replicas {wrong}: give auto, or a number from 1"):
             Placement(wrong)  # type: ignore[arg-type]

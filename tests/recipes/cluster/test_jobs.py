@@ -54,7 +54,7 @@ def test_what_cannot_be_submitted_is_an_error_of_the_user(call: Call, monkeypatc
     monkeypatch.setenv("TRAINFILE", "train.parquet")
     assert (call("ppo"), call("rank_grpo", "--detach")) == (2, 2)
     printed = capsys.readouterr().err
-    for said in ("sft,rank_grpo", MISSPELT, "no answer", "It is the address of the dashboard, http://head:8265"):
+    for said in ("sft, rank_grpo", MISSPELT, "no answer", "It is the address of the dashboard, http://head:8265"):
         assert said in printed
 
 

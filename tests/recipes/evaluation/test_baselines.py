@@ -220,6 +220,33 @@ def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
     assert len(other.bodies) == 2
 
 
+def test_sampling_parameters_reach_the_model_behind_an_api_and_no_other(
+    files: dict[str, str],
+    tmp_path: Path,
+    chat_server: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = chat_server(lambda body, count: "Heat (1995)")
+    monkeypatch.setenv("LLM_BASE_URL", server.url)
+    out = tmp_path / "out"
+    arguments = [*of_api(files, out), "--num-items", "1", "--ks", "1"]
+    assert evaluate.main(arguments) == 0
+    given = '{"temperature": null, "max_completion_tokens": 9, "top_p": 0.9}'
+    assert evaluate.main([*arguments, "--sampling", given]) == 0
+    sent = [{name: body[name] for name in body if name not in ("model", "messages")} for body in server.bodies]
+    plain, *_, own = sent
+    assert plain == {"temperature": 0.0, "max_tokens": 1024}
+    assert own == {"max_tokens": 1024, "max_completion_tokens": 9, "top_p": 0.9}
+    assert len(server.bodies) == 4  # other parameters are another request
+    assert json.loads((out / "metrics.json").read_text())["settings"]["sampling"] == json.loads(given)
+    capsys.readouterr()
+    alone = [part for name, value in files.items() for part in (f"--{name}", value)]
+    assert evaluate.main([*alone, "--out", str(tmp_path / "alone"), "--sampling", given]) == 2
+    assert "--sampling: it is for a model behind an API" in capsys.readouterr().err
+    assert not (tmp_path / "alone").exists()
+
+
 def test_a_refused_prompt_is_said_scored_as_empty_and_not_kept(
     files: dict[str, str],
     tmp_path: Path,

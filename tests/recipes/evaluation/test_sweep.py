@@ -198,7 +198,7 @@ def test_evaluations_of_different_splits_are_not_put_side_by_side(
     assert evaluate.main(["--model", str(run), "--out", str(second), *options, "--protocols", "paper", "strict"]) == 0
     assert report.main(arguments) == 0
     assert report.main([str(run), "--evaluations", "nothing"]) == 2
-    assert "expected NAME=FOLDER" in capsys.readouterr().err
+    assert "--evaluations nothing: give NAME=FOLDER" in capsys.readouterr().err
     assert report.main([str(run), "--evaluations", f"a={tmp_path}"]) == 2
     assert "no metrics.json" in capsys.readouterr().err
     assert evaluate.main([*options, "--out", str(second), "--overwrite"]) == 0

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +20,10 @@ from omegaconf import DictConfig
 from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
+from convrec.options import parse
 from convrec.settings.run import Run
 from recipes import matrix as command
-from recipes.evaluate import parse_arguments
-from recipes.evaluation.options import arguments_of
+from recipes.evaluation.options import EvaluateOptions, arguments_of
 from recipes.experiments import cluster_runs
 from recipes.experiments.cluster_runs import MatrixJobs
 from recipes.experiments.matrix_file import Matrix
@@ -144,7 +144,7 @@ def test_the_jobs_have_what_they_need(matrix: Started, tmp_path: Path) -> None:
     commands = (tmp_path / "commands").read_text().splitlines()
     assert commands[0] == "-m recipes train sft"
     (evaluation,) = [line for line in commands if f"--out={matrix.out}/evaluation/good-s1" in line]
-    given = parse_arguments(evaluation.split()[3:])
+    given = parse(EvaluateOptions, evaluation.split()[3:])
     assert (given.model, given.against) == (f"{matrix.out}/good-s1", f"{matrix.out}/evaluation/sft")
     assert given.data == str(tmp_path / "test.parquet")  # absolute: the job runs elsewhere
     assert (given.ks, given.tensor_parallel, given.replicas, given.overwrite) == ([5], 2, 3, True)
@@ -221,5 +221,5 @@ def test_the_evaluation_of_a_job_has_the_options_of_the_file() -> None:
     options = {"model": "m", "out": "o", "data": "d", "catalog": "c", "delimiter": "- ", "replicas": "auto"}
     options |= {"constrained": True, "limit": None, "fuzzy_cutoff": 91.5, "slices": [], "ks": [5, 10]}
     options["chat_template_kwargs"] = {"enable_thinking": True}
-    given = vars(parse_arguments(arguments_of(options)))
+    given = asdict(parse(EvaluateOptions, arguments_of(options)))
     assert {name: given[name] for name in options} == options

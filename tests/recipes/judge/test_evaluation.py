@@ -55,6 +55,18 @@ ROWS = [
 ]
 
 
+def test_a_judge_behind_an_api_has_the_sampling_parameters_that_are_given(asked: Callable[..., dict]) -> None:
+    sent: list[dict] = []
+
+    def answer(body: dict, count: int) -> str:
+        sent.append(body)
+        return prefers_good(body, count)
+
+    metrics = asked(answer, "pairwise", ROWS[:1], "--sampling", '{"temperature": null, "top_p": 0.9}')
+    assert {(body.get("temperature"), body["top_p"]) for body in sent} == {(None, 0.9)}
+    assert metrics["settings"]["sampling"] == {"temperature": None, "top_p": 0.9}
+
+
 def test_a_pairwise_judge_is_asked_at_its_own_address(asked: Callable[..., dict], capsys: Any) -> None:
     results = asked(prefers_good, "pairwise", ROWS)["results"]
     assert (results["n"], results["ties"]["n"]) == (4, 1)

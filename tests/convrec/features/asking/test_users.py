@@ -98,10 +98,13 @@ class Model:
     """In place of a client: what it is asked, and what it says."""
 
     def __init__(self, *texts: str) -> None:
-        self.texts, self.prompts = texts, []
+        self.texts = texts
+        self.prompts: list[str] = []
+        self.sampling: dict[str, Any] = {}
 
-    def ask_all(self, prompts: list[str], **_: Any) -> list[Answer]:
+    def ask_all(self, prompts: list[str], label: str, **sampling: Any) -> list[Answer]:
         self.prompts += prompts
+        self.sampling = sampling
         return [Answer(text) for text in self.texts]
 
 
@@ -125,6 +128,22 @@ def test_a_models_answer_that_names_a_title_in_short_is_not_passed_on(films: Att
     user = LLMUser(films, Model(*answers))  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * len(answers)
     assert user.answers(asked) == ["I don't mind.", "I don't mind.", "Action, please."]
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (None, {"temperature": 0.0, "max_tokens": 60}),
+        ({"temperature": None, "top_p": 0.9}, {"max_tokens": 60, "top_p": 0.9}),
+    ],
+)
+def test_a_model_as_user_has_the_parameters_that_are_given(
+    films: Attributes, given: dict[str, Any] | None, sent: dict[str, Any]
+) -> None:
+    model = Model("A crime film")
+    user = LLMUser(films, model, given)  # type: ignore[arg-type]
+    user.answers([Asked("a", [row_of(films, "Heat")], "genre", "Here is the conversation: USER: Hi\n")])
+    assert model.sampling == sent
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""Options of `convrec data judge`, `data judge-demonstrations` and `data judge-sample`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from cyclopts import Parameter
+
+from convrec.options import FiniteNumber, Integer, PositiveInteger
+from data_prep.options.own import READABLE
+
+Mode = Literal["pointwise", "pairwise"]
+FormatName = Literal[
+    "rows",
+    "reward_bench_2",
+    "chosen_rejected",
+    "response_a_b",
+    "judge_bench",
+    "llmbar",
+    "helpsteer2_preference",
+    "helpsteer3",
+    "ratings",
+    "ultra_feedback",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """Preferences and ratings, as the rows that judges are trained and evaluated on. docs/how-to/judges.md
+
+    convrec data judge --mode pairwise --input preferences.jsonl --out data/judge
+    """
+
+    COMMAND: ClassVar[str] = "data judge"
+
+    mode: Mode
+    """what the judge is to give: a score, or the better one"""
+    inputs: Annotated[Sequence[str], Parameter(name="--input", metavar="FILE...", help=READABLE)]
+    out: str
+    """folder to write; must not exist"""
+    form: Annotated[FormatName | None, Parameter(name="--format")] = None
+    """form of the records (shown by their columns)"""
+    criteria: str | None = None
+    """YAML file with task, principles and scores (the defaults)"""
+    chosen_score: Integer | None = None
+    """pointwise: score of the chosen response (the highest)"""
+    rejected_score: Integer | None = None
+    """pointwise: score of the rejected response (the lowest)"""
+    both_orders_in_train: Annotated[bool, Parameter(name="--both-orders")] = False
+    """pairwise: write both orders into train"""
+    validation_share: FiniteNumber | None = None
+    """share of the queries for validation (0.1; 0 with --test-share 1)"""
+    test_share: FiniteNumber = 0.1
+    """share of the queries for test; 1 for a benchmark"""
+    seed: Integer = 3407
+    """random seed of the order of sides and of the splits"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeDemonstrationsOptions:
+    """SFT demonstrations for judges. docs/how-to/judges.md
+
+    convrec data judge-demonstrations --mode pairwise --data data/judge/train.parquet \\
+        --out data/judge/sft_train.parquet
+    """
+
+    COMMAND: ClassVar[str] = "data judge-demonstrations"
+
+    mode: Mode
+    """the kind of judge that --data is for"""
+    data: str
+    """judge rows (parquet)"""
+    out: str
+    """parquet to write; must not exist"""
+    answers: str | None = None
+    """rows.parquet of another judge's evaluation on --data"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSampleOptions:
+    """Judge data with a rule that can be learned: does a recommended film have the genre that the user asks for?
+
+    Writes --out/pairwise and --out/pointwise (train, validation, test) from generated preferences and ratings.
+
+    convrec data judge-sample --out data/judge_sample
+    """
+
+    COMMAND: ClassVar[str] = "data judge-sample"
+
+    out: str
+    """folder to write; must not exist"""
+    count: PositiveInteger = 2000
+    """preferences, and as many ratings"""
+    seed: Integer = 3407
+    """random seed of the texts"""

@@ -1,0 +1,112 @@
+"""Options of `convrec data own`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from cyclopts import Parameter
+
+from convrec.options import Number, read_with
+from data_prep.options.output import OutputOptions
+
+READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz or .zst) or .parquet"
+Files = Annotated[Sequence[str], Parameter(metavar="FILE...")]
+FormName = Literal[
+    "redial",
+    "tg-redial",
+    "discord",
+    "telegram",
+    "zendesk",
+    "intercom",
+    "chatgpt",
+    "claude",
+    "sharegpt",
+    "openai-batch",
+    "openai-responses",
+    "preference",
+    "gemini",
+    "langsmith",
+    "oasst",
+    "lmsys",
+    "durecdial",
+    "unicrs",
+    "pearl",
+    "crslab",
+    "multiwoz",
+    "utterances",
+    "opendialkg",
+    "slack",
+    "turns",
+    "own",
+    "chat",
+    "message-list",
+    "alpaca",
+    "prompt-completion",
+    "langfuse",
+    "whatsapp",
+    "columns",
+]
+
+
+class PreviewCount(int):
+    """A number of rows to look at. Without a value it is 3."""
+
+    def __new__(cls, rows: int = 3) -> "PreviewCount":
+        return super().__new__(cls, rows)
+
+
+def _read_preview(_: Any, tokens: Sequence[Any]) -> PreviewCount:
+    """A ValueError says what the option takes."""
+    read = Number(int, "a positive integer", lambda rows: rows > 0)
+    return PreviewCount(int(read(tokens[0].value)))
+
+
+def read_columns(text: str) -> dict[str, str]:
+    """{"item_id": "sku", "title": "name"} of `item_id=sku,title=name`."""
+    parts = [[name.strip() for name in part.split("=")] for part in text.split(",")]
+    if not all(len(part) == 2 and all(part) for part in parts) or len(dict(parts)) < len(parts):
+        raise ValueError("item_id=sku,title=name, each of our names once")
+    return dict(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOptions:
+    """A data set of your own, as the parquet that the recipes read. docs/how-to/data.md
+
+    Every line is checked before anything is written; what is wrong is told with file, line and fix. Then --out appears
+    whole.
+
+    convrec data own --conversations conversations.jsonl --catalog catalog.csv --out data/own
+    convrec data own --conversations conversations.jsonl --catalog catalog.csv --preview
+    """
+
+    COMMAND: ClassVar[str] = "data own"
+
+    catalog: Annotated[str, Parameter(metavar="FILE", help=f"the items: {READABLE}")]
+    conversations: Annotated[Files, Parameter(help=f"files of conversations: {READABLE}")] = ()
+    split: Files = ()
+    """train, validation and test files in place of --conversations, or SPLIT=FILE"""
+    out: str | None = None
+    """folder to write"""
+    preview: Annotated[
+        PreviewCount | None,
+        Parameter(converter=_read_preview, n_tokens=-1, consume_multiple=(0, 1), metavar="[N]"),
+    ] = None
+    """look at the first N rows (3), and write nothing"""
+    columns: Annotated[Mapping[str, str], read_with(read_columns), Parameter(metavar="OURS=THEIRS,...")] = field(
+        default_factory=dict
+    )
+    """what the files call title, conversation_id, order, ..."""
+    form: Annotated[FormName | None, Parameter(name="--format")] = None
+    """form of the conversations (guessed)"""
+    truth: Literal["given", "from-next-turns"] = "given"
+    """what was wanted: as the files say, or what the turns that follow name"""
+    recommenders: Annotated[Sequence[str], Parameter(name="--recommender", metavar="NAME...")] = ()
+    """names of those who recommend, in a chat"""
+    one_conversation: bool = False
+    """read a table of turns without ids as one conversation"""
+    strict: bool = False
+    """refuse columns that nothing reads"""
+    ask: Annotated[Sequence[str] | None, Parameter(metavar="ATTRIBUTE...")] = None
+    """demonstrations that ask about these columns of the catalog, or decade"""
+    output: OutputOptions = field(default_factory=OutputOptions)

@@ -1,0 +1,40 @@
+"""Options of `convrec data sample`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from cyclopts import Parameter
+
+from convrec.options import Integer
+
+Rows = Annotated[Integer, Parameter(metavar="ROWS")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """The embedded sample data: conversations about real films with generated tastes, in the released columns.
+
+    convrec data sample --out data/sample
+    """
+
+    COMMAND: ClassVar[str] = "data sample"
+
+    out: str = "data/sample"
+    """folder to write"""
+    seed: Integer = 3407
+    """random seed of the conversations and the tastes"""
+    train: Rows = 4000
+    """rows of train"""
+    validation: Rows = 300
+    """rows of validation"""
+    test: Rows = 500
+    """rows of test"""
+    num_items: Integer = 20
+    """items a list asks for"""
+    requests: Literal["plain", "hard"] = "plain"
+    """plain: bags of words; hard: negation, comparison, reversal or quantity, as the column `request` says"""
+    ask: Annotated[Sequence[str] | None, Parameter(metavar="ATTRIBUTE...")] = None
+    """demonstrations that ask about these columns of the catalog, or decade"""
+    overwrite: bool = False
+    """replace a folder that is there"""

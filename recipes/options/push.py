@@ -1,0 +1,30 @@
+"""Options of `convrec push`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from cyclopts import Parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """Upload a run's checkpoint to the Hugging Face Hub, with a card of its data, metrics and commands.
+
+    The checkpoint is the run's best by validation, the newest if none was validated, or the one that RUN names. The
+    token is the Hub's own: HF_TOKEN, or `hf auth login`.
+
+    convrec push outputs/demo/rank_grpo my-org/demo --dry-run
+    """
+
+    COMMAND: ClassVar[str] = "push"
+
+    run: Annotated[str, Parameter(metavar="RUN")] = field(kw_only=False)
+    """run folder (its best checkpoint), or RUN/global_step_N"""
+    repository: Annotated[str, Parameter(metavar="ORG/NAME")] = field(kw_only=False)
+    """repository on the Hub, created if it is not there"""
+    revision: str = ""
+    """branch to commit to (the main one)"""
+    private: bool = False
+    """make the repository a private one"""
+    dry_run: bool = False
+    """print the files and the card; nothing is uploaded"""
