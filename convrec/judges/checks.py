@@ -4,18 +4,18 @@ from convrec.errors import UserError
 from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import read_judge_table
 from convrec.runs.folder import listed
-from convrec.settings.judges import PairwiseJudgeConfig
+from convrec.settings.judges import JudgeConfig, PairwiseJudgeConfig
 from convrec.settings.run import Run
 
 
-def check_orders(run: Run[PairwiseJudgeConfig]) -> None:
+def check_orders(run: Run[JudgeConfig]) -> None:
     """Check that the two orders of a pair can count together, where they are to.
 
     Raises:
         UserError: a batch has no room for both orders, the training data lack one, or prompts are drawn one by one.
     """
     settings = run.settings
-    if settings.orders == SEPARATE:
+    if not isinstance(settings, PairwiseJudgeConfig) or settings.orders == SEPARATE:
         return
     if settings.train_batch_size % 2:
         raise UserError(f"TRAIN_BATCH_SIZE={settings.train_batch_size}: even with convrec.orders={settings.orders}")

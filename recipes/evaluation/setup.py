@@ -199,6 +199,7 @@ def prepare_evaluation(options: EvaluationOptions) -> Evaluation:
 
 def read_run_config(options: EvaluationOptions) -> RunConfig:
     """The settings of the run that the lists are asked and scored as: `options.run`, else the model's; {} for none."""
+    run: Path | None
     if options.run:
         run = Path(options.run)
     elif options.model is not None and not options.model.startswith(API):
@@ -215,7 +216,7 @@ def choose_rules(options: EvaluationOptions, run_config: RunConfig) -> ScoringRu
     """
     chosen = {name: value for name in KINDS if (value := getattr(options, name)) is not None}
     lists = ListSettings.of((setting(run_config, "convrec") or {}) | chosen)
-    matching_by_protocol = {
+    matching_by_protocol: dict[str, str] = {
         protocol: "reference" if protocol == "reference" and not options.matching else lists.matching
         for protocol in options.protocols
     }

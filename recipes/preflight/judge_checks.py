@@ -15,6 +15,5 @@ def check_judge(run: Run[JudgeConfig]) -> list[str]:
     check_rl(run)
     require_files(settings)
     warnings = check_tables(run, lambda path: validate_judge_table(path, mode))
-    if isinstance(settings, PairwiseJudgeConfig):
-        check_orders(run)
+    check_orders(run)
     return warnings + pretrained.prepare(run, lists=False)
