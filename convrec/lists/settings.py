@@ -23,7 +23,7 @@ class ListSettings(Settings):
     ] = 20
     delimiter: Annotated[
         Character,
-        Setting("between items"),
+        Setting("character between the items of a list"),
     ] = DEFAULT_DELIMITER
     # the name of an entry of matching.MATCHERS, which imports this module
     matching: Annotated[

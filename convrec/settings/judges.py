@@ -41,7 +41,7 @@ class JudgeConfig(RLConfig):
     # -1: less than a wrong one, so that a group of malformed and wrong answers learns the form
     malformed_reward: Annotated[
         NonPositiveNumber,
-        Setting("of an answer without a verdict; -1: less than of a wrong one"),
+        Setting("reward of an answer without a verdict; -1: less than that of a wrong one"),
     ] = 0.0
 
 
@@ -68,5 +68,5 @@ class PairwiseJudgeConfig(JudgeConfig):
     # arXiv 2505.13346)
     orders: Annotated[
         Orders,
-        Setting("do the two orders of a pair count together, and how? docs/how-to/judges.md"),
+        Setting("whether and how the two orders of a pair count together: docs/how-to/judges.md"),
     ] = "separate"

@@ -69,12 +69,12 @@ class RankGRPOConfig(ListSettings, RLConfig):
     ] = DEFAULT_REWARD
     gamma: Annotated[
         AboveOne | None,
-        Setting("of the reward exp_gamma", null="unset"),
+        Setting("parameter of the reward exp_gamma", null="unset"),
     ] = None
     rewards: Annotated[
         Weights | None,
         Setting(
-            "parts of the rank reward and their weights, `relevance: 1, diversity: 0.3` say",
+            "parts of the rank reward and their weights, for example `relevance: 1, diversity: 0.3`",
             variable="REWARDS",
             null="REWARD alone",
             read=weights,
@@ -98,11 +98,11 @@ class RankGRPOConfig(ListSettings, RLConfig):
     ] = False
     repair: Annotated[
         Repair,
-        Setting("zero: of a prompt that no rollout hits, one gets a wanted title", variable="REPAIR"),
+        Setting("zero: where no rollout of a prompt hits, one of them gets a relevant title", variable="REPAIR"),
     ] = "none"
     repair_ranks: Annotated[
         PositiveInteger | None,
-        Setting("a repair takes one of the first so many ranks", null="all N"),
+        Setting("ranks from the first on of which a repair takes one", null="all N"),
     ] = None
     ask: Annotated[
         Attributes | None,

@@ -48,7 +48,7 @@ ValFile = Annotated[
 ]
 Seed = Annotated[
     SeedKind,
-    Setting("of data order and sampling", key="data.seed", variable="SEED", also=("RANDOM_SEED",)),
+    Setting("random seed for data order and sampling", key="data.seed", variable="SEED", also=("RANDOM_SEED",)),
 ]
 SaveFreq = Annotated[
     SaveFrequency,
@@ -105,7 +105,7 @@ LearningRate = Annotated[
 ]
 Candidates = Annotated[
     NonNegativeInteger,
-    Setting("that prompts name, of `convrec retrieval candidates`", variable="CANDIDATES"),
+    Setting("titles that prompts name, from `convrec retrieval candidates`", variable="CANDIDATES"),
 ]
 MaxPromptLength = Annotated[
     PositiveInteger,
@@ -227,7 +227,8 @@ class TrainingConfig(Settings):
     watchdog_seconds: Annotated[
         PositiveNumber,
         Setting(
-            "that a phase of a step may take; ten times its median where that is more, six times this the first time"
+            "seconds that a phase of a step may take; ten times its median where that is more, six times this the "
+            "first time"
         ),
     ] = 300
 
@@ -255,7 +256,7 @@ class RLConfig(TrainingConfig):
     kl_loss_coef: Annotated[
         NonNegativeNumber,
         Setting(
-            "KL to the start",
+            "weight of the KL term to the initial model",
             key="actor_rollout_ref.actor.kl_loss_coef",
             variable="KL_LOSS_COEF",
             also=("KL_COEF", "KL_BETA"),
