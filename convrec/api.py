@@ -24,6 +24,7 @@ from convrec.runs.folder import latest_step, read_metrics
 from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
 from convrec.settings.overrides import overrides
 from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.readers import absolute_path
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig, default_run_folder
 from convrec.shipped import python_path
@@ -88,7 +89,7 @@ def train(config: TrainingConfig, *, more: Sequence[str] = ()) -> TrainedRun:
         CommandFailed: the run has ended without its last step.
     """
     name, command = RECIPES[type(config)]
-    folder = Path(config.output_dir or default_run_folder(name, config.model))
+    folder = Path(absolute_path(config.output_dir or default_run_folder(name, config.model)))
     config = replace(config, output_dir=str(folder))
     _run([*command.split(), *overrides(config), *more], f"full log: {folder / 'run.log'}")
     return TrainedRun(folder)

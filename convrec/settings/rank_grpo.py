@@ -102,7 +102,7 @@ class RankGRPOConfig(ListSettings, RLConfig):
     ] = "none"
     repair_ranks: Annotated[
         PositiveInteger | None,
-        Setting("ranks from the first on of which a repair takes one", null="all N"),
+        Setting("number of leading ranks, one of which a repair changes", null="all N"),
     ] = None
     ask: Annotated[
         Attributes | None,

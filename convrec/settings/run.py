@@ -144,7 +144,9 @@ class Run(Generic[ConfigT]):
     def template_arguments(self) -> dict[str, Any]:
         """What the chat template is given besides the messages."""
         arguments: Any = self.verl_config.data.get("apply_chat_template_kwargs") or {}
-        return OmegaConf.to_container(arguments, resolve=True) if OmegaConf.is_config(arguments) else arguments
+        if OmegaConf.is_config(arguments):
+            arguments = OmegaConf.to_container(arguments, resolve=True)
+        return dict(arguments)
 
     @property
     def lora_rank(self) -> int:

@@ -21,6 +21,8 @@ from convrec.checkpoints import hub
 from convrec.errors import UserError
 from convrec.lists import user_rewards
 from convrec.runs.folder import RL_MODEL, SFT_MODEL
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import read_settings
 from convrec.shipped import ROOT as HERE
 from convrec.shipped import RUNTIME_ENV
 from recipes.launch.recipe import Recipe
@@ -68,12 +70,11 @@ def check_for_cluster(recipe: Recipe, config: DictConfig, arguments: Sequence[st
     """The rank reward of the user's own, "" without one. Raises UserError for one that does not work, and for an
     override that is of no use on a cluster."""
     refuse_relative_paths(recipe, arguments)
-    ours = config.get("convrec", {})
-    reward = str(ours.get("reward", ""))
-    if not user_rewards.is_user_reward(reward):
+    settings = read_settings(config)
+    if not isinstance(settings, RankGRPOConfig) or not user_rewards.is_user_reward(settings.reward):
         return ""
-    user_rewards.check(reward, ours.num_items)
-    return reward
+    user_rewards.check(settings.reward, settings.num_items)
+    return settings.reward
 
 
 def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str, str]) -> dict[str, str]:
