@@ -203,7 +203,7 @@ def _list_settings(options: EvaluationOptions, trained_with: dict[str, Any]) -> 
     """
     given = {name: value for name in KINDS if (value := getattr(options, name)) is not None}
     lists = ListSettings.of((setting(trained_with, "convrec") or {}) | given)
-    matching_of = {
+    matching_of: dict[str, str] = {
         protocol: "reference" if protocol == "reference" and not options.matching else lists.matching
         for protocol in options.protocols
     }
