@@ -48,7 +48,7 @@ def plan(name: str, options: DemonstrationsOptions) -> tuple[Callable[..., Summa
     """
     if name == "rows":
         sources = _sources(options)
-        settings = {"share": options.share, "seed": options.seed, "num_items": options.num_items}
+        settings: dict[str, Any] = {"share": options.share, "seed": options.seed, "num_items": options.num_items}
         settings |= {name: file_hash(path) for name, path in sources.items()}
         return partial(rows.run, sources=sources), settings
     num_items, workers = _num_items(Path(options.out), name), options.workers or len(os.sched_getaffinity(0))

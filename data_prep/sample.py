@@ -189,7 +189,7 @@ def main(options: SampleOptions) -> int:
         seed=options.seed,
         num_items=options.num_items,
         requests=options.requests,
-        ask=options.ask,
+        ask=options.ask or (),
         overwrite=options.overwrite,
         counts=counts,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Literal
 
 from convrec.errors import UserError, need_packages
 from convrec.runs import guard, supervisor
@@ -100,7 +100,7 @@ SECONDS = {
     "serve": 300 + supervisor.SECONDS,  # the most of --drain-seconds; a second signal does not wait for that
 }
 HELP = {"--help", "-h"}
-SHELLS = ("bash", "zsh", "fish")
+SHELLS: tuple[Literal["bash", "zsh", "fish"], ...] = ("bash", "zsh", "fish")
 
 
 def main() -> None:
@@ -164,12 +164,14 @@ def print_version() -> None:
 
 def print_completion(given: Sequence[str]) -> int:
     """Print what a shell reads to complete commands and options. Exit status."""
-    if len(given) != 1 or given[0] not in SHELLS:
+    shell = next((shell for shell in SHELLS if given == [shell]), None)
+    if shell is None:
         print(f"error: --completion {' '.join(given)}: give one of {', '.join(SHELLS)}", file=sys.stderr)
         return 2
     from convrec.options import completion_script
 
-    print(completion_script({name: options_of(name, ()) if name in OPTIONS else None for name in COMMANDS}, given[0]))
+    records = {name: options_of(name, ()) if name in OPTIONS else None for name in COMMANDS}
+    print(completion_script(records, shell))
     return 0
 
 
