@@ -201,11 +201,10 @@ def read_run_config(options: EvaluationOptions) -> RunConfig:
     """The settings of the run that the lists are asked and scored as: `options.run`, else the model's; {} for none."""
     run: Path | None
     if options.run:
-        run = Path(options.run)
-    elif options.model is not None and not options.model.startswith(API):
-        run = run_folder(options.model)
-    else:
-        run = None
+        return read_config(Path(options.run))
+    if options.model is None or options.model.startswith(API):
+        return {}
+    run = run_folder(options.model)
     return read_config(run) if run else {}
 
 

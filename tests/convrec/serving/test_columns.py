@@ -45,12 +45,12 @@ def serve(tmp_path: Path, unread_model: Path) -> Callable[..., Recommender]:
 
 def left(recommender: Recommender, **filters: Any) -> set[str]:
     """The items that a list of this request can have: those of its trie which are not excluded."""
-    prepared = recommender._prepare("hi", 5, **filters)
-    if not prepared.num_items:
+    request = recommender._prepare("hi", 5, **filters)
+    if not request.num_items:
         return set()
-    numbers = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
-    assert len(numbers) == prepared.num_items
-    return {prepared.snapshot.items[number].item_id for number in numbers}
+    numbers = request.allowed.remaining()
+    assert len(numbers) == request.num_items
+    return {request.allowed.snapshot.items[number].item_id for number in numbers}
 
 
 def test_conditions_leave_the_items_that_fit_all_of_them(serve: Callable[..., Recommender]) -> None:

@@ -17,6 +17,7 @@ from convrec.errors import UserError
 from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
 from convrec.files import write_json
 from convrec.retrieval.folder import NOTES, load_notes
+from convrec.serving.list_request import ListRequest
 from convrec.serving.lists import Question
 from recipes.retrieval import fit_retrieval
 from tests.recipes.evaluation.small import row
@@ -38,10 +39,12 @@ def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     train, catalog = tmp_path / "train.parquet", tmp_path / "catalog.parquet"
     folder = Path(fit_retrieval([train], train, catalog)["out"])
 
-    async def written(recommender: Recommender, prepared: Any, streamed: bool) -> AsyncIterator[tuple[int, float]]:
-        allowed = set(prepared.trie.trie.item_W.tolist()) - set(prepared.excluded)
+    async def written(
+        recommender: Recommender, request: ListRequest, streamed: bool
+    ) -> AsyncIterator[tuple[int, float]]:
+        allowed = request.allowed.remaining()
         numbers = [number for number in (4, 3, 2, 1, 0, 5, 6) if number in allowed]
-        for rank, number in enumerate(numbers[: prepared.num_items]):
+        for rank, number in enumerate(numbers[: request.num_items]):
             yield number, -float(rank)
 
     class Engine:
@@ -156,16 +159,16 @@ def test_a_model_that_was_trained_with_candidates_reads_the_best_of_what_may_be_
     recommender = load(None, model=model)
     found = recommender._prepare("a robbery", 3, exclude=["j"])
     trained = with_candidates(prompt_text("USER: a robbery\n", 4), ["Heat (1995)", "Alien (1979)"])
-    read = recommender._tokenizer.decode(found.prompt_ids)
+    read = recommender._tokenizer.decode(found.prompt.token_ids)
     assert trained.strip() in read
     recommender._questions = [
         Question("Which genre?", "genre", ())
     ]  # of one that asks: candidates are the first turn's
     answered = "USER: a robbery\nSYSTEM: Which genre?\nUSER: A fairy tale of sharks.\n"
-    read = recommender._tokenizer.decode(recommender._prepare(answered, 3, exclude=["j"]).prompt_ids)
+    read = recommender._tokenizer.decode(recommender._prepare(answered, 3, exclude=["j"]).prompt.token_ids)
     assert trained.strip() in read
     recommender._questions = []
     assert ids(recommender.recommend("a robbery", k=3)) == "urj"
-    assert CANDIDATES_LINE not in load(0.5)._tokenizer.decode(load(0.5)._prepare("a robbery", 3).prompt_ids)
+    assert CANDIDATES_LINE not in load(0.5)._tokenizer.decode(load(0.5)._prepare("a robbery", 3).prompt.token_ids)
     with pytest.raises(UserError, match="trained with CANDIDATES=2; give --retrieval"):
         load(None, model=model, retrieval=None)
