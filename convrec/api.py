@@ -4,7 +4,8 @@
     metrics = evaluate(run, data="test.parquet", catalog="catalog.parquet", out="runs/evaluation")
 
 A command runs in a process of its own, under its supervisor: this one imports neither verl nor Ray, and an interrupt
-stops a training as Ctrl-C does. Variables of the environment count where a config has its default.
+stops a training as Ctrl-C does. When this process ends, the command does, too. Variables of the environment count where
+a config has its default.
 """
 
 import json
@@ -14,12 +15,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from convrec.checkpoints import saving
 from convrec.errors import UserError
 from convrec.files import read_json
+from convrec.runs import supervisor
 from convrec.runs.folder import latest_step, read_metrics
 from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
 from convrec.settings.overrides import overrides
@@ -149,7 +152,13 @@ def _run(arguments: Sequence[str], hint: str) -> None:
     environment = {**os.environ, "PYTHONPATH": python_path()}
     last_line = ""
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        preexec_fn=partial(supervisor.die_with, os.getpid()),
     ) as process:
         assert process.stdout is not None
         try:

@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import convrec
-from convrec import PairwiseJudgeConfig, RankGRPOConfig, SFTConfig, TrainedRun
+from convrec import CommandFailed, PairwiseJudgeConfig, RankGRPOConfig, SFTConfig, TrainedRun, UserError, api
 from convrec.fields import Settings
 from convrec.settings.overrides import overrides
 from convrec.settings.run import read_settings
@@ -74,3 +76,43 @@ def changed(settings: Settings) -> dict[str, Any]:
 
 def test_a_run_is_a_path(tmp_path: Path) -> None:
     assert SFTConfig(model=TrainedRun(tmp_path)).model == str(tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def replace_command(tmp_path: Path) -> Callable[[str], str]:
+    """Write a program of these shell lines that stands in for Python, and return its path."""
+
+    def replace(lines: str) -> str:
+        program = tmp_path / "python"
+        program.write_text(f"#!/bin/sh\n{lines}\n")
+        program.chmod(0o755)
+        return str(program)
+
+    return replace
+
+
+def test_a_refusal_is_bad_input_and_anything_else_a_failure(
+    replace_command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = SFTConfig(output_dir=str(tmp_path / "run"))
+    monkeypatch.setattr(
+        sys, "executable", replace_command("echo 'warning: odd'; echo 'error: LR=x: fix it' >&2; exit 2")
+    )
+    with pytest.raises(UserError, match=r"^LR=x: fix it$"):
+        api.train(config)
+    monkeypatch.setattr(sys, "executable", replace_command("echo 'failed after 3 s: no memory'; exit 1"))
+    with pytest.raises(CommandFailed, match=r"no memory .*run\.log") as error:
+        api.train(config)
+    assert error.value.status == 1
+
+
+def test_a_command_ends_with_the_process_that_has_started_it(replace_command: Callable[[str], str]) -> None:
+    """A notebook's kernel that is killed leaves no training behind."""
+    program = replace_command("echo $$; exec sleep 100")
+    code = f"import sys; sys.executable = {program!r}; from convrec import SFTConfig, train; train(SFTConfig())"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        command = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    _, alive = psutil.wait_procs([command], timeout=10)
+    assert alive == []

@@ -18,7 +18,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("python")
     data = write_sample(folder / "data", counts={"train": 16, "validation": 4, "test": 4})
     texts = read_texts([data / "train.parquet", data / "sft_train.parquet"])
-    make_tiny_model(folder / "model", texts, hidden_size=64, num_layers=1, intermediate_size=64)
+    make_tiny_model(
+        folder / "model", texts, hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64
+    )
     return folder
 
 
