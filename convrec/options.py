@@ -98,12 +98,16 @@ def read_json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def read_sampling(text: str) -> dict[str, Any]:
+def check_sampling(parameters: dict[str, Any]) -> dict[str, Any]:
     """Raise ValueError for what are no sampling parameters of a request to a model."""
-    parameters = read_json_object(text)
     if others := sorted(parameters.keys() & NOT_SAMPLING):
         raise ValueError(f"sampling parameters as JSON; {', '.join(others)} is none")
     return parameters
+
+
+def read_sampling(text: str) -> dict[str, Any]:
+    """Raise ValueError as the two above do."""
+    return check_sampling(read_json_object(text))
 
 
 JsonObject = Annotated[dict[str, Any], read_with(read_json_object)]

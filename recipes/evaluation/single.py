@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from convrec.data.damage import REPORT
-from convrec.errors import UserError
 from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest
 from convrec.judges.verdict import outside_thinking
@@ -51,7 +50,6 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
     Where a user answers, lists are those that conversations end with, and the baselines are dialogues.ASKING.
     """
-    check_sampling(setup.options)
     start, generated = time.monotonic(), 0
     given: list[dict[str, Answer]] = []
 
@@ -89,13 +87,6 @@ def answer_and_score(setup: Setup) -> dict[str, Any]:
         metrics["constrained"] |= check_lists(setup.split, asked["constrained"], setup.lists)
     _write(setup, answers, scored, metrics)
     return metrics
-
-
-def check_sampling(options: EvaluationOptions) -> None:
-    """Raise UserError for sampling parameters that no model is asked with."""
-    is_api = (options.model or "").startswith(API)
-    if options.sampling and not is_api and options.user != "llm":
-        raise UserError("--sampling: it is for a model behind an API; give --model api:NAME, or --user llm")
 
 
 def _answers(request: GenerationRequest, setup: Setup) -> tuple[dict[str, Answer], int]:
