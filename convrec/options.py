@@ -98,12 +98,16 @@ def read_json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def read_sampling(text: str) -> dict[str, Any]:
+def check_sampling(parameters: dict[str, Any]) -> dict[str, Any]:
     """Raise ValueError for what are no sampling parameters of a request to a model."""
-    parameters = read_json_object(text)
     if others := sorted(parameters.keys() & NOT_SAMPLING):
         raise ValueError(f"sampling parameters as JSON; {', '.join(others)} is none")
     return parameters
+
+
+def read_sampling(text: str) -> dict[str, Any]:
+    """Raise ValueError as the two above do."""
+    return check_sampling(read_json_object(text))
 
 
 JsonObject = Annotated[dict[str, Any], read_with(read_json_object)]
@@ -247,20 +251,33 @@ def _explain(error: CycloptsError, record: type[Record], arguments: Sequence[str
     see_help = f"see convrec {record.COMMAND} --help"
     match error:
         case UnknownOptionError():
-            name = error.token.keyword or error.token.value
-            known = [name for argument in error.argument_collection for name in argument.names]
-            near = difflib.get_close_matches(name, known, n=2)
-            return f"{name}: no such option; " + (f"did you mean {' or '.join(near)}?" if near else see_help)
+            return _describe_unknown(error.token.keyword or error.token.value, record)
         case UnusedCliTokensError():
             return f"{' '.join(error.unused_tokens or ())}: no option takes this; {see_help}"
         case MissingArgumentError() if error.argument and _is_given(error.argument, arguments):
             return f"{_name(error.argument)}: give {_describe_values(error.argument)}"
         case MissingArgumentError():
+            # A mistyped option is why another one is missing.
+            for word in arguments:
+                name = word.partition("=")[0]
+                if name.startswith("--") and name not in _known_names(record):
+                    return _describe_unknown(name, record)
             return f"{', '.join(_missing(record, arguments) or [_name(error.argument)])}: missing; {see_help}"
         case CoercionError() if error.argument and error.token:
             value, takes = error.token.value, _describe_values(error.argument)
             return f"{_name(error.argument)} {value}: give {error.msg or takes}"
     return f"{' '.join(str(error).split())}; {see_help}"
+
+
+def _known_names(record: type[Record]) -> list[str]:
+    """The names of a command's options, as they are typed."""
+    return [name for argument in app_of(record).assemble_argument_collection() for name in argument.names]
+
+
+def _describe_unknown(name: str, record: type[Record]) -> str:
+    near = difflib.get_close_matches(name, _known_names(record), n=2)
+    fix = f"did you mean {' or '.join(near)}?" if near else f"see convrec {record.COMMAND} --help"
+    return f"{name}: no such option; {fix}"
 
 
 def _name(argument: Any) -> str:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from convrec.errors import UserError
 from convrec.options import command
 from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
+from recipes.evaluation.baselines import API
 from recipes.evaluation.checks import refuse_to_replace
 from recipes.evaluation.constrained import WRONG
 from recipes.evaluation.options import EvaluateOptions, is_for_judges
@@ -79,6 +80,9 @@ def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]
 
 @command(EvaluateOptions)
 def evaluate_lists(options: EvaluateOptions) -> int:
+    is_api = (options.model or "").startswith(API)
+    if options.sampling and not is_api and options.user != "llm":
+        raise UserError("--sampling: it is for a model behind an API; give --model api:NAME, or --user llm")
     if options.sweep and not options.model:
         raise UserError("--sweep needs a run folder as --model")
     if not options.out and not options.sweep:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from convrec.data.damage import REPORT
-from convrec.errors import UserError
 from convrec.files import write_json, write_jsonl
 from convrec.generation.answers import Answer, GenerationRequest
 from convrec.judges.verdict import outside_thinking
@@ -54,7 +53,6 @@ def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
     everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
     Where a user answers, lists are those that conversations end with, and the baselines are dialogues.ASKING.
     """
-    check_sampling(evaluation.options)
     model = ModelAnswers(evaluation)
     conversations: dict[str, list[Conversation]] = {}
     if evaluation.options.user:
@@ -73,13 +71,6 @@ def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
         metrics["constrained"] |= model.check_constrained()
     write_results(evaluation, answers, scored, metrics)
     return metrics
-
-
-def check_sampling(options: EvaluationOptions) -> None:
-    """Raise UserError for sampling parameters that no model is asked with."""
-    is_api = (options.model or "").startswith(API)
-    if options.sampling and not is_api and options.user != "llm":
-        raise UserError("--sampling: it is for a model behind an API; give --model api:NAME, or --user llm")
 
 
 class ModelAnswers:

@@ -7,10 +7,20 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    create_model,
+)
 
 from convrec.errors import UserError
 from convrec.kinds import did_you_mean, shown
+from convrec.options import check_sampling
 from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
 
@@ -62,6 +72,7 @@ def _evaluation() -> type[Section]:
     options["data"] = str, Field(description="the split to score, a parquet file")
     options["catalog"] = str, Field(description="the catalog of its items, a parquet file")
     options["ks"] = list[PositiveInt] | None, None
+    options["sampling"] = Annotated[dict[str, Any], AfterValidator(check_sampling)] | None, None
     options["skip_damaged"] = float | None, None  # pydantic knows no DamagedShare
     return create_model("Evaluation", __base__=Section, **options)
 

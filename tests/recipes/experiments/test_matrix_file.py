@@ -88,6 +88,14 @@ RUNS = "out: o\nruns: {a: {}}\n"
         (RUNS + "seeds: [1, -1]\n" + EVALUATE, r"seeds\.1: expected a list in \[\], each of it an integer.*; it is -1"),
         (RUNS + "seeds:\n" + EVALUATE, "seeds: expected a list"),
         (RUNS + "seeds: []\n" + EVALUATE, "runs: there is none"),
+        (
+            RUNS + "evaluate: {data: d, catalog: c, sampling: {model: x}}\n",
+            r"evaluate\.sampling: .*; model is none; it is {'model': 'x'}",
+        ),
+        (
+            RUNS + "evaluate: {data: d, catalog: c, protocols: [papr]}\n",
+            r"evaluate\.protocols\.0: .*'paper'.*; it is papr",
+        ),
         (RUNS + "evaluate:\n", "evaluate: expected names with their values, such as {data: test.parquet, "),
         (RUNS + "evaluate: {catalog: c}\n", r"evaluate\.data: missing; give the split to score"),
         (RUNS + "evaluate: {data: d}\n", r"evaluate\.catalog: missing; give the catalog of its items"),
