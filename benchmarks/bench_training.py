@@ -144,7 +144,7 @@ def estimate_of(run: Path) -> int:
     config = OmegaConf.load(run / "config.yaml")
     assert isinstance(config, DictConfig)
     this_run: Run[Any] = Run.from_config(config)
-    return estimate.host_bytes(estimate.workload_of(this_run, models.model_size(this_run.settings.model)))
+    return estimate.host_bytes(estimate.make_workload(this_run, models.model_size(this_run.settings.model)))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
 from recipes.launch.variables import misspelt_variables
 from recipes.options.plan import PlanOptions
-from recipes.planning.estimate import workload_of
+from recipes.planning.estimate import make_workload
 from recipes.planning.figures import GPUS
 from recipes.planning.models import KNOWN_MODELS, model_size
 from recipes.planning.plan import make_plan, plan_lines
@@ -69,7 +69,7 @@ def answer(options: PlanOptions) -> str:
         raise UserError(
             f"{error}; give a folder with a config.json, or one of {', '.join(KNOWN_MODELS)} (--model)"
         ) from error
-    workload = workload_of(run, size, options.prompt_tokens, options.response_tokens)
+    workload = make_workload(run, size, options.prompt_tokens, options.response_tokens)
     if workload.tensor_parallel:
         check_heads(size.heads, workload.tensor_parallel, name)
     if workload.tensor_parallel > gpus:

@@ -109,7 +109,7 @@ class Workload:
         return max(self.prompts // self.mini_batch, ceil(self.tokens / self.micro_tokens))
 
 
-def workload_of(
+def make_workload(
     run: Run[TrainingConfig], size: ModelSize, prompt: float | None = None, response: float | None = None
 ) -> Workload:
     """Return what a run is in these terms.

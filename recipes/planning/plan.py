@@ -137,7 +137,7 @@ def summary(run: Run[TrainingConfig]) -> list[str]:
         return [*text, f"checkpoints: {written}, {kept} of them kept; the model is not here, so their size is unknown"]
     each = estimate.checkpoint_bytes(size) / GIB
     text.append(f"checkpoints: {written}, {kept} of them kept: {each:.2f} GiB each, {kept * each:.1f} in all")
-    workload = estimate.workload_of(run, size)
+    workload = estimate.make_workload(run, size)
     try:
         plan = make_plan(run, workload, H100, rows, count_validation_rows(run))
     except UserError:  # what a plan does not model

@@ -105,7 +105,7 @@ def size_findings(run: Run[TrainingConfig], nodes: Sequence[dict[str, Any]]) -> 
         findings.append(Finding("disk", "warning", where, text, "lower SAVE_KEEP, raise SAVE_FREQ, or make room"))
     else:
         findings.append(Finding("disk", "ok", where, text))
-    return findings + memory_findings(estimate.workload_of(run, size), nodes)
+    return findings + memory_findings(estimate.make_workload(run, size), nodes)
 
 
 def memory_findings(workload: estimate.Workload, nodes: Sequence[dict[str, Any]]) -> list[Finding]:

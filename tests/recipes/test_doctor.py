@@ -299,7 +299,7 @@ def test_disk(tmp_path: Path, recipe: Recipe, trainer: dict[str, int], free: int
 
 
 def workload(config: DictConfig, size: ModelSize = HALF_B) -> estimate.Workload:
-    return estimate.workload_of(Run.from_config(config), size)
+    return estimate.make_workload(Run.from_config(config), size)
 
 
 def bytes_of(config: DictConfig) -> int:

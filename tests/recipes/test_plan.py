@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from convrec.settings import run as settings_run
 from recipes import plan
-from recipes.planning.estimate import GIB, checkpoint_bytes, workload_of
+from recipes.planning.estimate import GIB, checkpoint_bytes, make_workload
 from recipes.planning.figures import GPUS, UPDATE_SECONDS
 from recipes.planning.models import KNOWN_MODELS
 from recipes.planning.plan import make_plan, shown
@@ -104,7 +104,7 @@ def test_the_pages_comparison_with_our_own_runs() -> None:
 
 def plan_of_half_b(config: DictConfig, rows: int, val_rows: int) -> dict[str, Any]:
     run = settings_run.Run.from_config(config)
-    return make_plan(run, workload_of(run, KNOWN_MODELS["0.5B"].size), GPUS["H100"], rows, val_rows)
+    return make_plan(run, make_workload(run, KNOWN_MODELS["0.5B"].size), GPUS["H100"], rows, val_rows)
 
 
 def test_the_pages_comparison_with_verl(config_with: Callable[..., DictConfig]) -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, open_dict
 from convrec.errors import UserError
 from convrec.settings.run import Run
 from recipes.launch.recipe import RANK_GRPO, SFT
-from recipes.planning.estimate import GIB, Workload, gpu_parts, lacks, workload_of
+from recipes.planning.estimate import GIB, Workload, gpu_parts, lacks, make_workload
 from recipes.planning.figures import GPUS, START_SECONDS
 from recipes.planning.models import KNOWN_MODELS, ModelSize, model_size
 from recipes.planning.plan import make_plan, shown, summary
@@ -24,12 +24,12 @@ CARD = GPUS["H100"].memory
 
 
 def workload(config: DictConfig, size: ModelSize, *tokens: float) -> Workload:
-    return workload_of(Run.from_config(config), size, *tokens)
+    return make_workload(Run.from_config(config), size, *tokens)
 
 
 def plan_of(config: DictConfig, model: str = "0.5B", rows: int = 4_000, val_rows: int = 100, gpu: str = "H100") -> Plan:
     run = Run.from_config(config)
-    return make_plan(run, workload_of(run, KNOWN_MODELS[model].size), GPUS[gpu], rows, val_rows)
+    return make_plan(run, make_workload(run, KNOWN_MODELS[model].size), GPUS[gpu], rows, val_rows)
 
 
 def test_steps_checkpoints_and_validations(config_with: Config) -> None:
