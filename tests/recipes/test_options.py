@@ -41,8 +41,8 @@ from recipes.options.judge import JudgeEvaluationOptions
 from recipes.options.plan import PlanOptions
 from recipes.options.serve import LimitOptions
 from recipes.options.tiny_model import TinyModelOptions
-from recipes.planning.models import KNOWN
-from recipes.planning.step_time import GPUS
+from recipes.planning.figures import GPUS
+from recipes.planning.models import KNOWN_MODELS
 from recipes.selftest.phases import PHASES
 from recipes.serving.schema import Limits
 from recipes.tiny_model import MODEL_TYPES
@@ -144,7 +144,7 @@ def test_help_texts_name_what_the_code_has() -> None:
     assert f"for another model {MAX_TURNS})" in option(evaluate, "--max-turns").help
     assert ", ".join(SLICES) in option(evaluate, "--slices").help
     assert damage.REPORT in option(evaluate, "--skip-damaged").help
-    assert option(PlanOptions, "--model").help.startswith(", ".join(KNOWN))
+    assert option(PlanOptions, "--model").help.startswith(", ".join(KNOWN_MODELS))
     requests = option(SampleOptions, "--requests").help
     assert f"`{KIND}`" in requests
     assert all(kind in requests for kind in KINDS)
