@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from convrec.options import Number, read_with
 from data_prep.options.output import OutputOptions
 
-READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz or .zst) or .parquet"
+READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz or .zst), .xlsx or .parquet"
 Files = Annotated[Sequence[str], Parameter(metavar="FILE...")]
 FormName = Literal[
     "redial",
