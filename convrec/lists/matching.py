@@ -23,7 +23,7 @@ of different ids are never the same. Other titles of a row (the column `aliases`
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
@@ -340,27 +340,42 @@ class Matcher:
         compared letter by letter; ground truth by case-folded title, the same year first, then d = 1, 2, ... years
         later before d earlier; repeats count as long as ground truth is left."""
         seen_titles = set(seen) if seen is not None else set()
-        left: dict[str, list[int]] = {}
-        for title, raw_year in ground_truth:
-            year = _integer(raw_year)
-            if year is not None:
-                left.setdefault(" ".join(title.casefold().split()), []).append(year)
-        years_apart = [0] + [sign * d for d in range(1, self.year_tolerance + 1) for sign in (1, -1)]
-        relevance, duplicate = [], []
+        years_left = _years_by_title(ground_truth)
+        relevance = []
+        duplicate = []
         earlier: set[Item | None] = set()
         rows = [self.identify(*item).index if item else -1 for item in items]
         was_seen = [item is not None and item.title in seen_titles for item in items]
         for item, row, is_seen in zip(items, rows, was_seen, strict=True):
-            year = None
-            if item and row >= 0 and not is_seen:
-                years = left.get(" ".join(item.title.casefold().split()), [])
-                year = next((item.year + d for d in years_apart if item.year + d in years), None)
-                if year is not None:
-                    years.remove(year)
-            relevance.append(int(year is not None))
+            is_hit = item is not None and row >= 0 and not is_seen and self._take_nearest_year(item, years_left)
+            relevance.append(int(is_hit))
             duplicate.append(item is not None and item in earlier)
             earlier.add(item)
         return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows)
+
+    def _take_nearest_year(self, item: Item, years_left: Mapping[str, list[int]]) -> bool:
+        """Take the wanted item of this title that is nearest in years out of those left; whether there is one."""
+        years = years_left.get(_casefolded(item.title), [])
+        for years_apart in range(self.year_tolerance + 1):
+            for year in (item.year + years_apart, item.year - years_apart):
+                if year in years:
+                    years.remove(year)
+                    return True
+        return False
+
+
+def _years_by_title(ground_truth: Iterable[tuple[str, object]]) -> dict[str, list[int]]:
+    """The years of the wanted items by their case-folded titles; items without a year are left out."""
+    years: dict[str, list[int]] = {}
+    for title, raw_year in ground_truth:
+        year = _integer(raw_year)
+        if year is not None:
+            years.setdefault(_casefolded(title), []).append(year)
+    return years
+
+
+def _casefolded(title: str) -> str:
+    return " ".join(title.casefold().split())
 
 
 @dataclass(frozen=True)

@@ -165,31 +165,45 @@ def _strip_enumeration(title: str) -> str:
 
 def _strip_pair(title: str, after: str) -> tuple[str, str]:
     """One layer of bold, italics or quotes off, and what is left of `after`; unchanged when there is none."""
-    first, last = title[0], title[-1]
-    if first in "*_":
-        opened = _run(title, first)
-        closed = _run(title[::-1], first) if opened < len(title) else 0
-        if closed:
-            return title[min(opened, closed) : -min(opened, closed)], after
-        # A lone `*` is part of the title (*batteries not included) unless it closes behind the year.
-        closed = _run(after, first)
-        if closed or opened > 1:
-            return title[min(opened, closed or opened) :], after[min(opened, closed) :]
-    elif title.endswith(("**", "__")):
-        return title.rstrip(last), after
-    if first in _QUOTES:
-        closers = _QUOTES[first]
-        if len(title) > 1 and last in closers:
-            return title[1:-1], after
-        if after[:1] and after[0] in closers:
-            return title[1:], after[1:]
-    # A double quote with no partner is decoration; `"Crocodile" Dundee` and `'71` keep theirs.
-    if sum(ch in _DOUBLE_QUOTES for ch in title) == 1:
-        if first in _DOUBLE_QUOTES:
-            return title[1:], after
-        if last in _DOUBLE_QUOTES:
-            return title[:-1], after
-    return title, after
+    return _strip_emphasis(title, after) or _strip_quotes(title, after) or (_strip_lone_quote(title), after)
+
+
+def _strip_emphasis(title: str, after: str) -> tuple[str, str] | None:
+    """Bold or italics off; None where there is none."""
+    first = title[0]
+    if first not in "*_":
+        return (title.rstrip(title[-1]), after) if title.endswith(("**", "__")) else None
+    opened = _run(title, first)
+    closed = _run(title[::-1], first) if opened < len(title) else 0
+    if closed:
+        return title[min(opened, closed) : -min(opened, closed)], after
+    # A lone `*` is part of the title (*batteries not included) unless it closes behind the year.
+    closed = _run(after, first)
+    if closed or opened > 1:
+        return title[min(opened, closed or opened) :], after[min(opened, closed) :]
+    return None
+
+
+def _strip_quotes(title: str, after: str) -> tuple[str, str] | None:
+    """A pair of quotes off, which may close behind the year; None where there is none."""
+    closers = _QUOTES.get(title[0])
+    if closers is None:
+        return None
+    if len(title) > 1 and title[-1] in closers:
+        return title[1:-1], after
+    if after[:1] and after[0] in closers:
+        return title[1:], after[1:]
+    return None
+
+
+def _strip_lone_quote(title: str) -> str:
+    """A double quote without a partner is decoration; `"Crocodile" Dundee` and `'71` keep theirs."""
+    if sum(character in _DOUBLE_QUOTES for character in title) == 1:
+        if title[0] in _DOUBLE_QUOTES:
+            return title[1:]
+        if title[-1] in _DOUBLE_QUOTES:
+            return title[:-1]
+    return title
 
 
 def _run(text: str, mark: str) -> int:

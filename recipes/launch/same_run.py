@@ -1,5 +1,6 @@
 """Is what lies in a run folder the run that these settings ask for, with the data and the model of then?"""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,60 @@ def contents(config: DictConfig) -> dict[str, str]:
 
 
 def changes(config: DictConfig, run_folder: Path) -> list[str]:
-    """Warnings for settings and data that a run with checkpoints was not started with. A model and data are the same
-    in another place, and others in the same one, where their contents are.
+    """Compare a run with what its folder holds, where that has checkpoints.
 
-    Raises UserError for another recipe, algorithm or starting model: its checkpoints are those of another run.
+    A model and data are the same in another place, and others in the same place, where their contents are.
+
+    Returns:
+        Warnings for settings and data that the run was not started with.
+
+    Raises:
+        UserError: another recipe, algorithm or starting model; the checkpoints are those of another run.
     """
     before: dict[str, Any] = read_config(run_folder)
     now: Any = OmegaConf.to_container(config)
     if not before:
         return []
-    were, are = (setting(one, "run.contents") or {} for one in (before, now))
-    same = {key for key in were if were[key] == are.get(key)}
-    changed = [key for key in were if key not in same and setting(before, key) == setting(now, key)]
-    identity = {"recipe": "run.recipe", "algorithm": "run.algorithm", "model": model_key(config)}
-    noted, asked_for = (
-        {name: setting(one, key) for name, key in identity.items() if key not in same} for one in (before, now)
+    contents_before = setting(before, "run.contents") or {}
+    contents_now = setting(now, "run.contents") or {}
+    same = {key for key, digest_ in contents_before.items() if digest_ == contents_now.get(key)}
+    changed = [key for key in contents_before if key not in same and setting(before, key) == setting(now, key)]
+    _refuse_another_run(config, run_folder, before, now, same, changed)
+
+    ours = [f"convrec.{name}" for name in now["convrec"] if name not in _TRAINS_NOTHING]
+    keys = [key for key in ("data.train_files", *SETTINGS, *ours) if _has(before, key) and key not in same]
+    settings_before = {key: setting(before, key) for key in keys}
+    settings_now = {key: setting(now, key) for key in keys}
+    return [
+        *(f"{run_folder} goes on with other settings: {text}" for text in differences(settings_before, settings_now)),
+        *(f"{run_folder} goes on with other data: {setting(now, key)} has changed since ({key})" for key in changed),
+    ]
+
+
+def _refuse_another_run(
+    config: DictConfig,
+    run_folder: Path,
+    before: dict[str, Any],
+    now: dict[str, Any],
+    same: Collection[str],
+    changed: Collection[str],
+) -> None:
+    """Raise UserError where the folder holds checkpoints of another recipe, algorithm or starting model.
+
+    Args:
+        config: of the run that is asked for.
+        run_folder: with the checkpoints.
+        before: config of the run that they are of.
+        now: `config` as plain values.
+        same: keys whose files have the same contents as then.
+        changed: keys that name the same place as then, with other contents.
+    """
+    keys = {"recipe": "run.recipe", "algorithm": "run.algorithm", "model": model_key(config)}
+    compared = {name: key for name, key in keys.items() if key not in same}
+    other = differences(
+        {name: setting(before, key) for name, key in compared.items()},
+        {name: setting(now, key) for name, key in compared.items()},
     )
-    other = differences(noted, asked_for)
     if model_key(config) in changed:
         other.append(f"the files of the model {model_of(config)} have changed")
     if other:
@@ -53,13 +91,6 @@ def changes(config: DictConfig, run_folder: Path) -> list[str]:
             f"{run_folder} holds the checkpoints of another run: {'; '.join(other)}. Choose another SAVE_PATH, or move "
             f"the folder away. If it is the same model in another place, remove {run_folder / 'config.yaml'}"
         )
-    ours = [f"convrec.{name}" for name in now["convrec"] if name not in _TRAINS_NOTHING]
-    keys = [key for key in ("data.train_files", *SETTINGS, *ours) if _has(before, key) and key not in same]
-    trained, goes_on = ({key: setting(one, key) for key in keys} for one in (before, now))
-    return [
-        *(f"{run_folder} goes on with other settings: {text}" for text in differences(trained, goes_on)),
-        *(f"{run_folder} goes on with other data: {setting(now, key)} has changed since ({key})" for key in changed),
-    ]
 
 
 def _has(config: dict[str, Any], key: str) -> bool:
