@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from convrec.checkpoints import saving
 from convrec.errors import NoProgress, UserError, one_line
@@ -29,13 +29,13 @@ from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 from recipes.launch import dry_run, ray_training, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import leave, process_environment, set_up_process
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, save_config
 from recipes.launch.variables import misspelt_variables
-from recipes.planning.work import model_of
 from recipes.preflight.cores import uses_ray
 
 TRAINED = 0
@@ -75,44 +75,43 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
     set_up_process()
     say_warnings(attempt.console, misspelt_variables(os.environ))  # at once: they may explain an error
     try:
-        config = compose(recipe.name, arguments)
-        run_folder = Path(config.trainer.default_local_dir)
-        attempt.run_folder = run_folder
-        with guard_run(recipe, config):
-            warnings = recipe.check(Run.from_config(config))
-            with hold(run_folder) as lock_warnings:
-                supervisor.note(run=str(run_folder))
-                status = run_in_folder(attempt, recipe, arguments, config, [*warnings, *lock_warnings])
+        training = Run.from_config(compose(recipe.name, arguments))
+        attempt.run_folder = training.folder
+        with guard_run(recipe, training):
+            warnings = recipe.check(training)
+            with hold(training.folder) as lock_warnings:
+                supervisor.note(run=str(training.folder))
+                status = run_in_folder(attempt, recipe, arguments, training, [*warnings, *lock_warnings])
     except (UserError, OSError) as error:
         status = report_end(attempt, error)
     return leave(status)
 
 
 @contextlib.contextmanager
-def guard_run(recipe: Recipe, config: DictConfig) -> Iterator[None]:
+def guard_run(recipe: Recipe, training: Run[TrainingConfig]) -> Iterator[None]:
     """Have everything that the run starts ended, and its temporary files removed, when this block or process ends."""
-    os.environ.update(process_environment(config.trainer.device != "cpu"))
-    log_file = Path(config.trainer.default_local_dir) / "run.log"
+    os.environ.update(process_environment(training.uses_gpu))
+    log_file = training.folder / "run.log"
     message = (
-        f"{recipe.title_of(config)}: its process is gone without a word (killed, or a process of Ray died): all it had "
-        f"started is ended. The log, {log_file}, may say why; the same command resumes."
+        f"{recipe.title_of(training.verl_config)}: its process is gone without a word (killed, or a process of Ray "
+        f"died): all it had started is ended. The log, {log_file}, may say why; the same command resumes."
     )
     with guard.guarded(message) as temporary:
         supervisor.note(temporary=str(temporary))
-        if uses_ray(Run.from_config(config)):
-            ray_training.begin(config)
+        if uses_ray(training):
+            ray_training.begin(training.verl_config)
         yield
 
 
 def run_in_folder(
-    attempt: Attempt, recipe: Recipe, arguments: list[str], config: DictConfig, warnings: list[str]
+    attempt: Attempt, recipe: Recipe, arguments: list[str], training: Run[TrainingConfig], warnings: list[str]
 ) -> int:
     """Resume, check and train in the run folder, which this process holds. Returns the exit status.
 
     Raises UserError for what cannot train, OSError for what cannot be written before training.
     """
     console = attempt.console
-    begin = choose_start(config)
+    begin = choose_start(training)
     warnings = [*warnings, *begin.warnings]
     if begin.is_finished:
         say_warnings(console, warnings)
@@ -121,8 +120,8 @@ def run_in_folder(
             "anew choose another SAVE_PATH or move this folder away."
         )
         return TRAINED
-    say_warnings(console, [*warnings, *check_before_training(config, arguments)])
-    return train(attempt, recipe, config, begin.step)
+    say_warnings(console, [*warnings, *check_before_training(training, arguments)])
+    return train(attempt, recipe, training, begin.step)
 
 
 @dataclass(frozen=True)
@@ -134,12 +133,13 @@ class StartPoint:
     warnings: Sequence[str]
 
 
-def choose_start(config: DictConfig) -> StartPoint:
+def choose_start(training: Run[TrainingConfig]) -> StartPoint:
     """Choose the checkpoint to resume from, and note in the config what the run trains on.
 
     Raises UserError for a folder whose checkpoints are another run's, or damaged.
     """
-    run_folder = Path(config.trainer.default_local_dir)
+    config = training.verl_config
+    run_folder = training.folder
     warnings = []
     if run_folder.is_symlink():
         warnings.append(f"SAVE_PATH={run_folder} is a link: the run writes to {run_folder.resolve()}")
@@ -149,15 +149,15 @@ def choose_start(config: DictConfig) -> StartPoint:
     OmegaConf.update(config, "run.contents", same_run.contents(config), force_add=True)
     if step:
         warnings += same_run.changes(config, run_folder)
-    total_steps = config.trainer.total_training_steps
-    needs_validation = lacks_validation(run_folder, step, config.trainer.test_freq, total_steps)
+    total_steps = training.settings.total_steps
+    needs_validation = lacks_validation(run_folder, step, training.settings.test_freq, total_steps)
     if needs_validation:
         warnings.append(f"the run ended between the checkpoint of step {step} and its validation, which is made now")
-    is_finished = bool(total_steps) and step >= total_steps and not needs_validation
+    is_finished = total_steps is not None and step >= total_steps and not needs_validation
     return StartPoint(step=step, is_finished=is_finished, warnings=warnings)
 
 
-def check_before_training(config: DictConfig, arguments: Sequence[str]) -> list[str]:
+def check_before_training(training: Run[TrainingConfig], arguments: Sequence[str]) -> list[str]:
     """Check that checkpoints can be loaded and none is lost, and that this machine can train.
 
     Returns:
@@ -168,17 +168,16 @@ def check_before_training(config: DictConfig, arguments: Sequence[str]) -> list[
     """
     from recipes.preflight import finding, findings  # late: a wrong variable is refused before these imports
 
-    run_folder = Path(config.trainer.default_local_dir)
-    warnings = saving.check_shards_to_load(run_folder, config.trainer.nnodes * config.trainer.n_gpus_per_node)
-    check_retention(run_folder, config.trainer.get("max_actor_ckpt_to_keep"), arguments)
+    warnings = saving.check_shards_to_load(training.folder, training.num_devices)
+    check_retention(training.folder, training.save_keep, arguments)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
-        warnings += finding.stop_on_failure(findings.examine(Run.from_config(config), on_cluster=False))
+        warnings += finding.stop_on_failure(findings.examine(training, on_cluster=False))
     return warnings
 
 
 def check_retention(run_folder: Path, keep: int | None, arguments: Sequence[str]) -> None:
     """Raise UserError where the default of SAVE_KEEP would remove checkpoints that an earlier start kept on purpose."""
-    is_explicit = os.environ.get("SAVE_KEEP", "").strip() or any("max_actor_ckpt_to_keep" in text for text in arguments)
+    is_explicit = os.environ.get("SAVE_KEEP", "").strip() or any("ckpt_to_keep" in text for text in arguments)
     if keep is None or is_explicit:
         return
     steps = saving.complete_steps(run_folder)
@@ -189,29 +188,29 @@ def check_retention(run_folder: Path, keep: int | None, arguments: Sequence[str]
         )
 
 
-def train(attempt: Attempt, recipe: Recipe, config: DictConfig, resume_step: int) -> int:
+def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resume_step: int) -> int:
     """Write the run's records, then train with the output in RUN/run.log. Returns the exit status."""
     console = attempt.console
-    run_folder = Path(config.trainer.default_local_dir)
+    run_folder = training.folder
     log_file = run_folder / "run.log"
     metrics_file = next_metrics_file(run_folder)
     os.environ["VERL_FILE_LOGGER_PATH"] = str(metrics_file)
-    save_config(config, run_folder)
+    save_config(training.verl_config, run_folder)
     note_start(run_folder)
-    title = recipe.title_of(config)
-    console.say(f"{title} of {model_of(config)} into {run_folder}, full log in {log_file}")
+    title = recipe.title_of(training.verl_config)
+    console.say(f"{title} of {training.settings.model} into {run_folder}, full log in {log_file}")
     if resume_step:
         console.say(f"resuming after step {resume_step}")
     parts = "verl's SFT trainer" if recipe.is_sft else "Ray, the FSDP actor and the vLLM rollout server"
     console.say(f"starting {parts} ...")
     supervisor.note(stop=str(run_folder / saving.STOP), metrics=str(metrics_file))
-    if config.convrec.watchdog == "resume":
+    if training.settings.watchdog == "resume":
         supervisor.note(resumes="yes")
     attempt.log_file = log_file
-    total_steps = config.trainer.total_training_steps
+    total_steps = training.settings.total_steps
     try:
         with output_to(log_file), progress(console, run_folder, total_steps, title, recipe.shown):
-            recipe.train(config)
+            recipe.train(training.verl_config)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         # here, not in `run`: a user who stopped the run reads the line before the guard has ended all processes
         return report_end(attempt, error)
