@@ -46,6 +46,8 @@ TOLERANCE = 2e-2
 NOISE = 1e-4
 # Times and memory, and what is computed from them.
 MEASURED = ("timing_s/", "timing_per_token_ms/", "perf/", "actor/perf/", "train/mfu", "train/perf/", "actor/mfu")
+# Logged in the steps in which it happens, which is a matter of time.
+MEASURED += ("training/filter_groups/discarded_",)
 ROLLOUT_LOG_PROBS = ("actor/rollout_diff", "training/rollout_", "rollout_corr/")
 DEVIATION = "rollout_corr/rollout_is_std"
 DEVIATION_NOISE = 1e-3
