@@ -1,16 +1,26 @@
 """Which features a run has, and that one without any never meets them."""
 
-import pytest
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from convrec.errors import UserError
 from convrec.features.asking.feature import Asking
 from convrec.features.constrained.feature import Constrained
 from convrec.features.feature import Feature, RolloutFeature
 from convrec.features.registry import FEATURES, active_features
 from convrec.features.repair.feature import Repair
 from convrec.features.rewards.feature import ComposedRewards
+from convrec.rank_grpo.credit import Credit, RankBatch
 from convrec.settings.run import Run
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO
 from recipes.plan import planned_config
+
+CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize("recipe", [RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE])
@@ -47,3 +57,33 @@ def test_hooks_of_a_rollout_do_nothing_unless_overridden() -> None:
     part = RolloutFeature()
     assert part.sampling_params({}) == {}
     assert (part.needs_groups, part.waits_for_prompt) == (False, False)
+
+
+def test_the_feature_that_contributing_shows_changes_advantages() -> None:
+    """Two rollouts of a prompt, of four and of two tokens: the longer list loses .5 a rank, the shorter gains it."""
+    (code,) = re.findall(r"```python\n(class LengthPenalty.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {
+        "Feature": Feature,
+        "RankGRPOConfig": object,
+        "Catalog": object,
+        "RankBatch": RankBatch,
+        "Credit": Credit,
+        "UserError": UserError,
+        "tokens_above_mean": lambda tokens_B, groups: tokens_B - tokens_B.float().mean(),
+    }
+    exec(code, names)  # the manual's own text
+    run = SimpleNamespace(is_rank_level=False, settings=SimpleNamespace(length_penalty=0.5))
+    feature = names["LengthPenalty"](run)
+    assert feature.is_on(run.settings)
+    with pytest.raises(UserError, match="ALGORITHM=rank_grpo"):
+        feature.check(None)
+    batch = RankBatch(
+        prompts=["p", "p"],
+        is_padding_B=torch.tensor([False, False]),
+        extra_fields=[{"reward_extra_info": {"rank_returns": [0.0, 0.0]}}] * 2,
+        responses_BT=torch.zeros(2, 4, dtype=torch.long),
+        mask_BT=torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+    )
+    credit = SimpleNamespace(advantages_BK=torch.zeros(2, 2))
+    feature.adjust_ranks(batch, credit)
+    assert credit.advantages_BK.tolist() == [[-0.5, -0.5], [0.5, 0.5]]
