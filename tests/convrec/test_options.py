@@ -141,8 +141,8 @@ def test_a_wrong_command_line_is_one_line_that_says_what_to_do(line: str, messag
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(UserError, match=r"^--out: missing; see convrec paint --help$"):
         parse(PaintOptions, ["kitchen"])
-    with pytest.raises(UserError, match=r"^--uot: no such option; did you mean --out\?$"):
-        parse(PaintOptions, ["--uot", "house"])
+    with pytest.raises(UserError, match=r"^--brush: no such option; did you mean --brushes\?$"):
+        parse(PaintOptions, ["--brush", "3"])
 
 
 def test_a_command_gets_its_record_and_its_errors_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
