@@ -141,7 +141,7 @@ def test_a_wrong_command_line_is_one_line_that_says_what_to_do(line: str, messag
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(UserError, match=r"^--out: missing; see convrec paint --help$"):
         parse(PaintOptions, ["kitchen"])
-    with pytest.raises(UserError, match=r"^--brush: no such option; did you mean --brushes\?$"):
+    with pytest.raises(UserError, match=r"^--brush: no such option; did you mean --brushes or --show\?$"):
         parse(PaintOptions, ["--brush", "3"])
 
 
