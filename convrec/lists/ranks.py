@@ -169,7 +169,7 @@ def _strip_pair(title: str, after: str) -> tuple[str, str]:
 
 
 def _strip_emphasis(title: str, after: str) -> tuple[str, str] | None:
-    """Bold or italics off; None where there is none."""
+    """Remove bold or italics; None if there are none."""
     first = title[0]
     if first not in "*_":
         return (title.rstrip(title[-1]), after) if title.endswith(("**", "__")) else None
@@ -177,7 +177,7 @@ def _strip_emphasis(title: str, after: str) -> tuple[str, str] | None:
     closed = _run(title[::-1], first) if opened < len(title) else 0
     if closed:
         return title[min(opened, closed) : -min(opened, closed)], after
-    # A lone `*` is part of the title (*batteries not included) unless it closes behind the year.
+    # A lone `*` is part of the title (*batteries not included) unless its partner follows the year.
     closed = _run(after, first)
     if closed or opened > 1:
         return title[min(opened, closed or opened) :], after[min(opened, closed) :]
@@ -185,7 +185,7 @@ def _strip_emphasis(title: str, after: str) -> tuple[str, str] | None:
 
 
 def _strip_quotes(title: str, after: str) -> tuple[str, str] | None:
-    """A pair of quotes off, which may close behind the year; None where there is none."""
+    """Remove a pair of quotes, the second of which may follow the year; None if there is no pair."""
     closers = _QUOTES.get(title[0])
     if closers is None:
         return None

@@ -42,8 +42,8 @@ SaveFrequency = Annotated[
 Resume = Annotated[
     Literal["auto"],
     Field(
-        description="auto; SAVE_PATH decides what is resumed: another one starts anew, with "
-        "MODEL_PATH=RUN/global_step_N from a step"
+        description="auto; SAVE_PATH decides what is resumed: a new one starts from step 0, with "
+        "MODEL_PATH=RUN/global_step_N from that checkpoint"
     ),
 ]
 Watchdog = Annotated[Literal["end", "resume", "off"], Field(description="one of end, resume, off")]

@@ -36,7 +36,12 @@ _LONGEST_SHORT_ANSWER = 2  # words: `Alien, please`
 
 
 class _Name(NamedTuple):
-    """forms: in one of these it is said. is_ordinary: whether the words have a meaning of their own."""
+    """A name of an item.
+
+    Attributes:
+        forms: the spellings that count as the name.
+        is_ordinary: whether the name is also an ordinary word.
+    """
 
     forms: frozenset[str]
     is_ordinary: bool

@@ -104,7 +104,7 @@ class OtherUser(RuleUser):
 
 
 class LLMUser(RuleUser):
-    """A model that is told the wanted titles; in place of an answer that names one, it does not mind.
+    """A model that knows the wanted titles. An answer that names one is replaced by "I don't mind".
 
     sampling: parameters of its requests, beside or in place of ours; None: not sent.
     """

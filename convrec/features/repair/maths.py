@@ -158,7 +158,7 @@ class ListRepair:
         return list(tokens[len(before) :])
 
     def _keep_blanks(self, old: Sequence[int], new: Sequence[int]) -> list[int]:
-        """The new tokens of a line with the old ones of the blanks behind it, where these are the same text."""
+        """Return a line's new tokens, with the old tokens of its trailing blanks if these decode to the same text."""
         old_blanks = old[self._find_blanks(old) :]
         start = self._find_blanks(new)
         is_same_text = self._join(old_blanks) == self._join(new[start:])
