@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -107,6 +108,16 @@ def memory(process: psutil.Process) -> int:
 # ---- what the stages before remap would leave
 
 
+@dataclass(frozen=True)
+class Generated:
+    """What the generated stages depend on."""
+
+    items: int
+    conversations: int
+    seed: int
+    num_items: int
+
+
 def generate(folder: Path, items: int, conversations: int, seed: int) -> None:
     """Made-up words by Zipf's law, popular items in the lists. What is there is kept."""
     rng = np.random.default_rng(seed)
@@ -115,7 +126,7 @@ def generate(folder: Path, items: int, conversations: int, seed: int) -> None:
     named = rng.choice(words, (items, 2))
     titles = [f"{a} {b} {n}".title() for n, (a, b) in enumerate(named)]
     years = (2023 - 70 * rng.random(items) ** 2).astype(int).tolist()
-    settings = {"items": items, "conversations": conversations, "seed": seed, "num_items": 20}
+    settings = Generated(items, conversations, seed, num_items=20)
     write_items = partial(_write_items, words=words, titles=titles, years=years, rng=rng)
     write_rows = partial(_write_rows, words=words, titles=titles, years=years, count=conversations, rng=rng)
     run_stage(Stage("rows", [], (rows.ROWS, rows.CATALOG, teacher.FILE), write_rows), folder, settings, False)
@@ -123,7 +134,9 @@ def generate(folder: Path, items: int, conversations: int, seed: int) -> None:
     run_stage(Stage("metadata", ["rows"], (metadata.FILE,), write_items), folder, settings, False)
 
 
-def _write_items(folder: Path, _: dict, words: np.ndarray, titles: list, years: list, rng: np.random.Generator) -> dict:
+def _write_items(
+    folder: Path, _: Generated, words: np.ndarray, titles: list, years: list, rng: np.random.Generator
+) -> dict:
     plots = words[_zipf(rng, WORDS, (len(titles), 40), 1)]
     names = [format_item(*film) for film in zip(titles, years, strict=True)]
     texts = ["\n".join((name, "plot: " + " ".join(plot))) for name, plot in zip(names, plots, strict=True)]
@@ -132,7 +145,7 @@ def _write_items(folder: Path, _: dict, words: np.ndarray, titles: list, years: 
 
 
 def _write_rows(
-    folder: Path, _: dict, words: np.ndarray, titles: list, years: list, count: int, rng: np.random.Generator
+    folder: Path, _: Generated, words: np.ndarray, titles: list, years: list, count: int, rng: np.random.Generator
 ) -> dict:
     pq.write_table(pa.table({"title": titles, "year": pa.array(years, pa.int32())}), folder / rows.CATALOG)
     with (

@@ -15,9 +15,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from convrec.errors import UserError
 from convrec.files import file_hash
@@ -25,9 +26,9 @@ from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.options import command
 from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import MODEL_JUDGES, asker_of, failed_again, model_of, write_failed
+from data_prep.stages.asking import MODEL_JUDGES, Asker, failed_again, make_asker, model_of, write_failed
 from data_prep.stages.embeddings import check_embedding
-from data_prep.stages.record import Stage, Summary, read_record, refuse_foreign, run_stage
+from data_prep.stages.record import SettingsT, Stage, Summary, read_record, refuse_foreign, run_stage
 
 STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that each reads, the files that it writes
     "rows": ([], [rows.ROWS, rows.CATALOG]),
@@ -38,52 +39,101 @@ STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that ea
     "adjust": (["rows", "teacher", "remap", "reflect"], [rows.ADJUSTED, rows.ADJUST_WEIGHTS]),
     "demonstrations": (["rows", "adjust"], list(demonstrations.FILES.values())),
 }
-REMAP_SETTINGS = ("embedding", "dimensions", "candidates", "conversation_weight", "seed", "trust_remote_code")
 
 
-def plan(name: str, options: DemonstrationsOptions) -> tuple[Callable[..., Summary], dict[str, Any]]:
-    """A stage as the command line wants it: (what runs it, the settings that its result depends on).
+@dataclass(frozen=True)
+class Plan(Generic[SettingsT]):
+    """A stage as the command line wants it: what runs it, and the settings that its result depends on."""
 
-    Raises UserError for what can be seen to be wrong before anything is computed.
+    run: Callable[[Path, SettingsT], Summary]
+    settings: SettingsT
+
+
+def plan(name: str, options: DemonstrationsOptions) -> Plan[Any]:
+    """Plan a stage of STAGES.
+
+    Raises:
+        UserError: What can be seen to be wrong before anything is computed.
     """
     if name == "rows":
-        sources = _sources(options)
-        settings: dict[str, Any] = {"share": options.share, "seed": options.seed, "num_items": options.num_items}
-        settings |= {name: file_hash(path) for name, path in sources.items()}
-        return partial(rows.run, sources=sources), settings
-    num_items, workers = _num_items(Path(options.out), name), options.workers or len(os.sched_getaffinity(0))
+        return plan_rows(options)
+    num_items = _num_items(Path(options.out), name)
+    workers = options.workers or len(os.sched_getaffinity(0))
     if name == "teacher":
-        asker, asked = asker_of(options, "teacher", "teacher") if options.teacher == "llm" else (None, {})
-        settings = {"teacher": options.teacher, "num_items": num_items} | asked
-        return partial(teacher.run, asker=asker), settings
+        asker = make_asker(options, "teacher", "teacher") if options.teacher == "llm" else None
+        teacher_settings = teacher.TeacherSettings(options.teacher, num_items, **_asked(asker))
+        return Plan(partial(teacher.run, asker=asker), teacher_settings)
     if name == "metadata":
-        asker, asked = asker_of(options, "teacher", "metadata") if options.metadata == "llm" else (None, {})
-        return partial(metadata.run, asker=asker), {"metadata": options.metadata} | asked
-    if name == "demonstrations":
-        return demonstrations.run, {"num_items": num_items}
-    as_before = (read_record(Path(options.out), "remap") or {}).get("settings", {})  # of remap
+        asker = make_asker(options, "teacher", "metadata") if options.metadata == "llm" else None
+        return Plan(partial(metadata.run, asker=asker), metadata.MetadataSettings(options.metadata, **_asked(asker)))
     if name == "remap":
-        chosen = options.remap or ("" if options.redo else as_before.get("remap"))
-        chosen = chosen or ("none" if remap.compares_titles(Path(options.out), options.embedding) else "full")
-        if chosen == "full":
-            check_embedding(options.embedding)
-        _check_candidates(options, num_items)
-        settings = {key: getattr(options, key) for key in REMAP_SETTINGS} | {"remap": chosen}
-        run = partial(remap.run, num_items=num_items, is_chosen=options.remap is not None, workers=workers)
-        return run, settings
+        return plan_remap(options, num_items, workers)
     if name == "reflect":
-        asker, asked = asker_of(options, "judge", options.judge) if options.judge in MODEL_JUDGES else (None, {})
-        candidates = as_before.get("candidates", options.candidates)
-        judged = min(options.judged or candidates, candidates)
-        settings = {"judge": options.judge, "gamma": options.gamma, "judged": judged} | asked
-        if options.criteria and options.judge == "pointwise":
-            settings["criteria"] = criteria_text(read_criteria(options.criteria, options.judge), options.judge)
-        return partial(reflect.run, asker=asker), settings
-    assert name == "adjust"
-    softmax = "catalog" if as_before.get("remap") == "full" else "candidates"  # what has scores
+        return plan_reflect(options)
+    if name == "adjust":
+        return plan_adjust(options, workers)
+    assert name == "demonstrations"
+    return Plan(demonstrations.run, demonstrations.ListLength(num_items))
+
+
+def _asked(asker: Asker | None) -> dict[str, Any]:
+    """Return the settings of a stage that say which model was asked, and how; none without a model."""
+    return {"model": asker.model, "sampling": asker.sampling} if asker else {}
+
+
+def _remap_record(options: DemonstrationsOptions) -> dict[str, Any]:
+    """Return the settings that remap was run with; {} where it was not."""
+    record = read_record(Path(options.out), "remap") or {}
+    return record.get("settings", {})
+
+
+def plan_rows(options: DemonstrationsOptions) -> Plan[rows.RowsSettings]:
+    sources = _sources(options)
+    digests = {name: file_hash(path) for name, path in sources.items()}
+    settings = rows.RowsSettings(share=options.share, seed=options.seed, num_items=options.num_items, **digests)
+    return Plan(partial(rows.run, sources=sources), settings)
+
+
+def plan_remap(options: DemonstrationsOptions, num_items: int, workers: int) -> Plan[remap.RemapSettings]:
+    kind = options.remap or ("" if options.redo else _remap_record(options).get("remap"))
+    if not kind:
+        kind = "none" if remap.compares_titles(Path(options.out), options.embedding) else "full"
+    if kind == "full":
+        check_embedding(options.embedding)
+    _check_candidates(options, num_items)
+    settings = remap.RemapSettings(
+        embedding=options.embedding,
+        dimensions=options.dimensions,
+        seed=options.seed,
+        trust_remote_code=options.trust_remote_code,
+        candidates=options.candidates,
+        conversation_weight=options.conversation_weight,
+        remap=kind,
+    )
+    run = partial(remap.run, num_items=num_items, is_chosen=options.remap is not None, workers=workers)
+    return Plan(run, settings)
+
+
+def plan_reflect(options: DemonstrationsOptions) -> Plan[reflect.ReflectSettings]:
+    asker = make_asker(options, "judge", options.judge) if options.judge in MODEL_JUDGES else None
+    candidates = _remap_record(options).get("candidates", options.candidates)
+    criteria = None
+    if options.criteria and options.judge == "pointwise":
+        criteria = criteria_text(read_criteria(options.criteria, options.judge), options.judge)
+    settings = reflect.ReflectSettings(
+        judge=options.judge,
+        gamma=options.gamma,
+        judged=min(options.judged or candidates, candidates),
+        criteria=criteria,
+        **_asked(asker),
+    )
+    return Plan(partial(reflect.run, asker=asker), settings)
+
+
+def plan_adjust(options: DemonstrationsOptions, workers: int) -> Plan[adjust.AdjustSettings]:
+    softmax = "catalog" if _remap_record(options).get("remap") == "full" else "candidates"  # what has scores
     penalty = adjust.PENALTY[softmax] if options.penalty is None else options.penalty
-    settings = {"softmax": softmax, "penalty": penalty, "max_epochs": options.max_epochs}
-    return partial(adjust.run, workers=workers), settings
+    return Plan(partial(adjust.run, workers=workers), adjust.AdjustSettings(softmax, penalty, options.max_epochs))
 
 
 def _sources(options: DemonstrationsOptions) -> dict[str, str]:
@@ -123,8 +173,9 @@ def build(options: DemonstrationsOptions) -> None:
 
 def _run(name: str, options: DemonstrationsOptions) -> None:
     folder = Path(options.out)
-    run, settings = plan(name, options)
-    summary, is_new = run_stage(Stage(name, *STAGES[name], run), folder, settings, options.redo)
+    planned = plan(name, options)
+    reads, files = STAGES[name]
+    summary, is_new = run_stage(Stage(name, reads, files, planned.run), folder, planned.settings, options.redo)
     shown = {key: value for key, value in summary.items() if key not in ("sources", "warnings")}
     print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(shown, ensure_ascii=False)}")
     if is_new and "failed" not in summary:  # no model was asked: what failed in an earlier run is no news

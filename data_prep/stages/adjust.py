@@ -10,9 +10,9 @@ candidates   a conversation's candidates alone, which come in another order; gro
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import joblib
 import numpy as np
@@ -39,9 +39,29 @@ PENALTY = {"catalog": 10.0, "candidates": 1.0}  # measured: notes/remap_adjust.m
 FEW_CONVERSATIONS = 300  # that fit w and b: below, a warning
 
 
-def run(folder: Path, settings: dict[str, Any], workers: int = 1) -> Summary:
-    """settings: softmax, penalty, max_epochs (most passes over the conversations; 0: w = 1 and b = 0)."""
-    ranges, softmax = ranges_of(count_rows(folder / ROWS)), settings["softmax"]
+@dataclass(frozen=True)
+class AdjustSettings:
+    """What w and b depend on.
+
+    Attributes:
+        softmax: "catalog" or "candidates": the items of the softmax.
+        penalty: of the distance of w from 1 and of b from 0.
+        max_epochs: passes over the conversations, at most; 0: w = 1 and b = 0.
+    """
+
+    softmax: str
+    penalty: float
+    max_epochs: int
+
+
+def run(folder: Path, settings: AdjustSettings, workers: int = 1) -> Summary:
+    """Fit w and b of each item, and write the lists that they make.
+
+    Raises:
+        UserError: No training conversation has a ground truth that can be fitted.
+    """
+    ranges = ranges_of(count_rows(folder / ROWS))
+    softmax = settings.softmax
     matcher, writable_M = remap.writable_catalog(folder)
     with scratch_folder(folder / "adjust") as scratch, processes(workers) as map_ranges:
         conversations, truths, candidates, truth_M = set[int](), 0, 0, np.zeros(len(writable_M), int)
@@ -67,20 +87,20 @@ def run(folder: Path, settings: dict[str, Any], workers: int = 1) -> Summary:
     return summary | {"warnings": _warnings(summary, settings, fitted)}
 
 
-def _warnings(summary: Summary, settings: dict[str, Any], fitted: Fit) -> list[str]:
+def _warnings(summary: Summary, settings: AdjustSettings, fitted: Fit) -> list[str]:
     warnings = []
     if fitted.stopped:
         warnings.append(
             f"w and b are not at the maximum: the fit stopped after {len(fitted.history)} passes ({fitted.stopped}); "
             "give more --max-epochs, or a higher --penalty"
         )
-    if settings["max_epochs"] and summary["conversations"] < FEW_CONVERSATIONS:
+    if settings.max_epochs and summary["conversations"] < FEW_CONVERSATIONS:
         warnings.append(
             f"w and b of every item are fitted to {summary['conversations']} conversations: fewer than "
             f"{FEW_CONVERSATIONS} say little; give more (--share), or --max-epochs 0 to leave the scores as they are"
         )
     if (left := summary["ground_truths"] - summary["ground_truths_fitted"]) > summary["ground_truths"] / 10:
-        why = "no candidates" if settings["softmax"] == "candidates" else "not in the catalog, or seen"
+        why = "no candidates" if settings.softmax == "candidates" else "not in the catalog, or seen"
         told = f"{left:,} of {summary['ground_truths']:,} ground truths are {why}: w and b do not know of them"
         warnings.append(told)
     return warnings
@@ -151,7 +171,7 @@ def _vectors(folder: Path, softmax: str) -> np.ndarray:
 
 
 def _fit(
-    sums_of: Callable[..., Sums], settings: dict[str, Any], writable_M: np.ndarray, ranges: list[Range], over: RangeMap
+    sums_of: Callable[..., Sums], settings: AdjustSettings, writable_M: np.ndarray, ranges: list[Range], over: RangeMap
 ) -> Fit:
     with Progress(desc="adjust", unit="row") as bar:
 
@@ -165,7 +185,7 @@ def _fit(
             bar.set_postfix_str(f"log-likelihood {found.log_likelihood:,.1f}")
             return found
 
-        return fit(pass_over, len(writable_M), settings["penalty"], settings["max_epochs"])
+        return fit(pass_over, len(writable_M), settings.penalty, settings.max_epochs)
 
 
 Weights = tuple[np.ndarray, np.ndarray]  # w and b, float64; b is -inf for items that may be in no list

@@ -104,6 +104,11 @@ class Asker:
             for answer in answers
         ]
 
+    @property
+    def model(self) -> str:
+        """The model's name, on which its answers depend."""
+        return self.llm.endpoint.model
+
     def summary(self) -> dict[str, Any]:
         return self.counts | {"failed": len(self.failed), "usage": str(self.llm.usage)}
 
@@ -124,12 +129,11 @@ MODEL_JUDGES = ("list", "pointwise")
 MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": MAX_RESPONSE_TOKENS}
 
 
-def asker_of(options: DemonstrationsOptions, role: str, kind: str) -> tuple[Asker, dict[str, Any]]:
-    """What asks the model of a role, and what its answers depend on. kind: of MAX_TOKENS."""
+def make_asker(options: DemonstrationsOptions, role: str, kind: str) -> Asker:
+    """Return what asks the model of a role. kind: of MAX_TOKENS."""
     sampling = merge_sampling({"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]}, options.sampling)
-    model = model_of(options, role)
-    asker = Asker(model, sampling, Path(options.out), kind if kind in ("teacher", "metadata") else "reflect")
-    return asker, {"model": model.endpoint.model, "sampling": sampling}
+    stage = kind if kind in ("teacher", "metadata") else "reflect"
+    return Asker(model_of(options, role), sampling, Path(options.out), stage)
 
 
 def model_of(options: DemonstrationsOptions, role: str) -> LLM:

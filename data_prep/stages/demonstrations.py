@@ -1,8 +1,8 @@
 """The last stage: the top N of each conversation as a list, in the SFT table's columns, and how good the lists are."""
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH
 from convrec.lists.metrics import evaluate_row, summarise
@@ -14,9 +14,17 @@ from data_prep.tables import message, table_writer
 FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
 
 
-def run(folder: Path, settings: dict[str, Any]) -> Summary:
-    """settings: num_items. Rows with fewer candidates than a list are left out."""
-    matcher, n = catalog_matcher(folder), settings["num_items"]
+@dataclass(frozen=True)
+class ListLength:
+    """What the demonstrations depend on: the items of a list."""
+
+    num_items: int
+
+
+def run(folder: Path, settings: ListLength) -> Summary:
+    """Write the demonstrations. Rows with fewer candidates than a list are left out."""
+    matcher = catalog_matcher(folder)
+    n = settings.num_items
     names = list(zip(matcher.catalog.titles, matcher.catalog.years, strict=True))
     written, short = dict.fromkeys(FILES, 0), 0
     scored: dict[str, list[tuple[str, dict]]] = {split: [] for split in FILES}

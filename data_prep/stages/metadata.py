@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,31 @@ def catalog_text(row: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
-    """settings: metadata ("llm" or "columns"); asker: for the former. What the model says stands behind the catalog's
-    text, which is all there is of an item that it says nothing usable about."""
+@dataclass(frozen=True)
+class MetadataSettings:
+    """What the words for items depend on.
+
+    Attributes:
+        metadata: "llm" or "columns".
+        model: that is asked, where one is.
+        sampling: of its answers.
+    """
+
+    metadata: str
+    model: str | None = None
+    sampling: Mapping[str, Any] | None = None
+
+
+def run(folder: Path, settings: MetadataSettings, asker: Asker | None) -> Summary:
+    """Write words for each item: the catalog's, and what the model says besides.
+
+    The catalog's text is all there is of an item that the model says nothing usable about.
+
+    Args:
+        folder: of the stages.
+        settings: what the result depends on.
+        asker: of the model; None: the catalog's columns are all.
+    """
     items = pq.read_table(folder / ITEMS).to_pylist()
     catalog = [catalog_text(row) for row in pq.read_table(folder / CATALOG).to_pylist()]
     catalog += [""] * (len(items) - len(catalog))

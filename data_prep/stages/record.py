@@ -8,9 +8,10 @@ files without a record are somebody else's.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,26 +21,47 @@ from convrec.files import file_hash, read_json, write_json
 from convrec.progress import Progress
 from convrec.same_request import as_kept, differences
 
-Summary = dict[str, Any]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Summary = dict[str, Any]  # what NAME.json holds of a stage's outcome
+SettingsT = TypeVar("SettingsT", bound="DataclassInstance")
 KEYS = {"settings", "inputs", "files", "summary"}
 
 
-class Stage(NamedTuple):
-    """run(folder, settings) writes `files` into the folder and returns a summary (JSON) to show and keep."""
+@dataclass(frozen=True)
+class Stage(Generic[SettingsT]):
+    """A stage whose result depends on its settings and on the stages that it reads.
+
+    Attributes:
+        name: of the stage, and of its record.
+        reads: the stages before it.
+        files: what it writes.
+        run: writes `files` into the folder and returns a summary (JSON) to show and keep.
+    """
 
     name: str
-    reads: Sequence[str]  # stages before it
+    reads: Sequence[str]
     files: Sequence[str]
-    run: Callable[[Path, dict[str, Any]], Summary]
+    run: Callable[[Path, SettingsT], Summary]
 
 
-def run_stage(stage: Stage, folder: Path, settings: dict[str, Any], redo: bool) -> tuple[Summary, bool]:
-    """(summary, whether it was run now).
+def record_settings(settings: "DataclassInstance") -> dict[str, Any]:
+    """Return a stage's settings as its record keeps them, without those that are None."""
+    return as_kept({name: value for name, value in asdict(settings).items() if value is not None})
 
-    Raises UserError when a stage before it is missing; when a file of it or of those before it is not what was written;
-    and, unless `redo` is given, when it was run with other settings or inputs, or its files are another program's.
+
+def run_stage(stage: Stage[SettingsT], folder: Path, settings: SettingsT, redo: bool) -> tuple[Summary, bool]:
+    """Run a stage, unless it was run with these settings and nothing has changed since.
+
+    Returns:
+        Its summary, and whether it was run now.
+
+    Raises:
+        UserError: A stage before it is missing; a file of it or of those before it is not what was written; and, unless
+            `redo` is given, it was run with other settings or inputs, or its files are another program's.
     """
-    settings = as_kept(settings)
+    kept_settings = record_settings(settings)
     inputs = {name: _files_of(folder, name, stage.name) for name in stage.reads}
     record = read_record(folder, stage.name)
     if record is None and not redo:
@@ -48,7 +70,7 @@ def run_stage(stage: Stage, folder: Path, settings: dict[str, Any], redo: bool) 
         others = [
             f"the stage `{name}` has changed since" for name in inputs if inputs[name] != record["inputs"].get(name)
         ]
-        others += differences(record["settings"], settings)
+        others += differences(record["settings"], kept_settings)
         if others and not redo:
             raise UserError(
                 f"{folder}: the stage `{stage.name}` was run with something else: {'; '.join(others)}. Give --redo to "
@@ -65,7 +87,7 @@ def run_stage(stage: Stage, folder: Path, settings: dict[str, Any], redo: bool) 
     write_json(path, {"unfinished": True})
     summary = stage.run(folder, settings)
     files = _hashes(folder, stage.files)
-    write_json(path, {"settings": settings, "inputs": inputs, "files": files, "summary": summary})
+    write_json(path, {"settings": kept_settings, "inputs": inputs, "files": files, "summary": summary})
     return summary, True
 
 

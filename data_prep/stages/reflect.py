@@ -11,7 +11,8 @@ none           all ratings 0
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +178,39 @@ def no_judge(block: Block) -> list[list[float]]:
     return [[0.0] * len(candidates) for _, candidates in block]
 
 
-def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
-    """settings: judge, gamma, judged, and `criteria` (YAML) where a judge has others than the defaults; asker: for
-    `list` and `pointwise`."""
+@dataclass(frozen=True)
+class ReflectSettings:
+    """What the ratings depend on.
+
+    Attributes:
+        judge: list, pointwise, cooccurrence or none.
+        gamma: the weight of a rating beside the score of remap.
+        judged: candidates of a conversation that are rated, at most.
+        model: that judges, where one does.
+        sampling: of its answers.
+        criteria: of a pointwise judge, as YAML; None: the defaults.
+    """
+
+    judge: str
+    gamma: float
+    judged: int
+    model: str | None = None
+    sampling: Mapping[str, Any] | None = None
+    criteria: str | None = None
+
+
+def run(folder: Path, settings: ReflectSettings, asker: Asker | None) -> Summary:
+    """Rate the candidates, and add gamma times the rating to their scores.
+
+    Args:
+        folder: of the stages.
+        settings: what the result depends on.
+        asker: of the judges `list` and `pointwise`.
+    """
     matcher = catalog_matcher(folder)
     judge = _make_judge(folder, settings, matcher, asker)
     counts: Counter[float] = Counter()  # rating -> how often
-    questions = settings["judged"] if settings["judge"] == "pointwise" else 1  # a conversation
+    questions = settings.judged if settings.judge == "pointwise" else 1  # a conversation
     size = max(1, BLOCK // questions)  # conversations, of about BLOCK questions
     with parquet_writer(folder / FILE, SCHEMA) as writer:
         kept_blocks = read_blocks(folder / remap.FILE, size, ["candidates", "scores"])
@@ -193,7 +220,7 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
             rated = iter(judge([(row, candidates) for row, candidates in block if candidates]))
             ratings = [next(rated) if candidates else [] for _, candidates in block]
             scores = [
-                [score + settings["gamma"] * rating for score, rating in zip(entry["scores"], given, strict=True)]
+                [score + settings.gamma * rating for score, rating in zip(entry["scores"], given, strict=True)]
                 for entry, given in zip(kept, ratings, strict=True)
             ]
             writer.write_table(pa.table([[row["sample_id"] for row in rows], ratings, scores], SCHEMA))
@@ -207,14 +234,15 @@ def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
     return summary | (asker.summary() if asker else {})
 
 
-def _make_judge(folder: Path, settings: dict[str, Any], matcher: Matcher, asker: Asker | None) -> Judge:
-    if settings["judge"] == "none":
+def _make_judge(folder: Path, settings: ReflectSettings, matcher: Matcher, asker: Asker | None) -> Judge:
+    if settings.judge == "none":
         return no_judge
-    if settings["judge"] == "cooccurrence":
+    if settings.judge == "cooccurrence":
         return cooccurrence_judge(matcher, pq.read_table(train_file(folder), columns=RL_SCHEMA.names).to_pylist())
     assert asker is not None
-    if settings["judge"] == "list":
+    if settings.judge == "list":
         return list_judge(matcher, asker)
-    given = settings.get("criteria")
-    criteria = parse_criteria(given, "pointwise", "--criteria") if given else DEFAULTS["pointwise"]
-    return pointwise_judge(matcher, asker, settings["judged"], criteria)
+    criteria = DEFAULTS["pointwise"]
+    if settings.criteria:
+        criteria = parse_criteria(settings.criteria, "pointwise", "--criteria")
+    return pointwise_judge(matcher, asker, settings.judged, criteria)

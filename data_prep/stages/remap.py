@@ -15,9 +15,9 @@ that all processes share.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ from data_prep.stages.metadata import has_only_titles
 from data_prep.stages.ranges import processes, ranges_of
 from data_prep.stages.record import Summary, by_rows, count_rows, read_range
 from data_prep.stages.rows import CATALOG, ROWS, catalog_matcher
-from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of, write_array
+from data_prep.stages.spaces import EmbeddingSettings, conversations_of, items_of, make_spaces, space_of, write_array
 from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
@@ -123,16 +123,41 @@ def compares_titles(folder: Path, embedding: str) -> bool:
     return embedding == TFIDF_SVD and (folder / METADATA).exists() and has_only_titles(folder)
 
 
-def run(
-    folder: Path, settings: dict[str, Any], num_items: int = 0, is_chosen: bool = True, workers: int = 1
-) -> Summary:
-    """settings: embedding, dimensions, seed, candidates, conversation_weight (lambda), trust_remote_code, and remap
-    ("full" or "none"). is_chosen: whether `remap` was asked for; if not, raises UserError where most
-    rows have fewer than `num_items` candidates without it."""
-    total, kept, short, num_spaces = count_rows(folder / ROWS), 0, 0, 0
+@dataclass(frozen=True)
+class RemapSettings(EmbeddingSettings):
+    """What the candidates depend on.
+
+    Attributes:
+        candidates: that are kept of each conversation.
+        conversation_weight: lambda, the weight of the conversation beside the teacher's list.
+        remap: "full", or "none" for the teacher's items alone.
+    """
+
+    candidates: int
+    conversation_weight: float
+    remap: str
+
+
+def run(folder: Path, settings: RemapSettings, num_items: int = 0, is_chosen: bool = True, workers: int = 1) -> Summary:
+    """Write the candidates of each conversation.
+
+    Args:
+        folder: of the stages.
+        settings: what the result depends on.
+        num_items: of a list.
+        is_chosen: whether `settings.remap` was asked for.
+        workers: processes.
+
+    Raises:
+        UserError: Remap is "none", which was not asked for, and most rows have fewer than `num_items` candidates.
+    """
+    total = count_rows(folder / ROWS)
+    kept = 0
+    short = 0
+    num_spaces = 0
     num_catalog = len(writable_catalog(folder)[0].catalog)
     with scratch_folder(folder / "remap") as scratch, processes(workers) as map_ranges:
-        if settings["remap"] == "full":
+        if settings.remap == "full":
             num_spaces = make_spaces(folder, scratch, settings, map_ranges)
         with parquet_writer(folder / FILE, SCHEMA) as writer:
             vectors_of = partial(remap_range, folder, scratch, settings, num_spaces)
@@ -154,7 +179,7 @@ def run(
 
 
 def remap_range(
-    folder: Path, scratch: Path, settings: dict[str, Any], num_spaces: int, start: int, stop: int
+    folder: Path, scratch: Path, settings: RemapSettings, num_spaces: int, start: int, stop: int
 ) -> pa.Table:
     """Rows start to stop of `FILE`. num_spaces: 0 without remap."""
     rows = read_range(folder / ROWS, start, stop, ["sample_id", "seen_titles", "split", "group"]).to_pylist()
@@ -171,7 +196,7 @@ def remap_range(
         scores_M[~writable_M] = -np.inf
         scores_M[barred[b]] = -np.inf
         if teacher[b]["answer"] is not None:  # without a list: no candidates
-            candidates[b] = top_candidates(scores_M, settings["candidates"])
+            candidates[b] = top_candidates(scores_M, settings.candidates)
             scores[b] = scores_M[candidates[b]]
 
     query_BD = np.zeros((len(rows), 0), np.float32)
@@ -181,7 +206,7 @@ def remap_range(
         for space in np.unique(spaces_B):
             chosen = np.flatnonzero(spaces_B == space)
             query_BD[chosen] = query_vectors(
-                p_BI[chosen], items_of(scratch, space), query_BD[chosen], settings["conversation_weight"]
+                p_BI[chosen], items_of(scratch, space), query_BD[chosen], settings.conversation_weight
             )
         vectors_SMD = [items_of(scratch, space)[: len(matcher.catalog)] for space in range(num_spaces)]
         for block, scores_BM in score_blocks(query_BD, spaces_B, vectors_SMD, named_BM):
@@ -204,9 +229,9 @@ def _writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
     return matcher, writable_rows(matcher)
 
 
-def _warnings(folder: Path, settings: dict[str, Any]) -> list[str]:
-    if not compares_titles(folder, settings["embedding"]):
+def _warnings(folder: Path, settings: RemapSettings) -> list[str]:
+    if not compares_titles(folder, settings.embedding):
         return []
-    if settings["remap"] == "full":
+    if settings.remap == "full":
         return [f"{NAMESAKES}; --remap none leaves them out, {BETTER} tells items apart"]
     return [f"the catalog has nothing but titles: only the teacher's items, without remap; for remap give {BETTER}"]

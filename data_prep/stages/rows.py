@@ -1,9 +1,10 @@
 """The first stage: which conversations demonstrations are built for, and the catalog, in the folder of the others."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +25,35 @@ SCHEMA = RL_SCHEMA.append(pa.field("split", pa.string())).append(pa.field("group
 _ASKED_FOR = re.compile(r"reply with (\d+) recommendations")
 
 
-def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summary:
-    """settings: share, seed, num_items and the files' ids; sources: the paths of train, validation and catalog.
+@dataclass(frozen=True)
+class RowsSettings:
+    """What the rows depend on.
+
+    Attributes:
+        share: of the training conversations that demonstrations are built for, above 0, at most 1.
+        seed: of their choice.
+        num_items: of a list.
+        train, validation, catalog: SHA-256 of these files.
+    """
+
+    share: float
+    seed: int
+    num_items: int
+    train: str
+    validation: str
+    catalog: str
+
+
+def run(folder: Path, settings: RowsSettings, sources: Mapping[str, str]) -> Summary:
+    """Choose the conversations, and copy them and the catalog into the folder.
 
     Ground truths whose year is no number are left out with a warning: training never meets them, and scoring the lists
     would refuse them when everything is paid.
+
+    Args:
+        folder: of the stages.
+        settings: what the result depends on.
+        sources: the paths of train, validation and catalog.
     """
     catalog = load_catalog(sources["catalog"])
     counts, warnings = {}, []
@@ -39,12 +64,12 @@ def run(folder: Path, settings: dict[str, Any], sources: dict[str, str]) -> Summ
             warnings += [f"{text}; write four digits: what is no number is left out" for text in report.warnings]
             total = report.rows
             chosen = np.zeros(total, bool)
-            share = settings["share"] if split == "train" else 1.0
-            rng = np.random.default_rng(settings["seed"])
+            share = settings.share if split == "train" else 1.0
+            rng = np.random.default_rng(settings.seed)
             chosen[rng.permutation(total)[: max(1, round(share * total))]] = True
             counts[split] = int(chosen.sum())
             for row in compress(read_rows(Path(path), RL_SCHEMA.names), chosen):
-                _check_list_length(path, row, settings["num_items"])
+                _check_list_length(path, row, settings.num_items)
                 row[TRUTH] = [pair for pair in row[TRUTH] or () if catalog.year_of(pair[1]) is not None]
                 add(row | {"split": split, "group": group_of(row)})
     if sources["catalog"].endswith(".parquet"):

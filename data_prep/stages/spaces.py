@@ -8,10 +8,10 @@ that is fitted is fitted 1 + FOLDS times: space 0 has read all training conversa
 
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import joblib
 import numpy as np
@@ -39,10 +39,30 @@ def space_of(row: dict, num_spaces: int) -> int:
     return 1 + zlib.crc32(row["group"].encode()) % FOLDS
 
 
-def make_spaces(folder: Path, scratch: Path, settings: dict[str, Any], map_ranges: RangeMap) -> int:
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """What the vectors depend on.
+
+    Attributes:
+        embedding: TFIDF_SVD, or a model's name, as `make_embedder` takes it.
+        dimensions: of the vectors of TFIDF_SVD.
+        seed: of its decomposition.
+        trust_remote_code: whether a model may run the code that it comes with.
+    """
+
+    embedding: str
+    dimensions: int
+    seed: int
+    trust_remote_code: bool
+
+
+def make_spaces(folder: Path, scratch: Path, settings: EmbeddingSettings, map_ranges: RangeMap) -> int:
     """Leave in `scratch` the embedder and the items' vectors of each space, and each conversation's vector in its own.
-    Returns how many spaces there are. settings: embedding, dimensions, seed, trust_remote_code."""
-    if settings["embedding"] != TFIDF_SVD:  # reads nothing, and uses all cores or a GPU by itself
+
+    Returns:
+        How many spaces there are.
+    """
+    if settings.embedding != TFIDF_SVD:  # reads nothing, and uses all cores or a GPU by itself
         _encode_here(folder, scratch, settings)
         return 1
     write_json(scratch / TEXTS, training_texts(folder))
@@ -55,13 +75,13 @@ def make_spaces(folder: Path, scratch: Path, settings: dict[str, Any], map_range
     return len(fits)
 
 
-def fit_space(folder: Path, scratch: Path, settings: dict[str, Any], space: int, _: int) -> None:
+def fit_space(folder: Path, scratch: Path, settings: EmbeddingSettings, space: int, _: int) -> None:
     """The embedder of one space, and the items' vectors: the catalog's first, then those the teacher named besides."""
     metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
     catalog = catalog_matcher(folder).catalog
     names = [format_item(t, year) for t, year in zip(catalog.titles, catalog.years, strict=True) if year is not None]
     read = [text for unread, text in read_json(scratch / TEXTS) if unread != space]  # space 0: all of them
-    embedder = make_embedder(TFIDF_SVD, metadata + read, names, settings["dimensions"], settings["seed"])
+    embedder = make_embedder(TFIDF_SVD, metadata + read, names, settings.dimensions, settings.seed)
     joblib.dump(embedder, scratch / f"embedder{space}")
     np.save(scratch / f"items{space}.npy", embedder.encode(metadata))
 
@@ -104,9 +124,9 @@ def conversations_of(scratch: Path, start: int, stop: int) -> np.ndarray:
     return np.load(scratch / CONVERSATIONS, mmap_mode="r")[start:stop]
 
 
-def _encode_here(folder: Path, scratch: Path, settings: dict[str, Any]) -> None:
+def _encode_here(folder: Path, scratch: Path, settings: EmbeddingSettings) -> None:
     metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
-    embedder = make_embedder(settings["embedding"], [], trust_remote_code=settings["trust_remote_code"])
+    embedder = make_embedder(settings.embedding, [], trust_remote_code=settings.trust_remote_code)
     np.save(scratch / "items0.npy", embedder.encode(metadata))
     blocks = read_blocks(folder / ROWS, 512, ["prompt"])
     encoded = (embedder.encode([conversation_text(row) for row in block]) for block in blocks)

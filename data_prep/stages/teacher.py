@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,33 @@ class ItemTable:
         return pa.table(columns, ITEMS_SCHEMA)
 
 
-def run(folder: Path, settings: dict[str, Any], asker: Asker | None) -> Summary:
-    """settings: teacher ("llm" or "retrieval"), num_items; asker: for the former."""
-    matcher, n = catalog_matcher(folder), settings["num_items"]
+@dataclass(frozen=True)
+class TeacherSettings:
+    """What the teacher's lists depend on.
+
+    Attributes:
+        teacher: "llm" or "retrieval".
+        num_items: of a list.
+        model: that is asked, where one is.
+        sampling: of its answers.
+    """
+
+    teacher: str
+    num_items: int
+    model: str | None = None
+    sampling: Mapping[str, Any] | None = None
+
+
+def run(folder: Path, settings: TeacherSettings, asker: Asker | None) -> Summary:
+    """Write a list for each conversation, and number every item that the lists name.
+
+    Args:
+        folder: of the stages.
+        settings: what the result depends on.
+        asker: of the teacher; None: the retrieval makes the lists.
+    """
+    matcher = catalog_matcher(folder)
+    n = settings.num_items
     catalog, numbers = matcher.catalog, ItemTable(matcher)
     lists = llm_lists(folder, n, asker, catalog.dated) if asker else retrieval_lists(folder, n, matcher)
     lines = items = in_catalog = num_lists = 0

@@ -18,7 +18,7 @@ from convrec.lists.ranks import format_item
 from convrec.options import parse
 from data_prep.build import main
 from data_prep.options.demonstrations import DemonstrationsOptions
-from data_prep.stages.asking import asker_of
+from data_prep.stages.asking import make_asker
 
 from .conftest import BOOKS, GHOSTS, LAUGHS, arguments, read, refusal, summary_of
 
@@ -91,7 +91,7 @@ def test_all_models_have_the_timeout(tmp_path, monkeypatch):
 
     def clients(*more):
         given = parse(DemonstrationsOptions, ["all", "--out", str(tmp_path), *more])
-        return [asker_of(given, role, kind)[0].llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
+        return [make_asker(given, role, kind).llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
 
     assert [llm.timeout for llm in (*clients("--timeout", "30"), *clients())] == [30, 30, 600, 600]
 

@@ -1,6 +1,7 @@
 """The stage on files: what is fitted and counted, and that it does not matter who computes it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,16 @@ from data_prep.stages import adjust, metadata, ranges, reflect, remap, rows, tea
 from data_prep.tables import parquet_writer
 
 FILMS = [(f"Film {name}", 1990) for name in "ABCDEFGHIJ"]
-SETTINGS = {"softmax": "catalog", "penalty": 0.5, "max_epochs": 100}
-REMAP = {"embedding": "tfidf-svd", "dimensions": 4, "seed": 1, "candidates": 4, "conversation_weight": 1.0}
+SETTINGS = adjust.AdjustSettings(softmax="catalog", penalty=0.5, max_epochs=100)
+REMAP = remap.RemapSettings(
+    embedding="tfidf-svd",
+    dimensions=4,
+    seed=1,
+    trust_remote_code=False,
+    candidates=4,
+    conversation_weight=1.0,
+    remap="full",
+)
 KINDS = ("scary", "funny", "sad")
 
 
@@ -42,7 +51,7 @@ def write_stages(folder, conversations=60, remapped="full"):
                 writer.write_table(pa.Table.from_pylist(data[start : start + 7], schema))
     record = {"id": "", "settings": {"num_items": 2}, "inputs": {}, "files": [], "summary": {}}
     (folder / "rows.json").write_text(json.dumps(record))
-    remap.run(folder, REMAP | {"remap": remapped})
+    remap.run(folder, replace(REMAP, remap=remapped))
     with parquet_writer(folder / reflect.FILE, reflect.SCHEMA) as writer:  # the last candidate is rated 2
         kept = pq.read_table(folder / remap.FILE).to_pylist()
         ratings = [[0.0] * (len(row["candidates"]) - 1) + [2.0] for row in kept]
@@ -81,7 +90,7 @@ def test_ground_truths_that_are_no_candidate_count_and_come_into_the_lists(stage
 
 
 def test_over_the_candidates_alone_they_are_put_in_another_order(stages):
-    summary = adjust.run(stages, SETTINGS | {"softmax": "candidates"})
+    summary = adjust.run(stages, replace(SETTINGS, softmax="candidates"))
     assert summary["ground_truths_fitted"] == 108 - summary["ground_truths_not_candidates"] == 27
     for before, after in zip(read(stages / remap.FILE), read(stages / rows.ADJUSTED), strict=True):
         assert set(before["candidates"]) == set(after["candidates"])
@@ -90,12 +99,12 @@ def test_over_the_candidates_alone_they_are_put_in_another_order(stages):
 
 def test_a_fit_that_is_not_at_its_maximum_is_told(stages):
     told = "w and b are not at the maximum: the fit stopped after"
-    assert any(told in text for text in adjust.run(stages, SETTINGS | {"max_epochs": 2})["warnings"])
+    assert any(told in text for text in adjust.run(stages, replace(SETTINGS, max_epochs=2))["warnings"])
     assert not any(told in text for text in adjust.run(stages, SETTINGS)["warnings"])
 
 
 def test_without_passes_the_lists_are_those_of_reflect(stages):
-    summary = adjust.run(stages, SETTINGS | {"max_epochs": 0})
+    summary = adjust.run(stages, replace(SETTINGS, max_epochs=0))
     assert (summary["epochs"], summary["log_likelihood"]) == (0, [])
     assert not any("conversations" in text or "maximum" in text for text in summary["warnings"])
     for rated, kept, after in zip(*(read(stages / f) for f in (reflect.FILE, remap.FILE, rows.ADJUSTED)), strict=True):
@@ -110,7 +119,7 @@ def test_without_passes_the_lists_are_those_of_reflect(stages):
 
 def build(folder, workers):
     """Both stages in ranges of 16 rows."""
-    remap.run(folder, REMAP | {"remap": "full"}, workers=workers)
+    remap.run(folder, REMAP, workers=workers)
     remapped = read(folder / remap.FILE)
     adjust.run(folder, SETTINGS, workers)
     return remapped, read(folder / rows.ADJUST_WEIGHTS), read(folder / rows.ADJUSTED)

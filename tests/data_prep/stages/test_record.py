@@ -1,6 +1,7 @@
 """What is run again, what is left alone, what is refused."""
 
 import json
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,20 +14,35 @@ from data_prep.tables import parquet_writer
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
+@dataclass(frozen=True)
+class Number:
+    n: int
+
+
+@dataclass(frozen=True)
+class Factor:
+    times: int
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
 def make_stages(runs):
     """`first` writes its setting n, `second` doubles it; each notes that it was run."""
 
     def first(folder, settings):
         runs.append("first")
-        pq.write_table(pa.table({"n": [settings["n"]]}, SCHEMA), folder / "first.parquet")
-        return {"n": settings["n"]}
+        pq.write_table(pa.table({"n": [settings.n]}, SCHEMA), folder / "first.parquet")
+        return {"n": settings.n}
 
     def second(folder, settings):
         runs.append("second")
         with parquet_writer(folder / "second.parquet", SCHEMA) as writer:
             for block in read_blocks(folder / "first.parquet", 1):
-                writer.write_table(pa.Table.from_pylist([{"n": settings["times"] * row["n"]} for row in block], SCHEMA))
-            if settings["times"] == 13:
+                writer.write_table(pa.Table.from_pylist([{"n": settings.times * row["n"]} for row in block], SCHEMA))
+            if settings.times == 13:
                 raise RuntimeError("killed here")
         return {}
 
@@ -38,83 +54,83 @@ def test_a_stage_runs_once_and_again_only_for_a_change(tmp_path):
     first, second = make_stages(runs)
     folder = tmp_path / "out"
     with pytest.raises(UserError, match="stage `first` is not there yet"):
-        run_stage(second, folder, {"times": 2}, redo=False)
-    assert run_stage(first, folder, {"n": 3}, redo=False) == ({"n": 3}, True)
-    assert run_stage(first, folder, {"n": 3}, redo=False) == ({"n": 3}, False)
-    assert run_stage(second, folder, {"times": 2}, redo=False) == ({}, True)
-    assert run_stage(second, folder, {"times": 2}, redo=True) == ({}, False)  # nothing changed: nothing to redo
+        run_stage(second, folder, Factor(2), redo=False)
+    assert run_stage(first, folder, Number(3), redo=False) == ({"n": 3}, True)
+    assert run_stage(first, folder, Number(3), redo=False) == ({"n": 3}, False)
+    assert run_stage(second, folder, Factor(2), redo=False) == ({}, True)
+    assert run_stage(second, folder, Factor(2), redo=True) == ({}, False)  # nothing changed: nothing to redo
     assert pq.read_table(folder / "second.parquet")["n"].to_pylist() == [6]
     assert runs == ["first", "second"]
 
     with pytest.raises(UserError, match=r"n was 3 and is 4.*--redo"):
-        run_stage(first, folder, {"n": 4}, redo=False)
-    run_stage(first, folder, {"n": 4}, redo=True)
+        run_stage(first, folder, Number(4), redo=False)
+    run_stage(first, folder, Number(4), redo=True)
     with pytest.raises(UserError, match="the stage `first` has changed since"):
-        run_stage(second, folder, {"times": 2}, redo=False)
-    run_stage(second, folder, {"times": 2}, redo=True)
+        run_stage(second, folder, Factor(2), redo=False)
+    run_stage(second, folder, Factor(2), redo=True)
     assert pq.read_table(folder / "second.parquet")["n"].to_pylist() == [8]
     (folder / "first.parquet").unlink()  # a file that is gone is made again
-    run_stage(first, folder, {"n": 4}, redo=False)
-    run_stage(second, folder, {"times": 2}, redo=False)  # with the same content: nothing changed for this one
+    run_stage(first, folder, Number(4), redo=False)
+    run_stage(second, folder, Factor(2), redo=False)  # with the same content: nothing changed for this one
     assert runs == ["first", "second", "first", "second", "first"]
 
 
 def test_an_interrupted_stage_leaves_no_file_and_is_run_again(tmp_path):
     first, second = make_stages([])
-    run_stage(first, tmp_path, {"n": 1}, redo=False)
+    run_stage(first, tmp_path, Number(1), redo=False)
     with pytest.raises(RuntimeError):
-        run_stage(second, tmp_path, {"times": 13}, redo=False)
+        run_stage(second, tmp_path, Factor(13), redo=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "first.parquet", "second.json"]
     assert read_record(tmp_path, "second") is None
-    run_stage(second, tmp_path, {"times": 2}, redo=False)
+    run_stage(second, tmp_path, Factor(2), redo=False)
     # one that ends in a redo takes the old record with it: the old files cannot pass for the new ones
     with pytest.raises(RuntimeError):
-        run_stage(second, tmp_path, {"times": 13}, redo=True)
-    assert run_stage(second, tmp_path, {"times": 2}, redo=False) == ({}, True)
+        run_stage(second, tmp_path, Factor(13), redo=True)
+    assert run_stage(second, tmp_path, Factor(2), redo=False) == ({}, True)
 
 
 def test_files_of_another_program_are_not_replaced_unasked(tmp_path):
     first, _ = make_stages([])
     (tmp_path / "first.parquet").write_text("mine")
     with pytest.raises(UserError, match=r"first\.parquet: there is no first\.json, so .* did not write it; .*--redo"):
-        run_stage(first, tmp_path, {"n": 1}, redo=False)
+        run_stage(first, tmp_path, Number(1), redo=False)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("first.parquet", "mine")]
-    assert run_stage(first, tmp_path, {"n": 1}, redo=True) == ({"n": 1}, True)
+    assert run_stage(first, tmp_path, Number(1), redo=True) == ({"n": 1}, True)
 
 
 def test_one_missing_file_does_not_let_other_settings_replace_the_rest(tmp_path):
     def run(folder, settings):
         for name in ("a", "b"):
-            (folder / name).write_text(settings["text"])
+            (folder / name).write_text(settings.text)
         return {}
 
     stage = Stage("both", [], ["a", "b"], run)
-    run_stage(stage, tmp_path, {"text": "old"}, redo=False)
+    run_stage(stage, tmp_path, Text("old"), redo=False)
     (tmp_path / "a").unlink()
     with pytest.raises(UserError, match="text was 'old' and is 'new'"):
-        run_stage(stage, tmp_path, {"text": "new"}, redo=False)
+        run_stage(stage, tmp_path, Text("new"), redo=False)
     assert (tmp_path / "b").read_text() == "old"
-    assert run_stage(stage, tmp_path, {"text": "old"}, redo=False) == ({}, True)  # what is gone is made again
+    assert run_stage(stage, tmp_path, Text("old"), redo=False) == ({}, True)  # what is gone is made again
 
 
 def test_a_file_that_was_changed_is_not_as_it_was(tmp_path):
     first, second = make_stages([])
-    run_stage(first, tmp_path, {"n": 1}, redo=False)
+    run_stage(first, tmp_path, Number(1), redo=False)
     pq.write_table(pa.table({"n": [1, 2, 3]}, SCHEMA), tmp_path / "first.parquet")
-    for stage, settings in ((first, {"n": 1}), (second, {"times": 2})):
+    for stage, settings in ((first, Number(1)), (second, Factor(2))):
         with pytest.raises(UserError, match=r"first\.parquet is not what the stage `first` wrote; .* --redo"):
             run_stage(stage, tmp_path, settings, redo=False)
-    assert run_stage(first, tmp_path, {"n": 1}, redo=True) == ({"n": 1}, True)
+    assert run_stage(first, tmp_path, Number(1), redo=True) == ({"n": 1}, True)
     (tmp_path / "first.parquet").unlink()
     with pytest.raises(UserError, match=r"first\.parquet: gone, .* run the stage `first` again"):
-        run_stage(second, tmp_path, {"times": 2}, redo=False)
+        run_stage(second, tmp_path, Factor(2), redo=False)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"id": "0", "settings": {}}'])
 def test_a_damaged_record_is_named(tmp_path, content):
     first, _ = make_stages([])
-    run_stage(first, tmp_path, {"n": 1}, redo=False)
+    run_stage(first, tmp_path, Number(1), redo=False)
     assert json.loads((tmp_path / "first.json").read_text())["settings"] == {"n": 1}
     (tmp_path / "first.json").write_text(content)
     with pytest.raises(UserError, match=r"first\.json: not the record of a stage; remove it"):
-        run_stage(first, tmp_path, {"n": 1}, redo=False)
+        run_stage(first, tmp_path, Number(1), redo=False)

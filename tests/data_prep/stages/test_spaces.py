@@ -9,7 +9,7 @@ from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.ranges import processes
 from data_prep.stages.rows import CATALOG, ROWS, SCHEMA
-from data_prep.stages.spaces import conversations_of, items_of, make_spaces, space_of
+from data_prep.stages.spaces import EmbeddingSettings, conversations_of, items_of, make_spaces, space_of
 
 FILMS = [("Odd", 1990), ("Plain", 1991), ("Other", 1992)]
 
@@ -34,7 +34,7 @@ def test_a_training_row_is_never_placed_by_an_embedding_that_read_its_conversati
     rows = [row("a", "zebra"), row("a", "zebra Odd (1990)"), row("v", "zebra", "validation")]
     rows += [row(f"c{n}", f"lion {('Plain (1991)', 'Other (1992)')[n % 2]}") for n in range(20)]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / ROWS)
-    settings = {"embedding": TFIDF_SVD, "dimensions": 3, "seed": 1}
+    settings = EmbeddingSettings(TFIDF_SVD, dimensions=3, seed=1, trust_remote_code=False)
     with processes(1) as map_ranges:
         num_spaces = make_spaces(tmp_path, tmp_path, settings, map_ranges)
     vectors = conversations_of(tmp_path, 0, len(rows))
