@@ -68,8 +68,9 @@ class StockTrainer(PPOTrainerSync):
 
 def main() -> None:
     is_bare, overrides = sys.argv[1] == "--bare", [text for text in sys.argv[1:] if text != "--bare"]
-    config = compose("rank_grpo", [*STOCK, *overrides])
-    run_folder = Path(config.trainer.default_local_dir)
+    run = compose("rank_grpo", [*STOCK, *overrides])
+    config = run.verl_config
+    run_folder = run.folder
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     os.environ["VERL_FILE_LOGGER_PATH"] = str(run_folder / "metrics" / "0.jsonl")
     (run_folder / "metrics").mkdir(parents=True)
@@ -81,7 +82,7 @@ def main() -> None:
     queue.start = lambda settings: None  # verl's processes know only the queue that verl's task starts
     with guard.guarded("stock: gone"):
         ray_training.begin(config)
-        ray_training.train(config)
+        ray_training.train(run)
 
 
 def run_bare(config: DictConfig) -> None:

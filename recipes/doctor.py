@@ -12,10 +12,9 @@ from typing import Literal
 
 from convrec.errors import UserError
 from convrec.options import command
-from convrec.settings.run import Run, read_settings
 from recipes.cluster import jobs
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
-from recipes.launch.settings import compose, compose_files
+from recipes.launch.settings import compose, compose_elsewhere
 from recipes.launch.variables import misspelt_variables
 from recipes.options.cluster import DoctorOptions
 from recipes.preflight import node
@@ -34,25 +33,25 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
     for warning in misspelt_variables(os.environ):
         note("warning", warning)
     try:
-        config = compose(recipe.name, arguments)
+        run = compose(recipe.name, arguments)
     except UserError as error:
         note("failure", str(error))
         with suppress(UserError):  # said already
-            files = compose_files(recipe, arguments)
+            settings = compose_elsewhere(recipe, arguments).settings
             try:
-                require_files(read_settings(files))
+                require_files(settings)
             except UserError as missing:
                 note("failure", str(missing))
         return findings + version_findings("driver")
     try:
-        for warning in recipe.check(Run.from_config(config)):
+        for warning in recipe.check(run):
             note("warning", warning)
     except UserError as error:
         note("failure", str(error))
     findings = findings or [Finding("settings and data", "ok", recipe.name, "read and checked")]
     try:
         on_cluster = node.connect()
-        return findings + examine(Run.from_config(config), on_cluster)
+        return findings + examine(run, on_cluster)
     except UserError as error:
         return [*findings, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
 

@@ -56,15 +56,15 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
     for warning in warnings + (withheld(os.environ) if on_cluster else []):
         say(f"warning: {warning}")
-    configs = composed(runs, out, on_cluster)
+    trainings = composed(runs, out, on_cluster)
     if on_cluster:
         check_slots(address, evaluation)
     if not dry_run:
         local_runs.prepare(matrix.prepare or ())
     files = [Path(evaluation[name]) for name in PATHS if evaluation.get(name)]
     if not (dry_run or on_cluster) or all(file.exists() for file in files):  # else they may come, or be the cluster's
-        local_runs.check_evaluation(evaluation, configs, out)
-    say(described(runs, configs, out))
+        local_runs.check_evaluation(evaluation, trainings, out)
+    say(described(runs, trainings, out))
     if dry_run:
         say("nothing was started (--dry-run)")
         return 0
@@ -72,12 +72,12 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     in_table: list[str] = []
 
     def after_each(run: MatrixRun) -> None:
-        say(described(runs, configs, out))
+        say(described(runs, trainings, out))
         in_table[:] = write_tables(out, all_runs, run.name)
 
     steps: Callable[[MatrixRun], Generator[None]]
     if on_cluster:
-        steps = MatrixJobs(client, configs, out, evaluation).train_and_evaluate
+        steps = MatrixJobs(client, trainings, out, evaluation).train_and_evaluate
     else:
         steps = partial(local_runs.train_and_evaluate, out=out, settings=evaluation)
     failures = train_and_evaluate(runs, steps, parallel or 1, after_each)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.options import command
@@ -31,12 +29,12 @@ from recipes.preflight.batch import check_batch, check_heads
 GPUS_PER_NODE = 8  # where N_GPUS_PER_NODE does not say it: the machine here is not the cluster
 
 
-def planned_config(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
+def planned_run(recipe: Recipe, overrides: Sequence[str]) -> Run[TrainingConfig]:
     """As on a host with GPUs. Raises UserError for a variable, an override or a batch that cannot be used."""
     host_overrides = [f"{recipe.host_group}=gpu", f"trainer.n_gpus_per_node={GPUS_PER_NODE}"]
     config = compose_files(recipe, list(overrides), host_overrides)
     complete_batch_size(config)
-    return config
+    return Run.from_config(config)
 
 
 def planned_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, int]:
@@ -55,8 +53,8 @@ def planned_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, i
 
 def answer(options: PlanOptions) -> str:
     recipe = RECIPES[options.recipe]
-    config, gpu = planned_config(recipe, options.overrides), GPUS[options.gpu]
-    run = Run.from_config(config)
+    run = planned_run(recipe, options.overrides)
+    gpu = GPUS[options.gpu]
     nodes, gpus = run.settings.num_nodes, run.gpus_per_node
     if options.network_gbit:
         gpu = replace(gpu, network=options.network_gbit * 1e9 / 8 / gpus)
@@ -78,7 +76,7 @@ def answer(options: PlanOptions) -> str:
     plan = make_plan(run, workload, gpu, *rows)
     if options.json:
         return json.dumps(plan)
-    title = f"{recipe.title_of(config)} of {name}, {size.parameters:,} parameters, on {nodes} x {gpus} {gpu.name}"
+    title = f"{recipe.describe_method(run)} of {name}, {size.parameters:,} parameters, on {nodes} x {gpus} {gpu.name}"
     return "\n".join([f"{title}: a model of the time, not a measurement", *plan_lines(plan)])
 
 

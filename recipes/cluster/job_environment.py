@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from convrec.checkpoints import hub
 from convrec.errors import UserError
 from convrec.lists import user_rewards
-from convrec.runs.folder import RL_MODEL, SFT_MODEL
 from convrec.settings.rank_grpo import RankGRPOConfig
-from convrec.settings.run import read_settings
+from convrec.settings.run import Run
 from convrec.shipped import ROOT as HERE
 from convrec.shipped import RUNTIME_ENV
 from recipes.launch.recipe import Recipe
@@ -51,33 +50,33 @@ HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")
 
 
 def runtime_environment(
-    recipe: Recipe, config: DictConfig, environment: Mapping[str, str], arguments: Sequence[str] = ()
+    recipe: Recipe, run: Run[Any], environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> dict[str, Any]:
     """runtime_env.yaml with this folder as what is uploaded, and the caller's variables. A rank reward of the user's
     own is tried out, and its package or module uploaded too.
 
-    config: composed of the variables and these arguments. Raises UserError for what cannot be used on a cluster.
+    run: composed of the variables and these arguments. Raises UserError for what cannot be used on a cluster.
     """
     runtime_env = yaml.safe_load(RUNTIME_ENV.read_text())
     runtime_env["working_dir"] = str(HERE)
-    runtime_env["env_vars"] |= job_environment(recipe, config, environment)
-    if reward := check_for_cluster(recipe, config, arguments):
+    runtime_env["env_vars"] |= job_environment(recipe, run, environment)
+    if reward := check_for_cluster(recipe, run, arguments):
         _upload_too(runtime_env, user_rewards.own_sources(reward))
     return runtime_env
 
 
-def check_for_cluster(recipe: Recipe, config: DictConfig, arguments: Sequence[str]) -> str:
+def check_for_cluster(recipe: Recipe, run: Run[Any], arguments: Sequence[str]) -> str:
     """The rank reward of the user's own, "" without one. Raises UserError for one that does not work, and for an
     override that is of no use on a cluster."""
     refuse_relative_paths(recipe, arguments)
-    settings = read_settings(config)
+    settings = run.settings
     if not isinstance(settings, RankGRPOConfig) or not user_rewards.is_user_reward(settings.reward):
         return ""
     user_rewards.check(settings.reward, settings.num_items)
     return settings.reward
 
 
-def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str, str]) -> dict[str, str]:
+def job_environment(recipe: Recipe, run: Run[Any], environment: Mapping[str, str]) -> dict[str, str]:
     """The variables as the job must see them: relative paths, defaults too, would point into the unpacked copy.
 
     Raises UserError for a path of a user that is not known here.
@@ -90,10 +89,9 @@ def job_environment(recipe: Recipe, config: DictConfig, environment: Mapping[str
             is_path = PATH_SETTINGS.fullmatch(name) and not NO_PATH.fullmatch(value)
             values[name] = _absolute(name, value) if is_path else value
     for name in (name for name in PATHS if keys[name]):
-        path = values.get(name) or OmegaConf.select(config, keys[name][0])
+        path = values.get(name) or OmegaConf.select(run.verl_config, keys[name][0])
         if name == "SAVE_PATH" and not path:
-            model = OmegaConf.select(config, RL_MODEL) or OmegaConf.select(config, SFT_MODEL)
-            path = f"checkpoints/{recipe.name}/{Path(model).name}"
+            path = f"checkpoints/{recipe.name}/{Path(run.settings.model).name}"
         if isinstance(path, str):
             values[name] = _absolute(name, path)
     if values.get("MODEL_PATH") and not hub.is_id(values["MODEL_PATH"]):

@@ -16,7 +16,7 @@ from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
 from convrec.errors import UserError, one_line
 from recipes.cluster.job_environment import HERE, runtime_environment, withheld
 from recipes.launch.recipe import Recipe
-from recipes.launch.settings import compose_files
+from recipes.launch.settings import compose_elsewhere
 from recipes.launch.variables import misspelt_variables
 
 POLL_SECONDS = 1.0
@@ -124,7 +124,7 @@ def checked_environment(recipe: Recipe, arguments: Sequence[str]) -> dict[str, A
     """The job's `runtime_environment` by the variables here, with warnings about them."""
     for warning in (*misspelt_variables(os.environ), *withheld(os.environ)):
         say(f"warning: {warning}")
-    return runtime_environment(recipe, compose_files(recipe, arguments), os.environ, arguments)
+    return runtime_environment(recipe, compose_elsewhere(recipe, arguments), os.environ, arguments)
 
 
 def submit_training(

@@ -12,13 +12,12 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import DictConfig
-
 from convrec.checkpoints.saving import SHARED_SECONDS
 from convrec.errors import UserError
 from convrec.files import write_text
 from convrec.runs.folder import LATEST
 from convrec.same_request import digest
+from convrec.settings.run import Run
 from recipes.cluster.job_environment import runtime_environment
 from recipes.cluster.jobs import POLL_SECONDS, persist, say, submit_job, submit_training
 from recipes.evaluation.options import arguments_of
@@ -52,11 +51,17 @@ def check_slots(address: str, evaluate: Mapping[str, Any]) -> None:
 
 
 class MatrixJobs:
-    """The jobs of one matrix on one cluster. client: of `recipes.cluster.jobs.connect`. configs: run -> its settings.
-    evaluate: the section of the matrix file."""
+    """The jobs of one matrix on one cluster.
 
-    def __init__(self, client: Any, configs: Mapping[str, DictConfig], out: Path, evaluate: Mapping[str, Any]) -> None:
-        self.client, self.configs = client, configs
+    Args:
+        client: of `recipes.cluster.jobs.connect`.
+        trainings: of the runs, by name.
+        evaluate: the section of the matrix file.
+    """
+
+    def __init__(self, client: Any, trainings: Mapping[str, Run[Any]], out: Path, evaluate: Mapping[str, Any]) -> None:
+        self.client = client
+        self.trainings = trainings
         self.out = out.absolute()
         self.evaluate = {
             name: str(Path(value).absolute()) if name in PATHS and value else value for name, value in evaluate.items()
@@ -65,7 +70,7 @@ class MatrixJobs:
 
     def train_and_evaluate(self, run: MatrixRun) -> Generator[None]:
         """Yields while its jobs run. Raises UserError when one fails."""
-        is_trained = is_finished(run, self.configs[run.name], self.out)
+        is_trained = is_finished(run, self.trainings[run.name], self.out)
         yield from self._job(run, "train", self.out / run.name / LATEST, is_trained)
         yield from self._job(run, "evaluate", metrics_file(self.out, run.name))
 
@@ -110,8 +115,9 @@ class MatrixJobs:
         return max(found, key=lambda match: int(match[1]))[0] if found else ""
 
     def _submit(self, run: MatrixRun, kind: str, job: str) -> None:
-        recipe, config = RECIPES[run.recipe], self.configs[run.name]
-        runtime_env = runtime_environment(recipe, config, run.environment(self.out), run.overrides)
+        recipe = RECIPES[run.recipe]
+        training = self.trainings[run.name]
+        runtime_env = runtime_environment(recipe, training, run.environment(self.out), run.overrides)
         if kind == "train":
             submit_training(self.client, recipe, run.overrides, runtime_env, job, **{WAITS_VARIABLE: "1"})
             return

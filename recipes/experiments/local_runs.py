@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from convrec.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.runs.supervisor import die_with
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 from recipes.cluster.jobs import say
 from recipes.evaluation.constrained import read_allowed
 from recipes.evaluation.options import EvaluationOptions
@@ -41,12 +41,17 @@ def prepare(steps: Sequence[Preparation]) -> None:
             raise UserError(f"prepare: `{step.run}` ended, but {step.creates}, which it creates, is not there")
 
 
-def check_evaluation(settings: Mapping[str, Any], configs: Mapping[str, DictConfig], out: Path) -> None:
+def _list_length(settings: TrainingConfig) -> int:
+    """Return the items of a run's lists; SFT's are of the default length."""
+    return settings.num_items if isinstance(settings, ListSettings) else ListSettings().num_items
+
+
+def check_evaluation(settings: Mapping[str, Any], trainings: Mapping[str, Run[TrainingConfig]], out: Path) -> None:
     """What an evaluation checks of its files and settings, as far as it needs no model; before anything is trained.
 
-    settings: of `evaluate`. configs: of the runs; `ks` must fit the shortest of their lists. Raises UserError.
+    settings: of `evaluate`. trainings: the runs; `ks` must fit the shortest of their lists. Raises UserError.
     """
-    shortest = min(ListSettings.of(config.get("convrec") or {}).num_items for config in configs.values())
+    shortest = min(_list_length(training.settings) for training in trainings.values())
     options = {"num_items": shortest} | {name: value for name, value in settings.items() if value is not None}
     constrained, allow = (options.pop(name, None) for name in ("constrained", "allow"))
     # a baseline in the model's place; where no training split is given, of the split itself

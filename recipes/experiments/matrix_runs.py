@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from convrec.errors import UserError
 from convrec.runs.folder import latest_step
 from convrec.settings.run import Run
 from recipes.cluster.job_environment import check_for_cluster
 from recipes.experiments.matrix_file import Matrix, RunSection, checked
 from recipes.launch.recipe import RECIPES, Recipe
-from recipes.launch.settings import compose_files
+from recipes.launch.settings import compose_elsewhere
 from recipes.launch.variables import VARIABLES, overrides_from_environment
 from recipes.planning import work as planned_work
 
@@ -163,45 +161,44 @@ def _text(value: Any) -> str:
 ONE_DEVICE = ["trainer.n_gpus_per_node=1"]  # where nothing says another number
 
 
-def composed(runs: Sequence[MatrixRun], out: Path, on_cluster: bool = False) -> dict[str, DictConfig]:
+def composed(runs: Sequence[MatrixRun], out: Path, on_cluster: bool = False) -> dict[str, Run[Any]]:
     """The settings of each run by its name; runs that differ in their seed share one, which takes up to a second.
 
     Raises UserError that names the run for settings that cannot be used, on a cluster there.
     """
-    by_variant: dict[str, DictConfig] = {}
+    by_variant: dict[str, Run[Any]] = {}
     for run in runs:
         if run.variant in by_variant:
             continue
         try:
-            config = compose_files(RECIPES[run.recipe], run.overrides, ONE_DEVICE, run.environment(out))
+            training = compose_elsewhere(RECIPES[run.recipe], run.overrides, ONE_DEVICE, run.environment(out))
             if on_cluster:
-                check_for_cluster(RECIPES[run.recipe], config, run.overrides)
+                check_for_cluster(RECIPES[run.recipe], training, run.overrides)
         except UserError as error:
             raise UserError(f"{run.name}: {error}") from None
-        by_variant[run.variant] = config
+        by_variant[run.variant] = training
     return {run.name: by_variant[run.variant] for run in runs}
 
 
-def steps_of(config: DictConfig) -> int | None:
-    """Of the whole run; None where it is said in epochs and the data or the batch are not known yet."""
-    run = Run.from_config(config)
-    settings = run.settings
+def count_steps(training: Run[Any]) -> int | None:
+    """Count the whole run's; None where it is said in epochs and the data or the batch are not known yet."""
+    settings = training.settings
     if settings.train_batch_size is None and not settings.total_steps:
         return None  # SFT's default depends on the devices
     try:
-        return planned_work.steps_of(run)
+        return planned_work.steps_of(training)
     except OSError:
         return None
 
 
-def is_finished(run: MatrixRun, config: DictConfig, out: Path) -> bool:
-    steps = 0 if run.model else steps_of(config)
+def is_finished(run: MatrixRun, training: Run[Any], out: Path) -> bool:
+    steps = 0 if run.model else count_steps(training)
     return steps is not None and latest_step(out / run.name) >= steps
 
 
-def described(runs: Sequence[MatrixRun], configs: Mapping[str, DictConfig], out: Path) -> str:
+def described(runs: Sequence[MatrixRun], trainings: Mapping[str, Run[Any]], out: Path) -> str:
     """The line that is printed before the matrix, and after each run."""
-    steps = {run.name: 0 if run.model else steps_of(configs[run.name]) for run in runs}
+    steps = {run.name: 0 if run.model else count_steps(trainings[run.name]) for run in runs}
     known = {name: count for name, count in steps.items() if count is not None}
     done = {name: min(latest_step(out / name), count) for name, count in known.items()}
     finished = sum(done[name] == count for name, count in known.items())

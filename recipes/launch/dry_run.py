@@ -35,11 +35,10 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
     for text in misspelt_variables(os.environ):
         print(f"warning: {text}", file=sys.stderr)
     try:
-        config = compose(recipe.name, overrides)
+        run = compose(recipe.name, overrides)
         if "--print-config" in flags:
-            print(OmegaConf.to_yaml(config, resolve=False), end="")
+            print(OmegaConf.to_yaml(run.verl_config, resolve=False), end="")
         if "--dry-run" in flags:
-            run = Run.from_config(config)
             print("\n".join(_described(recipe, run, recipe.check(run))))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -97,7 +96,7 @@ def _described(recipe: Recipe, run: Run[TrainingConfig], warnings: list[str]) ->
     from recipes.preflight import finding, findings
 
     where = f"{run.settings.num_nodes} x {run.gpus_per_node} {run.device}"
-    lines = [f"{recipe.title_of(run.verl_config)} of {run.settings.model} on {where} into {run.folder}"]
+    lines = [f"{recipe.describe_method(run)} of {run.settings.model} on {where} into {run.folder}"]
     lines += summary(run)
     examined = findings.examine(run, on_cluster=False)
     lines += [f"{found.check}: {found.what}" for found in examined if found.check in ("disk", "memory", "model")]

@@ -75,14 +75,14 @@ def started_ray(config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
         shut_down_ray()
 
 
-def train(config: DictConfig) -> None:
+def train(run: Run[Any]) -> None:
     """Run verl's task in this process (its remote form costs one more process and its imports).
 
     Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
     """
     from convrec.rollout import queue as rollout_queue
 
-    run = Run.from_config(config)
+    config = run.verl_config
     users = user_module_environment(run.settings.reward) if isinstance(run.settings, RankGRPOConfig) else {}
     os.environ.update(users)  # the driver's digest covers the module too
     if isinstance(run.settings, RankGRPOConfig) and run.settings.constrained:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from omegaconf import DictConfig
-
 from convrec.fields import Row, rows_by_key
 from convrec.settings.choices import ALGORITHMS
 from convrec.settings.judges import JudgeConfig, PairwiseJudgeConfig, PointwiseJudgeConfig
@@ -46,7 +44,7 @@ class Recipe:
     settings: type[TrainingConfig]
     answers: Literal["lists", "verdicts"]
     check: Callable[[Run[Any]], list[str]]
-    train: Callable[[DictConfig], None]
+    train: Callable[[Run[Any]], None]
     shown: Mapping[str, str]
     host_group: str = "host"
     is_sft: bool = False
@@ -56,8 +54,9 @@ class Recipe:
         """Its settings by their keys in the config."""
         return rows_by_key(self.settings)
 
-    def title_of(self, config: DictConfig) -> str:
-        return self.title.format(algorithm=ALGORITHMS.get(config.run.algorithm, ""))
+    def describe_method(self, run: Run[Any]) -> str:
+        """Return what a run of this recipe calls itself."""
+        return self.title.format(algorithm=ALGORITHMS.get(getattr(run.settings, "algorithm", ""), ""))
 
 
 # The imports of recipes.preflight take seconds, and a wrong variable is refused before.

@@ -75,7 +75,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
     set_up_process()
     say_warnings(attempt.console, misspelt_variables(os.environ))  # at once: they may explain an error
     try:
-        training = Run.from_config(compose(recipe.name, arguments))
+        training = compose(recipe.name, arguments)
         attempt.run_folder = training.folder
         with guard_run(recipe, training):
             warnings = recipe.check(training)
@@ -93,7 +93,7 @@ def guard_run(recipe: Recipe, training: Run[TrainingConfig]) -> Iterator[None]:
     os.environ.update(process_environment(training.uses_gpu))
     log_file = training.folder / "run.log"
     message = (
-        f"{recipe.title_of(training.verl_config)}: its process is gone without a word (killed, or a process of Ray "
+        f"{recipe.describe_method(training)}: its process is gone without a word (killed, or a process of Ray "
         f"died): all it had started is ended. The log, {log_file}, may say why; the same command resumes."
     )
     with guard.guarded(message) as temporary:
@@ -197,7 +197,7 @@ def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resum
     os.environ["VERL_FILE_LOGGER_PATH"] = str(metrics_file)
     save_config(training.verl_config, run_folder)
     note_start(run_folder)
-    title = recipe.title_of(training.verl_config)
+    title = recipe.describe_method(training)
     console.say(f"{title} of {training.settings.model} into {run_folder}, full log in {log_file}")
     if resume_step:
         console.say(f"resuming after step {resume_step}")
@@ -210,7 +210,7 @@ def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resum
     total_steps = training.settings.total_steps
     try:
         with output_to(log_file), progress(console, run_folder, total_steps, title, recipe.shown):
-            recipe.train(training.verl_config)
+            recipe.train(training)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         # here, not in `run`: a user who stopped the run reads the line before the guard has ended all processes
         return report_end(attempt, error)

@@ -36,16 +36,34 @@ VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type
 OmegaConf.register_new_resolver("quarter", lambda size: size // 4 if size % 4 == 0 else size, replace=True)
 
 
-def compose(name: str, arguments: list[str]) -> DictConfig:
-    """The whole config of a run, with an absolute run folder, a model in Hugging Face form and the trackers chosen.
+def compose(name: str, arguments: list[str]) -> Run[Any]:
+    """Return a run that starts here, with an absolute run folder, a model in Hugging Face form and its trackers.
 
-    name: a key of RECIPES. Raises UserError for a variable or an override that cannot be used.
+    Args:
+        name: a key of RECIPES.
+        arguments: overrides of the command line.
+
+    Raises:
+        UserError: A variable or an override cannot be used.
     """
     recipe = RECIPES[name]
     config = compose_files(recipe, arguments, None)
     with open_dict(config):
         _complete(config, recipe)
-    return config
+    return Run.from_config(config)
+
+
+def compose_elsewhere(
+    recipe: Recipe,
+    arguments: Sequence[str],
+    host_overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Run[Any]:
+    """Return a run that another process starts, maybe on another machine: what depends on it is left open.
+
+    Arguments and errors are those of `compose_files`.
+    """
+    return Run.from_config(compose_files(recipe, arguments, host_overrides, environment))
 
 
 def compose_files(
@@ -54,11 +72,19 @@ def compose_files(
     host_overrides: Sequence[str] | None = (),
     environment: Mapping[str, str] | None = None,
 ) -> DictConfig:
-    """The recipe's file with the host's overrides, the variables and these arguments, all of their kinds.
+    """Compose the recipe's file with the host's overrides, the variables and these arguments, and check their kinds.
 
-    host_overrides: None: those of this machine. environment: what has the variables; None: this process's.
+    Args:
+        recipe: whose file.
+        arguments: overrides of the command line.
+        host_overrides: None: those of this machine.
+        environment: what has the variables; None: this process's.
 
-    Raises UserError for a variable, an override or a setting that cannot be used.
+    Returns:
+        The config, as verl reads it.
+
+    Raises:
+        UserError: A variable, an override or a setting cannot be used.
     """
     # a wrong one at once: what follows imports torch
     variables = overrides_from_environment(recipe, os.environ if environment is None else environment)

@@ -1,6 +1,7 @@
 """verl's SFT trainers: in the driver's process for one device of this machine, on Ray for several or a cluster."""
 
 import os
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -15,8 +16,10 @@ ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_S
 ONE_PROCESS |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-def train(config: DictConfig) -> None:
-    if not uses_ray(Run.from_config(config)):
+def train(run: Run[Any]) -> None:
+    """Run verl's SFT trainer to its end."""
+    config = run.verl_config
+    if not uses_ray(run):
         _train_here(config)
         return
     with started_ray(config, {}):

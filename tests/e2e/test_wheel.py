@@ -33,9 +33,9 @@ from pathlib import Path
 from ray._private.runtime_env.packaging import create_package
 from recipes.cluster import job_environment
 from recipes.launch.recipe import RANK_GRPO
-from recipes.launch.settings import compose_files
+from recipes.launch.settings import compose_elsewhere
 
-made = job_environment.runtime_environment(RANK_GRPO, compose_files(RANK_GRPO, []), {})
+made = job_environment.runtime_environment(RANK_GRPO, compose_elsewhere(RANK_GRPO, []), {})
 create_package(made["working_dir"], Path(sys.argv[1]), include_gitignore=False, excludes=made["excludes"])
 """
 

@@ -15,7 +15,7 @@ from data_prep.sample import write_sample
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
-from recipes.plan import planned_config
+from recipes.plan import planned_run
 from recipes.tiny_model import make_tiny_model
 
 
@@ -76,7 +76,7 @@ def node() -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture(scope="module")
 def defaults(node: pytest.MonkeyPatch) -> dict[str, DictConfig]:
     """Each recipe's whole config there."""
-    return {recipe: compose(recipe, []) for recipe in RECIPES}
+    return {recipe: compose(recipe, []).verl_config for recipe in RECIPES}
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def composed() -> Iterator[dict[str, DictConfig]]:
     with pytest.MonkeyPatch.context() as patch:
         for variable in VARIABLES:
             patch.delenv(variable.name, raising=False)
-        yield {name: planned_config(RECIPES[name], []) for name in ("sft", "rank_grpo")}
+        yield {name: planned_run(RECIPES[name], []).verl_config for name in ("sft", "rank_grpo")}
 
 
 @pytest.fixture

@@ -398,12 +398,12 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     variables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "_device_memory", lambda: 0)
-    config = compose("rank_grpo", [])
-    own = node.report([], None, config.trainer.default_local_dir)
+    run = compose("rank_grpo", [])
+    own = node.report([], None, str(run.folder))
     nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
     monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
-    found = [f for f in findings.examine(Run.from_config(config), on_cluster=True) if f.check == "devices"]
+    found = [f for f in findings.examine(run, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
 

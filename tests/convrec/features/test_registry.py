@@ -16,16 +16,15 @@ from convrec.features.registry import FEATURES, active_features
 from convrec.features.repair.feature import Repair
 from convrec.features.rewards.feature import ComposedRewards
 from convrec.rank_grpo.credit import Credit, RankBatch
-from convrec.settings.run import Run
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO
-from recipes.plan import planned_config
+from recipes.plan import planned_run
 
 CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize("recipe", [RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE])
 def test_the_papers_setting_and_judges_have_no_feature(recipe: object) -> None:
-    assert active_features(Run.from_config(planned_config(recipe, []))) == []  # type: ignore[arg-type]
+    assert active_features(planned_run(recipe, [])) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def test_the_papers_setting_and_judges_have_no_feature(recipe: object) -> None:
     ],
 )
 def test_one_setting_turns_a_feature_on(setting: str, feature: type[Feature]) -> None:
-    (active,) = active_features(Run.from_config(planned_config(RANK_GRPO, [setting])))
+    (active,) = active_features(planned_run(RANK_GRPO, [setting]))
     assert type(active) is feature
 
 

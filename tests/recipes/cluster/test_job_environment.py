@@ -24,14 +24,14 @@ pytestmark = pytest.mark.usefixtures("outside")
 
 def variables(recipe: Recipe, given: dict[str, str], *arguments: str) -> dict[str, str]:
     """Those of a job, of these in the submitter's environment."""
-    config = settings.compose_files(recipe, arguments, environment=given)
-    return job_environment.job_environment(recipe, config, given)
+    run = settings.compose_elsewhere(recipe, arguments, environment=given)
+    return job_environment.job_environment(recipe, run, given)
 
 
 def runtime_environment(given: dict[str, str], *arguments: str) -> dict[str, Any]:
     """Of a job of Rank-GRPO."""
-    config = settings.compose_files(RANK_GRPO, arguments, environment=given)
-    return job_environment.runtime_environment(RANK_GRPO, config, given, arguments)
+    run = settings.compose_elsewhere(RANK_GRPO, arguments, environment=given)
+    return job_environment.runtime_environment(RANK_GRPO, run, given, arguments)
 
 
 def test_paths_are_made_absolute_where_they_are_given_and_so_are_the_defaults(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_run_folder_is_named_after_the_model_as_without_a_cluster(
     (mine / "config.json").write_text("{}")
     monkeypatch.setattr(gpus, "usable_gpus", lambda: 0)
     for recipe, arguments in ((POINTWISE_JUDGE, []), (RANK_GRPO, [f"actor_rollout_ref.model.path={mine}"])):
-        here = settings.compose(recipe.name, arguments).trainer.default_local_dir
+        here = str(settings.compose(recipe.name, arguments).folder)
         assert variables(recipe, {}, *arguments)["SAVE_PATH"] == here
     assert here.endswith("/mine")
 

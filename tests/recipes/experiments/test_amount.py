@@ -1,47 +1,53 @@
 """How much a matrix is, from files as runs leave them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from convrec.errors import UserError
-from recipes.experiments.matrix_runs import MatrixRun, composed, described, is_finished, steps_of
+from convrec.settings.run import Run
+from recipes.experiments.matrix_runs import MatrixRun, composed, count_steps, described, is_finished
 from tests.conftest import mark_complete
+
+
+def training(*sections: dict[str, Any]) -> Run[Any]:
+    """A run with nothing but these settings; the later ones count."""
+    return Run.from_config(OmegaConf.merge(*sections))
 
 
 def test_runs_and_steps_are_counted_as_far_as_they_are_known(tmp_path: Path) -> None:
     """A run that went on beyond its steps counts no more than these."""
-    runs, configs = [], {}
+    runs = []
+    trainings = {}
     for name, steps, done in (("a", 300, 310), ("b", 100, 10), ("c", 10, 0), ("d", None, 0)):
         runs.append(MatrixRun(name, name, "rank_grpo", None, {"SEED": "1"}))
-        configs[name] = OmegaConf.create(
-            {"trainer": {"total_training_steps": steps}, "data": {"train_batch_size": None}}
-        )
+        trainings[name] = training({"trainer": {"total_training_steps": steps}, "data": {"train_batch_size": None}})
         if done:
             mark_complete(tmp_path / name, done)
     unknown = "; runs whose steps are unknown, as their data are not there yet: 1"
-    assert described(runs, configs, tmp_path) == "1 of 4 runs finished; 310 of 410 steps" + unknown
-    assert described(runs[:1], configs, tmp_path) == "1 of 1 runs finished; 300 of 300 steps"
+    assert described(runs, trainings, tmp_path) == "1 of 4 runs finished; 310 of 410 steps" + unknown
+    assert described(runs[:1], trainings, tmp_path) == "1 of 1 runs finished; 300 of 300 steps"
 
 
 def test_steps_are_said_or_counted_in_the_data(tmp_path: Path, sample: Path) -> None:
     trainer = {"total_training_steps": None, "total_epochs": 3, "nnodes": 1}
     data = {"train_files": str(sample / "train.parquet"), "train_batch_size": 16}  # 40 conversations
-    config = OmegaConf.create({"trainer": trainer, "data": data})
-    rows = steps_of(OmegaConf.merge(config, {"data": {"train_batch_size": 1}, "trainer": {"total_epochs": 1}}))
+    said = {"trainer": trainer, "data": data}
+    rows = count_steps(training(said, {"data": {"train_batch_size": 1}, "trainer": {"total_epochs": 1}}))
     assert rows is not None
-    assert steps_of(config) == 3 * (rows // 16)
-    assert steps_of(OmegaConf.merge(config, {"trainer": {"total_training_steps": 7}})) == 7
-    assert steps_of(OmegaConf.merge(config, {"data": {"train_files": str(tmp_path / "none.parquet")}})) is None
-    assert steps_of(OmegaConf.merge(config, {"data": {"train_batch_size": None}})) is None
+    assert count_steps(training(said)) == 3 * (rows // 16)
+    assert count_steps(training(said, {"trainer": {"total_training_steps": 7}})) == 7
+    assert count_steps(training(said, {"data": {"train_files": str(tmp_path / "none.parquet")}})) is None
+    assert count_steps(training(said, {"data": {"train_batch_size": None}})) is None
 
 
 def test_settings_are_composed_once_a_variant_and_a_wrong_one_names_its_run(tmp_path: Path) -> None:
     runs = [MatrixRun(f"a-s{seed}", "a", "sft", None, {"SEED": seed, "TOTAL_STEPS": "6"}) for seed in ("1", "2")]
-    configs = composed(runs, tmp_path)
-    assert configs["a-s1"] is configs["a-s2"]
+    trainings = composed(runs, tmp_path)
+    assert trainings["a-s1"] is trainings["a-s2"]
     mark_complete(tmp_path / "a-s2", 6)
-    assert [is_finished(run, configs[run.name], tmp_path) for run in runs] == [False, True]
+    assert [is_finished(run, trainings[run.name], tmp_path) for run in runs] == [False, True]
     with pytest.raises(UserError, match=r"b-s1: trainer\.stepz: no such setting"):
         composed([MatrixRun("b-s1", "b", "sft", None, {"SEED": "1"}, ["trainer.stepz=1"])], tmp_path)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import DictConfig
 from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
@@ -90,13 +89,14 @@ class Shell:
 class Started:
     """A matrix in a folder, and what it said."""
 
-    def __init__(self, folder: Path, runs: list[MatrixRun], configs: dict[str, DictConfig]) -> None:
+    def __init__(self, folder: Path, runs: list[MatrixRun], trainings: dict[str, Run[Any]]) -> None:
         self.out, self.client, self.said = folder / "out", Shell(folder), []
-        self.runs, self.configs = runs, configs
+        self.runs = runs
+        self.trainings = trainings
         self.evaluated: list[str] = []
 
     def start(self, parallel: int = 2) -> list[str]:
-        jobs = MatrixJobs(self.client, self.configs, self.out, EVALUATE)
+        jobs = MatrixJobs(self.client, self.trainings, self.out, EVALUATE)
         return command.train_and_evaluate(
             self.runs, jobs.train_and_evaluate, parallel, lambda run: self.evaluated.append(run.name)
         )
@@ -108,7 +108,7 @@ def runs() -> list[MatrixRun]:
 
 
 @pytest.fixture(scope="module")
-def configs(runs: list[MatrixRun]) -> dict[str, DictConfig]:
+def trainings(runs: list[MatrixRun]) -> dict[str, Run[Any]]:
     return composed(runs, Path("out"))
 
 
@@ -116,12 +116,12 @@ def configs(runs: list[MatrixRun]) -> dict[str, DictConfig]:
 def matrix(
     tmp_path: Path,
     runs: list[MatrixRun],
-    configs: dict[str, DictConfig],
+    trainings: dict[str, Run[Any]],
     outside: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Started:
     monkeypatch.setattr(cluster_runs, "POLL_SECONDS", 0.02)
-    matrix = Started(tmp_path, runs, configs)
+    matrix = Started(tmp_path, runs, trainings)
     monkeypatch.setattr(cluster_runs, "say", matrix.said.append)
     return matrix
 
@@ -202,7 +202,7 @@ def test_what_cannot_run_there_is_refused_before_anything_is_submitted(runs: lis
 
 
 def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(
-    configs: dict[str, DictConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trainings: dict[str, Run[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free = {"where": "a node", "total": 2, "free": 2, "cpus_total": 8, "cpus_free": 8}
     seen = [free | {"free": 0}, free | {"cpus_free": 0}, free]
@@ -210,11 +210,11 @@ def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(
     for environment, found in (({}, seen[0]), ({WAITS_VARIABLE: "1"}, free)):
         left = iter(seen)
         monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda left=left: [next(left)])
-        assert cluster_findings.slots_for(Run.from_config(configs["sft"]), environment) == [found]
+        assert cluster_findings.slots_for(trainings["sft"], environment) == [found]
     assert capsys.readouterr().out.startswith("waiting: another job holds them; ")
     too_small = [free | {"total": 0, "free": 0}]  # what the cluster lacks is not waited for
     monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda: too_small)
-    assert cluster_findings.slots_for(Run.from_config(configs["sft"]), {WAITS_VARIABLE: "1"}) == too_small
+    assert cluster_findings.slots_for(trainings["sft"], {WAITS_VARIABLE: "1"}) == too_small
 
 
 def test_the_evaluation_of_a_job_has_the_options_of_the_file() -> None:

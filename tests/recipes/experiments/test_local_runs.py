@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from convrec.errors import UserError
 from data_prep.sample import write_sample
@@ -12,6 +11,8 @@ from recipes.experiments import local_runs
 from recipes.experiments.local_runs import check_evaluation, prepare, train
 from recipes.experiments.matrix_file import Preparation
 from recipes.experiments.matrix_runs import MatrixRun
+from recipes.launch.recipe import RANK_GRPO, SFT
+from recipes.launch.settings import compose_elsewhere
 
 
 def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +50,9 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
             prepare([Preparation(creates=str(tmp_path / "never"), run=command)])
 
 
-CONFIGS = {  # SFT has no lists of its own
-    "sft": OmegaConf.create({"convrec": {"watchdog": "end"}}),
-    "rank": OmegaConf.create({"convrec": {"num_items": 10}}),
+TRAININGS = {  # SFT has no lists of its own
+    "sft": compose_elsewhere(SFT, [], environment={}),
+    "rank": compose_elsewhere(RANK_GRPO, ["convrec.num_items=10"], environment={}),
 }
 
 
@@ -64,7 +65,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp_path: Path) -> None:
     more = {"ks": [5, 10], "baselines": [], "constrained": True, "protocols": ["paper", "strict"]}
-    check_evaluation({**files, **more, "replicas": "auto", "train": None}, CONFIGS, tmp_path / "out")
+    check_evaluation({**files, **more, "replicas": "auto", "train": None}, TRAININGS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -86,4 +87,4 @@ def test_what_an_evaluation_cannot_use_is_said(
     files: dict[str, str], tmp_path: Path, wrong: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        check_evaluation(files | wrong, CONFIGS, tmp_path)
+        check_evaluation(files | wrong, TRAININGS, tmp_path)

@@ -78,7 +78,7 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     tmp_path: Path,
 ) -> None:
     set_variables(variables)
-    config = settings.compose("short_lists", ["convrec.gamma=2"])
+    config = settings.compose("short_lists", ["convrec.gamma=2"]).verl_config
     assert (config.run.recipe, config.run.algorithm) == ("short_lists", "wide_grpo")
     assert (config.convrec.num_items, config.convrec.gamma, config.convrec.matching) == (5, 2, "fuzzy")
     assert (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.clip_ratio_high) == ("grpo", 0.5)
@@ -99,7 +99,7 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     monkeypatch.setattr(findings, "examine", lambda *args, **kwargs: [])  # a small machine may be refused
     with mock.patch.dict(os.environ):  # `run` sets some
         assert runner.run(replace(added, train=lambda *args: trained.append(args)), ["convrec.gamma=2"]) == 0
-    assert trained[0][0].convrec.gamma == 2
+    assert trained[0][0].settings.gamma == 2
     said = capfd.readouterr().err
     assert f"Wide GRPO of short lists of {variables['MODEL_PATH']} into {tmp_path / 'run'}" in said
     assert "Wide GRPO of short lists finished" in said
@@ -133,4 +133,4 @@ def test_a_run_calls_itself_by_what_it_does(
     recipe: str, overrides: list[str], title: str, set_variables: SetVariables
 ) -> None:
     set_variables({})
-    assert RECIPES[recipe].title_of(settings.compose(recipe, overrides)) == title
+    assert RECIPES[recipe].describe_method(settings.compose(recipe, overrides)) == title

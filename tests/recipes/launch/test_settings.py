@@ -124,8 +124,8 @@ def test_vllms_context_is_prompt_and_response(recipe: str, monkeypatch: pytest.M
     monkeypatch.setattr(gpus, "usable_gpus", lambda: 0)
     lengths = ["data.max_prompt_length=300", "data.max_response_length=100"]
     key = "actor_rollout_ref.rollout.max_model_len"
-    assert OmegaConf.select(compose(recipe, lengths), key) == 400
-    assert OmegaConf.select(compose(recipe, [*lengths, f"{key}=800"]), key) == 800
+    assert OmegaConf.select(compose(recipe, lengths).verl_config, key) == 400
+    assert OmegaConf.select(compose(recipe, [*lengths, f"{key}=800"]).verl_config, key) == 800
 
 
 @pytest.mark.parametrize("devices", [0, 4])
@@ -134,10 +134,10 @@ def test_a_rollout_on_one_device_has_no_process_besides_vllms_engine(
 ) -> None:
     monkeypatch.setattr(gpus, "usable_gpus", lambda: devices)
     key = "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend"
-    assert OmegaConf.select(compose("rank_grpo", []), key) == ONE_PROCESS
-    assert OmegaConf.select(compose("rank_grpo", [f"+{key}=mp"]), key) == "mp"
+    assert OmegaConf.select(compose("rank_grpo", []).verl_config, key) == ONE_PROCESS
+    assert OmegaConf.select(compose("rank_grpo", [f"+{key}=mp"]).verl_config, key) == "mp"
     spans_two = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
-    assert OmegaConf.select(compose("rank_grpo", [spans_two]), key) is None  # verl says how
+    assert OmegaConf.select(compose("rank_grpo", [spans_two]).verl_config, key) is None  # verl says how
 
 
 @pytest.mark.parametrize(("recipe", "epochs"), [("judge_pointwise", 1), ("judge_pairwise", 30)])
@@ -165,13 +165,13 @@ def test_the_buffer_for_weights_on_a_cpu_has_room_for_the_embedding(
 ) -> None:
     (tmp_path / "config.json").write_text(f'{{"vocab_size": {vocabulary}, "hidden_size": 896}}')
     set_variables({"MODEL_PATH": str(tmp_path)})
-    engine = compose("rank_grpo", ["host=cpu"]).actor_rollout_ref.rollout.checkpoint_engine
+    engine = compose("rank_grpo", ["host=cpu"]).verl_config.actor_rollout_ref.rollout.checkpoint_engine
     assert engine.update_weights_bucket_megabytes == megabytes
 
 
 @pytest.mark.parametrize(("size", "mini_batch"), [(96, 24), (16, 4), (9, 9)])
 def test_a_judges_step_is_four_updates_where_it_divides(node: pytest.MonkeyPatch, size: int, mini_batch: int) -> None:
-    config = compose("judge_pairwise", [f"data.train_batch_size={size}"])
+    config = compose("judge_pairwise", [f"data.train_batch_size={size}"]).verl_config
     written = OmegaConf.to_container(config, resolve=False)
     assert written["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"] == mini_batch  # a number, for the workers
 
@@ -183,7 +183,7 @@ def test_a_judges_reward_for_malformed_answers_reaches_its_function(
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
     for overrides, reward in (([], 0.0), (["convrec.malformed_reward=-1"], -1.0)):
-        compute_score = get_custom_reward_fn(compose(recipe, overrides))
+        compute_score = get_custom_reward_fn(compose(recipe, overrides).verl_config)
         assert compute_score(data_source="d", solution_str="?", ground_truth=truth)["score"] == reward
 
 
@@ -226,7 +226,7 @@ def test_fast_settings_of_a_gpu_node(
     recipe: str, flash_attention: bool, node: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda _: flash_attention)
-    config = compose(recipe, [])
+    config = compose(recipe, []).verl_config
     assert {name: OmegaConf.select(config, name) for name in FAST[recipe]} == FAST[recipe]
     model_config = config.model if "model" in config else config.actor_rollout_ref.model
     assert model_config.override_config.get("attn_implementation") == (None if flash_attention else "varlen")
@@ -236,7 +236,7 @@ def test_no_config_or_environment_of_a_job_holds_a_secret(
     node: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SWANLAB_API_KEY", "a-secret")
-    config = compose("rank_grpo", [])
+    config = compose("rank_grpo", []).verl_config
     assert "swanlab" in config.trainer.logger
     save_config(config, tmp_path)
     assert "a-secret" not in (tmp_path / "config.yaml").read_text()

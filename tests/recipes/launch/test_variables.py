@@ -61,7 +61,7 @@ def with_all_set(node: pytest.MonkeyPatch, defaults: dict[str, DictConfig]) -> d
     with pytest.MonkeyPatch.context() as patch:
         for name, (text, _) in VALUES.items():
             patch.setenv(name, text)
-        return {recipe: settings.compose(recipe, []) for recipe in RECIPES}
+        return {recipe: settings.compose(recipe, []).verl_config for recipe in RECIPES}
 
 
 def test_every_variable_has_a_value_here() -> None:

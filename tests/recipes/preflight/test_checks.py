@@ -80,7 +80,7 @@ def warned(good: dict[str, str], good_sft: dict[str, str], set_variables: SetVar
     def run(recipe: str = "rank_grpo", **variables: str) -> list[str]:
         short = good | {"NUM_ITEMS": "4"}
         set_variables((short if recipe == "rank_grpo" else good_sft) | variables)
-        return RECIPES[recipe].check(Run.from_config(settings.compose(recipe, [])))
+        return RECIPES[recipe].check(settings.compose(recipe, []))
 
     return run
 
@@ -381,7 +381,7 @@ def test_more_gpus_than_this_machine_has_are_a_clusters(
     set_variables((good_sft if recipe == "sft" else good) | {"N_GPUS_PER_NODE": "4"})
     monkeypatch.setattr(gpus, "usable_gpus", lambda: present)
     name, overrides = (recipe, []) if recipe in RECIPES else ("rank_grpo", [f"+scale={recipe}"])
-    config = settings.compose(name, overrides)
+    config = settings.compose(name, overrides).verl_config
     with pytest.raises(UserError, match=said):
         RECIPES[name].check(Run.from_config(config))
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")

@@ -12,7 +12,6 @@ from convrec.data.schema import RL_SCHEMA
 from convrec.errors import UserError
 from convrec.features.constrained import checks as constrained
 from convrec.features.constrained.rollout import load_trie
-from convrec.settings.run import Run
 from recipes.launch import settings
 from recipes.preflight import checks, findings
 
@@ -41,18 +40,18 @@ def compose(
 
 
 def test_the_trie_is_made_once_and_reaches_rollout_and_nodes(compose: Compose, tmp_path: Path) -> None:
-    config = compose()
-    checks.check_rank_grpo(Run.from_config(config))
+    run = compose()
+    checks.check_rank_grpo(run)
     assert not list(tmp_path.glob("*.npz"))  # a dry run writes nothing
-    constrained.use_trie(Run.from_config(config))
+    constrained.use_trie(run)
     (file,) = tmp_path.glob("catalog.parquet.trie-*.npz")
-    rollout = config.actor_rollout_ref.rollout
+    rollout = run.verl_config.actor_rollout_ref.rollout
     assert rollout.engine_kwargs.vllm.distributed_executor_backend  # the host's own are still there
     trie = load_trie(rollout)
     assert trie is not None
     assert trie.num_items > 3
-    assert str(file) in findings.paths_of(Run.from_config(config))[0]
-    assert load_trie(compose(CONSTRAINED="0").actor_rollout_ref.rollout) is None
+    assert str(file) in findings.paths_of(run)[0]
+    assert load_trie(compose(CONSTRAINED="0").verl_config.actor_rollout_ref.rollout) is None
 
 
 @pytest.mark.parametrize(
@@ -74,13 +73,13 @@ def test_what_would_train_on_another_distribution_is_refused(
     compose: Compose, variables: dict[str, str], overrides: list[str], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        checks.check_rank_grpo(Run.from_config(compose(*overrides, **variables)))
+        checks.check_rank_grpo(compose(*overrides, **variables))
 
 
 def test_a_conversation_that_leaves_too_few_items_is_named(compose: Compose, tmp_path: Path) -> None:
-    config = compose()
-    rows = pq.read_table(config.data.train_files).to_pylist()
-    rows[2]["seen_titles"] = pq.read_table(config.convrec.catalog_file)["title"].to_pylist()
+    settings = compose().settings
+    rows = pq.read_table(settings.train_file).to_pylist()
+    rows[2]["seen_titles"] = pq.read_table(settings.catalog_file)["title"].to_pylist()
     pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "train.parquet")
     with pytest.raises(UserError, match=rf"train.parquet, {rows[2]['sample_id']}: 0 of the catalog's"):
-        checks.check_rank_grpo(Run.from_config(compose(TRAIN_FILE=str(tmp_path / "train.parquet"))))
+        checks.check_rank_grpo(compose(TRAIN_FILE=str(tmp_path / "train.parquet")))

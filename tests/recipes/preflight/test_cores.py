@@ -45,4 +45,4 @@ def test_a_local_ray_has_the_slots_whatever_the_host_has(
 ) -> None:
     (model / "model.safetensors").touch()
     set_variables({"MODEL_PATH": str(model), "N_GPUS_PER_NODE": devices})
-    assert compose("rank_grpo", []).ray_kwargs.ray_init.num_cpus == slots
+    assert compose("rank_grpo", []).verl_config.ray_kwargs.ray_init.num_cpus == slots

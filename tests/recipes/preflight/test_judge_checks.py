@@ -11,7 +11,6 @@ import pytest
 
 from convrec.errors import UserError
 from convrec.judges.schema import judge_schema, make_row, swapped_row
-from convrec.settings.run import Run
 from recipes import evaluate
 from recipes.judge.evaluation import format_metrics
 from recipes.launch import runner, settings
@@ -32,7 +31,7 @@ def run(set_variables: Callable[[dict[str, str]], None], good: dict[str, str], t
 
 
 def test_the_settings_these_tests_break_are_good(run: Path) -> None:
-    assert checks.check_judge(Run.from_config(settings.compose("judge_pairwise", []))) == []
+    assert checks.check_judge(settings.compose("judge_pairwise", [])) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_wrong_variables(run: Path, monkeypatch: pytest.MonkeyPatch, variables: 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=said):
-        checks.check_judge(Run.from_config(settings.compose("judge_pairwise", [])))
+        checks.check_judge(settings.compose("judge_pairwise", []))
 
 
 @pytest.mark.parametrize("orders", ["consistent", "together"])
@@ -56,8 +55,7 @@ def test_both_orders_are_there_where_they_count_together(
     run: Path, monkeypatch: pytest.MonkeyPatch, orders: str
 ) -> None:
     def check(*overrides: str) -> list[str]:
-        config = settings.compose("judge_pairwise", [f"convrec.orders={orders}", *overrides])
-        return checks.check_judge(Run.from_config(config))
+        return checks.check_judge(settings.compose("judge_pairwise", [f"convrec.orders={orders}", *overrides]))
 
     with pytest.raises(UserError, match=r"TRAIN_FILE=.*rows 0, 1, 2, 3, 4 and 3 more .*one order alone.*--both-orders"):
         check()
@@ -109,7 +107,7 @@ def test_a_model_without_its_tokenizer_is_refused_in_training_and_in_evaluation(
     (own / "tokenizer.json").unlink()
     monkeypatch.setenv("MODEL_PATH", str(own))
     with pytest.raises(UserError, match=r"MODEL_PATH=.*/own: a tokenizer of 3 ids"):
-        checks.check_judge(Run.from_config(settings.compose("judge_pairwise", [])))
+        checks.check_judge(settings.compose("judge_pairwise", []))
     monkeypatch.chdir(run)
     arguments = ["--judge", "pairwise", "--data", "rows.parquet", "--model", str(own), "--out", "out"]
     assert evaluate.main(arguments) == 2

@@ -44,8 +44,8 @@ def good_sft(sample: Path) -> dict[str, str]:
 def prepared(good: dict[str, str], set_variables: Any, folder: Path) -> Callable[..., tuple[DictConfig, list[str]]]:
     def prepare(*overrides: str, recipe: str = "rank_grpo", **named: Any) -> tuple[DictConfig, list[str]]:
         set_variables(good | {"MODEL_PATH": str(folder)} | named.pop("variables", {}))
-        config = compose(recipe, list(overrides))
-        return config, pretrained.prepare(Run.from_config(config), **named)
+        run = compose(recipe, list(overrides))
+        return run.verl_config, pretrained.prepare(run, **named)
 
     return prepare
 
