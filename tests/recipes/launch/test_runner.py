@@ -15,7 +15,6 @@ from unittest import mock
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from convrec.checkpoints import saving
 from convrec.errors import NoProgress, UserError
@@ -36,7 +35,7 @@ def run(
 ) -> Iterator[Run]:
     """Run a recipe of the test's own with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
 
-    def start(train: Callable[[DictConfig], None], check: Any = lambda config: [], **variables: str) -> tuple[int, str]:
+    def start(train: Callable[[Any], None], check: Any = lambda training: [], **variables: str) -> tuple[int, str]:
         files = {"TRAIN_FILE": str(tmp_path / "train.parquet"), "VAL_FILE": str(tmp_path / "validation.parquet")}
         for file in files.values():
             Path(file).touch()
@@ -64,7 +63,7 @@ def saved(run: Path, step: int) -> None:
 
 
 def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Run, tmp_path: Path) -> None:
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         os.write(1, b"a word of verl\n")  # pytest puts something else in the place of sys.stdout
         os.write(2, b"and of Ray\n")
         os.system("echo and of a child")
@@ -101,7 +100,7 @@ def test_without_a_terminal_lines_say_how_far_a_run_is(
         while step not in told and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         wait_for_line(0)
         trackers = tracking.open_trackers(tmp_path / "run", "project", "experiment", [], config={})
         trackers.log(data={"train/loss": 2.5}, step=3)
@@ -117,7 +116,7 @@ def test_without_a_terminal_lines_say_how_far_a_run_is(
 
 
 def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(run: Run, tmp_path: Path) -> None:
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         error = RuntimeError("what Ray says about it")
         error.cause = ValueError("line before\nthe worker ran out of memory")  # type: ignore[attr-defined]
         raise error
@@ -144,7 +143,7 @@ def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(run:
 def test_each_end_of_a_training_has_its_exit_status_and_its_line(
     run: Run, tmp_path: Path, error: BaseException, status: int, line: str
 ) -> None:
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         raise error
 
     observed, err = run(train)
@@ -159,7 +158,7 @@ def test_what_fails_after_a_signal_was_stopped_by_it(run: Run, monkeypatch: pyte
     """A scheduler's signal ends other processes of the run as well, which this one notices as errors."""
     monkeypatch.setattr(supervisor, "_asked", b"\1")
 
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         raise RuntimeError("a worker is gone")
 
     status, err = run(train)
@@ -178,7 +177,7 @@ def test_a_file_that_cannot_be_written_before_training_is_a_line(run: Run, tmp_p
 
 
 def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_path: Path) -> None:
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         os.write(1, b"the log is on another disk than what is full\n")
         with open("/dev/full", "w") as full:
             full.write("x")
@@ -190,7 +189,7 @@ def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_
 
 
 def test_a_stop_says_that_the_same_command_resumes(run: Run, tmp_path: Path) -> None:
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         saved(tmp_path / "run", 4)
         raise KeyboardInterrupt
 
@@ -209,7 +208,7 @@ def test_a_step_that_was_saved_and_did_not_end_is_made_up_for_even_when_it_was_t
     def log(**data: float) -> None:
         Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(json.dumps({"step": 9, "data": data}) + "\n")
 
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         log(**{RL_TRAINED: 9, "loss": 2.5})
         saved(tmp_path / "run", 9)
 
@@ -236,7 +235,7 @@ def test_a_finished_run_is_left_alone_and_says_what_it_was_not_trained_with(run:
 
 
 def test_a_refusal_leaves_no_folder(run: Run, tmp_path: Path) -> None:
-    def check(config: DictConfig) -> list[str]:
+    def check(training: Any) -> list[str]:
         raise UserError("TRAIN_FILE: fix it")
 
     status, err = run(pytest.fail, check=check)
@@ -256,7 +255,7 @@ def test_a_folder_into_which_a_run_trains_is_refused_and_untouched(run: Run, tmp
     assert f"process {os.getpid()} of" in err
     assert (tmp_path / "run" / saving.STOP).exists()
 
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         assert (tmp_path / "run" / RUNNING).exists()
         raise RuntimeError("this end, too, frees the folder")
 
@@ -286,12 +285,12 @@ def test_sft_is_resumed_with_the_batch_that_it_was_started_with(run: Run, tmp_pa
     """96 a device, where nobody says it: two devices would have 192."""
     seen = []
 
-    def train(config: DictConfig) -> None:
-        seen.append(config.data.train_batch_size)
+    def train(training: Any) -> None:
+        seen.append(training.train_batch_size)
         saved(tmp_path / "run", 4)
 
     assert run(train)[0] == 0
-    assert run(lambda config: seen.append(config.data.train_batch_size), N_GPUS_PER_NODE="2")[0] == 0
+    assert run(lambda training: seen.append(training.train_batch_size), N_GPUS_PER_NODE="2")[0] == 0
     assert seen == [96, 96]
 
 
