@@ -115,7 +115,7 @@ class Campaign:
         self.environment |= {"MODEL_PATH": str(demo / "sft"), "PYTHON": sys.executable, "TOTAL_STEPS": str(ENDLESS)}
         self.environment |= {"TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "MAX_PROMPT_LENGTH": "256", "LR": "1e-5"}
         self.environment |= {"MAX_RESPONSE_LENGTH": "64", "SAVE_FREQ": "1", "SAVE_KEEP": "2", "TEST_FREQ": "5"}
-        self.environment |= {"TOTAL_EPOCHS": "1000", "SAVE_ON_TERM": "1"}
+        self.environment |= {"TOTAL_EPOCHS": "1000"}
         self.command = ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false"]
         self.command += ["data.val_max_samples=8", "convrec.deterministic=true"]
         self.command += [f"convrec.watchdog_seconds={WATCHDOG_SECONDS}"]

@@ -3,9 +3,9 @@
     run = train(RankGRPOConfig(model="runs/sft", train_file="train.parquet", ..., output_dir="runs/rank_grpo"))
     metrics = evaluate(run, data="test.parquet", catalog="catalog.parquet", out="runs/evaluation")
 
-A command runs in a process of its own, under its supervisor: this one imports neither verl nor Ray, and an interrupt
-stops a training as Ctrl-C does. When this process ends, the command does, too. Variables of the environment count where
-a config has its default.
+A command runs in a process of its own, under its supervisor: this one imports neither verl nor Ray, and hands an
+interrupt on. A training then saves its step and stops; a second interrupt ends it at once. When this process ends, the
+command does, too. Variables of the environment count where a config has its default.
 """
 
 import json
@@ -161,15 +161,20 @@ def _run(arguments: Sequence[str], hint: str) -> None:
         preexec_fn=partial(supervisor.die_with, os.getpid()),
     ) as process:
         assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                if line.strip():
-                    last_line = line.strip()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise
+        was_interrupted = False
+        has_ended = False
+        while not has_ended:
+            try:
+                for line in process.stdout:
+                    print(line, end="", flush=True)
+                    if line.strip():
+                        last_line = line.strip()
+                has_ended = True
+            except KeyboardInterrupt:
+                was_interrupted = True
+                process.send_signal(signal.SIGINT)
+    if was_interrupted:
+        raise KeyboardInterrupt
     if process.returncode == BAD_INPUT:
         raise UserError(last_line.removeprefix("error: "))
     if process.returncode:

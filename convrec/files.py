@@ -5,12 +5,14 @@ folder that another takes the place of, `.NAME.partial-HOST-THREAD.old`. So no r
 several writers of one file do not disturb each other, and the next one removes what a killed process has left.
 """
 
+import errno
 import hashlib
 import json
 import math
 import os
 import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OLD = ".old"
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
+FULL_BYTES = 2**20  # free on a disk beside a file for which there was no room
 
 
 @contextmanager
@@ -96,6 +100,26 @@ def has_ended(thread: str) -> bool:
     except OSError:
         return True
     return status.rpartition(")")[2].split()[0] in "ZX"
+
+
+def names_full_disk(text: str) -> bool:
+    """Whether the text of an error says that a disk, or a user's part of it, is full."""
+    return any(os.strerror(code) in text for code in FULL_DISK)
+
+
+def find_full_disk(folder: Path) -> str:
+    """Return why a file cannot be written into the folder for want of room; "" where it can.
+
+    A quota shows only in an attempt, and on some network storage only when the file is brought to the disk.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(FULL_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno in FULL_DISK else ""
+    return ""
 
 
 def write_text(path: Path, text: str) -> None:

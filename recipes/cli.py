@@ -96,7 +96,8 @@ ELSEWHERE = {
 # Quick ones, and those that answer Ctrl-C in their own way
 UNSUPERVISED = {"doctor", "plan", "gpu-check", "plot", "report", "matrix", "submit", "tiny-model"}
 SECONDS = {
-    "demo": 2 * supervisor.SECONDS + supervisor.GUARD_SECONDS,  # what it starts ends in the same way
+    # what it starts may save first, and ends in the same way then
+    "demo": supervisor.SAVE_SECONDS + 2 * supervisor.SECONDS + supervisor.GUARD_SECONDS,
     "serve": 300 + supervisor.SECONDS,  # the most of --drain-seconds; a second signal does not wait for that
 }
 HELP = {"--help", "-h"}

@@ -46,8 +46,9 @@ SETTINGS = {  # title -> the recipe whose settings are listed there
 OTHER_VARIABLES = {  # that set nothing in a recipe's config: names -> (who reads them, what they are)
     (supervisor.SAVE_VARIABLE,): (
         "trainings",
-        "1: SIGTERM saves a checkpoint at the end of the step first. 0: it does not. Unset: as 1 in a SLURM job and on "
-        "Kubernetes. [Clusters](../how-to/cluster.md#when-something-dies)",
+        "0: SIGTERM ends the run at once, without a checkpoint. Unset or 1: the first one saves at the end of the "
+        "step. "
+        "[Clusters](../how-to/cluster.md#when-something-dies)",
     ),
     ("LLM_BASE_URL", "LLM_MODEL", "LLM_API_KEY"): (
         "`convrec demonstrations`; `convrec evaluate --model api:NAME`",

@@ -7,11 +7,12 @@ import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
-from convrec.checkpoints.files import read_if_whole
-from convrec.files import write_json
+from convrec.errors import UserError
+from convrec.files import read_json, write_json
 from convrec.runs.card import CARD
 from convrec.runs.folder import MANIFEST
 
@@ -41,15 +42,31 @@ def write(folder: Path) -> None:
         _sync(path)
 
 
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what the manifest notes of each file; {} where there is none, or where it is damaged itself."""
+    try:
+        noted = read_json(folder / MANIFEST)
+    except (OSError, UserError):
+        return {}
+    is_sound = isinstance(noted, dict) and all(_is_entry(entry) for entry in noted.values())
+    return noted if is_sound else {}
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is what `write` notes of a file. One flipped bit in a name of JSON leaves it JSON."""
+    return isinstance(entry, dict) and {"bytes", CHECKSUM} <= entry.keys()
+
+
 def is_complete(folder: Path) -> bool:
     """Whether every file has the size it was written with."""
-    noted, there = read_if_whole(folder / MANIFEST), sizes(folder)
+    noted = read(folder)
+    there = sizes(folder)
     return bool(noted) and all(there.get(name) == entry["bytes"] for name, entry in noted.items())
 
 
 def damaged_file(folder: Path) -> str | None:
     """The first file, in the order of names, whose content is not what was written; reads all of them."""
-    noted = read_if_whole(folder / MANIFEST)
+    noted = read(folder)
     with ThreadPoolExecutor(THREADS) as threads:
         contents = dict(zip(noted, threads.map(lambda name: _checksum(folder / name), noted), strict=True))
     return next((name for name, entry in noted.items() if entry[CHECKSUM] != contents[name]), None)

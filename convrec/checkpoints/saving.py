@@ -2,34 +2,47 @@
 
 RUN/global_step_N/complete.json          sizes and checksums of its files, written last (convrec.checkpoints.manifest)
 RUN/global_step_N/damaged.json           what complete.json was, where the checksums of a resume found other content
+RUN/unfinished_step_N                    global_step_N is being written, or was when the run was killed
 RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
-RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved
-RUN/stop, RUN/stop.<job>                 made by hand, or by `convrec submit` on Ctrl-C: save, then stop
+RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved;
+                                         "validation_set" is the digest of the data that it was validated on
+RUN/stop, RUN/stop.<job>                 made by hand, by the first signal, or by `convrec submit`: save, then stop
 
 A RUN/global_step_N that is a link is read, and when its turn comes the link is removed: nothing outside of RUN is.
 """
 
-import errno
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from convrec.checkpoints import manifest
 from convrec.checkpoints.files import check_shards, read_if_whole, shards_folder, world_size
 from convrec.checkpoints.plain_load import check_plain
 from convrec.errors import UserError, one_line
-from convrec.files import read_json, write_json, write_text
-from convrec.runs.folder import LATEST, MANIFEST, SUBMISSION_VARIABLE, latest_step, step_of, tracked_step
+from convrec.files import find_full_disk, names_full_disk, read_json, write_json, write_text
+from convrec.runs import supervisor
+from convrec.runs.folder import (
+    LATEST,
+    MANIFEST,
+    SUBMISSION_VARIABLE,
+    latest_step,
+    read_config,
+    setting,
+    step_of,
+    tracked_step,
+)
 
 BEST = "best.json"
 DAMAGED = "damaged.json"
+VALIDATION_SET = "validation_set"  # in best.json
+VALIDATION_FILES = "data.val_files"  # in the config of a run
 STOP = "stop"
 # the first that is there (a judge has no NDCG, SFT a loss alone): 1 where more is better, -1 where less is
 VALIDATION_METRICS = {"val/ndcg": 1, "val/score": 1, "val/loss": -1}
-FULL_BYTES = 2**20  # free on a disk beside a file for which there was no room
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
 
 
@@ -38,6 +51,11 @@ class StopRequested(Exception):
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped as asked after step {step}")
+
+
+def save_on_signals(run_folder: Path) -> None:
+    """Have the first signal that this process's supervisor gets ask for a stop from now on: steps are trained."""
+    supervisor.note(stop=str(run_folder / STOP), stop_of_job=str(run_folder / _stop_of_this_job()))
 
 
 def take_stops(run_folder: Path) -> bool:
@@ -85,24 +103,38 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
     # what is there was cut off by an earlier end, or is of a run that has gone back to an earlier step: trained anew
     if best_step(run_folder) == step:
         (run_folder / BEST).unlink()
-    _remove(folder)
+    unfinished = _unfinished_file(run_folder, step)
     try:
+        unfinished.touch()
+        _remove(folder)
         write()
         _forget_attention(folder)
         manifest.write(folder)
+        unfinished.unlink()
     except Exception as error:
-        why, full = one_line(error), os.strerror(errno.ENOSPC)
-        if shutil.disk_usage(run_folder).free < FULL_BYTES and full not in why:
+        why = one_line(error)
+        if not names_full_disk(why) and (full := find_full_disk(run_folder)):
             why += f": {full}"  # torch.save says "unexpected pos 576 vs 534"
-        shutil.rmtree(folder, ignore_errors=True)
-        if last:
-            write_tracker(run_folder, last)
-        else:
-            (run_folder / LATEST).unlink(missing_ok=True)
+        _undo_save(run_folder, step, last)
         raise RuntimeError(
             f"{folder} could not be written ({why}); {kept}, and the same command resumes when that is fixed"
         ) from error
     prune(run_folder, keep)
+
+
+def _undo_save(run_folder: Path, step: int, last: int) -> None:
+    """Remove what was written of a step, and name the last complete one (0: there is none) as the newest again."""
+    shutil.rmtree(step_folder(run_folder, step), ignore_errors=True)
+    _unfinished_file(run_folder, step).unlink(missing_ok=True)
+    if last:
+        write_tracker(run_folder, last)
+    else:
+        (run_folder / LATEST).unlink(missing_ok=True)
+
+
+def _unfinished_file(run_folder: Path, step: int) -> Path:
+    """The file that is there while the checkpoint is written: without it, one without a manifest was whole once."""
+    return run_folder / f"unfinished_step_{step}"
 
 
 def _forget_attention(folder: Path) -> None:
@@ -153,17 +185,50 @@ def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep
     metric = next((name for name in VALIDATION_METRICS if name in metrics), None)
     if metric is None or not math.isfinite(metrics[metric]) or step not in complete_steps(run_folder):
         return
-    best = read_if_whole(run_folder / BEST)
-    # a best of another metric (the run was another recipe's) cannot be compared with
-    gain = VALIDATION_METRICS[metric] * (metrics[metric] - best.get(metric, math.nan))
-    if best_step(run_folder) is None or metric not in best or gain > 0:
-        write_json(run_folder / BEST, {"step": step, metric: metrics[metric]})
+    best = _read_best(run_folder)
+    digest = _validation_set(run_folder)
+    data = {VALIDATION_SET: digest} if digest else {}
+    # a best of another metric (the run was another recipe's), or on other data, cannot be compared with
+    is_comparable = metric in best and not _is_of_other_data(best, digest)
+    is_better = is_comparable and VALIDATION_METRICS[metric] * (metrics[metric] - best[metric]) > 0
+    if best_step(run_folder) is None or not is_comparable or is_better:
+        write_json(run_folder / BEST, {"step": step, metric: metrics[metric], **data})
         prune(run_folder, keep)
 
 
 def best_step(run_folder: Path) -> int | None:
-    best = read_if_whole(run_folder / BEST)
+    best = _read_best(run_folder)
     return best["step"] if best and step_folder(run_folder, best["step"]).is_dir() else None
+
+
+def compare_validation_sets(run_folder: Path, digest: str | None) -> list[str]:
+    """Return a warning where the best step was chosen on other data than this validation set."""
+    best = _read_best(run_folder)
+    if not _is_of_other_data(best, digest):
+        return []
+    return [
+        f"{run_folder / BEST}: step {best['step']} was the best on another validation set; its score is not compared "
+        "with those on this one, and the next step that is saved and validated takes its place"
+    ]
+
+
+def _read_best(run_folder: Path) -> dict[str, Any]:
+    """Return RUN/best.json; {} where there is none, or where it is damaged: the best is then chosen again."""
+    best = read_if_whole(run_folder / BEST)
+    is_sound = isinstance(best, dict) and isinstance(best.get("step"), int)
+    scores = [best[name] for name in VALIDATION_METRICS if name in best] if is_sound else []
+    return best if is_sound and all(isinstance(score, int | float) for score in scores) else {}
+
+
+def _validation_set(run_folder: Path) -> str | None:
+    """Return the digest of the validation files that RUN/config.yaml notes."""
+    contents = setting(read_config(run_folder), "run.contents") or {}
+    return contents.get(VALIDATION_FILES)
+
+
+def _is_of_other_data(best: dict[str, Any], digest: str | None) -> bool:
+    """Whether both validation sets are known, and are not the same."""
+    return None not in (best.get(VALIDATION_SET), digest) and best[VALIDATION_SET] != digest
 
 
 def complete_steps(run_folder: Path) -> list[int]:
@@ -184,12 +249,12 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     tracker = run_folder / LATEST
     named = tracked_step(run_folder)
     folders = _step_folders(run_folder)
-    unwritten = {step for step, folder in folders.items() if not _was_written(folder)}
-    nothing_was_written = len(unwritten) == len(folders)
+    cut_off = {step for step in folders if _is_cut_off(run_folder, step)}
+    nothing_was_written = len(cut_off) == len(folders)
     warnings = [
         f"{folders[step]} was cut off while it was written: ignored, and overwritten when the run gets there"
-        for step in sorted(unwritten)
-        if step >= named  # an older one was killed while it was removed
+        for step in sorted(cut_off)
+        if step >= named
     ]
     if not tracker.exists() and nothing_was_written:
         return warnings
@@ -197,13 +262,13 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     warnings += damage
     if usable and usable == named:
         return warnings
-    if not usable and not (named in unwritten and nothing_was_written):
+    if not usable and not (named in cut_off and nothing_was_written):
         raise UserError(
             f"{'; '.join([*warnings, str(run_folder)])}: every checkpoint that was written is damaged or gone. Put one "
-            f"back from a copy, or choose another SAVE_PATH; to begin again from step 0 here, remove {tracker} and "
-            "what is left of the global_step_ folders"
+            f"back from a copy, with its {MANIFEST}, or choose another SAVE_PATH; to begin again from step 0 here, "
+            f"remove {tracker} and what is left of the global_step_ folders"
         )
-    if named not in unwritten:
+    if named not in cut_off:
         what = f"{step_folder(run_folder, named)} is damaged or gone" if named else f"{tracker} is damaged"
         warnings.append(f"{what}: resuming from step {usable}")
     if usable:
@@ -213,9 +278,14 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     return warnings
 
 
-def _was_written(folder: Path) -> bool:
-    """Whether a step's folder was a whole checkpoint once."""
-    return (folder / MANIFEST).exists() or (folder / DAMAGED).exists()
+def _is_cut_off(run_folder: Path, step: int) -> bool:
+    """Whether the run was killed while it wrote the step's checkpoint, which has therefore never been whole.
+
+    A folder without a manifest that was not being written is another thing: its manifest was lost.
+    """
+    folder = step_folder(run_folder, step)
+    was_whole = (folder / MANIFEST).exists() or (folder / DAMAGED).exists()
+    return not was_whole and _unfinished_file(run_folder, step).exists()
 
 
 def _newest_whole_step(run_folder: Path, named: int) -> tuple[int, list[str]]:

@@ -5,14 +5,16 @@ What a signal does to a Python process depends on the moment: its handlers wait 
 process that the user, a shell or a scheduler knows forks at once and only waits for signals. The fork does the work, in
 a session of its own: signals to a terminal's foreground group do not reach it or its children.
 
-    SIGINT, SIGTERM, SIGHUP   the fork gets a KeyboardInterrupt, and SIGKILL when it has not ended after some seconds
-    SIGUSR1                   the run is asked to save at the end of its step and to end then; what has not trained a
-                              step yet, or cannot save, ends as above
-    SIGTERM, SAVE_ON_TERM=1   as SIGUSR1 (without SAVE_ON_TERM: on SLURM and Kubernetes)
-    another one, a second later   the next harder way
+    the first one of a run that trains   it saves at the end of its step and ends then, which one line says at once
+    another one, a second later          the fork gets a KeyboardInterrupt, and SIGKILL when it has not ended after
+                                         some seconds; so does at once what trains nothing, or has not begun to
+    one more                             SIGKILL
+    SIGTERM with SAVE_ON_TERM=0          is never the first one: nothing is saved
 
-The exit status is then 130, one line says so, temporary files and the lock of the run folder are gone. When this
-process is killed (SIGKILL), the kernel kills the fork, and the guard of the run (convrec.runs.guard) the rest.
+They are SIGINT, SIGTERM and SIGHUP. SIGUSR1 is a first one, however often it comes. The exit status is then 130, one
+line says so, temporary files and the lock of the run folder are gone. When this process is killed (SIGKILL), the kernel
+kills the fork, and the guard of the run (convrec.runs.guard) the rest. In a Ray job, the end of the shell that started
+this process is a SIGHUP: nobody would end what goes on without it, and it would hold the job's slots.
 
 Linux only. Imports next to nothing before the fork: a signal that comes earlier ends the process without a word.
 """
@@ -39,7 +41,10 @@ RESUMED_AFTER = "CONVREC_RESUMED_AFTER"  # the step after which WATCHDOG=resume 
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 WATCHED = ENDING | {signal.SIGUSR1, signal.SIGTSTP}
 SAVE_VARIABLE = "SAVE_ON_TERM"
-SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")  # variables that only their jobs have
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the driver of a job
+PARENT_SECONDS = 0.5  # from one look at the parent to the next
+SAVES = "saves at the end of this step; again to stop at once"
+PARENT_IS_GONE = "the shell of this job is gone"
 
 _notes: int | None = None  # the fork's end of a pipe: what the supervisor must know of it, JSON lines
 _asked: mmap.mmap | None = None  # a byte that both see: whether a stop was asked for
@@ -52,8 +57,9 @@ def note(**what: str) -> None:
     """Tell the supervisor, if there is one. Each overwrites the former of that name.
 
     run: the run folder, locked. temporary: the folder that the run's guard removes at the end. stop: the file that asks
-    for a checkpoint and an end. metrics: the file that grows with each step. said: the fork has said that it stopped.
-    resumes: the command is to be started again when it was `lost`: hung, or a process of it has died.
+    for a checkpoint and an end, from the first step on. stop_of_job: the one by which `convrec submit` asks. said: the
+    fork has said that it stopped. resumes: the command is to be started again when it was `lost`: hung, or a process of
+    it has died.
     """
     if _notes is not None:
         os.write(_notes, json.dumps(what).encode() + b"\n")
@@ -148,6 +154,13 @@ class Supervisor:
         self.harder = [lambda: os.kill(child, signal.SIGINT), self.kill]
         self.deadline: float | None = None
         self.last_signal = -SAME_SIGNAL_SECONDS
+        # without a job the end of the parent says nothing: a shell that has started this with `&` may be left
+        self.parent: int | None = None
+        if JOB_VARIABLE in os.environ:
+            self.parent = os.getppid()
+            with contextlib.suppress(PermissionError):  # where Ray has started this without a shell, it leads already
+                # Ray kills the shell's group as soon as the shell is gone: there would be no time to save
+                os.setpgid(0, 0)
 
     def wait(self) -> int:
         """Until the fork has ended. Returns the exit status."""
@@ -155,37 +168,73 @@ class Supervisor:
             pid, status = os.waitpid(self.child, os.WNOHANG)
             if pid:
                 return self.end(os.waitstatus_to_exitcode(status))
-            timeout = 3600.0 if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-            received = signal.sigtimedwait(self.watched, timeout)
-            if received is None or received.si_signo not in self.watched:  # CPython: garbage, when stopped beyond it
-                if self.deadline is not None:
-                    self.go_harder()
-            elif received.si_signo == signal.SIGTSTP:  # Ctrl-Z
-                os.kill(self.child, signal.SIGSTOP)
-                os.kill(os.getpid(), signal.SIGSTOP)
-                os.kill(self.child, signal.SIGCONT)
-            elif received.si_signo != signal.SIGCHLD:
-                self.stop(signal.Signals(received.si_signo))
+            received = signal.sigtimedwait(self.watched, self.seconds_to_wait())
+            # CPython gives a signal that there is not when this process was stopped beyond the time to wait
+            if received is not None and received.si_signo in self.watched:
+                self.answer(signal.Signals(received.si_signo))
+            if self.deadline is not None and time.monotonic() >= self.deadline:
+                self.go_harder()
+            if self.deadline is None and self.parent not in (None, os.getppid()):
+                self.say(PARENT_IS_GONE)
+                self.stop(signal.SIGHUP)
+
+    def seconds_to_wait(self) -> float:
+        """Return how long nothing but a signal can give this process something to do."""
+        seconds = 3600.0 if self.parent is None else PARENT_SECONDS
+        if self.deadline is None:
+            return seconds
+        return max(0.0, min(seconds, self.deadline - time.monotonic()))
+
+    def answer(self, number: signal.Signals) -> None:
+        """Do what a signal asks for."""
+        if number == signal.SIGTSTP:  # Ctrl-Z
+            os.kill(self.child, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(self.child, signal.SIGCONT)
+        elif number != signal.SIGCHLD:
+            self.stop(number)
 
     def stop(self, number: signal.Signals) -> None:
+        """Ask the run to save and to end; end it where it was asked before, or has nothing to save."""
         now = time.monotonic()
-        is_same, self.last_signal = now - self.last_signal < SAME_SIGNAL_SECONDS, now
-        is_first = self.deadline is None
-        asks_to_save = number == signal.SIGUSR1 or (number == signal.SIGTERM and saves_on_term(os.environ))
-        if is_first and asks_to_save and self.save():
-            return
-        if is_first or not (is_same or number == signal.SIGUSR1):
+        is_same = now - self.last_signal < SAME_SIGNAL_SECONDS
+        self.last_signal = now
+        if self.deadline is None:
+            may_save = number != signal.SIGTERM or saves_on_term(os.environ)
+            if not (may_save and self.save()):
+                self.go_harder()
+        elif not is_same and number != signal.SIGUSR1:
             self.go_harder()
 
     def save(self) -> bool:
-        """Ask for a checkpoint at the end of the step. False where there is none to save, or nobody who would."""
+        """Ask for a checkpoint at the end of the step, and say so.
+
+        Returns:
+            False where no step is trained, where the run cannot be asked, and where `convrec submit` has asked it
+            before: then this is the second time.
+        """
         notes = self.notes()
-        with contextlib.suppress(OSError):
-            if "stop" in notes and Path(notes["metrics"]).stat().st_size:
-                Path(notes["stop"]).touch()
-                self.deadline = time.monotonic() + SAVE_SECONDS
-                return True
-        return False
+        if "stop" not in notes or Path(notes["stop_of_job"]).exists():
+            return False
+        try:
+            Path(notes["stop"]).touch()
+        except OSError:
+            return False
+        self.deadline = time.monotonic() + SAVE_SECONDS
+        self.say(SAVES)
+        return True
+
+    def say(self, text: str, may_cut_a_line: bool = False) -> None:
+        """Write a line to the terminal, in the place of a progress bar.
+
+        Args:
+            text: the line.
+            may_cut_a_line: whether something was killed that may have been writing a line to a file.
+        """
+        new_line = "\n" if may_cut_a_line else ""
+        clear = "\r\x1b[K" if sys.stderr.isatty() else new_line
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, f"{clear}{text}\n".encode())
 
     def go_harder(self) -> None:
         assert _asked is not None
@@ -229,10 +278,7 @@ class Supervisor:
         if not was_told or code in (0, 2) or (only_asked_to_save and code != STOPPED):  # its checkpoint failed, say
             return code if code >= 0 else 128 - code
         if "said" not in notes:
-            bar_is_left = code < 0 and "temporary" in notes
-            clear = "" if not bar_is_left else "\r\x1b[K" if sys.stderr.isatty() else "\n"
-            with contextlib.suppress(OSError):
-                os.write(2, f"{clear}{stop_line(run_folder)}\n".encode())
+            self.say(stop_line(run_folder), may_cut_a_line=code < 0 and "temporary" in notes)
         return STOPPED
 
     def is_to_resume(self) -> bool:
@@ -254,14 +300,14 @@ class Supervisor:
 
 
 def saves_on_term(environment: Mapping[str, str]) -> bool:
-    """Whether SIGTERM asks for a checkpoint: SAVE_ON_TERM, else whether a scheduler has started this.
+    """Whether the first SIGTERM asks for a checkpoint, as SAVE_ON_TERM says.
 
     Raises ValueError for another value than 0 and 1.
     """
     value = environment.get(SAVE_VARIABLE, "").strip()
     if value not in ("", "0", "1"):
         raise ValueError(f"{SAVE_VARIABLE}={value}: expected 0 or 1")
-    return value == "1" if value else any(name in environment for name in SCHEDULERS)
+    return value != "0"
 
 
 def stop_line(run_folder: Path | None) -> str:

@@ -151,6 +151,7 @@ class TrainingLoop:
         steps = iter_steps(done, engine.total_training_steps, settings.save_freq, settings.test_freq)
         engine.begin_training()
         engine.on_train_begin()
+        saving.save_on_signals(self.run_folder)
         for step in tqdm(steps, total=engine.total_training_steps, initial=done, desc="training"):
             engine.begin_step(step.number)
             metrics: dict[str, Any] = {}

@@ -69,17 +69,21 @@ def check_evaluation(settings: Mapping[str, Any], trainings: Mapping[str, Run[Tr
 def train(run: MatrixRun, out: Path) -> None:
     """The recipe's command; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails.
 
-    It ends with this process; Ctrl-C ends it in its own way first.
+    It ends with this process. Each Ctrl-C here is one there: after the first it saves, the second ends it at once.
     """
     words = RECIPES[run.recipe].command
     command, environment = [*OURS["convrec"], *words.split(), *run.overrides], run.environment(out)
+    status = None
+    was_interrupted = False
     with subprocess.Popen(command, env=environment, preexec_fn=partial(die_with, os.getpid())) as process:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()  # it ends within a bounded time (convrec.runs.supervisor)
-            raise
+        while status is None:
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:
+                was_interrupted = True
+                process.send_signal(signal.SIGINT)
+    if was_interrupted:
+        raise KeyboardInterrupt
     if status:
         raise UserError(f"convrec {words} ended with status {status}; the same command resumes")
 

@@ -13,7 +13,6 @@ How a run can end, and with which exit status: ENDINGS.
 """
 
 import contextlib
-import errno
 import os
 import time
 import traceback
@@ -25,6 +24,7 @@ from omegaconf import OmegaConf
 
 from convrec.checkpoints import saving
 from convrec.errors import NoProgress, UserError, one_line
+from convrec.files import names_full_disk
 from convrec.runs import guard, supervisor
 from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
@@ -149,6 +149,8 @@ def choose_start(training: Run[TrainingConfig]) -> StartPoint:
     OmegaConf.update(config, "run.contents", same_run.contents(config), force_add=True)
     if step:
         warnings += same_run.changes(config, run_folder)
+        contents = config.run.contents
+        warnings += saving.compare_validation_sets(run_folder, contents.get(saving.VALIDATION_FILES))
     total_steps = training.settings.total_steps
     needs_validation = lacks_validation(run_folder, step, training.settings.test_freq, total_steps)
     if needs_validation:
@@ -203,7 +205,6 @@ def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resum
         console.say(f"resuming after step {resume_step}")
     parts = "verl's SFT trainer" if recipe.is_sft else "Ray, the FSDP actor and the vLLM rollout server"
     console.say(f"starting {parts} ...")
-    supervisor.note(stop=str(run_folder / saving.STOP), metrics=str(metrics_file))
     if training.settings.watchdog == "resume":
         supervisor.note(resumes="yes")
     attempt.log_file = log_file
@@ -250,9 +251,9 @@ def describe_interrupt(error: BaseException, attempt: Attempt) -> str:
 def describe_failure(error: BaseException, attempt: Attempt) -> str:
     """Return the error's line; once training has begun also how long it took, the log, and where the run resumes."""
     line = one_line(error)
-    if os.strerror(errno.ENOSPC) in line:  # such an error does not name the disk
+    if names_full_disk(line):  # such an error does not name the disk
         places = " ".join(str(place) for place in (attempt.run_folder, "/tmp", "/dev/shm") if place)
-        line += f". Make room: `df -h {places}` says where (SAVE_KEEP limits what is kept)"
+        line += f". Make room: `df -h {places}` and `quota -s` say where (SAVE_KEEP limits what is kept)"
     if attempt.log_file is None:
         return f"failed: {line}"
     return (

@@ -4,19 +4,31 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import fingerprint
 from convrec.errors import UserError
 from convrec.files import file_hash
-from convrec.runs.card import SETTINGS
+from convrec.kinds import shown
 from convrec.runs.folder import listed, read_config, setting
 from convrec.same_request import differences, digest
 from recipes.planning.work import FILE_KEYS, model_key, model_of
 
-# a folder that moves, more steps or other devices leave a run what it is
-_TRAINS_NOTHING = {"watchdog", "watchdog_seconds"}
+# Where a run is, by what and how long it is watched, and on how many devices it trains leave it what it is.
+_TRAINS_NOTHING = (
+    "convrec.watchdog",
+    "convrec.watchdog_seconds",
+    "ray_kwargs",
+    "run",
+    "trainer.default_local_dir",
+    "trainer.experiment_name",
+    "trainer.logger",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "trainer.project_name",
+)
 
 
 def contents(config: DictConfig) -> dict[str, str]:
@@ -35,29 +47,59 @@ def changes(config: DictConfig, run_folder: Path) -> list[str]:
     A model and data are the same in another place, and others in the same place, where their contents are.
 
     Returns:
-        Warnings for settings and data that the run was not started with.
+        A warning for each setting, and for data, that the run was not started with.
 
     Raises:
         UserError: another recipe, algorithm or starting model; the checkpoints are those of another run.
     """
     before: dict[str, Any] = read_config(run_folder)
-    now: Any = OmegaConf.to_container(config)
     if not before:
         return []
+    now: Any = yaml.safe_load(OmegaConf.to_yaml(config, resolve=False))  # as it will be read from the file
     contents_before = setting(before, "run.contents") or {}
     contents_now = setting(now, "run.contents") or {}
     same = {key for key, digest_ in contents_before.items() if digest_ == contents_now.get(key)}
     changed = [key for key in contents_before if key not in same and setting(before, key) == setting(now, key)]
     _refuse_another_run(config, run_folder, before, now, same, changed)
-
-    ours = [f"convrec.{name}" for name in now["convrec"] if name not in _TRAINS_NOTHING]
-    keys = [key for key in ("data.train_files", *SETTINGS, *ours) if _has(before, key) and key not in same]
-    settings_before = {key: setting(before, key) for key in keys}
-    settings_now = {key: setting(now, key) for key in keys}
     return [
-        *(f"{run_folder} goes on with other settings: {text}" for text in differences(settings_before, settings_now)),
-        *(f"{run_folder} goes on with other data: {setting(now, key)} has changed since ({key})" for key in changed),
+        *(f"{run_folder} resumes with another setting: {text}" for text in _changed_settings(before, now, same)),
+        *(f"{run_folder} resumes with other data: {setting(now, key)} has changed since ({key})" for key in changed),
     ]
+
+
+def _changed_settings(before: dict[str, Any], now: dict[str, Any], same: Collection[str]) -> list[str]:
+    """Return `KEY: BEFORE -> NOW` for each setting, ours or verl's, that the run was started with and has changed.
+
+    Args:
+        before: config of the run that the checkpoints are of.
+        now: config of the run that is asked for.
+        same: keys whose files have the same contents as then.
+    """
+    values_before = _values_by_key(before)
+    values_now = _values_by_key(now)
+    # what only one of them has came, or went, with another version of this program or of verl
+    keys = sorted(values_before.keys() & values_now.keys())
+    return [
+        f"{key}: {shown(values_before[key])} -> {shown(values_now[key])}"
+        for key in keys
+        if key not in same and _trains_something(key) and values_before[key] != values_now[key]
+    ]
+
+
+def _values_by_key(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested config by their dotted keys; a list is a value."""
+    values: dict[str, Any] = {}
+    for name, value in section.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            values |= _values_by_key(value, f"{key}.")
+        else:
+            values[key] = value
+    return values
+
+
+def _trains_something(key: str) -> bool:
+    return not any(key == other or key.startswith(f"{other}.") for other in _TRAINS_NOTHING)
 
 
 def _refuse_another_run(
@@ -91,8 +133,3 @@ def _refuse_another_run(
             f"{run_folder} holds the checkpoints of another run: {'; '.join(other)}. Choose another SAVE_PATH, or move "
             f"the folder away. If it is the same model in another place, remove {run_folder / 'config.yaml'}"
         )
-
-
-def _has(config: dict[str, Any], key: str) -> bool:
-    section, _, name = key.rpartition(".")
-    return name in (setting(config, section) or {})

@@ -12,13 +12,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from convrec import gpus, kinds
+from convrec.checkpoints import hub
+from convrec.checkpoints.files import has_weights
 from convrec.checkpoints.logits import model_settings
 from convrec.checkpoints.models import resolve_model
 from convrec.errors import UserError
 from convrec.fields import OURS, Settings, rows_by_key
 from convrec.files import write_text
 from convrec.generation.engine_settings import ONE_PROCESS
-from convrec.runs.folder import latest_step, read_config, setting
+from convrec.runs.folder import latest_step, read_config, setting, step_of
 from convrec.settings.rank_grpo import ALGORITHM_GROUP, default_matching
 from convrec.settings.run import Run
 from convrec.settings.sft import SEQUENCES_PER_DEVICE
@@ -166,11 +168,13 @@ def _value(config: DictConfig, key: str) -> Any:
 
 def _complete(config: DictConfig, recipe: Recipe) -> None:
     """Write into the config what depends on the model, the machine and the run's folder."""
-    model_key, model = work.model_key(config), work.model_of(config)
-    OmegaConf.update(config, model_key, resolve_model(model))
+    model_key = work.model_key(config)
+    model = work.model_of(config)
     trainer = config.trainer
     if trainer.default_local_dir is None:
         trainer.default_local_dir = default_run_folder(recipe.name, model)
+    check_run_folder(Path(trainer.default_local_dir), model)
+    OmegaConf.update(config, model_key, resolve_model(model))
     trainer.experiment_name = f"{recipe.name}-{Path(trainer.default_local_dir).name}"
     trainer.test_freq = trainer.test_freq or -1  # 0 is as much as never: verl's SFT divides by it
     trainer.logger = _trackers(trainer.logger)
@@ -182,6 +186,26 @@ def _complete(config: DictConfig, recipe: Recipe) -> None:
     if "actor_rollout_ref" in config:
         _complete_rollout(config)
     _complete_slots(config)
+
+
+def check_run_folder(run_folder: Path, model: str) -> None:
+    """Raise UserError for a run folder in which training would write among the files of a model.
+
+    Args:
+        run_folder: of the run, which may not exist yet.
+        model: that it starts from, as the user has named it: an id of the Hub, or a folder.
+    """
+    folder = run_folder.resolve()
+    checkpoint = next((part for part in (folder, *folder.parents) if step_of(part) is not None), None)
+    problem = None
+    if hub.is_folder(model) and folder == Path(model).expanduser().resolve():
+        problem = "it is MODEL_PATH, the model that the run starts from"
+    elif checkpoint:
+        problem = f"it is inside the checkpoint {checkpoint}"
+    elif has_weights(folder):
+        problem = "it holds the weights of a model"
+    if problem:
+        raise UserError(f"SAVE_PATH={run_folder}: {problem}: choose a folder for the run alone")
 
 
 def _trackers(logger: str | Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """The public names, and what a config becomes on its way to the command. tests/e2e/test_python_api.py trains."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,6 +105,27 @@ def test_a_refusal_is_bad_input_and_anything_else_a_failure(
     with pytest.raises(CommandFailed, match=r"no memory .*run\.log") as error:
         api.train(config)
     assert error.value.status == 1
+
+
+def test_an_interrupt_is_one_of_the_command_which_may_save_first(
+    replace_command: Callable[[str], str], tmp_path: Path
+) -> None:
+    """The stop button of a notebook: what the command says is shown until it has ended; a second one reaches it too."""
+    program = replace_command(
+        "trap 'trap \"echo at once; exit 130\" INT; echo saves' INT; echo trains; while true; do sleep 0.1; done"
+    )
+    # a background job of a script has Ctrl-C ignored, and would hand that on
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += f"sys.executable = {program!r}; from convrec import SFTConfig, train; train(SFTConfig())"
+    command = [sys.executable, "-u", "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in ("trains", "saves"):
+            assert process.stdout.readline() == f"{line}\n"
+            process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert out == "at once\n"
+    assert error.strip().splitlines()[-1] == "KeyboardInterrupt"
 
 
 def test_a_command_ends_with_the_process_that_has_started_it(replace_command: Callable[[str], str]) -> None:

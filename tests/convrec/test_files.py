@@ -1,5 +1,6 @@
 """What stands on the disk while a file is written, when the writing fails, and when its process is killed."""
 
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,9 @@ import pytest
 from convrec.errors import UserError
 from convrec.files import (
     file_hash,
+    find_full_disk,
     folder_written_whole,
+    names_full_disk,
     read_json,
     scratch_folder,
     write_json,
@@ -185,3 +188,19 @@ def test_a_table_comes_back_and_its_hash_is_of_its_content(tmp_path: Path) -> No
     assert file_hash(tmp_path / "a" / "t.parquet") == file_hash(tmp_path / "b.parquet")
     (tmp_path / "abc").write_bytes(b"abc")  # the hash is that of FIPS 180-2, appendix B.1
     assert file_hash(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_that_is_used_up_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Network storage says so when the file is brought to the disk."""
+    text = str(OSError(code, os.strerror(code)))
+    assert names_full_disk(text)
+    assert not names_full_disk(str(OSError(errno.EIO, os.strerror(errno.EIO))))
+    assert find_full_disk(tmp_path) == ""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert find_full_disk(tmp_path) in text
+    assert not [*tmp_path.iterdir()]

@@ -124,11 +124,11 @@ def data_preparation(demo: Demo, out: Path) -> Stage:
     return Stage((sys.executable, "-m", "recipes", "data", "sample", "--out", str(out), *rows), says=AGAIN)
 
 
-def stopped(stage: Stage, folder: Path, moment: Moment, number: signal.Signals, **variables: str) -> str:
+def stopped(stage: Stage, folder: Path, moment: Moment, number: signal.Signals) -> str:
     """Start it, signal it at the moment, and check how it ends. folder: its output is in `out` there. Returns its last
     line."""
-    outside = {name: value for name, value in os.environ.items() if name not in ("SLURM_JOB_ID", "SAVE_ON_TERM")}
-    with alone([*stage.command], outside | stage.environment | variables, folder) as run:
+    outside = {name: value for name, value in os.environ.items() if name != "SAVE_ON_TERM"}
+    with alone([*stage.command], outside | stage.environment, folder) as run:
         run.wait_for(lambda: moment(run, folder / "out"))
         os.kill(run.pid, number)
         begin = time.monotonic()
@@ -166,18 +166,17 @@ OF_SFT = {
 @SIGNALS
 @pytest.mark.parametrize("phase", OF_RANK_GRPO)
 def test_rank_grpo(trained, tmp_path, phase, number):
-    """SIGUSR1, and SIGTERM with SAVE_ON_TERM=1, save at the end of the step; the other two end at once."""
+    """Each is the first one, and saves at the end of the step, where steps have begun."""
     out = tmp_path / "out"
     stage = training(trained, out, "run_rank_grpo.sh")
     in_steps = OF_RANK_GRPO[phase] not in (ray_is_starting, vllm_is_starting)
-    saves = in_steps and number in (TERM, USR1)
     often = {"SAVE_FREQ": "1", "TEST_FREQ": "1"} if phase in ("checkpoint", "validation") else {}
     stage.environment.update({"ROLLOUT_N": "4", "SAVE_FREQ": "1000", "TEST_FREQ": "-1"} | often)
-    said = stopped(stage, tmp_path, OF_RANK_GRPO[phase], number, SAVE_ON_TERM="1" if in_steps else "0")
+    said = stopped(stage, tmp_path, OF_RANK_GRPO[phase], number)
     step = latest_step(out)
-    assert said == f"stopped {'as asked ' if saves else ''}after step {step}; the same command resumes"
-    assert (step >= 1) == (saves or bool(often))
-    if saves:
+    assert said == f"stopped {'as asked ' if in_steps else ''}after step {step}; the same command resumes"
+    assert (step >= 1) == in_steps
+    if in_steps:
         assert step == max(trained_steps(out))  # the step that was running is saved, and logged
 
 
@@ -187,12 +186,11 @@ def test_sft(trained, tmp_path, phase, number):
     out = tmp_path / "out"
     stage = training(trained, out, "run_sft.sh")
     in_steps = phase != "start"
-    saves = in_steps and number in (TERM, USR1)
     often = "1" if phase in ("checkpoint", "validation") else "1000"
     stage.environment.update({"SAVE_FREQ": often, "TEST_FREQ": often})
-    said = stopped(stage, tmp_path, OF_SFT[phase], number, SAVE_ON_TERM="1" if in_steps else "0")
-    assert said == f"stopped {'as asked ' if saves else ''}after step {latest_step(out)}; the same command resumes"
-    if saves:
+    said = stopped(stage, tmp_path, OF_SFT[phase], number)
+    assert said == f"stopped {'as asked ' if in_steps else ''}after step {latest_step(out)}; the same command resumes"
+    if in_steps:
         assert latest_step(out) == max(trained_steps(out))
 
 

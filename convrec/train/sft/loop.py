@@ -50,6 +50,7 @@ class SFTLoop:
             self.validate(done)
         steps = iter_steps(done, total, engine.save_freq, engine.test_freq, always_finishes=True)
         batches = self.iter_batches(done)
+        saving.save_on_signals(self.run_folder)
         for step in tqdm(steps, total=total, initial=done, desc="training"):
             metrics = self.update(step, next(batches))
             engine.logger.log(data=metrics, step=step.number)

@@ -1,14 +1,17 @@
 """Checkpoints that are cut off, damaged, too big for the disk, too many; which step a run resumes from."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from convrec.checkpoints import manifest, saving
 from convrec.checkpoints.manifest import MANIFEST
@@ -94,17 +97,119 @@ def test_the_best_is_a_saved_step_with_a_value_of_the_same_metric(tmp_path: Path
     assert json.loads((tmp_path / saving.BEST).read_text()) == {"step": 4, "val/ndcg": 0.1}
 
 
+def save_and_die(run: Path, step: int) -> None:
+    """The run is killed when verl has written the step and its tracker, before the manifest: an error would be tidied
+    up."""
+
+    def write() -> None:
+        sft_checkpoint(run, step)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(run, step, write)
+
+
+def test_the_best_on_another_validation_set_is_not_compared_with(tmp_path: Path) -> None:
+    def validate_on(digest: str) -> list[str]:
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"run": {"contents": {"data.val_files": digest}}}))
+        return saving.compare_validation_sets(tmp_path, digest)
+
+    def best() -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((tmp_path / saving.BEST).read_text())
+        return content
+
+    save(tmp_path, 2, 4, 6)
+    assert validate_on("easy") == []
+    saving.note_validation(tmp_path, 2, {"val/ndcg": 0.9})
+    assert best() == {"step": 2, "val/ndcg": 0.9, "validation_set": "easy"}
+    assert validate_on("easy") == []
+    saving.note_validation(tmp_path, 4, {"val/ndcg": 0.2})
+    assert best()["step"] == 2
+    (warning,) = validate_on("hard")
+    assert "best.json: step 2 was the best on another validation set" in warning
+    saving.note_validation(tmp_path, 4, {"val/ndcg": 0.2})
+    assert best() == {"step": 4, "val/ndcg": 0.2, "validation_set": "hard"}
+    saving.note_validation(tmp_path, 6, {"val/ndcg": 0.1})
+    assert best()["step"] == 4
+
+
+def test_a_best_from_before_sets_were_noted_is_compared_with(tmp_path: Path) -> None:
+    save(tmp_path, 2, 4)
+    saving.note_validation(tmp_path, 2, {"val/ndcg": 0.9})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"run": {"contents": {"data.val_files": "hard"}}}))
+    assert saving.compare_validation_sets(tmp_path, "hard") == []
+    saving.note_validation(tmp_path, 4, {"val/ndcg": 0.2})
+    assert saving.best_step(tmp_path) == 2
+
+
 def test_a_checkpoint_cut_off_while_written_is_ignored_with_a_warning_and_overwritten(tmp_path: Path) -> None:
     save(tmp_path, 2)
-    torn = tmp_path / "global_step_4" / "actor"
-    torn.mkdir(parents=True)
-    (torn / "model_world_size_8.pt").write_bytes(b"half")
+    save_and_die(tmp_path, 4)
     (warning,) = saving.choose_resume_step(tmp_path)
     assert "global_step_4 was cut off" in warning
     assert latest_step(tmp_path) == 2
     save(tmp_path, 4)
-    assert not (torn / "model_world_size_8.pt").exists()
+    assert not (tmp_path / "global_step_4" / "fsdp_config.json").exists()
     assert saving.complete_steps(tmp_path) == [2, 4]
+    assert not [*tmp_path.glob("unfinished_step_*")]
+
+
+DAMAGED_MANIFESTS = {
+    "empty": lambda text: "",
+    "a list": lambda text: "[1, 2]",
+    "a text": lambda text: '"bytes"',
+    "cut off": lambda text: text[: len(text) // 2],
+    "entries are no objects": lambda text: '{"data.pt": 1}',
+    "a flipped bit in bytes": lambda text: text.replace('"bytes"', '"bytez"', 1),
+    "a flipped bit in the checksum's name": lambda text: text.replace(manifest.CHECKSUM, "xxh3_129", 1),
+    "a flipped bit in a checksum": lambda text: text.replace(
+        f'{manifest.CHECKSUM}": "', f'{manifest.CHECKSUM}": "z', 1
+    ),
+    "a flipped bit in a file's name": lambda text: text.replace("data.pt", "dati.pt"),
+}
+
+
+def damage_manifest(run: Path, step: int, how: str) -> None:
+    file = run / f"global_step_{step}" / MANIFEST
+    before = file.read_text()
+    file.write_text(DAMAGED_MANIFESTS[how](before))
+    assert file.read_text() != before
+
+
+@pytest.mark.parametrize("how", DAMAGED_MANIFESTS)
+def test_a_checkpoint_with_a_damaged_manifest_is_passed_over(tmp_path: Path, how: str) -> None:
+    save(tmp_path, 2, 4)
+    damage_manifest(tmp_path, 4, how)
+    warnings = saving.choose_resume_step(tmp_path)
+    assert f"{tmp_path}/global_step_4 is damaged or gone: resuming from step 2" in warnings
+    assert latest_step(tmp_path) == 2
+    assert (tmp_path / "global_step_4" / "data.pt").exists()
+
+
+@pytest.mark.parametrize("how", ["gone", *DAMAGED_MANIFESTS])
+def test_a_run_whose_manifests_are_all_damaged_or_gone_does_not_begin_again(tmp_path: Path, how: str) -> None:
+    """As after a copy that left complete.json out, and of checkpoints that verl alone has written."""
+    save(tmp_path, 2, 4)
+    for step in (2, 4):
+        if how == "gone":
+            (tmp_path / f"global_step_{step}" / MANIFEST).unlink()
+        else:
+            damage_manifest(tmp_path, step, how)
+    for _ in range(2):  # each start
+        with pytest.raises(UserError, match=f"to begin again from step 0 here, remove {tmp_path / LATEST} and what is"):
+            saving.choose_resume_step(tmp_path)
+    (tmp_path / LATEST).unlink()
+    with pytest.raises(UserError, match=r"remove .* and what is left of the global_step_ folders"):
+        saving.choose_resume_step(tmp_path)
+
+
+def test_a_damaged_best_json_is_as_none(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    for text in ("[2]", "{}", '{"step": "2"}', '{"step": 2, "val/ndcg": null}', "", "2"):
+        (tmp_path / saving.BEST).write_text(text)
+        assert saving.best_step(tmp_path) is None, text
+        saving.note_validation(tmp_path, 2, {"val/ndcg": 0.1})
+        assert json.loads((tmp_path / saving.BEST).read_text()) == {"step": 2, "val/ndcg": 0.1}
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing file", "missing folder"])
@@ -134,11 +239,13 @@ def test_a_damaged_tracker_is_mended(tmp_path: Path, text: str) -> None:
 def test_a_run_whose_first_checkpoint_was_cut_off_starts_anew(tmp_path: Path) -> None:
     assert saving.choose_resume_step(tmp_path / "not there") == []
     assert saving.choose_resume_step(tmp_path) == []
-    sft_checkpoint(tmp_path, 3)
+    save_and_die(tmp_path, 3)
     assert latest_step(tmp_path) == 0
     (warning,) = saving.choose_resume_step(tmp_path)
     assert "global_step_3 was cut off while it was written" in warning
     assert not (tmp_path / LATEST).exists()
+    save(tmp_path, 3)
+    assert saving.choose_resume_step(tmp_path) == []
 
 
 @pytest.mark.parametrize("harm", ["a byte", "a file", "folders", "folders and tracker"])
@@ -183,7 +290,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     sft_checkpoint(tmp_path, 7)
     assert latest_step(tmp_path) == 3  # also for what a stop says, evaluation and the reports
     (warning,) = saving.choose_resume_step(tmp_path)
-    assert "global_step_7 was cut off while it was written: ignored" in warning
+    assert "global_step_7 is damaged or gone: resuming from step 3" in warning
     assert tracked_step(tmp_path) == 3  # which verl reads
 
 
@@ -242,6 +349,10 @@ def fill_the_disk(run: Path) -> None:
         full.write(b"x")
 
 
+def use_up_the_quota(run: Path) -> None:
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
 def leave_a_shard_unseen(run: Path) -> None:
     folder = sft_checkpoint(run / "of two", 4)
     (folder / "model_world_size_2_rank_1.pt").unlink()
@@ -251,6 +362,7 @@ def leave_a_shard_unseen(run: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "step", "fail", "said"),
     [
+        ([], 1, use_up_the_quota, "Disk quota exceeded.*there is no earlier checkpoint"),
         ([], 1, fill_the_disk, "No space left on device.*there is no earlier checkpoint"),
         ([2], 4, fill_the_disk, "No space left on device.*the checkpoint of step 2 is intact"),
         ([2, 4], 4, fill_the_disk, "the checkpoint of step 2 is intact"),  # trained again
@@ -276,6 +388,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_its_track
         saving.save(tmp_path, step, write, keep=1)
     assert not (tmp_path / f"global_step_{step}").exists()
     assert (saving.complete_steps(tmp_path), latest_step(tmp_path)) == (saved[:1], sum(saved[:1]))
+    assert not [*tmp_path.glob("unfinished_step_*")]
 
 
 def test_a_full_disk_is_named_where_torch_has_other_words(tmp_path: Path) -> None:

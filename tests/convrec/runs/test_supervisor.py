@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +63,27 @@ with hold(run), guard.guarded("gone") as temporary:
         time.sleep(60)
 """,
 }
+TRAINS = 'supervisor.note(stop=str(run / "stop"), stop_of_job=str(run / "stop.job"))'
 SAVES = """
-supervisor.note(run=str(run), stop=str(run / "stop"), metrics=str(run / "metrics"))
+supervisor.note(run=str(run))
 run.mkdir()
-{first_step}
+{trains}
 ready()
 while not (run / "stop").exists():
     time.sleep(0.02)
 checkpoint(7)
 sys.exit(130)
 """
+
+SAVES_LINE = f"{supervisor.SAVES}\n"
+SHELL = ("sh", "-c", '"$@"; true', "sh")  # `true`: it stays, and is the parent
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -85,13 +96,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def begin(
-        work: str, seconds: float = 1, before: Callable[[], Any] = default, same: float = 0.2, **variables: str
+        work: str,
+        seconds: float = 1,
+        before: Callable[[], Any] = default,
+        same: float = 0.2,
+        shell: Sequence[str] = (),
+        **variables: str,
     ) -> tuple[subprocess.Popen, psutil.Process]:
         script = BEGIN.format(root=str(ROOT), run=str(tmp_path / "run"), seconds=seconds, same=same) + work
-        ours = {supervisor.SAVE_VARIABLE, *supervisor.SCHEDULERS}
+        ours = {supervisor.SAVE_VARIABLE, supervisor.JOB_VARIABLE}
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         command = subprocess.Popen(
-            [sys.executable, "-c", script],
+            [*shell, sys.executable, "-c", script],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -160,18 +176,76 @@ def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     assert command.wait(120) == 130
 
 
-@pytest.mark.parametrize(
-    ("number", "variables"),
-    [(signal.SIGUSR1, {}), (signal.SIGTERM, {"SAVE_ON_TERM": "1"}), (signal.SIGTERM, {"SLURM_JOB_ID": "5"})],
-)
-def test_what_has_trained_a_step_is_asked_to_save(
-    start: Start, number: signal.Signals, variables: dict[str, str]
-) -> None:
-    command, _ = start(SAVES.format(first_step='(run / "metrics").write_text("x")'), **variables)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_the_first_signal_of_what_trains_has_it_save_and_says_so(start: Start, number: signal.Signals) -> None:
+    command, _ = start(SAVES.format(trains=TRAINS))
     command.send_signal(number)
     _, error = command.communicate(timeout=120)
     assert command.returncode == 130
-    assert error == "stopped after step 7; the same command resumes\n"
+    assert error == f"{SAVES_LINE}stopped after step 7; the same command resumes\n"
+
+
+def test_the_second_signal_of_what_trains_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+    command, _ = start(SAVES.format(trains=TRAINS).replace("while not", "while True or not"), seconds=600)
+    command.send_signal(signal.SIGINT)
+    wait_for(tmp_path / "run" / "stop")
+    time.sleep(0.25)
+    command.send_signal(signal.SIGINT)
+    _, error = command.communicate(timeout=120)
+    assert command.returncode == 130
+    assert error == f"{SAVES_LINE}stopped after step 0; the same command resumes\n"
+
+
+def test_sigterm_does_not_save_where_it_is_told_not_to(start: Start, tmp_path: Path) -> None:
+    command, _ = start(SAVES.format(trains=TRAINS), SAVE_ON_TERM="0")
+    command.send_signal(signal.SIGTERM)
+    _, error = command.communicate(timeout=120)
+    assert error == "stopped after step 0; the same command resumes\n"
+    assert not (tmp_path / "run" / "stop").exists()
+
+
+def test_a_signal_after_a_request_of_convrec_submit_is_the_second(start: Start, tmp_path: Path) -> None:
+    """The second Ctrl-C there is `ray job stop`, which kills three seconds after its SIGTERM."""
+    command, _ = start(SAVES.format(trains=f'{TRAINS}; (run / "stop.job").touch()'))
+    command.send_signal(signal.SIGTERM)
+    _, error = command.communicate(timeout=120)
+    assert error == "stopped after step 0; the same command resumes\n"
+
+
+def test_a_run_saves_and_ends_when_the_shell_of_its_job_is_killed(start: Start) -> None:
+    shell, _ = start(SAVES.format(trains=TRAINS), shell=SHELL, **{supervisor.JOB_VARIABLE: "{}"})
+    os.killpg(shell.pid, signal.SIGKILL)  # as Ray does when the shell is gone
+    _, error = shell.communicate(timeout=120)
+    lines = [supervisor.PARENT_IS_GONE, supervisor.SAVES, "stopped after step 7; the same command resumes"]
+    assert error.splitlines() == lines
+
+
+def test_a_run_that_saves_goes_on_to_when_its_shell_is_ended_too(start: Start, tmp_path: Path) -> None:
+    """A scheduler that signals every process of a job: the end of the shell is no second signal."""
+    slow = SAVES.format(trains=TRAINS).replace(
+        "checkpoint(7)", f"time.sleep({4 * supervisor.PARENT_SECONDS})\ncheckpoint(7)"
+    )
+    shell, fork = start(slow, shell=SHELL, **{supervisor.JOB_VARIABLE: "{}"})
+    command = fork.parent()
+    assert command
+    command.send_signal(signal.SIGTERM)
+    wait_for(tmp_path / "run" / "stop")
+    shell.kill()
+    _, error = shell.communicate(timeout=120)
+    assert error == f"{SAVES_LINE}stopped after step 7; the same command resumes\n"
+
+
+def test_a_run_outlives_a_shell_that_is_no_jobs(start: Start) -> None:
+    """`run_sft.sh &` in a script that ends."""
+    shell, fork = start(SAVES.format(trains=TRAINS), shell=SHELL)
+    command = fork.parent()
+    assert command
+    shell.kill()
+    time.sleep(4 * supervisor.PARENT_SECONDS)
+    assert fork.is_running()
+    command.send_signal(signal.SIGUSR1)
+    _, error = shell.communicate(timeout=120)
+    assert error == f"{SAVES_LINE}stopped after step 7; the same command resumes\n"
 
 
 def test_a_supervisor_that_stands_still_over_its_limit_goes_on(start: Start) -> None:
@@ -187,16 +261,17 @@ def test_a_supervisor_that_stands_still_over_its_limit_goes_on(start: Start) -> 
     assert (command.returncode, error) == (130, "stopped; the same command does it again\n")
 
 
-def test_what_has_not_trained_a_step_or_need_not_save_ends_at_once(start: Start, tmp_path: Path) -> None:
-    command, _ = start(SAVES.format(first_step=""))
-    command.send_signal(signal.SIGUSR1)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_what_has_not_begun_to_train_ends_at_once(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    command, _ = start(SAVES.format(trains=""))
+    command.send_signal(number)
     _, error = command.communicate(timeout=120)
     assert error == "stopped after step 0; the same command resumes\n"
     assert not (tmp_path / "run" / "stop").exists()
 
 
 def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(start: Start) -> None:
-    work = SAVES.format(first_step='(run / "metrics").write_text("x")').replace("while not", "while True or not")
+    work = SAVES.format(trains=TRAINS).replace("while not", "while True or not")
     command, _ = start(work.replace("supervisor.note(", "supervisor.note(said='no'); supervisor.note(", 1), same=0)
     command.send_signal(signal.SIGUSR1)
     time.sleep(0.4)
@@ -231,18 +306,21 @@ def test_its_exit_status_is_the_commands(start: Start) -> None:
     assert deaf_to_children.wait(120) == 0
 
 
-@pytest.mark.parametrize(("status", "said"), [(1, ""), (75, ""), (0, ""), (130, "stopped after step 7; ")])
+@pytest.mark.parametrize(
+    ("status", "said"), [(1, ""), (75, ""), (0, ""), (130, "stopped after step 7; the same command resumes\n")]
+)
 def test_a_run_that_was_asked_to_save_has_its_own_status_where_it_fails(start: Start, status: int, said: str) -> None:
-    saves = SAVES.format(first_step='(run / "metrics").write_text("x")').replace("exit(130)", f"exit({status})")
+    saves = SAVES.format(trains=TRAINS).replace("exit(130)", f"exit({status})")
     command, _ = start(saves)
     command.send_signal(signal.SIGUSR1)
     _, error = command.communicate(timeout=120)
-    assert (command.returncode, error[: len(said) or None]) == (status, said)
+    assert (command.returncode, error) == (status, f"{SAVES_LINE}{said}")
 
 
 def test_a_switch_is_0_or_1() -> None:
+    assert supervisor.saves_on_term({})
     assert supervisor.saves_on_term({"SAVE_ON_TERM": " 1 "})
-    assert not supervisor.saves_on_term({"SAVE_ON_TERM": "0", "SLURM_JOB_ID": "1"})
+    assert not supervisor.saves_on_term({"SAVE_ON_TERM": " 0 "})
     code = "from convrec.runs import supervisor; supervisor.begin()"
     environment = os.environ | {"SAVE_ON_TERM": "yes", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)

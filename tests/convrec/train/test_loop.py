@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from convrec.checkpoints import saving
+from convrec.runs import supervisor
 from convrec.runs.phases import Phases
 from convrec.train.finite import Diverged
 from convrec.train.loop import Step, TrainingLoop, iter_steps
@@ -175,6 +176,18 @@ def test_a_request_to_stop_saves_once_at_the_end_of_the_step(tmp_path: Path, sto
     assert engine.done.index("save") < len(engine.done) - 1 - engine.done[::-1].index("synchronise")
     assert not (tmp_path / saving.STOP).exists()
     assert engine.logged[-1][0] == stopped_in
+
+
+def test_a_signal_asks_for_a_checkpoint_from_the_first_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor is told when steps begin, and not while what comes before is done."""
+    notes: list[tuple[str, dict[str, str]]] = []
+    engine = Engine(total=1, val_before_train=True)
+    monkeypatch.setattr(supervisor, "note", lambda **what: notes.append((engine.done[-1], what)))
+    make_loop(engine, tmp_path).fit()
+    ((after, what),) = notes
+    assert after == "validate"
+    assert engine.done[:2] == ["validate", "step 1"]
+    assert what["stop"] == str(tmp_path / saving.STOP)
 
 
 def test_a_request_to_stop_in_the_last_step_ends_the_run_as_finished(tmp_path: Path) -> None:

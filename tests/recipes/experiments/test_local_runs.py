@@ -1,5 +1,9 @@
 """What a run is given on this machine; what recipes and vLLM do with it is tested elsewhere."""
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,33 @@ def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monke
     monkeypatch.setenv("STATUS", "3")
     with pytest.raises(UserError, match=r"^convrec train rank-grpo ended with status 3"):
         train(run, Path("out"))
+
+
+def test_each_ctrl_c_is_one_of_the_training_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first it may save for minutes; the second ends it at once."""
+    convrec = tmp_path / "convrec"
+    convrec.write_text(
+        "trap 'trap \"echo at once >> said; exit 130\" INT; echo saves >> said' INT\n"
+        "echo trains > said; while true; do sleep 0.05; done\n"
+    )
+    monkeypatch.setitem(local_runs.OURS, "convrec", ["bash", str(convrec)])
+    monkeypatch.chdir(tmp_path)
+    said = tmp_path / "said"
+
+    def interrupt_twice() -> None:
+        for line in ("trains\n", "trains\nsaves\n"):
+            while not said.exists() or said.read_text() != line:
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=interrupt_twice, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(MatrixRun("r-s1", "r", "rank_grpo", "sft", {}, []), Path("out"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert said.read_text() == "trains\nsaves\nat once\n"
 
 
 def test_a_preparation_is_made_by_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

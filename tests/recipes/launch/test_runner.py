@@ -1,5 +1,6 @@
 """What the user sees of a run, and the exit status a script gets: trained, failed, interrupted, resumed."""
 
+import errno
 import json
 import math
 import os
@@ -188,6 +189,35 @@ def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_
     assert "Traceback" not in err
 
 
+def test_a_quota_that_is_used_up_is_said_as_a_full_disk_is(run: Run, tmp_path: Path) -> None:
+    def train(config: DictConfig) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "shard.pt")
+
+    status, err = run(train)
+    assert status == 1
+    assert "Disk quota exceeded: 'shard.pt'. Make room:" in err
+    assert "`quota -s`" in err
+
+
+def test_a_changed_validation_set_is_said_and_begins_another_comparison(run: Run, tmp_path: Path) -> None:
+    def train(config: DictConfig) -> None:
+        saved(tmp_path / "run", 4)
+        saving.note_validation(tmp_path / "run", 4, {"val/loss": 1.0})
+
+    assert run(train)[0] == 0
+    _, err = run(lambda config: None)
+    assert "best.json" not in err
+    (tmp_path / "validation.parquet").write_text("other rows")
+
+    def validate(config: DictConfig) -> None:
+        saving.note_validation(tmp_path / "run", 4, {"val/loss": 2.0})
+
+    _, err = run(validate)
+    assert f"{tmp_path}/validation.parquet has changed since (data.val_files)" in err
+    assert "best.json: step 4 was the best on another validation set" in err
+    assert json.loads((tmp_path / "run" / saving.BEST).read_text())["val/loss"] == 2.0
+
+
 def test_a_stop_says_that_the_same_command_resumes(run: Run, tmp_path: Path) -> None:
     def train(training: Any) -> None:
         saved(tmp_path / "run", 4)
@@ -227,7 +257,7 @@ def test_a_finished_run_is_left_alone_and_says_what_it_was_not_trained_with(run:
     status, err = run(pytest.fail, LR="0.5")
     assert status == 0
     assert "already has its 9 steps" in err
-    assert "optim.lr was 5e-05 and is 0.5" in err
+    assert "resumes with another setting: optim.lr: 5e-5 -> 0.5" in err
     (tmp_path / "train.parquet").write_text("other rows")
     _, err = run(pytest.fail)
     assert f"{tmp_path}/train.parquet has changed since (data.train_files)" in err

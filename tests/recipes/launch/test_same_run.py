@@ -18,10 +18,18 @@ def settings(**changed: Any) -> Any:
     config = OmegaConf.create(
         {
             "run": {"recipe": "rank_grpo", "algorithm": "rank_grpo"},
-            "data": {"train_files": "a.parquet", "train_batch_size": 16},
-            "actor_rollout_ref": {"model": {"path": "models/a"}, "actor": {"optim": {"lr": 1e-3}}},
+            "data": {"train_files": "a.parquet", "val_files": ["b.parquet"], "train_batch_size": 16},
+            "actor_rollout_ref": {
+                "model": {"path": "models/a"},
+                "actor": {
+                    "optim": {"lr": 1e-3, "weight_decay": 0.01, "betas": [0.9, 0.999]},
+                    "clip_ratio": 0.2,
+                    "clip_ratio_low": "${.clip_ratio}",
+                },
+            },
             "convrec": {"reward": "exp_inf", "gamma": None, "watchdog_seconds": 300},
-            "trainer": {"total_training_steps": 100, "nnodes": 1},
+            "trainer": {"total_training_steps": 100, "nnodes": 1, "default_local_dir": "run", "logger": ["file"]},
+            "ray_kwargs": {"ray_init": {"num_cpus": 4}},
         }
     )
     for key, value in changed.items():
@@ -29,20 +37,40 @@ def settings(**changed: Any) -> Any:
     return config
 
 
-def test_more_steps_on_more_nodes_are_the_same_run(tmp_path: Path) -> None:
+def test_a_run_in_another_place_on_more_nodes_is_the_same_run(tmp_path: Path) -> None:
     save_config(settings(), tmp_path)
-    now = settings(trainer__total_training_steps=200, trainer__nnodes=2, convrec__watchdog_seconds=600)
-    assert changes(now, tmp_path) == []
+    assert changes(settings(), tmp_path) == []
+    moved = {"trainer__default_local_dir": "elsewhere", "trainer__logger": ["file", "wandb"]}
+    moved |= {"trainer__nnodes": 2, "ray_kwargs__ray_init__num_cpus": 8, "convrec__watchdog_seconds": 600}
+    assert changes(settings(**moved), tmp_path) == []
 
 
 def test_what_the_run_is_trained_by_is_named_where_it_has_changed(tmp_path: Path) -> None:
     save_config(settings(), tmp_path)
     now = settings(actor_rollout_ref__actor__optim__lr=3e-4, convrec__reward="log_decay", data__train_batch_size=32)
     assert changes(now, tmp_path) == [
-        f"{tmp_path} goes on with other settings: actor_rollout_ref.actor.optim.lr was 0.001 and is 0.0003",
-        f"{tmp_path} goes on with other settings: convrec.reward was 'exp_inf' and is 'log_decay'",
-        f"{tmp_path} goes on with other settings: data.train_batch_size was 16 and is 32",
+        f"{tmp_path} resumes with another setting: actor_rollout_ref.actor.optim.lr: 0.001 -> 0.0003",
+        f"{tmp_path} resumes with another setting: convrec.reward: exp_inf -> log_decay",
+        f"{tmp_path} resumes with another setting: data.train_batch_size: 16 -> 32",
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("actor_rollout_ref.actor.clip_ratio", 0.3, "0.2 -> 0.3"),
+        ("actor_rollout_ref.actor.clip_ratio_low", 0.1, "${.clip_ratio} -> 0.1"),
+        ("actor_rollout_ref.actor.optim.weight_decay", 0.0, "0.01 -> 0.0"),
+        ("actor_rollout_ref.actor.optim.betas", [0.9, 0.95], "[0.9, 0.999] -> [0.9, 0.95]"),
+        ("data.val_files", ["c.parquet"], "['b.parquet'] -> ['c.parquet']"),
+        ("convrec.gamma", 0.5, "null -> 0.5"),
+        ("trainer.total_training_steps", 200, "100 -> 200"),
+    ],
+)
+def test_a_setting_of_verls_or_ours_that_has_changed_is_said(tmp_path: Path, key: str, value: Any, said: str) -> None:
+    save_config(settings(), tmp_path)
+    warning = f"{tmp_path} resumes with another setting: {key}: {said}"
+    assert changes(settings(**{key.replace(".", "__"): value}), tmp_path) == [warning]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from convrec import gpus
+from convrec.errors import UserError
 from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.settings.choices import ALGORITHMS
@@ -240,3 +241,35 @@ def test_no_config_or_environment_of_a_job_holds_a_secret(
     assert "swanlab" in config.trainer.logger
     save_config(config, tmp_path)
     assert "a-secret" not in (tmp_path / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("save_path", "problem"),
+    [
+        ("model", "it is MODEL_PATH, the model that the run starts from"),
+        ("link", "it is MODEL_PATH, the model that the run starts from"),
+        ("run/global_step_4", "it is inside the checkpoint"),
+        ("run/global_step_4/actor/more", "it is inside the checkpoint"),
+        ("other", "it holds the weights of a model"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
+def test_a_run_folder_among_the_files_of_a_model_is_refused(
+    recipe: str,
+    save_path: str,
+    problem: str,
+    sound_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in ("model", "other"):
+        sound_model(tmp_path / name)
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path / "model"))
+    monkeypatch.setenv("SAVE_PATH", str(tmp_path / save_path))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=f"^SAVE_PATH={tmp_path / save_path}: {problem}.*: choose a folder for the run"):
+        compose(recipe, [])
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.setenv("SAVE_PATH", str(tmp_path / "run"))
+    compose(recipe, [])
