@@ -190,7 +190,7 @@ def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_
 
 
 def test_a_quota_that_is_used_up_is_said_as_a_full_disk_is(run: Run, tmp_path: Path) -> None:
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "shard.pt")
 
     status, err = run(train)
@@ -200,7 +200,7 @@ def test_a_quota_that_is_used_up_is_said_as_a_full_disk_is(run: Run, tmp_path: P
 
 
 def test_a_changed_validation_set_is_said_and_begins_another_comparison(run: Run, tmp_path: Path) -> None:
-    def train(config: DictConfig) -> None:
+    def train(training: Any) -> None:
         saved(tmp_path / "run", 4)
         saving.note_validation(tmp_path / "run", 4, {"val/loss": 1.0})
 
@@ -209,7 +209,7 @@ def test_a_changed_validation_set_is_said_and_begins_another_comparison(run: Run
     assert "best.json" not in err
     (tmp_path / "validation.parquet").write_text("other rows")
 
-    def validate(config: DictConfig) -> None:
+    def validate(training: Any) -> None:
         saving.note_validation(tmp_path / "run", 4, {"val/loss": 2.0})
 
     _, err = run(validate)
