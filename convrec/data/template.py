@@ -68,14 +68,15 @@ def answer_after(start: str, whole: str) -> str | None:
     """Return what the model writes after its prompt; None where the template does not continue the prompt.
 
     With thinking off, some templates end a prompt with an empty thought that they leave out of a finished turn. The
-    answer follows it anyway.
+    answer follows it anyway. A space that a template writes before an answer (Mistral 7B) is left out: its tokenizer
+    writes it by itself.
 
     Args:
         start: the prompt as it is rendered, up to where the assistant begins.
         whole: the same conversation with the assistant's turn.
     """
     if whole.startswith(start):
-        return whole[len(start) :]
+        return whole[len(start) :].lstrip(" ")
     thought = EMPTY_THOUGHT.search(start)
     if thought is None or not whole.startswith(start[: thought.start()]):
         return None

@@ -363,7 +363,7 @@ class ServedCatalog:
         going += [number for number, item_id in of_added.items() if item_id not in changing]
         kept = select_lines(lines, ~np.isin(lines.item_W, going))
         added_W = np.isin(kept.item_W, list(of_added))
-        tokens_W = np.diff(kept.ends_S, prepend=0)[: len(kept.item_W)]
+        tokens_W = kept.lengths_of_forms()[0]
 
         def have_no_room(tokens: int) -> bool:
             fit = select_lines(kept, ~(added_W & (tokens_W > tokens)))
@@ -380,13 +380,14 @@ class ServedCatalog:
         """Their lines under these numbers; of items whose line has a special token, which no list can write and where
         lists would end, id -> a sentence."""
         beside = next(iter(self._snapshot.items.values()), items[0])  # a list has its lines in a row: checked with it
-        inner, last = encode_lines(self._tokenizer, [beside.line, *(item.line for item in items)], self._delimiter)
+        encoded = encode_lines(self._tokenizer, [beside.line, *(item.line for item in items)], self._delimiter)
+        tokens = encoded.select(range(1, len(items) + 1))
         eos = self._snapshot.trie.trie.eos_token_id
-        lines = trie_of_lines(inner[1:], last[1:], numbers, numbers, (), eos)
+        lines = trie_of_lines(tokens, numbers, numbers, (), eos)
         return lines, {
             item.item_id: f"item_id {item.item_id!r}: {item.line!r} has a special token of the model; change the title"
-            for item, tokens in zip(items, inner[1:], strict=True)
-            if not self._special.isdisjoint(tokens)
+            for item, line_tokens in zip(items, tokens.inner, strict=True)
+            if not self._special.isdisjoint(line_tokens)
         }
 
     def _make_snapshot(

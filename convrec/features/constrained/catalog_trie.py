@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convrec.errors import UserError
-from convrec.features.constrained.lines import encode_lines
+from convrec.features.constrained.lines import LineTokens, encode_lines
 from convrec.features.constrained.trie import Int32s, Int64s, Trie, build_trie
 from convrec.files import file_hash, written_whole
 from convrec.lists.catalog import Catalog
@@ -32,17 +32,29 @@ from convrec.same_request import digest
 # The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
 # comes behind a whole list: the end of the sequence again. vLLM may ask for one more token than it uses.
 INNER, LAST, END = 0, 1, 2
+# The roots of the first line of a list, where it has other tokens than the lines below it.
+FIRST, ONLY = 3, 4
 Rows = Sequence[int]
 
 
 @dataclass(frozen=True)
 class CatalogTrie:
-    """W lines that a list may hold, each twice in the trie: sequence w is line w inside of a list, W + w as its last.
+    """W lines that a list may hold, in the trie once for each place where a line may stand.
 
-    row_W: the row of the catalog that a line writes, ascending. item_W: the item it is, as the first row of it. Lines
-    of one item, its spellings, exclude each other. left_out: rows with a title and a year that no line writes, since
-    the line reads as another item or as none (Matcher.match_lines). questions: the tokens of what a turn may ask in
-    place of a list, each with the end of the sequence; a walk opens those that it is told to.
+    Sequence w is line w inside of a list, W + w as its last. Where first lines have tokens of their own (`LineTokens`),
+    2 W + w is line w at the top of a list, and 3 W + w as the whole list.
+
+    Attributes:
+        tokens: of all sequences, one after the other; last and whole lists have the end of the sequence.
+        ends_S: where in `tokens` each sequence ends.
+        row_W: the row of the catalog that a line writes, ascending.
+        item_W: the item that a line is, as the first row of it. Lines of one item, its spellings, exclude each other.
+        left_out: rows with a title and a year that no line writes, since the line reads as another item or as none
+            (Matcher.match_lines).
+        eos_token_id: the end of the sequence.
+        questions: the tokens of what a turn may ask in place of a list, each with the end of the sequence; a walk opens
+            those that it is told to.
+        has_first_forms: whether first lines have tokens of their own.
     """
 
     tokens: Int32s
@@ -52,17 +64,57 @@ class CatalogTrie:
     left_out: Int32s
     eos_token_id: int
     questions: tuple[tuple[int, ...], ...] = ()
+    has_first_forms: bool = False
 
     @cached_property
     def trie(self) -> Trie:
-        """2 W + 1 sequences, the last of them the end of the sequence below END; behind these the questions, below
-        INNER and below LAST."""
+        """The lines in all their forms, then the end of the sequence below END, then the questions.
+
+        The questions stand below both roots at which a list may begin.
+        """
         num_lines = len(self.row_W)
         further = [(self.eos_token_id,), *self.questions, *self.questions]
         tokens = np.append(self.tokens, np.array([*itertools.chain(*further)], np.int32))
         ends_S = np.append(self.ends_S, len(self.tokens) + np.cumsum([*map(len, further)]))
-        counts = [num_lines, num_lines, 1, len(self.questions), len(self.questions)]
-        return build_trie(tokens, ends_S, np.repeat(np.array([INNER, LAST, END, INNER, LAST], np.int32), counts))
+        roots = [*self.line_roots, END, *self.start_roots]
+        counts = [*[num_lines] * self.num_forms, 1, len(self.questions), len(self.questions)]
+        return build_trie(tokens, ends_S, np.repeat(np.array(roots, np.int32), counts))
+
+    @property
+    def line_roots(self) -> tuple[int, ...]:
+        """The roots of the lines, in the order of their sequences."""
+        return (INNER, LAST, FIRST, ONLY) if self.has_first_forms else (INNER, LAST)
+
+    @property
+    def start_roots(self) -> tuple[int, int]:
+        """The roots at which a list begins: one of several lines, and one of a single line."""
+        return (FIRST, ONLY) if self.has_first_forms else (INNER, LAST)
+
+    @property
+    def num_forms(self) -> int:
+        """How many times each line is in the trie."""
+        return len(self.line_roots)
+
+    @property
+    def last_root(self) -> int:
+        """The last of the trie's roots, which are its first nodes."""
+        return max(*self.line_roots, END)
+
+    @property
+    def first_question(self) -> int:
+        """The number of the first question's sequence."""
+        return self.num_forms * len(self.row_W) + 1
+
+    def lengths_of_forms(self) -> list[Int64s]:
+        """Return the numbers of tokens of the lines, form by form."""
+        return np.split(np.diff(self.ends_S, prepend=0), self.num_forms)
+
+    def root(self, num_written: int, num_left: int) -> int:
+        """Return the root of the next line of a list that has some lines, and lacks others."""
+        if num_left == 0:
+            return END
+        of_several, of_one = self.start_roots if num_written == 0 else (INNER, LAST)
+        return of_several if num_left > 1 else of_one
 
     @cached_property
     def _by_item(self) -> tuple[memoryview, memoryview]:
@@ -79,37 +131,51 @@ class CatalogTrie:
         return len(np.unique(self.item_W))
 
     def longest_list(self, num_items: int) -> int:
-        """Tokens of the longest list of so many different items, or question, the end of the sequence included."""
-        lengths_S, lines = np.diff(self.ends_S, prepend=0), len(self.row_W)
+        """Return the tokens of the longest list of so many different items, or question, with the end of the sequence.
+
+        Where first lines have tokens of their own it is a bound, at most as many tokens above as these are longer.
+        """
+        inner_W, last_W, *first_forms = self.lengths_of_forms()
         items, item_of_W = np.unique(self.item_W, return_inverse=True)
         inner_M, last_M = np.zeros((2, len(items)), np.int64)
-        np.maximum.at(inner_M, item_of_W, lengths_S[:lines])
-        np.maximum.at(last_M, item_of_W, lengths_S[lines:])
+        np.maximum.at(inner_M, item_of_W, inner_W)
+        np.maximum.at(last_M, item_of_W, last_W)
         order = np.argsort(-inner_M, kind="stable")
         top, others = order[:num_items], order[num_items:]
         tokens = inner_M[top].sum() + (last_M - inner_M)[top].max(initial=-1)
-        # or another item is the last, behind all of them but the shortest
-        asked = max(map(len, self.questions), default=0)
-        return max(asked, int(tokens), int(inner_M[top[:-1]].sum() + last_M[others].max()) if len(others) else 0)
+        if len(others):  # another item is the last, behind all of them but the shortest
+            tokens = max(tokens, inner_M[top[:-1]].sum() + last_M[others].max())
+        if first_forms:
+            first_W, only_W = first_forms
+            longer_W = only_W - last_W if num_items == 1 else first_W - inner_W
+            tokens += longer_W.max(initial=0)
+        return max(int(tokens), *map(len, self.questions), 0)
 
     def most_items(self, most: int, max_tokens: int) -> int:
         """How many items, `most` at most, every list can have within so many tokens."""
         return bisect_right(range(1, most + 1), max_tokens, key=self.longest_list)
 
 
-def trie_of_lines(
-    inner: Sequence[Sequence[int]], last: Sequence[Sequence[int]], rows: Rows, items: Rows, left_out: Rows, eos: int
-) -> CatalogTrie:
-    """inner, last: tokens of each line inside of a list, and as its last, without the end of the sequence."""
-    sequences = [*inner, *([*tokens, eos] for tokens in last)]
-    tokens = np.fromiter(itertools.chain.from_iterable(sequences), np.int32)
-    ends_S = np.cumsum([len(one) for one in sequences], dtype=np.int64)
-    row_W, item_W, left_out_rows = (np.array(of, np.int32) for of in (rows, items, left_out))
-    return CatalogTrie(tokens, ends_S, row_W, item_W, left_out_rows, eos)
+def trie_of_lines(lines: LineTokens, rows: Rows, items: Rows, left_out: Rows, eos: int) -> CatalogTrie:
+    """Make a trie of lines, each of which writes a row of the catalog and is an item."""
+    sequences = [*lines.inner, *([*tokens, eos] for tokens in lines.last)]
+    if lines.first is not None and lines.only is not None:
+        sequences += [*lines.first, *([*tokens, eos] for tokens in lines.only)]
+    return CatalogTrie(
+        tokens=np.fromiter(itertools.chain.from_iterable(sequences), np.int32),
+        ends_S=np.cumsum([len(sequence) for sequence in sequences], dtype=np.int64),
+        row_W=np.array(rows, np.int32),
+        item_W=np.array(items, np.int32),
+        left_out=np.array(left_out, np.int32),
+        eos_token_id=eos,
+        has_first_forms=lines.first is not None,
+    )
 
 
 def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTrie:
-    lengths_S, keep_S = np.diff(trie.ends_S, prepend=0), np.tile(keep_W, 2)
+    """Return the trie with these lines alone."""
+    lengths_S = np.diff(trie.ends_S, prepend=0)
+    keep_S = np.tile(keep_W, trie.num_forms)
     return replace(
         trie,
         tokens=trie.tokens[np.repeat(keep_S, lengths_S)],
@@ -120,22 +186,29 @@ def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTri
 
 
 def join_lines(first: CatalogTrie, second: CatalogTrie) -> CatalogTrie:
-    """The lines of both, those of the first in front. The rows of the second are numbered behind those of the first."""
+    """The lines of both, those of the first in front. The rows of the second are numbered behind those of the first.
+
+    Both are of one tokenizer, so that they have the same forms of lines.
+    """
     both = (first, second)
-    lengths = [np.split(np.diff(trie.ends_S, prepend=0), 2) for trie in both]
-    tokens = [np.split(trie.tokens, [inner.sum()]) for trie, (inner, _) in zip(both, lengths, strict=True)]
+    lengths = [trie.lengths_of_forms() for trie in both]
+    tokens = [
+        np.split(trie.tokens, np.cumsum([form_W.sum() for form_W in forms])[:-1])
+        for trie, forms in zip(both, lengths, strict=True)
+    ]
     return replace(
         first,
-        tokens=_inner_then_last(tokens),
-        ends_S=_inner_then_last(lengths).cumsum(),
+        tokens=_form_by_form(tokens),
+        ends_S=_form_by_form(lengths).cumsum(),
         row_W=np.concatenate([first.row_W, second.row_W]),
         item_W=np.concatenate([first.item_W, second.item_W]),
         left_out=np.concatenate([first.left_out, second.left_out]),
     )
 
 
-def _inner_then_last(halves: Sequence[Sequence[npt.NDArray[Any]]]) -> npt.NDArray[Any]:
-    return np.concatenate([part for parts in zip(*halves, strict=True) for part in parts])
+def _form_by_form(forms_of_each: Sequence[Sequence[npt.NDArray[Any]]]) -> npt.NDArray[Any]:
+    """Join arrays: the first form of each trie, then the second of each, and so on."""
+    return np.concatenate([part for parts in zip(*forms_of_each, strict=True) for part in parts])
 
 
 def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
@@ -154,7 +227,7 @@ def check_length(
     """Raise UserError when a list may not fit. setting: what stands before max_tokens where it is given."""
     longest = trie.longest_list(num_items)
     if longest > max_tokens:
-        row = int(trie.row_W[np.argmax(np.diff(trie.ends_S, prepend=0)[: len(trie.row_W)])])
+        row = int(trie.row_W[np.argmax(trie.lengths_of_forms()[0])])
         raise UserError(
             f"{setting}{max_tokens}: {num_items} items can take {longest} tokens (the longest is row {row} of "
             f"{catalog_file}, {catalog.titles[row]!r}): set it to {longest}"
@@ -249,10 +322,10 @@ def build_catalog_trie(
     allowed = range(len(catalog)) if allowed_rows is None else sorted(set(allowed_rows))
     rows = [row for row in allowed if catalog.years[row] is not None]
     lines = [format_item(catalog.titles[row], catalog.years[row]) for row in rows]  # type: ignore[arg-type]
-    inner, last = encode_lines(tokenizer, lines, delimiter)
+    tokens = encode_lines(tokenizer, lines, delimiter)
 
-    candidates = _first_of_each(catalog, matcher, rows, lines, last)
-    read_back = _read_back(matcher, tokenizer, delimiter, [inner[index] for index in candidates])
+    candidates = _first_of_each(catalog, matcher, rows, lines, tokens.last)
+    read_back = _read_back(matcher, tokenizer, delimiter, tokens.select(candidates).inner)
     kept: list[int] = []
     left_out: list[int] = []
     for index, item in zip(candidates, read_back, strict=True):
@@ -261,8 +334,7 @@ def build_catalog_trie(
     if not kept:
         raise UserError("constrained lists: no line of the catalog can be written, read back and found again")
     trie = trie_of_lines(
-        inner=[inner[index] for index in kept],
-        last=[last[index] for index in kept],
+        lines=tokens.select(kept),
         rows=[rows[index] for index in kept],
         items=[matcher.index.items[rows[index]] for index in kept],
         left_out=[rows[index] for index in left_out],
@@ -291,7 +363,7 @@ def _with_questions(
     for text in questions:
         if matcher.match_lines([text], (), None).catalog_index[0] >= 0:
             raise UserError(f"the question {text!r} reads as an item of the catalog: give the attribute another name")
-    _, tokens = encode_lines(tokenizer, questions, delimiter)
+    tokens = encode_lines(tokenizer, questions, delimiter).whole_texts
     return replace(trie, questions=tuple((*question, trie.eos_token_id) for question in tokens))
 
 
@@ -317,7 +389,7 @@ ARRAYS = {"tokens": np.int32, "ends_S": np.int64, "row_W": np.int32, "item_W": n
 
 
 def save_catalog_trie(path: Path, trie: CatalogTrie) -> None:
-    arrays = {name: getattr(trie, name) for name in ("eos_token_id", *ARRAYS)}
+    arrays = {name: getattr(trie, name) for name in ("eos_token_id", "has_first_forms", *ARRAYS)}
     arrays["questions"] = json.dumps(trie.questions)
     with written_whole(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
@@ -329,10 +401,15 @@ def load_catalog_trie(path: Path) -> CatalogTrie:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name].astype(kind) for name, kind in ARRAYS.items()}
             questions = tuple(map(tuple, json.loads(str(file["questions"]))))
-            trie = CatalogTrie(eos_token_id=int(file["eos_token_id"]), questions=questions, **arrays)
+            trie = CatalogTrie(
+                eos_token_id=int(file["eos_token_id"]),
+                questions=questions,
+                has_first_forms=bool(file["has_first_forms"]),
+                **arrays,
+            )
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not readable as a trie of catalog lines ({error}); remove it") from None
-    lengths = (2 * len(trie.row_W), len(trie.row_W), len(trie.tokens))
+    lengths = (trie.num_forms * len(trie.row_W), len(trie.row_W), len(trie.tokens))
     if (len(trie.ends_S), len(trie.item_W), int(trie.ends_S[-1]) if len(trie.ends_S) else -1) != lengths:
         raise UserError(f"{path}: its arrays do not fit each other; remove it")
     return trie

@@ -7,7 +7,7 @@ nothing else: whoever has these four, the sampler or a trainer, has the same all
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from convrec.features.constrained.catalog_trie import END, INNER, LAST, CatalogTrie
+from convrec.features.constrained.catalog_trie import END, CatalogTrie
 
 
 class Walk:
@@ -28,6 +28,7 @@ class Walk:
         self._token, self._parent = trie.token_L.data, trie.parent_L.data
         self._first, self._leaves = trie.first_child.data, trie.leaves_L.data
         self._own = trie.own_S.data
+        self._last_root = catalog.last_root
         given = set(excluded)
         self._open = [question for question in range(len(catalog.questions)) if -1 - question in given]
         self._close_questions(set(range(len(catalog.questions))) - set(self._open))
@@ -36,21 +37,20 @@ class Walk:
         self.node = self._root()
 
     def _root(self) -> int:
-        left = self.num_items - len(self.items)
-        return INNER if left > 1 else LAST if left == 1 else END
+        return self.catalog.root(num_written=len(self.items), num_left=self.num_items - len(self.items))
 
     def _exclude(self, item: int) -> bool:
         """Take an item's lines out of the list's way, some microseconds; whether it was in the trie."""
         lines = self.catalog.lines_of(item)
         num_lines = len(self.catalog.row_W)
         for line in lines:
-            self._close(line)
-            self._close(num_lines + line)
+            for form in range(self.catalog.num_forms):
+                self._close(form * num_lines + line)
         return bool(lines)
 
     def _close(self, sequence: int) -> None:
         node = self._own[sequence]
-        while node > END:  # up to the root
+        while node > self._last_root:
             self._taken[node] = taken = self._taken.get(node, 0) + 1
             parent = self._parent[node]
             if taken == self._leaves[node]:
@@ -58,7 +58,8 @@ class Walk:
             node = parent
 
     def _close_questions(self, questions: Iterable[int]) -> None:
-        first, count = 2 * len(self.catalog.row_W) + 1, len(self.catalog.questions)
+        first = self.catalog.first_question
+        count = len(self.catalog.questions)
         for question in questions:
             self._close(first + question)
             self._close(first + count + question)
@@ -86,7 +87,8 @@ class Walk:
         if line < 0:
             self.node = child
             return child
-        if (question := line - 2 * len(self.catalog.row_W) - 1) >= 0:
+        question = line - self.catalog.first_question
+        if question >= 0:
             self.items.append(-1 - question % len(self.catalog.questions))
             self.node = END
             return child

@@ -1,4 +1,4 @@
-"""The CPU rollout server's worker takes new weights in every layer, whatever way the model's head is tied."""
+"""The CPU rollout server's worker takes new weights in every layer, in every architecture of the table of families."""
 
 import json
 import os
@@ -8,26 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from recipes.tiny_model import make_tiny_model
+from tests.convrec.family_models import SHAPES, make_model
 
 SCRIPT = Path(__file__).with_name("reloaded_engines.py")
 ROOT = Path(__file__).resolve().parents[3]
-SIZES = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "max_positions": 512}
-TEXTS = ["Toy Story (1995)\nAmélie (2001)\nUSER: SYSTEM: "] * 30
-# How vLLM ties the head: Qwen's is the embedding's module, that of the others has its parameter. SmolLM3 runs by
-# vLLM's classes around transformers' own. Mistral and Phi-3 are vLLM's Llama.
-TIED = [("llama",), pytest.param(("gemma3_text", "smollm3", "qwen3"), marks=pytest.mark.slow)]
+# vLLM ties the head of Qwen by sharing the embedding's module, that of the others by its parameter. SmolLM3 runs by
+# vLLM's classes around transformers' own. The others take minutes: a few in each process.
+QUICK = "llama-tied"
+OTHERS = [shape for shape in SHAPES if shape != QUICK]
+GROUPS = [
+    (QUICK,),
+    *(pytest.param(tuple(group), marks=pytest.mark.slow) for group in (OTHERS[:4], OTHERS[4:8], OTHERS[8:])),
+]
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("model_types", TIED)
-def test_a_tied_head_computes_with_the_weights_that_came_last(tmp_path: Path, model_types: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("shapes", GROUPS, ids=" ".join)
+def test_an_engine_computes_with_the_weights_that_came_last(tmp_path: Path, shapes: tuple[str, ...]) -> None:
     """Sent by verl's sender, as in a rollout; read from a folder, as a sweep reads the next checkpoint."""
-    folders = []
-    for model_type in model_types:
-        folder = tmp_path / model_type
-        make_tiny_model(folder, TEXTS, vocab_size=400, tie_word_embeddings=True, model_type=model_type, **SIZES)
-        folders.append(str(folder))
+    folders = [str(make_model(tmp_path / shape, shape)) for shape in shapes]
     done = subprocess.run(
         [sys.executable, SCRIPT, *folders],
         capture_output=True,
@@ -37,9 +36,7 @@ def test_a_tied_head_computes_with_the_weights_that_came_last(tmp_path: Path, mo
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    differences = {
-        Path(row["folder"]).name: row for row in map(json.loads, done.stdout.splitlines()[-len(model_types) :])
-    }
-    assert list(differences) == [*model_types]
+    differences = {Path(row["folder"]).name: row for row in map(json.loads, done.stdout.splitlines()[-len(shapes) :])}
+    assert list(differences) == [*shapes]
     for name, row in differences.items():  # 0.1 to 6 where a head has stayed as it was
         assert max(row["sent"], row["read"]) < 1e-4, name

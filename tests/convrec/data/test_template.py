@@ -169,6 +169,7 @@ def test_a_model_is_asked_as_it_was_trained(load: Callable[[str], Any]) -> None:
     ("start", "whole", "expected"),
     [
         ("user\nassistant\n", "user\nassistant\nHeat<end>", "Heat<end>"),
+        ("[INST] user [/INST]", "[INST] user [/INST] Heat</s>", "Heat</s>"),
         ("assistant\n" + NO_THOUGHT, "assistant\nHeat<end>", "Heat<end>"),
         ("assistant\n" + NO_THOUGHT, "assistant\n<better>A</better><end>", "<better>A</better><end>"),
         ("assistant\n</think>", "assistant\nHeat<end>", "Heat<end>"),

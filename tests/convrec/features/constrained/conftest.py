@@ -7,6 +7,7 @@ import pytest
 from convrec.features.constrained.catalog_trie import CatalogTrie, build_catalog_trie
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
+from tests.convrec.small_tokenizers import read_sentencepiece, train_sentencepiece
 
 ITEMS = [
     ("Toy Story", 1995),
@@ -24,9 +25,28 @@ ITEMS = [
 ]
 
 
+BYTE_LEVEL = "byte-level"
+# With the dummy prefix by the normalizer. An item has other tokens at the top of a list than below it.
+DUMMY_PREFIX = "dummy prefix"
+
+
 @pytest.fixture(scope="session")
-def tokenizer(line_tokenizer: Any) -> Any:
-    return line_tokenizer
+def dummy_prefix_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A sentencepiece tokenizer as Mistral 7B's."""
+    from transformers import PreTrainedTokenizerFast
+
+    texts = [f"{title} ({year})" for title, year in ITEMS] * 4
+    model_file = train_sentencepiece(tmp_path_factory.mktemp("sentencepiece"), texts)
+    backend = read_sentencepiece(model_file, "normalizer")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", name_or_path="dummy-prefix")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(request: pytest.FixtureRequest, line_tokenizer: Any) -> Any:
+    """By its parameter, BYTE_LEVEL where a test gives none."""
+    if getattr(request, "param", BYTE_LEVEL) == BYTE_LEVEL:
+        return line_tokenizer
+    return request.getfixturevalue("dummy_prefix_tokenizer")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Metaspace
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from convrec.errors import UserError
@@ -25,9 +26,12 @@ from convrec.features.constrained.catalog_trie import (
     select_lines,
 )
 from convrec.features.constrained.lines import LISTED_AT_ONCE, encode_lines
+from convrec.features.constrained.walk import Walk
 from convrec.files import file_hash
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
+from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
+from tests.convrec.small_tokenizers import DUMMY_PREFIXES, read_sentencepiece, train_sentencepiece
 
 ITEMS = [("Toy Story", 1995), ("Heat", 1995), ("Alien", 1979)]
 
@@ -55,14 +59,38 @@ def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(befor
         encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
 
 
-def test_a_tokenizer_that_puts_a_space_before_the_first_line_is_named_as_that() -> None:
-    """As those of Llama 2, Mistral 7B and Phi-3: no title is at fault."""
-    words = {token: number for number, token in enumerate(["<unk>", "\n", "▁", *"HeatRnU", "<end>"])}
-    backend = Tokenizer(BPE(vocab=words, merges=[], unk_token="<unk>"))
-    backend.pre_tokenizer = Metaspace(prepend_scheme="first")
-    spaced = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="spaced")
-    with pytest.raises(UserError, match=r"tokenizer spaced puts a space before the first line .*CONSTRAINED"):
-        encode_lines(spaced, ["Heat", "Ran"], "\n")
+@pytest.mark.parametrize("kind", DUMMY_PREFIXES)
+@pytest.mark.parametrize("num_items", [1, 2])
+def test_after_a_dummy_prefix_every_list_of_items_can_be_written_and_nothing_else(
+    kind: str, num_items: int, matcher: Matcher, tmp_path: Path
+) -> None:
+    """Each item at the top and below it, in the tokenizer's own tokens of the whole list (Mistral 7B, Phi-3)."""
+    lines = [f"{title} ({year})" for title, year in zip(matcher.catalog.titles, matcher.catalog.years, strict=True)]
+    backend = read_sentencepiece(train_sentencepiece(tmp_path, lines * 4), kind)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    trie = build_catalog_trie(matcher, tokenizer, "\n")
+    assert trie.has_first_forms
+    assert trie.row_W.tolist() == [0, 1, 2, 3, 4, 5, 6, 9, 10, 11]
+    texts = ["\n".join(lines[row] for row in rows) for rows in permutations(trie.row_W.tolist(), num_items)]
+    two_spellings = {f"{lines[a]}\n{lines[b]}" for a, b in ((3, 4), (4, 3))}
+    encoded = tokenizer([text for text in texts if text not in two_spellings], add_special_tokens=False)["input_ids"]
+    expected = [[*tokens, tokenizer.eos_token_id] for tokens in encoded]
+    assert sorted(written_lists(trie, num_items)) == sorted(expected)
+    assert 0 <= trie.longest_list(num_items) - max(map(len, expected)) <= 1
+
+
+def written_lists(trie: CatalogTrie, num_items: int) -> Iterator[list[int]]:
+    """Every list that the trie lets a model write."""
+    begun: list[list[int]] = [[]]
+    while begun:
+        tokens = begun.pop()
+        walk = Walk(trie, num_items)
+        for token in tokens:
+            walk.advance(token)
+        if len(walk.items) == num_items:
+            yield tokens
+        else:
+            begun += [[*tokens, token] for token in walk.allowed()]
 
 
 def test_lines_of_one_item_are_one_and_equal_lines_are_there_once(catalog: CatalogTrie) -> None:
@@ -153,12 +181,13 @@ def test_the_longest_list_is_of_the_longest_different_lines(catalog: CatalogTrie
         check_length(catalog, matcher.catalog, "c.parquet", 3, 9, "LENGTH=")
 
 
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 def test_lines_are_selected_and_joined_whole(catalog: CatalogTrie) -> None:
     def lines(trie: CatalogTrie) -> set[tuple]:
-        """(row, item, tokens inside of a list, tokens at its end)"""
+        """(row, item, the tokens of each form)"""
         parts = [tuple(part.tolist()) for part in np.split(trie.tokens, trie.ends_S[:-1])]
-        count = len(trie.row_W)
-        return set(zip(trie.row_W.tolist(), trie.item_W.tolist(), parts[:count], parts[count:], strict=True))
+        forms = [parts[form :: len(trie.row_W)] for form in range(len(trie.row_W))]
+        return set(zip(trie.row_W.tolist(), trie.item_W.tolist(), map(tuple, forms), strict=True))
 
     keep_W = np.arange(len(catalog.row_W)) % 2 == 0
     even, odd = select_lines(catalog, keep_W), select_lines(catalog, ~keep_W)

@@ -8,6 +8,9 @@ import pytest
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.choices import ChoiceReader
 from convrec.features.constrained.walk import Walk
+from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
+
+pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 
 
 def sampled(catalog: CatalogTrie, num_items: int, excluded: list[int], rng: random.Random) -> list[int]:

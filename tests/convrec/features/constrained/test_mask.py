@@ -2,11 +2,15 @@
 
 import random
 
+import pytest
 import torch
 
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.vllm_lists import TrieMask
 from convrec.features.constrained.walk import Walk
+from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
+
+pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 
 
 def test_each_row_keeps_the_logits_of_its_own_walk_and_other_rows_keep_all(catalog: CatalogTrie) -> None:

@@ -19,6 +19,9 @@ from convrec.features.constrained.choices import ChoiceReader
 from convrec.features.constrained.walk import Walk
 from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
+from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
+
+pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 
 QUESTIONS = [question_text(attribute) for attribute in ("genre", "decade")]
 ITEMS = (5, 11)  # Heat (1995) and Up (2009)

@@ -9,6 +9,9 @@ import pytest
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.walk import Walk
 from convrec.lists.matching import Matcher
+from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
+
+pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 
 
 def take(walk: Walk, tokens: list[int]) -> None:
