@@ -41,7 +41,8 @@ from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.walk import Walk
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
-from convrec.train.log_prob_head import at_once, in_chunks
+from convrec.train.log_prob_head import compute_at_positions
+from convrec.train.token_log_probs import chunked_log_probs, whole_log_probs
 
 NUM_ITEMS, EXCLUDED = 20, 10
 
@@ -111,8 +112,8 @@ def main() -> None:
         "constrained": lambda hidden: head.log_probs(hidden, weight, choices)[0],
         "masked": masked,
         "free": lambda hidden: -torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="none"),
-        "at once": lambda hidden: at_once(hidden, weight, chosen, 1.0, with_entropy=False)[0],
-        "fused": lambda hidden: in_chunks(hidden, weight, chosen, 1.0)[0],
+        "at once": lambda hidden: compute_at_positions(whole_log_probs, hidden, weight, chosen, 1.0, False)[0],
+        "fused": lambda hidden: compute_at_positions(chunked_log_probs, hidden, weight, chosen, 1.0, False)[0],
         "verl's fused": fused_by_verl,
     }
     given = torch.randn(input_ids.numel(), options.hidden, device=device, dtype=weight.dtype, requires_grad=True)

@@ -5,6 +5,7 @@ loses its start; the instruction and the end, which holds the request, stay.
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,28 @@ def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed
     """
     schema = pa.schema([SFT_SCHEMA.field(name) for name in columns])
     table = pa.concat_tables([table_as(pq.read_table(path, columns=list(columns)), schema) for path in files])
-    if 0 < max_samples < len(table):
-        chosen = np.random.default_rng(seed).choice(len(table), size=max_samples, replace=False)
-        table = table.take(np.sort(chosen))
-    return table
+    return draw_rows(table, max_samples, seed) if 0 < max_samples < len(table) else table
+
+
+def draw_rows(table: pa.Table, count: int, seed: int | None) -> pa.Table:
+    """Draw `count` rows of a table, in their order."""
+    chosen = np.random.default_rng(seed).choice(len(table), size=count, replace=False)
+    is_chosen = np.zeros(len(table), bool)
+    is_chosen[chosen] = True
+    # `take` joins the chunks of a column first, and fails where they have more than 2 GiB of text.
+    return table.filter(pa.array(is_chosen))
+
+
+def read_row(table: pa.Table, row: int) -> dict[str, Any]:
+    """Read one row, whose time and memory do not depend on the size of the table."""
+    values: list[dict[str, Any]] = table.slice(row, 1).to_pylist()  # `take` would copy the table
+    return values[0]
+
+
+def iter_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Iterate over all rows; a batch of them at a time is in Python's memory."""
+    for batch in table.to_batches(max_chunksize=1024):
+        yield from batch.to_pylist()
 
 
 def rl_item(item: int, prompt: list[Message], source: str, truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +98,7 @@ class ConvRecDataset(RLHFDataset):
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         indices = [item] if self.conversations is None else self.conversations[item]
-        # slices: `take` copies the whole table, however few rows it is asked for
-        rows = [self.dataframe.slice(index, 1).to_pylist()[0] for index in indices]
+        rows = [read_row(self.dataframe, index) for index in indices]
         row = rows[0]
         prompt = fit_prompt(self.tokenizer, row["prompt"], self.max_prompt_length, **self.apply_chat_template_kwargs)
         truths = [{"groundtruth": r[TRUTH], "seen": r["seen_titles"]} for r in rows]
@@ -114,7 +132,7 @@ class DemonstrationDataset(Dataset):
         return len(self.table)
 
     def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
-        row = self.table.slice(item, 1).to_pylist()[0]
+        row = read_row(self.table, item)
         completion_ids = encode(self.tokenizer, self._completion_text(row))
         room = self.max_length - len(completion_ids)
         if room <= 0:
@@ -122,12 +140,17 @@ class DemonstrationDataset(Dataset):
                 f"{row['sample_id']}: the completion alone has {len(completion_ids)} tokens, data.max_length is "
                 f"{self.max_length}: raise MAX_LENGTH"
             )
-        prompt = fit_prompt(self.tokenizer, row["prompt"], room, **self.template_kwargs)
-        prompt_ids = encode(self.tokenizer, render_prompt(self.tokenizer, prompt, **self.template_kwargs))
+        prompt_ids = self._encode_prompt(without_control_tokens(row["prompt"], self.tokenizer))
+        if len(prompt_ids) > room:
+            shortened = fit_prompt(self.tokenizer, row["prompt"], room, **self.template_kwargs)
+            prompt_ids = self._encode_prompt(shortened)
         input_ids = torch.tensor(prompt_ids + completion_ids)
         loss_mask = torch.zeros_like(input_ids)
         loss_mask[len(prompt_ids) :] = 1
         return {"input_ids": input_ids, "position_ids": torch.arange(len(input_ids)), "loss_mask": loss_mask}
+
+    def _encode_prompt(self, messages: list[Message]) -> list[int]:
+        return encode(self.tokenizer, render_prompt(self.tokenizer, messages, **self.template_kwargs))
 
     def _short_enough(self, files: list[str]) -> pa.Table:
         def whole(row: dict[str, Any]) -> str:
@@ -135,7 +158,7 @@ class DemonstrationDataset(Dataset):
             start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
             return start + self._completion_text(row)
 
-        keep = [fits(self.tokenizer, whole(row), self.max_length) for row in self.table.to_pylist()]
+        keep = [fits(self.tokenizer, whole(row), self.max_length) for row in iter_rows(self.table)]
         if not any(keep):
             raise UserError(
                 f"{', '.join(files)}: every demonstration has more than {self.max_length} tokens: raise MAX_LENGTH"

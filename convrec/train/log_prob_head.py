@@ -12,24 +12,21 @@ Shapes: T positions of hidden states, P of them that predict a token of a respon
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import repeat
 from types import MethodType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from verl.models.transformers.dense_common import CausalLMOutputForPPO
 from verl.utils import tensordict_utils
-from verl.utils.experimental.torch_functional import _fused_linear_for_ppo_bwd, _fused_linear_for_ppo_fwd
-from verl.utils.torch_functional import entropy_from_logits
 
 from convrec.checkpoints.logits import OTHER_LOGITS
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.choices import ChoiceReader, Choices, joined
 from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.rollout import CONSTRAINT
+from convrec.train.token_log_probs import LogProbsAndEntropies, chunked_log_probs, whole_log_probs
 
-CHUNK = 512  # tokens whose logits are in memory at a time
 Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
 
 
@@ -40,17 +37,40 @@ def constrain(engine: Any, catalog: CatalogTrie) -> None:
 
 def fuse(engine: Any) -> None:
     """Have this engine's log-probs be made in chunks, in place of verl's fused kernels."""
-    _compute_in_head(engine, response_tokens, in_chunks)
+    _compute_in_head(engine, response_tokens, partial(compute_at_positions, chunked_log_probs))
 
 
-def leave_out_prompts(engine: Any) -> None:
-    """Have this engine's logits be made for trained tokens alone: the head is a large part of a small model's work. A
-    model whose logits are more than the product of hidden states and head stays as it is."""
+def leave_out_prompts(engine: Any, chunked: bool = False) -> str:
+    """Have this engine's logits be made for trained tokens alone, where its model allows that.
+
+    The head is a large part of a small model's work, and prompts are most of the tokens of SFT.
+
+    Args:
+        engine: verl's, whose model is built.
+        chunked: whether the logits are made in chunks, twice, which saves memory; else all at once.
+
+    Returns:
+        Why the engine stays as it is; "" where it does not.
+    """
+    why = _why_whole_logits(engine)
+    if not why:
+        compute = chunked_log_probs if chunked else whole_log_probs
+        _compute_in_head(engine, trained_tokens, partial(compute_at_positions, compute))
+    return why
+
+
+def _why_whole_logits(engine: Any) -> str:
+    """What of an engine or its model does not go with a head that reads hidden states of trained tokens."""
+    if engine.engine_config.ulysses_sequence_parallel_size > 1:
+        return "sequences are cut over processes (ulysses_sequence_parallel_size)"
+    if engine.model_config.use_fused_kernels:
+        return "verl's fused kernels are on (use_fused_kernels)"
     model = _model_with_head(engine)
-    is_plain = isinstance(model.lm_head, torch.nn.Linear) and model.lm_head.bias is None and hasattr(model, "model")
-    if not is_plain or any(getattr(model.config, name, None) for name in OTHER_LOGITS):
-        return
-    _compute_in_head(engine, trained_tokens, at_once)
+    head = getattr(model, "lm_head", None)
+    if not isinstance(head, torch.nn.Linear) or head.bias is not None or not hasattr(model, "model"):
+        return "the model's head is no mere matrix named lm_head"
+    changes = [name for name in OTHER_LOGITS if getattr(model.config, name, None) not in (None, 1.0)]
+    return f"the model changes its logits after the head ({', '.join(changes)})" if changes else ""
 
 
 def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
@@ -128,8 +148,8 @@ def _compute_in_head(
 
 
 def _model_with_head(engine: Any) -> Any:
-    """Below FSDP's and LoRA's wrappers."""
-    return next(part for part in engine.module.modules() if "lm_head" in part._modules)
+    """The model below FSDP's and LoRA's wrappers; None where its head has another name."""
+    return next((part for part in engine.module.modules() if "lm_head" in part._modules), None)
 
 
 def _forward(
@@ -149,69 +169,30 @@ def _forward(
     return CausalLMOutputForPPO(log_probs=log_probs.view(shape), entropy=entropy.view(shape))
 
 
-def in_chunks(
-    hidden_TD: torch.Tensor, weight_VD: torch.Tensor, chosen: Pair, temperature: float, with_entropy: bool = True
+def compute_at_positions(
+    compute: Callable[..., LogProbsAndEntropies],
+    hidden_TD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    chosen: Pair,
+    temperature: float,
+    with_entropy: bool,
 ) -> Pair:
-    """(T,) float32 log-probs and entropies; 0 but at the positions in chosen: (P,) positions and the tokens there.
-    Entropies come with the log-probs, wanted or not."""
+    """Compute log-probs and entropies at some positions.
+
+    Args:
+        compute: a function of convrec.train.token_log_probs.
+        hidden_TD: hidden states of all positions.
+        weight_VD: of the head.
+        chosen: (P,) positions, and (P,) tokens there.
+        temperature: that the logits are divided by.
+        with_entropy: whether entropies are wanted.
+
+    Returns:
+        (T,) float32 log-probs and entropies: 0 at other positions, and entropies that are not wanted.
+    """
     position_P, token_P = (values.to(hidden_TD.device) for values in chosen)
     hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
-    values = cast(Pair, _InChunks.apply(hidden_PD, weight_VD, token_P, temperature))
-    return _placed(len(hidden_TD), position_P, values)
-
-
-def at_once(
-    hidden_TD: torch.Tensor, weight_VD: torch.Tensor, chosen: Pair, temperature: float, with_entropy: bool
-) -> Pair:
-    """As `in_chunks`, with all logits in memory and none computed twice; entropies are 0 where not asked for."""
-    position_P, token_P = (values.to(hidden_TD.device) for values in chosen)
-    hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
-    logits_PV = torch.nn.functional.linear(hidden_PD, weight_VD).float() / temperature
-    log_probs_P = -torch.nn.functional.cross_entropy(logits_PV, token_P, reduction="none")
-    entropy_P = entropy_from_logits(logits_PV) if with_entropy else torch.zeros_like(log_probs_P)
-    return _placed(len(hidden_TD), position_P, (log_probs_P, entropy_P))
-
-
-def _placed(length: int, position_P: torch.Tensor, values: Pair) -> Pair:
-    log_probs_T, entropy_T = (
-        torch.zeros(length, device=value.device).index_put((position_P,), value) for value in values
-    )
-    return log_probs_T, entropy_T
-
-
-class _InChunks(torch.autograd.Function):
-    """verl's fused head, whose arithmetic this is, but the head's gradient is summed over chunks in float32."""
-
-    @staticmethod
-    def forward(
-        context: Any, hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float
-    ) -> Pair:
-        """(P,) float32 each."""
-        context.set_materialize_grads(False)  # none of entropies where only log-probs are trained on
-        context.save_for_backward(hidden_PD, weight_VD, token_P)
-        context.temperature = temperature
-        parts = [
-            _fused_linear_for_ppo_fwd(hidden, weight_VD, token, temperature)
-            for hidden, token in zip(hidden_PD.split(CHUNK), token_P.split(CHUNK), strict=True)
-        ]
-        log_probs_P, entropy_P = (torch.cat([*values]) for values in zip(*parts, strict=True))
-        return log_probs_P, entropy_P.float()
-
-    @staticmethod
-    def backward(
-        context: Any, log_prob_P: torch.Tensor | None, entropy_P: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
-        hidden_PD, weight_VD, token_P = context.saved_tensors
-        sum_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if context.needs_input_grad[1] else None
-        hidden_gradients = []
-        by_chunk = (values.split(CHUNK) for values in (hidden_PD, token_P))
-        of_values = (repeat(None) if values is None else values.split(CHUNK) for values in (log_prob_P, entropy_P))
-        for hidden, token, log_prob, entropy in zip(*by_chunk, *of_values, strict=False):
-            of_hidden, of_weight = _fused_linear_for_ppo_bwd(
-                log_prob, entropy, hidden, weight_VD, token, context.temperature
-            )
-            hidden_gradients.append(of_hidden)
-            if sum_VD is not None:
-                sum_VD += of_weight
-        of_head = None if sum_VD is None else sum_VD.to(weight_VD.dtype)
-        return torch.cat(hidden_gradients), of_head, None, None
+    log_prob_P, entropy_P = compute(hidden_PD, weight_VD, token_P, temperature, with_entropy)
+    zeros_T = log_prob_P.new_zeros(len(hidden_TD))
+    log_probs_T = zeros_T.index_put((position_P,), log_prob_P)
+    return log_probs_T, zeros_T if entropy_P is None else zeros_T.index_put((position_P,), entropy_P)

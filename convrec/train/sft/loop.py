@@ -66,9 +66,9 @@ class SFTLoop:
     def iter_batches(self, done: int) -> Iterator[Any]:
         """Yield batches from where the loaded checkpoint ended, epoch after epoch, each in an order of its own."""
         engine = self.engine
-        for epoch in range(done // engine.steps_per_epoch, engine.config.trainer.total_epochs):
-            engine.train_sampler.set_epoch(epoch=epoch)
-            engine.begin_epoch()
+        first_epoch, batches_done = divmod(done, engine.steps_per_epoch)
+        for epoch in range(first_epoch, engine.config.trainer.total_epochs):
+            engine.begin_epoch(epoch, batches_done if epoch == first_epoch else 0)
             yield from engine.train_dataloader
 
     def update(self, step: Step, batch: Any) -> dict[str, float]:

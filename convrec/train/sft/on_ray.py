@@ -76,9 +76,6 @@ class ConvRecRaySFTTrainer(SFTEngine, sft_trainer_ray.SFTTrainer):
     def _actors(self) -> dict[str, Any]:
         return {f"training worker {number}": worker for number, worker in enumerate(self.training_client.workers)}
 
-    def begin_epoch(self) -> None:
-        """Nothing to do in the driver."""
-
     def balance_batch(self, data: Any) -> Any:
         """Order the rows so that all workers have equal work, as verl's trainer does."""
         if not self.config.trainer.balance_batch:

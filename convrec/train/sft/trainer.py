@@ -1,6 +1,8 @@
 """verl's SFT trainers as the engine of our loop: what both of them share, and the one for a single device."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,20 @@ from convrec.cpu.platform import is_cpu_host
 from convrec.runs import card
 from convrec.train.log_prob_head import leave_out_prompts
 from convrec.train.sft.loop import SFTLoop
+from convrec.train.sft.prefetch import PrefetchedRows
 from convrec.train.trackers import tracking
 from convrec.train.worker import prepare_checkpoints, set_learning_rate
+
+BATCHES_AHEAD = 2  # that are encoded while the device trains
 
 
 def prepare_engine(engine: Any) -> None:
     """Change verl's engine after it was built."""
     prepare_checkpoints(engine)
-    if is_cpu_host():
-        leave_out_prompts(engine)
+    # A CPU has the memory for all logits of trained tokens; a GPU makes them twice to save it.
+    why = leave_out_prompts(engine, chunked=not is_cpu_host())
+    if why and engine.rank == 0:
+        print(f"logits are made for prompts too, all at once: {why}", flush=True)
 
 
 class SFTEngine:
@@ -36,6 +43,7 @@ class SFTEngine:
 
     def __init__(self, config: Any) -> None:
         self.run_folder = Path(config.trainer.default_local_dir)
+        self.row_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
         super().__init__(config)
         # TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint
         epochs = -(-self.total_training_steps // self.steps_per_epoch)
@@ -52,7 +60,10 @@ class SFTEngine:
         self.logger = tracking.open_trackers(
             self.run_folder, trainer.project_name, trainer.experiment_name, trainer.logger, config
         )
-        SFTLoop(self, self.run_folder).fit()
+        try:
+            SFTLoop(self, self.run_folder).fit()
+        finally:
+            self.row_thread.shutdown(cancel_futures=True)
 
     # ---- data ----
 
@@ -69,7 +80,16 @@ class SFTEngine:
             rows = len(self.val_dataset) // batches // devices * devices
             self.val_dataloader = self._loader(self.val_dataset, self.val_sampler, rows)
 
+    def begin_epoch(self, epoch: int, batches_done: int) -> None:
+        """Give the sampler its epoch, and begin with the rows after those of the batches that were trained on."""
+        self.train_sampler.set_epoch(epoch=epoch)
+        rows = self.train_dataloader.dataset
+        if isinstance(rows, PrefetchedRows):
+            rows.expect(islice(self.train_sampler, batches_done * self.global_batch_size, None))
+
     def _loader(self, dataset: Any, sampler: Any, batch_size: int) -> StatefulDataLoader:
+        if not self.config.data.num_workers:  # else processes of the loader make the rows
+            dataset = PrefetchedRows(dataset, self.row_thread, BATCHES_AHEAD * batch_size)
         return StatefulDataLoader(
             dataset,
             batch_size=batch_size,
@@ -112,7 +132,8 @@ class ConvRecSFTTrainer(SFTEngine, sft_trainer.SFTTrainer):
         super()._init_engine()
         prepare_engine(self.engine)
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, epoch: int, batches_done: int) -> None:
+        super().begin_epoch(epoch, batches_done)
         aggressive_empty_cache(force_sync=True)
 
     def balance_batch(self, data: Any) -> Any:

@@ -30,9 +30,9 @@ MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def build_training_worker(
-    model_folder: Path, micro_batch: int = 4, model: dict[str, Any] | None = None, **optimizer: Any
+    model_folder: Path, micro_batch: int = 4, model: dict[str, Any] | None = None, dtype: str = "fp32", **optimizer: Any
 ) -> Any:
-    """In the process group that there is. `micro_batch` rows, `model` further settings of it."""
+    """In the process group that there is. `micro_batch` rows, `model` further settings of it, `dtype` of its passes."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
@@ -54,7 +54,7 @@ def build_training_worker(
             engine_config=FSDPEngineConfig(
                 strategy="fsdp2",
                 use_torch_compile=False,
-                mixed_precision={"param_dtype": "fp32"},
+                mixed_precision={"param_dtype": dtype},
                 use_dynamic_bsz=False,
                 micro_batch_size_per_gpu=micro_batch,
             ),

@@ -1,18 +1,22 @@
 """What the rollout is prompted with, and what SFT learns from."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from convrec.data import chat
 from convrec.data.schema import PROMPT_COLUMNS, RL_SCHEMA, SFT_SCHEMA, prompt_text
 from convrec.errors import UserError
-from convrec.train.dataset import ConvRecDataset, DemonstrationDataset, encode, read_rows, render_prompt
+from convrec.train import dataset
+from convrec.train.dataset import ConvRecDataset, DemonstrationDataset, draw_rows, encode, read_rows, render_prompt
 from recipes.tiny_model import train_tokenizer
 
 INSTRUCTION = prompt_text("")
@@ -127,6 +131,46 @@ def test_max_samples_draws_the_same_rows_in_order(tmp_path: Path, tokenizer: Any
     assert drawn[0] == sorted(drawn[0], key=lambda name: int(name.removeprefix("row-")))
 
 
+def repeat_above_2_gib(table: pa.Table) -> pa.Table:
+    """The rows of a table again and again, in chunks that share their memory, until they have 2.5 GiB of text."""
+    return pa.concat_tables([table] * (5 * 2**29 // table.nbytes + 1))
+
+
+def allocated_by(call: Callable[[], Any]) -> int:
+    """Bytes that Arrow allocates in a call, freed ones too."""
+    pool = pa.default_memory_pool()
+    before = pool.total_bytes_allocated()
+    call()
+    return pool.total_bytes_allocated() - before
+
+
+def test_a_row_is_read_from_a_table_of_more_than_2_gib_without_a_copy_of_others(tmp_path: Path, tokenizer: Any) -> None:
+    """`Table.take` allocates the whole table for a row, and fails above 2 GiB: offset overflow."""
+    word = "film " * 2**20  # 5 MiB a row; two rows behind it, which are short
+    rows = [_row(f"USER: {word}\n"), *(_row(f"USER: {name}?\n", number) for number, name in ((1, "Heat"), (2, "Up")))]
+    rl, sft = _rl(tmp_path, tokenizer, rows), _sft(tmp_path, tokenizer, rows)
+    rl.dataframe = repeat_above_2_gib(rl.dataframe)
+    sft.table = repeat_above_2_gib(sft.table)
+    assert rl.dataframe.nbytes > 2**31 < sft.table.nbytes
+    last = len(rl) - 2
+    for rows_of in (rl, sft):
+        assert len(rows_of) > 1000
+        assert allocated_by(lambda rows_of=rows_of: rows_of[last]) < 2**16
+    assert rl[last]["extra_info"]["sample_id"] == "row-1"
+    assert "Heat?" in tokenizer.decode(sft[last]["input_ids"])
+
+
+def test_rows_are_drawn_from_a_table_of_more_than_2_gib(tmp_path: Path) -> None:
+    rows = [_row(f"USER: {'film ' * 2**20}\n"), *(_row("USER: Heat?\n", number) for number in range(1, 100))]
+    table = repeat_above_2_gib(pa.Table.from_pylist(rows, SFT_SCHEMA))
+    drawn: list[pa.Table] = []
+    num_bytes = allocated_by(lambda: drawn.append(draw_rows(table, 100, seed=1)))
+    assert len(drawn[0]) == 100
+    assert num_bytes < 2**27  # a row with 5 MiB is one of a hundred
+    places = np.sort(np.random.default_rng(1).choice(len(table), size=100, replace=False))
+    assert drawn[0]["sample_id"].to_pylist() == [f"row-{place % 100}" for place in places]
+
+
 def test_loss_is_on_exactly_the_completion_and_the_end_of_its_turn(tmp_path: Path, tokenizer: Any) -> None:
     row = _row("USER: Heat, please.\n")
     item = _sft(tmp_path, tokenizer, [row])[0]
@@ -160,6 +204,23 @@ def test_a_long_demonstration_loses_prompt_not_completion(tmp_path: Path, tokeni
     assert ANSWER in text
     assert INSTRUCTION in text
     assert "USER: Heat, please." in text
+
+
+def test_a_demonstration_that_fits_is_tokenized_once(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call for the prompt and one for the completion, also where a prompt has more bytes than tokens may be."""
+    texts: list[str] = []
+
+    def note(tokenizer: Any, text: str) -> list[int]:
+        texts.append(text)
+        return encode(tokenizer, text)
+
+    for module in (dataset, chat):
+        monkeypatch.setattr(module, "encode", note)
+    item = _sft(tmp_path, tokenizer, [_row(LONG)], max_length=1500)[0]
+    assert len(texts) == 2
+    assert tokenizer.decode(item["input_ids"]) == "".join(sorted(texts, key=len, reverse=True))
 
 
 def test_a_completion_that_is_too_long_is_named(tmp_path: Path, tokenizer: Any) -> None:

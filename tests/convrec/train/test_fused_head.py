@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils
 from verl.workers.utils.losses import sft_loss
 
-from convrec.train import log_prob_head
+from convrec.train import log_prob_head, token_log_probs
 from convrec.train.attention import varlen
 from convrec.train.log_prob_head import fuse, leave_out_prompts
 from tests.convrec.train.conftest import build_training_worker
@@ -64,7 +64,7 @@ def test_log_probs_entropies_loss_and_gradient_are_those_of_whole_logits(
     training_worker: Any, folder: Path, form: dict[str, Any], lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """training_worker: its environment and process group."""
-    monkeypatch.setattr(log_prob_head, "CHUNK", 3)
+    monkeypatch.setattr(token_log_probs, "CHUNK", 3)
     varlen.register()
     found = []
     for change in (None, fuse, leave_out_prompts):
@@ -87,10 +87,13 @@ def test_log_probs_entropies_loss_and_gradient_are_those_of_whole_logits(
         assert metrics["grad_norm"] == pytest.approx(plain_metrics["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("form", [PADDED, PACKED], ids=["padded", "packed"])
 def test_of_demonstrations_the_loss_and_the_gradient_are_those_of_whole_logits(
-    training_worker: Any, folder: Path, form: dict[str, Any]
+    training_worker: Any, folder: Path, form: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At once, as on a CPU, and in chunks, as on a GPU. In bf16 both paths round, whole logits too."""
+    monkeypatch.setattr(token_log_probs, "CHUNK", 3)
     varlen.register()
     of_both = rows()
     names = ("input_ids", "position_ids")
@@ -98,20 +101,23 @@ def test_of_demonstrations_the_loss_and_the_gradient_are_those_of_whole_logits(
         "loss_mask": [[0] * len(a) + [1] * len(b) for a, b in zip(PROMPTS, RESPONSES, strict=True)]
     }
     found = []
-    for change in (None, leave_out_prompts):
-        worker = build_training_worker(folder)
+    for change in (None, leave_out_prompts, partial(leave_out_prompts, chunked=True)):
+        worker = build_training_worker(folder, dtype=dtype)
         worker.set_loss_fn(partial(sft_loss, config=None))
         if form is PACKED:
             worker.engine.module.config._attn_implementation = varlen.NAME
         if change:
-            change(worker.engine)
+            assert change(worker.engine) == ""
         found.append(
             [tensordict_utils.get(worker.train_batch(batch_of(demonstrations, **form)), "metrics") for _ in range(2)]
         )
-    for plain, other in zip(*found, strict=True):
-        assert other["loss"] == pytest.approx(plain["loss"], rel=1e-5)
-        assert other["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
-    assert found[0][0]["loss"] > found[0][1]["loss"]  # the update changed something
+    plain_metrics, *others = found
+    precision = {"fp32": 1e-6, "bf16": 2**-8}[dtype]
+    for metrics in others:
+        for plain, other in zip(plain_metrics, metrics, strict=True):
+            assert other["loss"] == pytest.approx(plain["loss"], rel=precision)
+            assert other["grad_norm"] == pytest.approx(plain["grad_norm"], rel=precision)
+    assert plain_metrics[0]["loss"] > plain_metrics[1]["loss"]  # the update changed something
 
 
 def test_a_model_that_changes_its_logits_behind_the_head_keeps_its_own_forward(
@@ -120,11 +126,28 @@ def test_a_model_that_changes_its_logits_behind_the_head_keeps_its_own_forward(
     engine = build_training_worker(folder).engine
     model, before = engine.module, engine.module.forward
     model.config.final_logit_softcapping = 30.0
-    leave_out_prompts(engine)
+    assert "changes its logits after the head (final_logit_softcapping)" in leave_out_prompts(engine)
     assert model.forward == before
     model.config.final_logit_softcapping = None
     leave_out_prompts(engine)
     assert model.forward != before
+
+
+def test_what_cuts_sequences_or_replaces_the_forward_keeps_its_own_and_is_named(
+    training_worker: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_training_worker(folder).engine
+    before = engine.module.forward
+    for section, name, value in (
+        (engine.engine_config, "ulysses_sequence_parallel_size", 2),
+        (engine.model_config, "use_fused_kernels", True),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setitem(vars(section), name, value)  # verl's records are frozen
+            assert name in leave_out_prompts(engine, chunked=True)
+    del engine.module.lm_head
+    assert "lm_head" in leave_out_prompts(engine, chunked=True)
+    assert engine.module.forward == before
 
 
 @pytest.mark.parametrize("folder", [True], ids=["tied"], indirect=True)  # FSDP takes no adapter in a unit of its own
@@ -139,12 +162,12 @@ def test_a_head_with_an_adapter_keeps_its_own_forward(training_worker: Any, fold
 def test_the_heads_gradient_is_summed_in_float32() -> None:
     """Of 64 chunks in bf16: closer to float64's than sums in bf16 are, and as close as one product."""
     generator = torch.Generator().manual_seed(2)
-    hidden, weight = (torch.randn(n, 32, generator=generator) for n in (64 * log_prob_head.CHUNK, 50))
+    hidden, weight = (torch.randn(n, 32, generator=generator) for n in (64 * token_log_probs.CHUNK, 50))
     tokens = torch.randint(0, 50, (len(hidden),), generator=generator)
 
     def gradient(dtype: torch.dtype) -> torch.Tensor:
         head = weight.detach().clone().to(dtype).requires_grad_()
-        log_probs, _ = log_prob_head.in_chunks(hidden.to(dtype), head, (torch.arange(len(hidden)), tokens), 1.0)
+        log_probs, _ = token_log_probs.chunked_log_probs(hidden.to(dtype), head, tokens, 1.0, False)
         log_probs.sum().backward()
         return head.grad.double()
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,11 @@ STEPS_PER_EPOCH = SAMPLES // BATCH
 class Engine:
     """One process without a model."""
 
+    rank = 1
+    engine_config = SimpleNamespace(ulysses_sequence_parallel_size=1)
+    model_config = SimpleNamespace(use_fused_kernels=False)
+    module = torch.nn.Module()
+
     def __init__(self) -> None:
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
         self.optimizer_config = SimpleNamespace(lr=1e-3)
@@ -45,6 +51,20 @@ class Engine:
     def save_checkpoint(self, local_path: str, **_: Any) -> None: ...
 
     def load_checkpoint(self, path: str) -> None: ...
+
+
+class Rows:
+    """Notes which row was made by which thread."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        self.made.append((row, threading.current_thread().name))
+        return {"input_ids": torch.tensor([row, row])}
 
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -84,8 +104,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
             self.start_profile_step = self.end_profile_step = -1
 
         def _build_dataset(self) -> None:
-            self.train_dataset = [{"input_ids": torch.tensor([i, i])} for i in range(SAMPLES)]
-            self.val_dataset = self.train_dataset[:val_rows] or None
+            self.train_dataset = Rows()
+            self.val_dataset = [{"input_ids": torch.tensor([i, i])} for i in range(val_rows)] or None
 
         def _build_engine(self) -> None:
             self.seen: list[list[int]] = []
@@ -172,6 +192,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
         return one.seen
 
     start.logged = logged  # type: ignore[attr-defined]
+    start.trainers = trainers  # type: ignore[attr-defined]
     return start
 
 
@@ -190,6 +211,28 @@ def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(train: Train, tmp_pat
     assert whole[:STEPS_PER_EPOCH] != whole[STEPS_PER_EPOCH : 2 * STEPS_PER_EPOCH]  # each epoch has an order of its own
     (tmp_path / "run").rename(tmp_path / "whole")
     assert train(stop_after) + train() == whole
+
+
+@pytest.mark.parametrize("stop_after", [None, 1, STEPS_PER_EPOCH, 4])
+def test_a_thread_makes_the_rows_in_the_order_in_which_they_are_read(train: Any, stop_after: int | None) -> None:
+    if stop_after:
+        train(stop_after=stop_after)
+    batches = train()
+    made = train.trainers[-1].train_dataset.made
+    assert {thread for _, thread in made} == {"rows_0"}
+    read = [row for batch in batches for row in batch]
+    remaining = iter(row for row, _ in made)
+    assert all(row in remaining for row in read)  # in this order, with others between them
+    assert len(made) <= len(read) + EPOCHS  # each epoch has one that fills no batch
+
+
+def test_rows_of_a_loader_with_processes_of_its_own_are_made_there() -> None:
+    """A thread is not in a process that is forked."""
+    from convrec.train.sft.trainer import SFTEngine
+
+    engine = SimpleNamespace(config=OmegaConf.create({"data": {"num_workers": 1}}), collate_fn=list)
+    rows = Rows()
+    assert SFTEngine._loader(engine, rows, sampler=None, batch_size=BATCH).dataset is rows  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step", [1, STEPS_PER_EPOCH, 4])
