@@ -7,7 +7,7 @@ Both servers run at once on this machine, and the client takes six turns between
 the prompt that the list has, greedy, as many tokens as a list of 20 items has on average. Latency is of whole answers.
 
     levels      {concurrent: {"list" | "chat" | "plain": {"answers", "errors", "per_second", "p50", "p95", "p99"},
-                "chat_to_plain", "list_to_plain": ratio of the p50s}}; seconds
+                "chat_to_plain", "list_to_plain": {"p50", "p95", "p99": ratio}}}; seconds
     malformed   {"statuses": {status: count}, "bytes_before", "bytes_after": resident, of front and model}
     faults      {"process" | "engine": {"statuses" of 8 requests in flight, "seconds_to_list": until one comes again}}
 """
@@ -46,6 +46,7 @@ TALK = [
 ]
 LIST_ITEMS = 20
 TURNS = 6  # of each service at every level
+PERCENTILES = (50, 95, 99)
 READY_SECONDS = 900
 MALFORMED = (
     "",
@@ -97,7 +98,7 @@ class Answers:
 
     def figures(self) -> dict[str, Any]:
         cuts = statistics.quantiles(self.latencies, n=100) if len(self.latencies) > 1 else self.latencies * 99
-        of_p = {f"p{p}": round(cuts[p - 1], 4) for p in (50, 95, 99)} if cuts else {}
+        of_p = {f"p{p}": round(cuts[p - 1], 4) for p in PERCENTILES} if cuts else {}
         per_second = round(len(self.latencies) / self.seconds, 2)
         return {"answers": len(self.latencies), "errors": dict(self.errors), "per_second": per_second, **of_p}
 
@@ -220,6 +221,12 @@ def fault(address: str, victim: psutil.Process) -> dict[str, Any]:
     return asyncio.run(scenario())
 
 
+def compute_ratios(ours_figures: dict[str, Any], plain_figures: dict[str, Any]) -> dict[str, float]:
+    """Percentile -> our seconds as a multiple of plain vLLM's."""
+    names = [f"p{percent}" for percent in PERCENTILES]
+    return {name: round(ours_figures[name] / plain_figures[name], 3) for name in names}
+
+
 def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: subprocess.Popen) -> dict[str, Any]:
     tokens = tokens_of_a_list(ours_at)
     turns = {
@@ -239,8 +246,7 @@ def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: su
                 asyncio.run(load(*turn, concurrent, options.seconds / TURNS, answers[name]))
         found = {name: of_one.figures() for name, of_one in answers.items()}
         if options.plain and all("p50" in one for one in found.values()):
-            for name in ("chat", "list"):
-                found[f"{name}_to_plain"] = round(found[name]["p50"] / found["plain"]["p50"], 3)
+            found |= {f"{name}_to_plain": compute_ratios(found[name], found["plain"]) for name in ("chat", "list")}
         levels[str(concurrent)] = found
         print(json.dumps({concurrent: found}), file=sys.stderr, flush=True)
     result: dict[str, Any] = {"tokens_of_a_list": tokens, "levels": levels}

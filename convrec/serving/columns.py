@@ -1,8 +1,8 @@
 """What a catalog has besides ids and titles: columns of any names, which answers show and requests filter by.
 
 A column holds texts, whole numbers, numbers, true and false, or lists of texts. Dates are texts as 2024-03-01, decimals
-numbers, `genres` lists of texts. Texts that are all `true` or `false` are booleans, as a CSV writes them. What has
-another type (vectors, structs, bytes) no answer and no filter takes.
+numbers, `genres` lists of texts. Texts that are all `true` or `false` are booleans: so catalogs have them that another
+program made of a CSV. What has another type (vectors, structs, bytes) no answer and no filter takes.
 """
 
 import math

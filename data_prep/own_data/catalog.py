@@ -24,6 +24,7 @@ from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, shown_title
 from convrec.lists.ranks import Item
 from convrec.lists.titles import normalise
 from data_prep.own_data import NAMES
+from data_prep.own_data.column_types import TypedColumn, infer_type
 from data_prep.own_data.ids import plain_id
 from data_prep.own_data.layouts import plain_name
 from data_prep.own_data.spellings import clean_records, read_year
@@ -33,8 +34,6 @@ RATED_COLUMNS = (*MAIN_COLUMNS, "genres")  # of the items of ratings
 TEXTS = ("item_id", "display", "genres", "aliases")  # columns of a CSV that stay texts
 TABLES_OF_TEXTS = (".csv", ".tsv", ".txt", *SPREADSHEETS)
 OWN_COLUMNS = ("item_id", "display", "aliases", "genres", "genre")  # known in capitals, too
-_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # 007 is none: it would lose its zeros
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
 class CatalogRead(NamedTuple):
@@ -89,9 +88,10 @@ def read_catalog(
         "title": pa.array([item["title"] for item in items.values()], pa.string()),
         "year": pa.array([item["year"] for item in items.values()], pa.int32()),
     }
-    table = pa.table(main_columns | _further_columns(path, items, damage))
+    further_columns, exceptions = _further_columns(path, items, damage)
+    table = pa.table(main_columns | further_columns)
     left_out = [f"{unit_of(path)} {row}: {problem}; left out" for row, problem in impossible.items()]
-    return CatalogRead(table, is_dated, left_out, told)
+    return CatalogRead(table, is_dated, left_out, told + exceptions)
 
 
 def _read_items(
@@ -265,31 +265,38 @@ def _tell_apart(path: Path, items: Mapping[int, dict[str, Any]]) -> list[str]:
     ]
 
 
-def _further_columns(path: Path, items: Mapping[int, Mapping[str, Any]], damage: Damage) -> dict[str, pa.Array]:
-    columns = {}
+def _further_columns(
+    path: Path, items: Mapping[int, Mapping[str, Any]], damage: Damage
+) -> tuple[dict[str, pa.Array], list[str]]:
+    """The columns besides title and year, and a sentence for each that stays texts because of single cells."""
+    columns: dict[str, pa.Array] = {}
+    told: list[str] = []
+    rows = list(items)
     for name in dict.fromkeys(name for item in items.values() for name in item if name not in ("title", "year")):
-        values = [item.get(name) for item in items.values()]
+        values: Sequence[Any] = [item.get(name) for item in items.values()]
         if kind_of(path) in TABLES_OF_TEXTS and name not in TEXTS:
-            values = _as_numbers(values)
+            column = infer_type(name, values)
+            values = column.values
+            if column.majority:
+                told.append(_describe_exception(path, rows[column.exception], name, column))
         if (problem := _mixed(values)) is None:
             columns[name] = pa.array(values)
         else:
             index = bisect_left(range(1, len(values)), True, key=lambda count: _mixed(values[:count]) is not None)
-            told = f"column {name} mixes types here ({problem}); write one type in every item"
-            damage.add(path, list(items)[index], told, lost=0)
-    return columns
+            text = f"column {name} mixes types here ({problem}); write one type in every item"
+            damage.add(path, rows[index], text, lost=0)
+    return columns, told
 
 
-def _as_numbers(cells: list[Any]) -> list[Any]:
-    """A CSV has texts alone: a column where every cell that is not empty is a number, as numbers."""
-    filled = [cell for cell in cells if cell not in (None, "")]
-    if not filled or not all(map(_NUMBER.fullmatch, filled)):
-        return cells
-    kind = int if all(map(_INTEGER.fullmatch, filled)) else float
-    return [None if cell in (None, "") else kind(cell) for cell in cells]
+def _describe_exception(path: Path, row: int, name: str, column: TypedColumn) -> str:
+    cell = column.values[column.exception]
+    return (
+        f"{path}: column {name} stays texts: most of its cells are {column.majority}, but {unit_of(path)} {row} has "
+        f"{cell!r:.80}; write one type in every row, or leave that cell empty"
+    )
 
 
-def _mixed(values: list[Any]) -> Exception | None:
+def _mixed(values: Sequence[Any]) -> Exception | None:
     """Why these are no column of one type."""
     try:
         pa.array(values)

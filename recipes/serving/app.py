@@ -17,6 +17,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from recipes.serving import http
+from recipes.serving.heap import freeze_heap
 from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.model import ModelServer, load_fallback
 from recipes.serving.replicas import Gone, Model
@@ -62,7 +63,9 @@ class Front:
         seconds = self.settings.limits.timeout_seconds
         fallbacks = {model.name: load_fallback(model, self.settings.limits) for model in self.settings.models}
         models = {name: Model([DeployedModel(one)], seconds, fallbacks[name]) for name, one in self.models.items()}
-        return http.build(self.settings, models, self.key)
+        app = http.build(self.settings, models, self.key)
+        freeze_heap()
+        return app
 
 
 class ModelReplica(ModelServer):
@@ -70,6 +73,7 @@ class ModelReplica(ModelServer):
         keep_to_the_nodes_address()
         os.environ.pop(KEY_VARIABLE, None)  # the front alone needs it
         super().__init__(settings, max_items)
+        freeze_heap()
 
 
 class DeployedModel:

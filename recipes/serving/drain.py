@@ -9,7 +9,13 @@ from recipes.serving.errors import Refused
 
 T = TypeVar("T")
 END = object()  # of a stream
-STOPPING = Refused(503, "the service stops; ask again, another one may answer", retry_after=5)
+
+
+class Stopping(Refused):
+    """The service takes no more requests."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the service stops; ask again, another one may answer", retry_after=5)
 
 
 class Drain:
@@ -51,7 +57,7 @@ class Drain:
             self._waiters.discard(waiter)
 
     async def until_cut(self, events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-        """The events. Raises STOPPING where they are cut."""
+        """The events. Raises Stopping where they are cut."""
         cut = asyncio.ensure_future(self.wait_for_cut())
         try:
             while True:
@@ -64,7 +70,7 @@ class Drain:
                         following.cancel()
                         await asyncio.wait((following,))
                 if is_cut:
-                    raise STOPPING
+                    raise Stopping
                 event = following.result()
                 if event is END:
                     return

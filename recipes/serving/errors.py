@@ -40,8 +40,17 @@ class Refused(Exception):
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-ENDED = Refused(503, "the model's process ended while it answered; it starts again: ask again", None, retry_after=5)
-FAILED = Refused(500, "the service failed at this request; its log says why")  # a bug of ours
+class Ended(Refused):
+    """The process of the model is gone."""
+
+    def __init__(self) -> None:
+        message = "the model's process ended while it answered; it starts again: ask again"
+        super().__init__(503, message, None, retry_after=5)
+
+
+# A bug of ours. It is never raised: an exception that is raised again keeps the frames, and so the bodies, of all
+# requests before.
+FAILED = Refused(500, "the service failed at this request; its log says why")
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:

@@ -37,6 +37,13 @@ MOST_LISTS = 10_000  # whose items and events are remembered: an event of anothe
 LOG_SECONDS = 60.0  # between two lines of the log about what cannot be written
 
 
+class NotKept(Refused):
+    """An event that could not be written."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the event cannot be kept now; the service's log says why", retry_after=5)
+
+
 @dataclass
 class _Shown:
     """What is remembered of a list: its items, and the events that were taken."""
@@ -116,11 +123,17 @@ class FeedbackLog:
         record |= {"time": event.time.isoformat()} if event.time else {}
         record |= {"event_id": event.event_id} if event.event_id else {}
         if not self._add(record | _whose(event.model_dump())):
-            raise Refused(503, "the event cannot be kept now; the service's log says why", retry_after=5)
+            raise NotKept
         if shown:
             shown.events.add(name)
         file = self._file  # open as long as it is named here, also where the next event begins another
-        await asyncio.to_thread(os.fsync, file)  # type: ignore[arg-type]
+        try:
+            await asyncio.to_thread(os.fsync, file)  # type: ignore[arg-type]
+        except OSError as error:  # some file systems find out here that the disk is full
+            if shown:
+                shown.events.discard(name)
+            self._tell_lost(error)
+            raise NotKept from None
 
     def _add(self, record: Mapping[str, Any]) -> bool:
         """Whether it could be written. What was written of a line that does not fit is taken back, so that the same

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from recipes.serving.drain import STOPPING, Drain
+from recipes.serving.drain import Drain, Stopping
 from recipes.serving.errors import FAILED, Refused
 from recipes.serving.keys import Keys
 from recipes.serving.metrics import Metrics
@@ -97,7 +97,7 @@ class Gate:
         if self.keys.are_asked_for and path not in OPEN:
             self.keys.check(headers.get("authorization", ""), scope["method"], path)
         if self.drain.began_at is not None and path != "/metrics":
-            raise STOPPING
+            raise Stopping
         if scope["method"] in ("GET", "HEAD", "OPTIONS") or path not in self.takes_body:
             await self.app(scope, receive, send)
             return
@@ -165,5 +165,5 @@ class Gate:
                 answer.cancel()
                 await asyncio.wait((answer,))
         if not is_whole:
-            raise ClientDisconnect if disconnect.done() else STOPPING
+            raise ClientDisconnect if disconnect.done() else Stopping
         answer.result()

@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from fastapi import FastAPI, Query, Request
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from jinja2 import Environment, FileSystemLoader
@@ -42,6 +43,10 @@ from recipes.serving.schema import (
 )
 
 PAGE = Path(__file__).with_name("page")
+ModelName: TypeAlias = Annotated[str | None, Query(description="whose catalog: a name of /v1/models; null: the first")]
+RemovedIds: TypeAlias = Annotated[
+    list[ItemName], Query(max_length=MOST_NAMES, description="to be removed, besides those of the body")
+]
 HEALTH_SECONDS = 5.0
 PAGE_HEADERS = {
     # nothing from elsewhere, nothing inline: a title can be no script
@@ -115,7 +120,6 @@ def build(
 class Routes:
     def __init__(self, settings: ServiceSettings, models: Mapping[str, Model], drain: Drain) -> None:
         self.limits = settings.limits
-        self.settings = settings.models
         self.models = models
         self.drain = drain
         self.is_strict = settings.strict
@@ -208,22 +212,24 @@ class Routes:
                 self.metrics.count_list(model, data["fallback"], items, is_question)
 
     async def list_models(self) -> ModelList:
+        """The models, in OpenAI's form, with their versions and the sizes of their catalogs."""
         return ModelList(data=[await self.get_model(name) for name in self.models])
 
-    async def get_model(self, name: str) -> ModelCard:
+    async def get_model(self, name: Annotated[str, PathParameter(description="as /v1/models has it")]) -> ModelCard:
+        """One of the models."""
         name, model = self._model(name)
         described = await model.ask("describe")
         described |= {"max_turns": self.limits.max_turns, "keeps_feedback": self.feedback is not None}
         described["filters"] = [] if described["catalog_items"] is None else self.filters
         return ModelCard(id=name, created=self.created, **described)
 
-    async def put_items(self, body: CatalogItems, model: Annotated[str | None, Query()] = None) -> CatalogChange:
+    async def put_items(self, body: CatalogItems, model: ModelName = None) -> CatalogChange:
         """Add items to the catalog, or replace them as a whole. The next request can be recommended them."""
         name, chosen = self._model(model)
         items = [item.model_dump() for item in body.items]
         return CatalogChange(model=name, **await chosen.ask("put_items", items))
 
-    async def patch_items(self, body: CatalogFields, model: Annotated[str | None, Query()] = None) -> CatalogChange:
+    async def patch_items(self, body: CatalogFields, model: ModelName = None) -> CatalogChange:
         """Change single fields of items that are in the catalog; null takes a value away."""
         name, chosen = self._model(model)
         items = [item.model_dump(exclude_unset=True) for item in body.items]
@@ -232,8 +238,8 @@ class Routes:
     async def delete_items(
         self,
         body: CatalogIds | None = None,
-        item_id: Annotated[list[ItemName], Query(max_length=MOST_NAMES)] = [],  # noqa: B006  # FastAPI copies it
-        model: Annotated[str | None, Query()] = None,
+        item_id: RemovedIds = [],  # noqa: B006  # FastAPI copies it
+        model: ModelName = None,
     ) -> CatalogChange:
         """Remove items from the catalog. No request that comes later is recommended them."""
         ids = [*item_id, *(body.item_ids if body else ())]
@@ -244,9 +250,9 @@ class Routes:
 
     async def list_items(
         self,
-        after: Annotated[str, Query(max_length=1000)] = "",
-        limit: Annotated[int, Query(ge=1, le=MOST_NAMES)] = 1000,
-        model: Annotated[str | None, Query()] = None,
+        after: Annotated[str, Query(max_length=1000, description="`next` of the page before")] = "",
+        limit: Annotated[int, Query(ge=1, le=MOST_NAMES, description="items of a page")] = 1000,
+        model: ModelName = None,
     ) -> CatalogPage:
         """The catalog's items, a page at a time."""
         name, chosen = self._model(model)
@@ -262,11 +268,12 @@ class Routes:
         return JSONResponse(body, 200 if is_well else 503)
 
     async def get_metrics(self) -> Response:
+        """Figures in Prometheus' text form: the service's own, and vLLM's of every replica."""
         expositions: dict[str, str] = {}
         for model in self.models.values():
             expositions |= await model.metrics()
-        for settings in self.settings:
-            self.metrics.look_at(settings, self.models[settings.name])
+        for name, model in self.models.items():
+            self.metrics.look_at(name, model)
         return Response(self.metrics.text(expositions), media_type=CONTENT_TYPE)
 
     async def _stream(self, events: AsyncIterator[str], as_event: Callable[[Refused], str]) -> StreamingResponse:

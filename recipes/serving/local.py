@@ -21,6 +21,7 @@ from recipes.launch.environment import set_up_process
 from recipes.serving import http
 from recipes.serving.connections import BoundedProtocol
 from recipes.serving.drain import Drain
+from recipes.serving.heap import freeze_heap
 from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.model import load_fallback
 from recipes.serving.processes import ModelProcess
@@ -65,6 +66,7 @@ def serve_here(
         models = {name: Model([one for one in processes if one.name == name], seconds, late[name]) for name in names}
         drain = Drain()
         app = http.build(settings, models, key, drain)
+        freeze_heap()
         listener.listen(BACKLOG)
         ready(max_items)
         server_of(app, drain, settings.limits.drain_seconds).run(sockets=[listener])

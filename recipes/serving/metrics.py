@@ -1,4 +1,5 @@
-"""GET /metrics: what the front counts itself, and vLLM's figures of every replica, in Prometheus' text form."""
+"""GET /metrics in Prometheus' text form: what the front counts itself, and of every replica vLLM's figures and the age
+of what it serves."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from recipes.serving.schema import ModelSettings
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OF_REPLICAS = ("vllm:", "convrec_")  # how the families begin that are taken of replicas
 
 
 class Metrics:
@@ -49,18 +51,6 @@ class Metrics:
             "convrec_model_restarts", "times that a process of the model ended", ["model"], registry=self.registry
         )
         self.up = Gauge("convrec_model_processes_up", "processes that answer", ["model"], registry=self.registry)
-        self.catalog_time = Gauge(
-            "convrec_catalog_timestamp_seconds",
-            "when the catalog changed last, in seconds since 1970",
-            ["model"],
-            registry=self.registry,
-        )
-        self.retrieval_time = Gauge(
-            "convrec_retrieval_timestamp_seconds",
-            "when the retrieval was fitted, in seconds since 1970",
-            ["model"],
-            registry=self.registry,
-        )
 
     def count(self, path: str, method: str, status: int, seconds: float) -> None:
         path = path if path in self.paths else "other"
@@ -68,15 +58,10 @@ class Metrics:
         self.requests.labels(path, method, str(status)).inc()
         self.seconds.labels(path).observe(seconds)
 
-    def look_at(self, settings: ModelSettings, model: Model) -> None:
-        """Note how a model is now, and how old its files are."""
-        self.restarts.labels(settings.name).set(model.restarts)
-        self.up.labels(settings.name).set(sum(backend.is_up for backend in model.backends))
-        journal = Path(settings.state) / JOURNAL if settings.state else None
-        if changed := _newest(Path(settings.catalog) if settings.catalog else None, journal):
-            self.catalog_time.labels(settings.name).set(changed)
-        if fitted := _newest(Path(settings.retrieval) / RETRIEVAL if settings.retrieval else None):
-            self.retrieval_time.labels(settings.name).set(fitted)
+    def look_at(self, name: str, model: Model) -> None:
+        """Note how a model is now."""
+        self.restarts.labels(name).set(model.restarts)
+        self.up.labels(name).set(sum(backend.is_up for backend in model.backends))
 
     def count_list(self, model: str, is_fallback: bool, items: int, is_question: bool) -> None:
         """Each list counts once: a fallback's that is empty is empty."""
@@ -84,12 +69,12 @@ class Metrics:
         self.lists.labels(model, kind).inc()
 
     def text(self, expositions: Mapping[str, str]) -> bytes:
-        """expositions: replica -> its exposition, of which the families of vLLM are taken, each once; their samples get
-        the label `replica`."""
+        """expositions: replica -> its exposition, of which the families of vLLM and of this package are taken, each
+        once; their samples get the label `replica`."""
         families: dict[str, Metric] = {}
         for replica, text in expositions.items():
             for family in text_string_to_metric_families(text):
-                if not family.name.startswith("vllm:"):
+                if not family.name.startswith(OF_REPLICAS):
                     continue
                 into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
@@ -98,6 +83,38 @@ class Metrics:
         return generate_latest(self.registry) + generate_latest(SimpleNamespace(collect=families.values))
 
 
-def _newest(*files: Path | None) -> float:
-    """When the newest of these files was written; 0 where there is none."""
-    return max((file.stat().st_mtime for file in files if file and file.exists()), default=0.0)
+class ServedAges:
+    """When what a process serves was made: a file that has replaced the catalog counts once it is served."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        """Make it before the files are read."""
+        self._model = settings.name
+        self._catalog_time = _modification_time(settings.catalog)
+        self._journal = Path(settings.state) / JOURNAL if settings.state else None  # changes are taken as they come
+        self._registry = CollectorRegistry()
+        self._changed = Gauge(
+            "convrec_catalog_timestamp_seconds",
+            "when the catalog that is served changed last, in seconds since 1970",
+            ["model"],
+            registry=self._registry,
+        )
+        fitted = Gauge(
+            "convrec_retrieval_timestamp_seconds",
+            "when the retrieval that is served was fitted, in seconds since 1970",
+            ["model"],
+            registry=self._registry,
+        )
+        if settings.retrieval:
+            fitted.labels(self._model).set(_modification_time(Path(settings.retrieval) / RETRIEVAL))
+
+    def text(self) -> str:
+        """The figures in Prometheus' form."""
+        if self._catalog_time:
+            self._changed.labels(self._model).set(max(self._catalog_time, _modification_time(self._journal)))
+        return generate_latest(self._registry).decode()
+
+
+def _modification_time(file: str | Path | None) -> float:
+    """In seconds since 1970; 0 where there is no file."""
+    path = Path(file) if file else None
+    return path.stat().st_mtime if path and path.exists() else 0.0

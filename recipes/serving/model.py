@@ -17,6 +17,7 @@ from convrec.serving.journal import StateUnreadable
 from convrec.serving.lists import Question, Recommendations
 from convrec.serving.served_model import find_model
 from recipes.serving.errors import Refused
+from recipes.serving.metrics import ServedAges
 from recipes.serving.replicas import Fallback
 from recipes.serving.schema import Limits, ModelSettings, RecommendationRequest
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
 COUNT_SECONDS = 0.3
 MOST_TOKENS = 16_384  # of a prompt and its answer, where there is no catalog: the cache for its keys must be held free
-NO_CATALOG = Refused(400, "model: it is served without a catalog, for chat completions alone", "model")
 
 
 def refused(error: UserError) -> Refused:
@@ -84,6 +84,7 @@ class ModelServer:
         self.process = f"{settings.name}-{uuid.uuid4().hex[:8]}"
         self.recommender: Recommender | None = None
         self.changing = asyncio.Lock()
+        self.ages = ServedAges(settings)
         if settings.catalog:
             self.recommender = load_recommender(settings, max_items, served_model_name=settings.name)
             self.recommender.follow_changes()
@@ -174,7 +175,7 @@ class ModelServer:
         """Name of this process -> its figures in Prometheus' form."""
         from prometheus_client import generate_latest
 
-        return {self.process: generate_latest().decode()}
+        return {self.process: generate_latest().decode() + self.ages.text()}
 
     async def _change(self, method: str, items: list[Any]) -> tuple[Any, int]:
         """What a method of the recommender returns, and how many items the catalog has then."""
@@ -186,7 +187,7 @@ class ModelServer:
 
     def _with_catalog(self) -> Any:
         if self.recommender is None:
-            raise NO_CATALOG
+            raise Refused(400, "model: it is served without a catalog, for chat completions alone", "model")
         return self.recommender
 
     @contextlib.contextmanager

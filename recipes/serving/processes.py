@@ -21,6 +21,7 @@ import grpc
 from convrec.errors import UserError
 from convrec.generation.process import Died, Process
 from recipes.serving.errors import Refused
+from recipes.serving.heap import freeze_heap
 from recipes.serving.model import ModelServer
 from recipes.serving.replicas import Gone
 from recipes.serving.schema import ModelSettings
@@ -64,6 +65,7 @@ async def answer_at(socket: str, model: ModelServer, listening: Callable[[], Non
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
+    freeze_heap()
     listening()
     while True:
         await asyncio.sleep(HEALTH_SECONDS)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
-from recipes.serving.errors import ENDED, Refused
+from recipes.serving.errors import Ended, Refused
 
 END = object()  # of a stream
 LIST, LIST_STREAM = "recommend", "recommend_stream"  # methods that a fallback is for
@@ -128,4 +128,4 @@ class Model:
                 return
             except Gone:
                 if not may_be_asked_again or not any(one.is_up for one in self.backends):
-                    raise ENDED from None
+                    raise Ended from None

@@ -59,3 +59,4 @@ def test_validation_replicas_and_serving_beside_plain_vllm(trained: Any) -> None
     files = f"--model {trained.out / 'rank_grpo'} --catalog {trained.files['CATALOG_FILE']}"
     levels = run("serving", f"{files} --levels 1 --seconds 2 --malformed 9 --no-faults")["levels"]
     assert all(not levels["1"][service]["errors"] for service in ("list", "chat", "plain"))
+    assert set(levels["1"]["chat_to_plain"]) == {"p50", "p95", "p99"}

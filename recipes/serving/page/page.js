@@ -3,6 +3,7 @@
 
 const TOLD_ITEMS = 5; // of a list, in the conversation that the model reads next
 const byId = (id) => document.getElementById(id);
+const KINDS = { seen: "seen", liked: "liked", disliked: "not for me" }; // of marks, as the page calls them
 const TOLD = { liked: "I liked", disliked: "I did not like" }; // marks that the model reads, in the next message
 const exchanges = []; // {said: the user's turn, items, question in place of items, note}: those that were answered
 const marks = new Map(); // item_id -> {item, kind: "seen" | "liked" | "disliked", told: the model has read it}
@@ -38,21 +39,28 @@ async function ask(path, options = {}) {
   const key = sessionStorage.getItem("key");
   const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   const response = await fetch(path, { ...options, headers });
-  if (response.ok) return response;
-  const body = await response.json().catch(() => null);
   byId("key-form").hidden = response.status !== 401;
+  if (response.ok) return response;
   if (response.status === 401) {
-    byId("key").focus();
-    throw new Error(key ? "The service does not take this key." : "The service asks for a key.");
+    const problem = key ? "The service does not take this key." : "The service asks for a key.";
+    askForKey(key ? problem : "");
+    throw new Error(problem);
   }
+  const body = await response.json().catch(() => null);
   throw new Error(body?.error?.message ?? `the service answered with status ${response.status}`);
+}
+
+// Stands in place of the message's form. problem: what is wrong with the key that was given; "" where none was.
+function askForKey(problem) {
+  byId("key-problem").textContent = problem;
+  byId("key-problem").hidden = !problem;
+  byId("key").focus();
 }
 
 async function describe() {
   try {
     const { data } = await (await ask("v1/models")).json();
     models = data.filter((model) => model.catalog_items !== null);
-    byId("key-form").hidden = true;
     const chosen = byId("model").value;
     byId("model").replaceChildren(...models.map((model) => new Option(model.id, model.id, false, model.id === chosen)));
     byId("choice").hidden = models.length < 2;
@@ -129,8 +137,8 @@ function showMarks() {
     const line = element("li");
     const isAlone = all.filter((name) => name === named(item)).length < 2;
     const forget = button("Undo", "", () => { mark(item, kind); byId("text").focus(); });
-    forget.setAttribute("aria-label", `Undo: ${named(item)} is ${kind}`);
-    line.append(element("span", isAlone ? named(item) : listed(item)), element("span", kind, kind), forget);
+    forget.setAttribute("aria-label", `Undo: ${named(item)} is ${KINDS[kind]}`);
+    line.append(element("span", isAlone ? named(item) : listed(item)), element("span", KINDS[kind], kind), forget);
     return line;
   }));
 }
@@ -388,6 +396,7 @@ byId("key-form").addEventListener("submit", async (event) => {
   sessionStorage.setItem("key", byId("key").value.trim());
   byId("key").value = "";
   await describe();
+  if (byId("key-form").hidden) byId("text").focus();
   if (!exchanges.length) restore();
 });
 byId("marks-box").open = !matchMedia("(max-width: 760px)").matches; // a small screen is for the list

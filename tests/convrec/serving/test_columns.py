@@ -15,6 +15,7 @@ import pytest
 from convrec import Recommender
 from convrec.errors import UserError
 from convrec.serving.mentions import SCHEMA, mentions_file
+from data_prep.own import convert_own
 
 BOOKS = [  # item_id, title, year, category, price, in_stock, pages, tags, genres, published, mentions
     ("a", "Emma", 1915, "Classic", 7.5, True, 474, ["love", "wit"], "Romance|Comedy", datetime.date(1915, 12, 23), 3),
@@ -89,9 +90,25 @@ def test_texts_are_compared_regardless_of_case_and_white_space_if_that_is_asked(
     assert left(recommender, where={"in_stock": False}, ignore_case=True) == {"d"}
 
 
-def test_texts_true_and_false_are_booleans_as_a_csv_writes_them(
-    serve: Callable[..., Recommender], tmp_path: Path
-) -> None:
+def test_a_shops_csv_is_filtered_by_its_booleans_and_prices(serve: Callable[..., Recommender], tmp_path: Path) -> None:
+    shop = "item_id,title,in_stock,price,code\n1,Emma,true,7,007\n2,Dune,FALSE,12,012\n3,Up,,,13\n4,It,,,\n5,M,,,\n"
+    (tmp_path / "shop.csv").write_text(shop)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversation": "USER: hi", "ground_truth": ["Emma"]}))
+    convert_own([tmp_path / "rows.jsonl"], tmp_path / "shop.csv", tmp_path / "out")
+    names = ["in_stock", "price", "code"]
+    recommender = serve(tmp_path / "out" / "catalog.parquet", show=names)
+    assert left(recommender, where={"in_stock": True}) == {"1"}
+    assert left(recommender, where={"price": {"min": 7.5}}) == {"2"}
+    assert left(recommender, where={"code": "007"}) == {"1"}
+    recommender.change_items([{"item_id": "3", "in_stock": True, "price": 9.5}])
+    assert left(recommender, where={"in_stock": True, "price": {"max": 10}}) == {"1", "3"}
+    shown = {item.item_id: list(recommender.shown_columns(item).values()) for item in recommender.catalog}
+    assert [shown[item_id] for item_id in "1234"] == [
+        [True, 7.0, "007"], [False, 12.0, "012"], [True, 9.5, "13"], [None] * 3
+    ]  # fmt: skip
+
+
+def test_texts_that_are_all_true_and_false_are_booleans(serve: Callable[..., Recommender], tmp_path: Path) -> None:
     columns = {"on_sale": ["True", "false", "TRUE", "", None], "answer": ["true", "maybe", "false", None, None]}
     recommender = serve(write_books(tmp_path, **columns), show=["on_sale", "answer"])
     assert left(recommender, where={"on_sale": True}) == {"a", "c"}

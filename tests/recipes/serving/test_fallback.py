@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from convrec.errors import UserError
 from convrec.serving.journal import FILE
 from recipes.retrieval import fit_retrieval
-from recipes.serving.errors import ENDED, Refused
+from recipes.serving.errors import Ended, Refused
 from recipes.serving.http import build
 from recipes.serving.model import load_fallback
 from recipes.serving.replicas import Model
@@ -77,7 +77,7 @@ def test_a_process_that_is_gone_and_one_too_slow_for_the_service_have_it_but_a_w
     client: Callable[..., TestClient], films: Films
 ) -> None:
     service = client()
-    for late in (ENDED, Refused(504, "no answer within 3 s")):
+    for late in (Ended(), Refused(504, "no answer within 3 s")):
         films.refusal = late
         answer = service.post("/v1/recommendations", json=ASK).json()
         assert ([item["item_id"] for item in answer["items"]], answer["fallback"]) == (["2", "1", "0"], True)
@@ -115,14 +115,14 @@ def test_a_stream_has_it_before_its_first_item_and_an_error_behind_it(
 
 
 def test_without_being_asked_for_there_is_none(client: Callable[..., TestClient], films: Films) -> None:
-    films.refusal = ENDED
+    films.refusal = Ended()
     error_of(client(after=None).post("/v1/recommendations", json=ASK), 503)
 
 
 def test_it_knows_what_was_changed_in_the_catalog_meanwhile(
     client: Callable[..., TestClient], films: Films, settings: ModelSettings
 ) -> None:
-    service, films.refusal = client(), ENDED
+    service, films.refusal = client(), Ended()
     with (Path(settings.state or "") / FILE).open("a") as journal:  # as the model's process does
         journal.write(json.dumps({"n": {"title": "Dune", "year": 2021, "mentions": 50, "price": 1}, "2": None}) + "\n")
     answer = service.post("/v1/recommendations", json=ASK).json()
@@ -154,7 +154,7 @@ def test_with_a_retrieval_it_is_what_similar_conversations_wanted(
     file = Path(write_rows(catalog.with_name("train.parquet"), train))
     settings.retrieval = str(fit_retrieval([file], file, catalog)["out"])
     pq.write_table(pq.read_table(catalog).drop_columns(["mentions"]), catalog)
-    service, films.refusal = client(), ENDED
+    service, films.refusal = client(), Ended()
     answer = service.post("/v1/recommendations", json=ASK | {"conversation": "balloon films", "exclude": ["0"]}).json()
     assert ([item["item_id"] for item in answer["items"]], answer["fallback"]) == (["3", "1", "2"], True)
     assert [item["score"] for item in answer["items"]] == [None] * 3

@@ -1,6 +1,7 @@
 """What was shown and what became of it: what is kept, what is refused, what survives, and that it stays bounded."""
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -149,6 +150,23 @@ def test_an_event_is_synced_to_the_disk_before_it_is_answered(
     assert synced == []  # lists are left to the system
     client.post("/v1/feedback", json=CLICK | {"list_id": list_id})
     assert synced == [sum(path.stat().st_size for path in tmp_path.glob(FILES))]
+
+
+def test_an_event_that_cannot_be_synced_is_refused_and_may_come_again(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    event = CLICK | {"list_id": client.post("/v1/recommendations", json=ASK).json()["list_id"]}
+
+    def fail(file: Any) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        refused = client.post("/v1/feedback", json=event)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert "quota exceeded; feedback is lost" in caplog.text
+    assert "convrec_feedback_lost_lines_total 1.0" in client.get("/metrics").text
+    assert client.post("/v1/feedback", json=event).status_code == 200
 
 
 KILLED = """

@@ -13,8 +13,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from recipes.serving.errors import Refused
-from recipes.serving.metrics import Metrics
-from recipes.serving.replicas import Model
+from recipes.serving.metrics import Metrics, ServedAges
 from recipes.serving.schema import CatalogItems, ChatRequest, ModelSettings, RecommendationRequest
 from tests.recipes.serving.conftest import LIST_ID, QUESTION
 
@@ -375,17 +374,17 @@ def test_metrics_say_what_a_shop_is_called_for(service, films, tmp_path):
     catalog = tmp_path / "catalog.parquet"
     catalog.touch()
     os.utime(catalog, (7, 7))
-    metrics = Metrics(())
+    (tmp_path / "retrieval.json").touch()
+    os.utime(tmp_path / "retrieval.json", (8, 8))
     model = ModelSettings(name="m", path="m", catalog=str(catalog), state=str(tmp_path), retrieval=str(tmp_path))
-    metrics.look_at(model, Model([films], 1))
-    assert 'convrec_catalog_timestamp_seconds{model="m"} 7.0' in metrics.text({}).decode()
-    for name, seconds in (("catalog.jsonl", 9), ("retrieval.json", 8)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (seconds, seconds))
-    metrics.look_at(model, Model([films], 1))
-    aged = metrics.text({}).decode()
-    assert 'convrec_catalog_timestamp_seconds{model="m"} 9.0' in aged
-    assert 'convrec_retrieval_timestamp_seconds{model="m"} 8.0' in aged
+    ages = ServedAges(model)
+    os.utime(catalog, (20, 20))  # replaced, and not read yet
+    assert 'convrec_catalog_timestamp_seconds{model="m"} 7.0' in ages.text()
+    (tmp_path / "catalog.jsonl").touch()
+    os.utime(tmp_path / "catalog.jsonl", (9, 9))
+    aged = Metrics(()).text({"r-1": ages.text()}).decode()
+    assert 'convrec_catalog_timestamp_seconds{model="m",replica="r-1"} 9.0' in aged
+    assert 'convrec_retrieval_timestamp_seconds{model="m",replica="r-1"} 8.0' in aged
     known = set(re.findall(r"^# TYPE (\S+)", text + aged, re.MULTILINE)) | {"vllm:num_requests_waiting"}
     panels = json.loads((EXAMPLES / "grafana.json").read_text())["panels"]
     rules = yaml.safe_load((EXAMPLES / "alerts.yaml").read_text())["groups"][0]["rules"]
@@ -413,7 +412,9 @@ def test_the_docs_are_a_page_of_all_that_needs_no_script_and_no_key(client, serv
     assert not re.search(r"<script|<style|src=|https?:", page.text)
     document = client.get("/openapi.json").json()
     for path, methods in document["paths"].items():
-        for method in methods:
+        for method, route in methods.items():
+            assert route["description"], path
+            assert all(parameter["description"] for parameter in route.get("parameters", ())), path
             assert f"<code>{method.upper()} {path}</code>" in page.text
     names = {*document["components"]["schemas"]} - {"HTTPValidationError", "ValidationError"}  # never answered
     linked = {*re.findall(r'href="#(\w+)"', page.text)}

@@ -312,11 +312,22 @@ def test_a_list_that_failed_is_tried_again_by_a_click(page, films):
 @pytest.mark.parametrize("address", [{"key": KEY}], indirect=True)
 def test_a_service_with_a_key_asks_for_it_and_says_that_another_is_wrong(page):
     page.get_by_text("The service asks for a key.").wait_for()
+    assert page.locator("#form").is_hidden()  # nothing can be asked yet
     for key, words in (("x" * 32, "The service does not take this key."), (KEY, "films, 5 items")):
         page.get_by_label("This service asks for a key").fill(key)
         page.keyboard.press("Enter")
-        page.get_by_text(words).wait_for()
+        expect(page.locator("#about")).to_have_text(words)
+        if key != KEY:
+            assert page.get_by_role("alert").inner_text() == words  # beside the field
     assert page.get_by_label("This service asks for a key").is_hidden()
+    assert page.evaluate("document.activeElement.id") == "text"
+
+
+@pytest.mark.parametrize("address", [{"key": KEY}], indirect=True)
+def test_on_a_small_screen_the_key_s_field_says_what_it_is(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_text("The service asks for a key.").wait_for()
+    assert page.locator("label[for=key]").is_visible()
 
 
 FILTERS = [
@@ -366,22 +377,37 @@ def test_items_of_one_title_differ_on_sight(page, films):
     assert shown[:3] == ["Hello [Adele] (1980)", "Hello [Lionel Richie] (1980)", "Ran (1982)"]
 
 
-def test_on_a_small_screen_five_items_are_seen_from_the_first_rank_on_beside_marks(page, films):
+@pytest.mark.parametrize("address", [{"filters": FILTERS}], indirect=True)
+def test_on_a_small_screen_five_items_are_seen_from_the_first_rank_on_beside_open_marks(page, films):
     page.set_viewport_size({"width": 390, "height": 844})
     films.items |= {f"more-{number}": (f"Film Number {number}", 2000) for number in range(20)}
+    films.items["2"] = ("Everything Everywhere All at Once", 2022)  # two lines
     films.why = "Crime, Drama and War, as Heat, which you liked."
-    films.columns = {"price": 9.5, "in_stock": True}
+    films.columns = {"price": 9.5, "in_stock": True, "genres": ["Science Fiction", "Horror", "Thriller"]}
     page.keyboard.type("a film")
     page.keyboard.press("Enter")
     page.locator(".answer li").nth(9).wait_for()
     page.get_by_role("button", name="Send").wait_for()
-    page.get_by_role("button", name="Like: Heat (1981)").click()
+    for name in ("Like: Heat (1981)", "Seen: Alien (1980)", "Not for me: Everything Everywhere All at Once (2022)"):
+        page.get_by_role("button", name=name).click()
+    page.locator("#marks-box").evaluate("box => { box.open = true; }")
+    page.locator(".user").last.evaluate("bubble => bubble.scrollIntoView({ block: 'start' })")
     seen = """lines => {
         const log = document.getElementById("log").getBoundingClientRect();
         const isSeen = (box) => box.top >= log.top - 1 && box.bottom <= log.bottom + 1;
         return lines.map((line) => isSeen(line.getBoundingClientRect()));
     }"""
     assert page.locator(".answer li").evaluate_all(seen)[:5] == [True] * 5
+
+
+def test_the_docs_fit_a_small_screen_and_break_no_word_of_a_table_s_head(page, address):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{address}docs")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    line = page.locator("th").first.evaluate("cell => parseFloat(getComputedStyle(cell).lineHeight)")
+    heights = page.locator("th").evaluate_all("cells => cells.map((cell) => cell.getBoundingClientRect().height)")
+    assert len(heights) > 20
+    assert max(heights) < 2 * line
 
 
 def brightness(colour):

@@ -20,7 +20,7 @@ from recipes.serving.schema import ModelSettings
 from tests.recipes.serving.conftest import Films
 
 TARGET = """
-import asyncio, os
+import asyncio, gc, os
 from convrec.errors import UserError
 from recipes.serving.errors import Refused
 from recipes.serving.http import _state
@@ -30,7 +30,8 @@ class Films:
     cancelled = waiting = 0
 
     async def describe(self):
-        return {"pid": os.getpid(), "cancelled": self.cancelled, "waiting": self.waiting}
+        told = {"cancelled": self.cancelled, "waiting": self.waiting, "frozen_objects": gc.get_freeze_count()}
+        return {"pid": os.getpid(), **told}
 
     async def refuse(self, field):
         raise Refused(400, "no", field)
@@ -112,6 +113,11 @@ def test_answers_streams_refusals_and_failures_come_through(started: Callable[..
     asyncio.run(scenario())
 
 
+def test_collections_of_a_models_process_leave_out_what_was_loaded(started: Callable[..., Model]) -> None:
+    described = asyncio.run(started(1).ask("describe"))
+    assert described["frozen_objects"] > 10_000  # the imports alone
+
+
 def test_what_a_killed_process_was_answering_is_refused_at_once_and_others_wait_for_the_next(
     started: Callable[..., Model], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +131,7 @@ def test_what_a_killed_process_was_answering_is_refused_at_once_and_others_wait_
         found = await asyncio.gather(*answering, return_exceptions=True)
         assert time.monotonic() - begin < 5
         assert [str(one)[:47] for one in found] == ["the model's process ended while it answered; it"] * 3
+        assert len(set(map(id, found))) == 3  # a shared one would keep all requests
         await asyncio.sleep(0.5)  # a request in the moment of the end would be refused as well
         assert await pid_of(model) != pid
 

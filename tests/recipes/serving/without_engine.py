@@ -22,12 +22,14 @@ from tests.e2e.two_nodes import free_port
 
 TARGET = """
 import asyncio
+from recipes.serving.metrics import ServedAges
 from recipes.serving.model import ModelServer, answer_of, load_recommender
 from recipes.serving.processes import answer_at
 
 class Served(ModelServer):
     def __init__(self, settings):
         self.name = self.process = settings.name
+        self.ages = ServedAges(settings)
         self.recommender = load_recommender(settings, 100, with_engine=False)
         self.recommender.follow_changes()
         self.model = self.recommender.model
