@@ -41,8 +41,8 @@ from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.walk import Walk
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
-from convrec.train.log_prob_head import compute_at_positions
-from convrec.train.token_log_probs import chunked_log_probs, whole_log_probs
+from convrec.training.log_prob_head import compute_at_positions
+from convrec.training.token_log_probs import chunked_log_probs, whole_log_probs
 
 NUM_ITEMS, EXCLUDED = 20, 10
 

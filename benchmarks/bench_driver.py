@@ -19,7 +19,7 @@ from pathlib import Path
 from convrec.checkpoints import saving
 from convrec.runs.folder import next_metrics_file
 from convrec.runs.phases import Phases
-from convrec.train.trackers import tracking
+from convrec.training.trackers import tracking
 from recipes.launch.console import Console, output_to, progress
 
 METRICS = 150  # of a step of Rank-GRPO with 20 ranks

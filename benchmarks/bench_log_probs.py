@@ -11,7 +11,7 @@ verl's whole    verl's forward without fused kernels: logits of all tokens, prom
 
 Seconds are medians of --repeats. Bytes are those of one logit: `peak` is the most memory held above the start, without
 the gradient of the head; `traffic` what the operations read and write, by their own inputs and outputs
-(tests/convrec/train/test_token_log_probs.py counts the same).
+(tests/convrec/training/test_token_log_probs.py counts the same).
 """
 
 import argparse
@@ -19,14 +19,15 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils.experimental.torch_functional import _fused_linear_for_ppo_bwd, _fused_linear_for_ppo_fwd
 
-from convrec.train.attention.without_flash import log_probs_of_labels
-from convrec.train.token_log_probs import CHUNK, chunked_log_probs, whole_log_probs
+from convrec.training.attention.without_flash import log_probs_of_labels
+from convrec.training.token_log_probs import CHUNK, chunked_log_probs, whole_log_probs
 
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # They touch one place of each row, or only make room.
@@ -139,14 +140,14 @@ def main() -> None:
     for name, way in WAYS.items():
         chunk_tokens = min(CHUNK, options.tokens) if "chunk" in name else options.tokens
         num_logits = chunk_tokens * options.words
-        peak = measure_peak(lambda way=way: run(way, narrow), options.device)
+        peak = measure_peak(partial(run, way, narrow), options.device)
         with LogitTraffic(chunk_tokens, options.words) as traffic:
             run(way, narrow)
         report[name]["peak bytes"] = round(peak / num_logits, 2)
         report[name]["traffic bytes"] = round(traffic.num_bytes / (options.tokens * options.words), 2)
     for _ in range(options.repeats):
         for name, way in WAYS.items():
-            report[name]["seconds"].append(measure_seconds(lambda way=way: run(way, head), options.device))
+            report[name]["seconds"].append(measure_seconds(partial(run, way, head), options.device))
     for figures in report.values():
         figures["seconds"] = round(statistics.median(figures["seconds"]), 3)
     print(json.dumps({**vars(options), "chunk": CHUNK, "ways": report}, indent=2))

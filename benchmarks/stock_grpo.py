@@ -20,7 +20,7 @@ from convrec.cpu.engine import init_process_group, register_engine
 from convrec.rollout import queue
 from convrec.runs import guard
 from convrec.runs.guard import in_run_folder
-from convrec.train.registration import register_rollout
+from convrec.training.registration import register_rollout
 from recipes.launch import ray_training
 from recipes.launch.environment import process_environment
 from recipes.launch.settings import compose, save_config

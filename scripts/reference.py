@@ -265,7 +265,7 @@ passes these tests. Models of other families may work as well; nobody has tried 
 |---|---|---|
 | data | prompt, SFT's completion and its loss mask, the date, thinking | `tests/convrec/data/test_families.py` |
 | tokens | rank of each token, stop tokens, lists with `CONSTRAINED=1` of a whole catalog | the same |
-| engine | log-probs and gradients of a tiny random model, on a CPU | `tests/convrec/train/test_families.py` |
+| engine | log-probs and gradients of a tiny random model, on a CPU | `tests/convrec/training/test_families.py` |
 | rollout | vLLM's log-probs with weights that the actor has sent, on a CPU | `tests/convrec/cpu/test_server.py` |
 
 The words of a tokenizer are those that a Python package has a copy of. Where none has, a small tokenizer of the same

@@ -30,7 +30,7 @@ BASE = {
 LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
 MIDDLE = LOW | {"convrec.settings", "convrec.rank_grpo", "convrec.checkpoints", "convrec.retrieval", "convrec.features"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
-LIBRARY = VERL | {"convrec.train", "convrec.judges", "convrec.generation", "convrec.serving", "convrec.report"}
+LIBRARY = VERL | {"convrec.training", "convrec.judges", "convrec.generation", "convrec.serving", "convrec.report"}
 # records of options: beside them only those of the library, which the light modules below hold
 OPTIONS = {"convrec.options", "convrec.data", "convrec.generation", "convrec.serving"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -59,8 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.report": MIDDLE,
     "convrec.rollout": MIDDLE,
     "convrec.cpu": MIDDLE | {"convrec.rollout"},
-    "convrec.train": VERL | {"convrec.api"},  # in its __init__: it is callable
-    "convrec.judges": VERL | {"convrec.train"},
+    "convrec.training": VERL,
+    "convrec.judges": VERL | {"convrec.training"},
     "reward": LIBRARY,
     "data_prep.options": OPTIONS,
     "data_prep.sample_data": LIBRARY,
@@ -87,7 +87,7 @@ MAY_IMPORT["recipes.commands"] = {*MAY_IMPORT, "recipes.commands"} - {"recipes.c
 # Heavy libraries and the only places of the library that may name them; recipes may name any.
 SEAMS = {
     "verl": (
-        "convrec/train/",
+        "convrec/training/",
         "convrec/rollout/",
         "convrec/cpu/",
         "convrec/checkpoints/models.py",
@@ -96,8 +96,8 @@ SEAMS = {
         "convrec/judges/method.py",
         "convrec/judges/trainer.py",
     ),
-    "ray": ("convrec/train/", "convrec/rollout/", "convrec/cpu/"),
-    "transfer_queue": ("convrec/train/", "convrec/rollout/", "convrec/judges/method.py"),
+    "ray": ("convrec/training/", "convrec/rollout/", "convrec/cpu/"),
+    "transfer_queue": ("convrec/training/", "convrec/rollout/", "convrec/judges/method.py"),
     "vllm": (
         "convrec/rollout/server.py",
         "convrec/cpu/server.py",

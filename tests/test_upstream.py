@@ -36,7 +36,7 @@ PINS = {
         # replaced
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": "25b31b8419f7edfb",
     },
-    "convrec.train.log_prob_head": {
+    "convrec.training.log_prob_head": {
         # places of hidden states, packed and padded; the forward's arguments
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_inputs": "d5bc3786e11317c0",
         # use_fused_kernels: log_probs and entropy of the forward's output
@@ -44,7 +44,7 @@ PINS = {
         # response_mask is 0 in padding rows
         "verl.trainer.ppo.padding_utils:construct_minimal_padding_template": "b43b6b853fc022e8",
     },
-    "convrec.train.attention.without_flash": {
+    "convrec.training.attention.without_flash": {
         # replaced: a loop over rows
         "verl.utils.torch_functional:logprobs_from_logits_v2": "cb6d48a4863b797f",
         # replaced
@@ -52,7 +52,7 @@ PINS = {
         # it restores the order by the groups
         "verl.workers.engine.utils:postprocess_batch_func": "a1e1d835eb3b445a",
     },
-    "convrec.train.loss": {
+    "convrec.training.loss": {
         # arguments of the loss, micro-batches per process; batch_num_tokens counts loss_mask
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch": "58278672fd940bc3",
     },
@@ -74,7 +74,7 @@ PINS = {
         # replaced
         "vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor": "4c0683aba90dfa5d",
     },
-    "convrec.train.loop": {
+    "convrec.training.loop": {
         # replaced by TrainingLoop.fit
         "verl.trainer.ppo.v1.trainer_base:PPOTrainer.fit": "cff88c9dd0b7166e",
         # replaced by TrainingLoop.update_once
@@ -86,7 +86,7 @@ PINS = {
         # hooks around the weights
         "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync.on_step_end": "300bc185706a19c4",
     },
-    "convrec.train.trainer": {
+    "convrec.training.trainer": {
         # steps and epochs; val_dataset
         "verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_dataloader": "388b4b4861ae9285",
         # role_worker_mapping
@@ -102,15 +102,15 @@ PINS = {
         # it runs in the driver's process
         "verl.trainer.main_ppo:TaskRunnerV1.run": "6944d97bd41b4640",
     },
-    "convrec.train.rank_trainer": {
+    "convrec.training.rank_trainer": {
         # is flush=True gone?
         "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync._setup": "e68a256e30426154",
     },
-    "convrec.train.validation": {
+    "convrec.training.validation": {
         # replaced where prompts go in groups
         "verl.trainer.ppo.v1.trainer_base:PPOTrainer._validate": "1beed36b5a0454f5",
     },
-    "convrec.train.worker": {
+    "convrec.training.worker": {
         # what is built when
         "verl.workers.engine_workers:ActorRolloutRefWorker.init_model": "3b7a26aa78115f70",
         # a LambdaLR, which is replaced
@@ -122,13 +122,13 @@ PINS = {
         # actor/kl: its kl_loss is without the coefficient
         "verl.workers.utils.losses:ppo_loss": "f5653825352a67a4",
     },
-    "convrec.train.sft.loop": {
+    "convrec.training.sft.loop": {
         # replaced by SFTLoop.fit
         "verl.trainer.sft_trainer:SFTTrainer.fit": "8938ae595f717883",
         # replaced by SFTLoop.fit
         "verl.trainer.sft_trainer_ray:SFTTrainer.fit": "e4abfa6af5fe9cc8",
     },
-    "convrec.train.sft.trainer": {
+    "convrec.training.sft.trainer": {
         # the state is loaded here
         "verl.trainer.sft_trainer:SFTTrainer.__init__": "d17d202dd6facd64",
         # the loaders are replaced; steps and epochs
@@ -138,7 +138,7 @@ PINS = {
         # next_iter_state
         "torchdata.stateful_dataloader.stateful_dataloader:StatefulDataLoader._get_iterator": "344346e2b16d2a17",
     },
-    "convrec.train.sft.on_ray": {
+    "convrec.training.sft.on_ray": {
         # worker and pool are replaced
         "verl.trainer.sft_trainer_ray:SFTTrainer._build_engine": "25886132b9e49e0d",
     },

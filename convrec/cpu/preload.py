@@ -10,7 +10,7 @@ from convrec.runs import fork_server
 MODULES = (
     "convrec.cpu.class_ids",
     "transfer_queue",
-    "convrec.train.worker",
+    "convrec.training.worker",
     "convrec.cpu.engine",
     "convrec.cpu.server",
     "convrec.rollout.agent_loop",

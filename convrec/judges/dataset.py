@@ -15,7 +15,7 @@ from convrec.judges.orders import SEPARATE, pairs_of
 from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
 from convrec.judges.verdict import opens_thinking
 from convrec.runs.folder import listed
-from convrec.train.dataset import rl_item
+from convrec.training.dataset import rl_item
 
 
 class JudgeDataset(RLHFDataset):

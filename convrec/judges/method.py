@@ -23,7 +23,7 @@ from convrec.rank_grpo.credit import scalar_infos
 from convrec.runs.card import sections
 from convrec.settings.judges import PairwiseJudgeConfig
 from convrec.settings.run import read_settings
-from convrec.train.batch import read_scored_responses, write_prompt_labels, write_scores
+from convrec.training.batch import read_scored_responses, write_prompt_labels, write_scores
 
 
 class JudgeMethod:

@@ -4,7 +4,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from convrec.judges.method import JudgeMethod
-from convrec.train.trainer import TrainingEngine
+from convrec.training.trainer import TrainingEngine
 
 JUDGE = "judge_grpo"
 

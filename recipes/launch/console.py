@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from convrec.progress import Progress
 from convrec.runs.folder import latest_step
-from convrec.train.trackers import tracking
+from convrec.training.trackers import tracking
 
 MOST_LISTS = 0.9  # share of the responses without a stop token at which a run says so
 

@@ -16,8 +16,8 @@ from convrec.lists import user_rewards
 from convrec.runs import guard
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
-from convrec.train import registration
-from convrec.train.trackers import tracking
+from convrec.training import registration
+from convrec.training.trackers import tracking
 from recipes.launch.environment import init_ray, process_environment, shut_down_ray
 
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
@@ -121,4 +121,4 @@ def _task(config: DictConfig) -> Any:
 def register_trainers() -> None:
     """Import the trainers that conf/ names, for their entries in verl's registry; the estimator and loss come along."""
     import convrec.judges.trainer
-    import convrec.train.rank_trainer  # noqa: F401
+    import convrec.training.rank_trainer  # noqa: F401

@@ -226,7 +226,7 @@ def _complete_batch_size(config: DictConfig) -> None:
 
 def _choose_attention(model: DictConfig) -> None:
     """For GPUs without flash-attn. It is built against the installed torch, so it cannot be among our dependencies."""
-    attention = "varlen" if model.use_remove_padding else "sdpa"  # convrec.train.attention.varlen
+    attention = "varlen" if model.use_remove_padding else "sdpa"  # convrec.training.attention.varlen
     model.override_config.setdefault("attn_implementation", attention)
 
 

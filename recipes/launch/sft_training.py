@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from convrec.checkpoints.plain_load import use_plain_load
 from convrec.settings.run import Run
-from convrec.train.trackers import tracking
+from convrec.training.trackers import tracking
 from recipes.launch.ray_training import started_ray
 from recipes.preflight.cores import uses_ray
 
@@ -23,7 +23,7 @@ def train(run: Run[Any]) -> None:
         _train_here(config)
         return
     with started_ray(config, {}):
-        from convrec.train.sft.on_ray import ConvRecRaySFTTrainer
+        from convrec.training.sft.on_ray import ConvRecRaySFTTrainer
 
         use_plain_load()  # the place in the data is read here
         ConvRecRaySFTTrainer(config).fit()
@@ -33,8 +33,8 @@ def _train_here(config: DictConfig) -> None:
     os.environ.update(ONE_PROCESS)
     from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-    from convrec.train.sft.trainer import ConvRecSFTTrainer
-    from convrec.train.worker import prepare_process
+    from convrec.training.sft.trainer import ConvRecSFTTrainer
+    from convrec.training.worker import prepare_process
 
     prepare_process()
     if config.trainer.device != "cpu":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 
-CPUS_PER_SFT_GPU = 1  # convrec.train.sft.on_ray
+CPUS_PER_SFT_GPU = 1  # convrec.training.sft.on_ray
 CPUS_PER_GPU = 3  # verl's ResourcePoolManager.max_colocate_count
 CPUS_PER_ROLLOUT_GPU = 2  # of a rollout with GPUs of its own: RolloutReplica.init_standalone
 CONTROLLER, PLACING = 1, 1

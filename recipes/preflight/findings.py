@@ -17,7 +17,7 @@ from convrec.runs.folder import listed
 from convrec.runs.starts import installed_version
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
-from convrec.train.trackers.tracking import OFFLINE_MODES, has_login
+from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL
 from recipes.preflight import node

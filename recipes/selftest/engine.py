@@ -10,8 +10,8 @@ from uuid import uuid4
 import torch
 
 from convrec.rank_grpo.policy_loss import RankLossSettings
-from convrec.train.attention import varlen, without_flash
-from convrec.train.log_prob_head import fuse
+from convrec.training.attention import varlen, without_flash
+from convrec.training.log_prob_head import fuse
 from recipes.selftest.checks import Machine
 
 ROWS, RANKS, TOKENS_OF_A_RANK = 12, 4, 3
@@ -109,7 +109,7 @@ def _row(generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 def update(engine: Any, batch: Any) -> dict[str, float]:
     """One step of the optimizer with the rank-level loss: its loss and the gradient's norm."""
-    from convrec.train.loss import rank_grpo_loss
+    from convrec.training.loss import rank_grpo_loss
 
     with engine.train_mode():
         output = engine.train_batch(batch, loss_function=partial(rank_grpo_loss, settings=RankLossSettings(RANKS)))

@@ -25,7 +25,7 @@ def test_every_public_name_is_there() -> None:
     assert [name for name in convrec.__all__ if not callable(getattr(convrec, name))] == []
 
 
-@pytest.mark.parametrize("before", ["", "import convrec.train.registration; "])
+@pytest.mark.parametrize("before", ["", "import convrec.training.registration; "])
 def test_train_is_the_function_although_a_package_has_its_name(before: str) -> None:
     code = f"{before}from convrec import SFTConfig, train; train(SFTConfig(), nothing=1)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

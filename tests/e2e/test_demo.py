@@ -113,7 +113,7 @@ def test_evaluation_agrees_with_the_validation_of_training(demo):
     from convrec.lists.catalog import load_catalog
     from convrec.lists.matching import Matcher
     from convrec.lists.ranks import parse_items
-    from convrec.train.dataset import read_rows
+    from convrec.training.dataset import read_rows
     from recipes.evaluation.options import EvaluationOptions
     from recipes.evaluation.single import evaluate
 

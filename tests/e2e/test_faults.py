@@ -12,7 +12,9 @@ def test_a_rollout_that_is_not_the_policy_stops_the_run(trained, recipe, copy_of
 
 
 def test_a_worker_of_another_source_stops_the_run(trained, recipe, copy_of_project, tmp_path):
-    stale = copy_of_project("convrec/train/registration.py", "    register_policy_loss(NAME)(_needs_the_trainer)\n", "")
+    stale = copy_of_project(
+        "convrec/training/registration.py", "    register_policy_loss(NAME)(_needs_the_trainer)\n", ""
+    )
     status, stderr, _ = recipe(
         tmp_path / "run",
         f"+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH={stale}",

@@ -33,7 +33,7 @@ def two_steps(recipe, trained, own_data, tmp_path_factory):
 
 
 def test_weights_of_the_mismatch_are_one_where_rollout_and_actor_agree(two_steps):
-    """The weights of each level: tests/convrec/train/test_loss.py."""
+    """The weights of each level: tests/convrec/training/test_loss.py."""
     for row, plain in zip(two_steps("rank", f"{CORRECTION}.rollout_is=rank"), two_steps.plain, strict=True):
         assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-3)
         for name in NAMES:

@@ -17,7 +17,7 @@ from transformers import Qwen2Config
 
 from convrec.errors import UserError
 from convrec.settings.run import Run
-from convrec.train.trackers.tracking import OFFLINE_MODES, tracker_environment
+from convrec.training.trackers.tracking import OFFLINE_MODES, tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose, compose_files

@@ -34,7 +34,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import format_item
 from convrec.lists.token_ranks import build_vocab_table, token_rank_ids
-from convrec.train.dataset import DemonstrationDataset
+from convrec.training.dataset import DemonstrationDataset
 from data_prep.sample_data.films import load_films
 from tests.convrec.small_tokenizers import (
     LLAMA_3_CUTS,

@@ -15,7 +15,7 @@ from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges import pointwise_reward as judge_pointwise
 from convrec.judges.dataset import PairwiseDataset, PointwiseDataset
 from convrec.judges.schema import judge_schema, make_row, prompt_of
-from convrec.train.dataset import DemonstrationDataset
+from convrec.training.dataset import DemonstrationDataset
 from data_prep.judge_demonstrations import demonstrations
 from recipes.tiny_model import train_tokenizer
 

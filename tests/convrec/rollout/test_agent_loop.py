@@ -21,7 +21,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
-from convrec.train.validation import add_means, validate_directly
+from convrec.training.validation import add_means, validate_directly
 from tests.convrec.rollout.fakes import RolloutWorld, make_samples, to_plain, write_catalog
 from tests.convrec.rollout.test_failures import FakeQueue, make_buffer
 

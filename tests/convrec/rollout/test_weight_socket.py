@@ -18,7 +18,7 @@ from convrec.cpu.server import CPUHttpServer, CPUWorkerExtension
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica, WeightsWorker, WorkerExtension
 from convrec.runs import guard
 from convrec.runs.guard import in_run_folder
-from convrec.train import registration, worker
+from convrec.training import registration, worker
 
 VERLS = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"  # as verl's sender has it
 

@@ -141,7 +141,7 @@ def test_an_override_that_is_of_no_use_there_stops_here(argument: str, said: str
 def test_absolute_paths_ids_and_other_overrides_pass() -> None:
     arguments = ["data.train_files=/d/a.parquet", "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B", "trainer.nnodes=2"]
     arguments += ["data.val_files=null", "convrec.lr_schedule=[[0,1e-6]]", "+scale=lora"]
-    arguments += ["data.custom_cls.path=pkg://convrec.train.dataset"]
+    arguments += ["data.custom_cls.path=pkg://convrec.training.dataset"]
     arguments += ["actor_rollout_ref.model.tokenizer_path=Qwen/Qwen2.5-0.5B"]
     arguments += ["reward.custom_reward_function.path=/x.py", "data.train_files='/d/a b.parquet'"]
     job_environment.refuse_relative_paths(RANK_GRPO, arguments)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from convrec.train.trackers import tracking
+from convrec.training.trackers import tracking
 from recipes.launch.console import Console, progress
 
 

@@ -22,7 +22,7 @@ from convrec.errors import NoProgress, UserError
 from convrec.progress import Progress
 from convrec.runs import supervisor
 from convrec.runs.folder import RL_TRAINED, RUNNING, hold
-from convrec.train.trackers import tracking
+from convrec.training.trackers import tracking
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
 from recipes.preflight import findings

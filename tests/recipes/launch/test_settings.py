@@ -106,7 +106,7 @@ def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
 
     from convrec.rank_grpo.on_policy import is_on_policy
-    from convrec.train.rank_trainer import RankGRPOSeparateAsyncTrainer
+    from convrec.training.rank_trainer import RankGRPOSeparateAsyncTrainer
 
     config = shipped("rank_grpo", f"host={on}", f"+scale={scale}")
     engine = config.actor_rollout_ref.rollout.checkpoint_engine

@@ -94,7 +94,7 @@ def test_sft_learns_a_list_from_its_first_item_on(
     """Under a template that writes an empty thought in front of each answer, as Qwen3's."""
     from transformers import AutoTokenizer
 
-    from convrec.train.dataset import DemonstrationDataset
+    from convrec.training.dataset import DemonstrationDataset
 
     write_template(folder, THINKS)
     config, _ = prepared(recipe="sft", variables=good_sft)

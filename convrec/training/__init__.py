@@ -1,0 +1,1 @@
+"""The seam to verl: trainers, loss, worker, datasets, liveness, tracking."""

@@ -1,0 +1,198 @@
+"""Log-probs that the model's head gives itself, of responses alone, in verl's FSDP engine.
+
+verl's engine can have a model's forward give log-probs in place of logits, which its fused kernels do. The same way is
+taken here, but inside of the head's own forward: FSDP2 wraps an untied head as a unit of its own and has its weights
+gathered only there (verl's kernels read them outside, which ends in `mixed torch.Tensor and DTensor`). What is computed
+is either the policy over the whole vocabulary, from all logits at once or in chunks of tokens, or the policy under the
+constraint of a catalog (docs/explanation/method.md 9), for which the field CONSTRAINT of the batch is read. Places of
+prompts are 0.
+
+Shapes: T positions of hidden states, P of them that predict a token of a response, D their size, V words.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.models.transformers.dense_common import CausalLMOutputForPPO
+from verl.utils import tensordict_utils
+
+from convrec.checkpoints.logits import OTHER_LOGITS
+from convrec.features.constrained.catalog_trie import CatalogTrie
+from convrec.features.constrained.choices import ChoiceReader, Choices, joined
+from convrec.features.constrained.log_probs import ConstrainedHead
+from convrec.features.constrained.rollout import CONSTRAINT
+from convrec.training.token_log_probs import LogProbsAndEntropies, chunked_log_probs, whole_log_probs
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
+
+
+def constrain(engine: Any, catalog: CatalogTrie) -> None:
+    """Have this engine's log-probs and entropies be those of the policy under the constraint."""
+    _compute_in_head(engine, partial(choices_of, ChoiceReader(catalog)), ConstrainedHead(catalog).log_probs)
+
+
+def fuse(engine: Any) -> None:
+    """Have this engine's log-probs be made in chunks, in place of verl's fused kernels."""
+    _compute_in_head(engine, response_tokens, partial(compute_at_positions, chunked_log_probs))
+
+
+def leave_out_prompts(engine: Any, chunked: bool = False) -> str:
+    """Have this engine's logits be made for trained tokens alone, where its model allows that.
+
+    The head is a large part of a small model's work, and prompts are most of the tokens of SFT.
+
+    Args:
+        engine: verl's, whose model is built.
+        chunked: whether the logits are made in chunks, twice, which saves memory; else all at once.
+
+    Returns:
+        Why the engine stays as it is; "" where it does not.
+    """
+    why = _why_whole_logits(engine)
+    if not why:
+        compute = chunked_log_probs if chunked else whole_log_probs
+        _compute_in_head(engine, trained_tokens, partial(compute_at_positions, compute))
+    return why
+
+
+def _why_whole_logits(engine: Any) -> str:
+    """What of an engine or its model does not go with a head that reads hidden states of trained tokens."""
+    if engine.engine_config.ulysses_sequence_parallel_size > 1:
+        return "sequences are cut over processes (ulysses_sequence_parallel_size)"
+    if engine.model_config.use_fused_kernels:
+        return "verl's fused kernels are on (use_fused_kernels)"
+    model = _model_with_head(engine)
+    head = getattr(model, "lm_head", None)
+    if not isinstance(head, torch.nn.Linear) or head.bias is not None or not hasattr(model, "model"):
+        return "the model's head is no mere matrix named lm_head"
+    changes = [name for name in OTHER_LOGITS if getattr(model.config, name, None) not in (None, 1.0)]
+    return f"the model changes its logits after the head ({', '.join(changes)})" if changes else ""
+
+
+def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
+    """The choices of a micro-batch, each at the position of the hidden state that it was made from.
+
+    padded_length: tokens of a row; None where rows are packed one behind the other.
+    """
+    rows = list(_responses(batch, padded_length))
+    constraints = batch[CONSTRAINT].unbind()
+    choices = [reader.read(response.tolist(), constraints[row].tolist()) for row, _, response in rows]
+    return joined(choices, [start for _, start, _ in rows])
+
+
+def response_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
+    """(P,) int64 each: the positions of the hidden states that predict a response's tokens, and these tokens."""
+    rows = list(_responses(batch, padded_length))
+    positions = [torch.arange(start, start + len(response)) for _, start, response in rows]
+    no_token = batch["responses"].values()[:0]  # of a micro-batch of nothing but padding
+    return torch.cat([no_token.cpu(), *positions]), torch.cat([no_token, *(response for *_, response in rows)])
+
+
+def trained_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
+    """As `response_tokens`; of demonstrations, which have no responses, the tokens of their loss mask."""
+    if batch.get("responses", None) is not None:
+        return response_tokens(batch, padded_length)
+    offsets, tokens = batch["input_ids"].offsets(), batch["input_ids"].values()
+    place_P = batch["loss_mask"].values().nonzero().flatten()
+    position_P = place_P - 1  # a token is predicted one position before it
+    if padded_length is not None:
+        row_P = torch.searchsorted(offsets, place_P, right=True) - 1
+        position_P = position_P + row_P * padded_length - offsets[row_P]
+    return position_P, tokens[place_P]
+
+
+def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(row, position of the hidden state that predicts its first token, tokens), without the rows that verl pads a
+    batch with, whose response mask is 0. Waits for the device three times, whatever the number of rows."""
+    offsets = batch["input_ids"].offsets()
+    ends, lengths = offsets[1:].tolist(), offsets.diff().tolist()
+    is_trained = torch.stack([mask.any() for mask in batch["response_mask"].unbind()]).tolist()
+    for row, (response, trains) in enumerate(zip(batch["responses"].unbind(), is_trained, strict=True)):
+        if trains:
+            end = ends[row] if padded_length is None else row * padded_length + lengths[row]
+            yield row, end - len(response) - 1, response  # a token is predicted one position before it
+
+
+def _compute_in_head(
+    engine: Any, choose: Callable[[TensorDict, int | None], Any], compute: Callable[..., Pair]
+) -> None:
+    """Replace the forwards of the engine's model and head.
+
+    choose: a micro-batch and the length of its padded rows -> what of it is to be computed. compute: (T, D) hidden
+    states, (V, D) weights of the head, what was chosen, temperature, whether entropies are wanted -> (T,) log-probs and
+    entropies.
+    """
+    prepare = engine.prepare_model_inputs
+
+    def prepare_model_inputs(micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        tensordict_utils.assign_non_tensor(micro_batch, use_fused_kernels=True)  # log-probs are asked for, no logits
+        inputs, output_arguments = prepare(micro_batch=micro_batch)
+        with_entropy = tensordict_utils.get_non_tensor_data(micro_batch, "calculate_entropy", False)
+        length = None if inputs["attention_mask"] is None else inputs["input_ids"].shape[1]
+        # as a namespace: FSDP looks for tensors in tuples, mappings and dataclasses
+        asked = (choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
+        inputs["asked"] = SimpleNamespace(arguments=asked)
+        return inputs, output_arguments
+
+    def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, asked: SimpleNamespace) -> Pair:
+        return compute(hidden.flatten(0, 1), self.weight, *asked.arguments)
+
+    engine.prepare_model_inputs = prepare_model_inputs
+    model = _model_with_head(engine)
+    model.forward = MethodType(_forward, model)
+    model.lm_head.forward = MethodType(head_forward, model.lm_head)
+
+
+def _model_with_head(engine: Any) -> Any:
+    """The model below FSDP's and LoRA's wrappers; None where its head has another name."""
+    return next((part for part in engine.module.modules() if "lm_head" in part._modules), None)
+
+
+def _forward(
+    model: Any,
+    *,
+    asked: SimpleNamespace,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    **_: Any,
+) -> CausalLMOutputForPPO:
+    hidden = model.model(
+        input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+    ).last_hidden_state
+    log_probs, entropy = model.lm_head(hidden, asked)
+    shape = hidden.shape[:2]
+    return CausalLMOutputForPPO(log_probs=log_probs.view(shape), entropy=entropy.view(shape))
+
+
+def compute_at_positions(
+    compute: Callable[..., LogProbsAndEntropies],
+    hidden_TD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    chosen: Pair,
+    temperature: float,
+    with_entropy: bool,
+) -> Pair:
+    """Compute log-probs and entropies at some positions.
+
+    Args:
+        compute: a function of convrec.training.token_log_probs.
+        hidden_TD: hidden states of all positions.
+        weight_VD: of the head.
+        chosen: (P,) positions, and (P,) tokens there.
+        temperature: that the logits are divided by.
+        with_entropy: whether entropies are wanted.
+
+    Returns:
+        (T,) float32 log-probs and entropies: 0 at other positions, and entropies that are not wanted.
+    """
+    position_P, token_P = (values.to(hidden_TD.device) for values in chosen)
+    hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)
+    log_prob_P, entropy_P = compute(hidden_PD, weight_VD, token_P, temperature, with_entropy)
+    zeros_T = log_prob_P.new_zeros(len(hidden_TD))
+    log_probs_T = zeros_T.index_put((position_P,), log_prob_P)
+    return log_probs_T, zeros_T if entropy_P is None else zeros_T.index_put((position_P,), entropy_P)

@@ -1,0 +1,269 @@
+"""One training, in the order in which it happens. Read this file first.
+
+    driver: this process               rollout workers and vLLM           FSDP workers
+    ---------------------------------------------------------------------------------------------------
+    sample        prompts      ------> responses, scored by the reward
+                               <------ a row per response, in TransferQueue
+    old           row keys     ---------------------------------------->  log-probs before the update
+    reference     row keys     ---------------------------------------->  log-probs of the initial model
+    credit        ranks, returns, advantages, units: computed here, written to TransferQueue
+    update        row keys     ---------------------------------------->  loss, gradients, optimizer
+    record        metrics, before the checkpoint that a resumed run goes on from
+    save                       ---------------------------------------->  shards; then our manifest, here
+    synchronise                        vLLM wakes  <--------------------  weights
+    validate      prompts      ------> greedy answers, scored
+
+verl's `step` sends the prompts, and then calls `update_once`, which waits for the responses. The driver waits at every
+arrow that leaves it, except with `separate_async`, where rollout workers sample ahead. Where both share their devices,
+vLLM sleeps from the end of `sample` to `synchronise`, and training has the memory.
+
+verl is the engine: its trainer (convrec.training.trainer) owns workers, servers, queues and shards, and each phase
+above is one call of it. The order is ours. Names with a leading underscore on `engine` are verl's own, and are pinned
+by tests/test_upstream.py; `on_*` are verl's hooks, through which its asynchronous trainer and its profiler work.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any, Protocol
+
+from omegaconf import DictConfig
+from tqdm import tqdm
+from transfer_queue import KVBatchMeta
+
+from convrec.checkpoints import saving
+from convrec.runs.phases import Phases
+from convrec.training.finite import check_finite
+
+logger = logging.getLogger(__name__)
+
+# Metrics of a step that are known only when it has ended.
+LATE_METRICS = ("timing_s/", "timing_per_token_ms/", "perf/")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a training. Steps count from 1."""
+
+    number: int
+    is_last: bool
+    saves: bool
+    validates: bool
+
+
+def iter_steps(
+    done: int, total: int, save_every: int, validate_every: int, always_finishes: bool = False
+) -> Iterator[Step]:
+    """Yield the steps after step `done`, up to step `total`.
+
+    Args:
+        done: steps of the checkpoint that training goes on from; 0 without one.
+        total: number of the last step.
+        save_every: steps between checkpoints, not positive: none. The last step is saved too.
+        validate_every: steps between validations, not positive: none. The last step is validated too.
+        always_finishes: whether the last step is saved and validated even where the frequency says never.
+    """
+    for number in range(done + 1, total + 1):
+        is_last = number == total
+        yield Step(
+            number=number,
+            is_last=is_last,
+            saves=_is_due(number, save_every) or (is_last and (save_every > 0 or always_finishes)),
+            validates=_is_due(number, validate_every) or (is_last and (validate_every > 0 or always_finishes)),
+        )
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class Method(Protocol):
+    """What differs between kinds of training: rank-level lists (convrec.training.rank_method), judges.
+
+    `from_run`, `configure_datasets`, `loss_function` and `write_card` are called by convrec.training.trainer.
+
+    Attributes:
+        has_variable_batch: whether a step has an unknown number of rows, which are one update.
+    """
+
+    has_variable_batch: bool
+
+    @classmethod
+    def from_run(cls, config: DictConfig, tokenizer: Any) -> "Method":
+        """Return the method of a run, whose policy has this tokenizer."""
+
+    def configure_datasets(self, engine: Any) -> None:
+        """Change how the engine's data sets and loaders, which were just made, give their rows."""
+
+    def loss_function(self) -> Callable[..., Any] | None:
+        """Return the loss for verl's workers; None where it is verl's own."""
+
+    def skips_old_log_probs(self, updates_per_step: int) -> bool:
+        """Whether old log-probs are those of the update itself, so that they need no pass of their own."""
+
+    def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Write the advantages that the loss reads, and log them."""
+
+    def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
+        """Change what the step logs, after its update."""
+
+    def write_card(self, engine: Any, folder: Path) -> None:
+        """Write a card beside exported weights, where the run's own is not enough."""
+
+
+class TrainingLoop:
+    """Trains with reinforcement learning.
+
+    Args:
+        engine: a verl trainer of ours (convrec.training.trainer), set up, its checkpoint loaded.
+        method: gives tokens their credit.
+        run_folder: where a request to stop is looked for.
+        phases: watched by another thread, which ends a run that hangs; None: nobody watches.
+    """
+
+    def __init__(self, engine: Any, method: Method, run_folder: Path, phases: Phases | None = None) -> None:
+        self.engine = engine
+        self.method = method
+        self.run_folder = run_folder
+        self.phases = phases
+        self.rollout_is_checked = False
+
+    def fit(self) -> None:
+        """Train up to the last step.
+
+        Raises:
+            StopRequested: the run was asked to stop before it.
+            Diverged: a loss or a gradient norm is not a number.
+        """
+        engine = self.engine
+        settings = engine.config.trainer
+        engine.open_trackers()
+        if settings.val_before_train:
+            engine.logger.log(data=self.validate(), step=engine.global_steps)
+            if settings.get("val_only", False):
+                return
+
+        done = engine.global_steps
+        steps = iter_steps(done, engine.total_training_steps, settings.save_freq, settings.test_freq)
+        engine.begin_training()
+        engine.on_train_begin()
+        saving.save_on_signals(self.run_folder)
+        for step in tqdm(steps, total=engine.total_training_steps, initial=done, desc="training"):
+            engine.begin_step(step.number)
+            metrics: dict[str, Any] = {}
+            with self.phase("step", is_watched=False):
+                engine.on_step_begin()
+                engine._start_profiling()
+                # verl sends the next prompts, and calls `update_once` through `_step_once`: once, or
+                # `parameter_sync_step` times if it is asynchronous.
+                batch = engine.step(metrics, engine.timing_raw)
+                engine._stop_profiling()
+                self.record(step, batch, metrics)
+                check_finite(step.number, metrics, self.run_folder)
+                stop_requested = saving.take_stops(self.run_folder)
+                if step.saves or stop_requested:
+                    self.save()
+                late_metrics = self.synchronise_weights()
+            if step.validates:
+                late_metrics |= self.validate()
+            self.finish_step(step, batch, metrics, late_metrics)
+            if stop_requested and not step.is_last:
+                raise saving.StopRequested(step.number)
+        engine.on_train_end()
+
+    def update_once(self, metrics: dict[str, Any], num_prompts: int) -> KVBatchMeta:
+        """Sample a batch and update the policy on it, in the order of the diagram above.
+
+        Args:
+            metrics: gets what the batch logs.
+            num_prompts: prompts to train on.
+        """
+        engine = self.engine
+        with self.phase("gen"):
+            batch = engine.sample_rollouts(metrics, num_prompts)
+        with self.phase("balance_batch", is_timed=False):
+            batch = engine._balance_batch(batch, metrics)
+        with self.phase("old_log_prob"):
+            batch = self.compute_old_log_probs(batch, metrics)
+        if engine.use_reference_policy:
+            with self.phase("ref"):
+                batch = engine._compute_ref_log_prob(batch, metrics)
+        with self.phase("adv"):
+            batch = self.method.assign_credit(engine, batch, metrics)
+        with self.phase("update_actor"):
+            batch = engine._update_actor(batch, metrics)
+        self.method.finish_metrics(engine.global_steps, metrics)
+        return batch
+
+    def compute_old_log_probs(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Compute log-probs of the policy before the update, where the update does not have them itself.
+
+        The first batch of a start always gets them: they tell whether the rollout samples from the policy.
+        """
+        if self.rollout_is_checked and self.method.skips_old_log_probs(self.engine.parameter_sync_step):
+            return batch
+        batch = self.engine._compute_old_log_prob(batch, metrics)
+        # Before the reference's pass, which writes its log-probs where the check reads the actor's.
+        if not self.rollout_is_checked:
+            self.engine.check_rollout(batch)
+            self.rollout_is_checked = True
+        return batch
+
+    def record(self, step: Step, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Log the step before saving it: a resumed run continues after the checkpoint and never logs it again."""
+        self.engine.compute_step_metrics(step.number, batch, metrics)
+        early_metrics = {
+            name: value
+            for name, value in metrics.items()
+            if isinstance(value, Real) and not name.startswith(LATE_METRICS)
+        }
+        self.engine.logger.log(data=early_metrics, step=step.number)
+
+    def save(self) -> None:
+        """Write a checkpoint, before the weights are synchronised: that wakes vLLM, which fills the GPU again."""
+        with self.phase("save_checkpoint"):
+            self.engine._save_checkpoint()
+
+    def synchronise_weights(self) -> dict[str, Any]:
+        """Give the rollout the new weights; verl times it. Returns what verl logs about it."""
+        with self.phase("update_weights", is_timed=False):
+            self.engine.on_step_end()
+        return dict(self.engine._consume_sync_metrics())
+
+    def validate(self) -> dict[str, Any]:
+        """Return the metrics of greedy answers to the validation prompts."""
+        with self.phase("testing"):
+            self.engine.on_validate_begin()
+            metrics = self.engine._validate()
+            self.engine.on_validate_end()
+        return metrics
+
+    def finish_step(
+        self, step: Step, batch: KVBatchMeta, metrics: dict[str, Any], late_metrics: dict[str, Any]
+    ) -> None:
+        """Log what was not known before the checkpoint, and let go of the step's rows."""
+        late_metrics |= {name: value for name, value in metrics.items() if name.startswith(LATE_METRICS)}
+        late_metrics |= self.engine.compute_time_metrics(batch)
+        self.engine.finish_step(step.number, batch, metrics)
+        self.engine.logger.log(data=late_metrics, step=step.number)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, is_timed: bool = True, is_watched: bool = True) -> Iterator[None]:
+        """Time a part of a step as `timing_s/<name>`, and say where a run hangs.
+
+        Args:
+            name: verl's name of the part.
+            is_timed: whether the time is logged; a part that occurs several times in a step is summed.
+            is_watched: whether the part counts as one that may hang.
+        """
+        watched = self.phases.phase(name) if self.phases and is_watched else contextlib.nullcontext()
+        start = time.perf_counter()
+        with watched:
+            yield
+        if is_timed:
+            seconds = self.engine.timing_raw
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

@@ -1,0 +1,122 @@
+"""Supervised fine-tuning, in the order in which it happens: batch, update, record, save, validate.
+
+As in convrec.training.loop verl is the engine, and the order is ours. The data are read in this process; the workers
+are this process itself (one device) or Ray actors (several devices, or a cluster).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tensordict.tensorclass import NonTensorData
+from tqdm import tqdm
+from verl.utils import tensordict_utils
+
+from convrec.checkpoints import saving
+from convrec.runs.folder import VALIDATION_LOSS, lacks_validation, read_metrics
+from convrec.training.finite import check_finite
+from convrec.training.loop import Step, iter_steps
+
+TOKENS = "train/total_tokens(B)"
+TRAINING_METRICS = ("loss", "grad_norm", "lr", "mfu")  # verl's, logged as train/<name>
+
+
+class SFTLoop:
+    """Trains on demonstrations.
+
+    Args:
+        engine: a verl SFT trainer of ours (convrec.training.sft), set up, its checkpoint loaded.
+        run_folder: where a request to stop is looked for.
+    """
+
+    def __init__(self, engine: Any, run_folder: Path) -> None:
+        self.engine = engine
+        self.run_folder = run_folder
+        self.num_tokens = count_trained_tokens(run_folder, engine.resume_global_step)
+
+    def fit(self) -> None:
+        """Train up to the last step.
+
+        Raises:
+            StopRequested: the run was asked to stop before it.
+            Diverged: a loss or a gradient norm is not a number.
+        """
+        engine = self.engine
+        done = engine.resume_global_step
+        total = engine.total_training_steps
+        if lacks_validation(self.run_folder, done, engine.test_freq, total):
+            self.validate(done)
+        steps = iter_steps(done, total, engine.save_freq, engine.test_freq, always_finishes=True)
+        batches = self.iter_batches(done)
+        saving.save_on_signals(self.run_folder)
+        for step in tqdm(steps, total=total, initial=done, desc="training"):
+            metrics = self.update(step, next(batches))
+            engine.logger.log(data=metrics, step=step.number)
+            check_finite(step.number, metrics, self.run_folder)
+            stop_requested = saving.take_stops(self.run_folder)
+            if step.saves or stop_requested:
+                engine.ckpt_handler.save_checkpoint(step.number)
+            if step.validates:
+                self.validate(step.number)
+            if stop_requested and not step.is_last:
+                raise saving.StopRequested(step.number)
+
+    def iter_batches(self, done: int) -> Iterator[Any]:
+        """Yield batches from where the loaded checkpoint ended, epoch after epoch, each in an order of its own."""
+        engine = self.engine
+        first_epoch, batches_done = divmod(done, engine.steps_per_epoch)
+        for epoch in range(first_epoch, engine.config.trainer.total_epochs):
+            engine.begin_epoch(epoch, batches_done if epoch == first_epoch else 0)
+            yield from engine.train_dataloader
+
+    def update(self, step: Step, batch: Any) -> dict[str, float]:
+        """Train on a batch; returns what is logged about it."""
+        engine = self.engine
+        data = self.to_tensordict(batch)
+        lengths_B = [int(length) for length in engine._get_batch_seqlens(data=data)]
+        # not a list: tensordict would make a stack of it
+        tensordict_utils.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(lengths_B))
+        data = engine.balance_batch(data)
+        if step.number == engine.start_profile_step:
+            engine.training_client.start_profile()
+        metrics = engine.train_batch(data)
+        if step.number == engine.end_profile_step:
+            engine.training_client.stop_profile()
+        metrics |= {f"train/{name}": metrics.pop(name) for name in TRAINING_METRICS if name in metrics}
+        num_tokens = sum(lengths_B)
+        self.num_tokens += num_tokens
+        return metrics | {"train/global_tokens": num_tokens, TOKENS: self.num_tokens / 1e9}
+
+    def validate(self, step: int) -> None:
+        """Log the mean loss of the validation batches, and note whether the step's checkpoint is the best so far."""
+        engine = self.engine
+        if engine.val_dataloader is None:
+            return
+        losses = [engine.infer_batch(self.to_tensordict(batch))["loss"] for batch in engine.val_dataloader]
+        metrics = {VALIDATION_LOSS: torch.mean(torch.tensor(losses)).item()}
+        engine.logger.log(data=metrics, step=step)
+        saving.note_validation(self.run_folder, step, metrics, engine.max_checkpoints)
+
+    def to_tensordict(self, batch: Any) -> TensorDict:
+        """Return a batch of the loader as verl's workers read it."""
+        engine = self.engine
+        data = engine.config.data
+        settings = {
+            "use_remove_padding": engine.config.model.use_remove_padding,
+            "use_dynamic_bsz": data.use_dynamic_bsz,
+            "max_token_len_per_gpu": data.max_token_len_per_gpu,
+            "micro_batch_size_per_gpu": data.micro_batch_size_per_gpu,
+            "temperature": 1.0,
+            "global_batch_size": engine.global_batch_size,
+            "pad_mode": data.pad_mode,
+            "pad_token_id": engine.model_config.tokenizer.pad_token_id,
+        }
+        return tensordict_utils.get_tensordict(tensor_dict=batch, non_tensor_dict=settings)
+
+
+def count_trained_tokens(run_folder: Path, done: int) -> int:
+    """Return the tokens of the steps up to the checkpoint that training goes on from."""
+    counts = [row[TOKENS] for row in read_metrics(run_folder) if row["step"] <= done and row.get(TOKENS) is not None]
+    return round(counts[-1] * 1e9) if counts else 0

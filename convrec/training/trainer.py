@@ -1,0 +1,302 @@
+"""verl's trainers as the engine of our training loop: workers, checkpoints, metrics, validation. Nothing but wiring.
+
+`TrainingEngine` goes over verl's synchronous and asynchronous trainer alike. It replaces verl's `fit` and `_step_once`
+by convrec.training.loop, and gives the loop what it calls beside verl's own methods.
+"""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY
+from verl.utils.skip import SkipManager
+from verl.utils.tracking import DapoFilteredRewardTableLogger
+
+from convrec.checkpoints import saving
+from convrec.rollout import failures
+from convrec.rollout import queue as rollout_queue
+from convrec.runs import card
+from convrec.runs.folder import lacks_validation
+from convrec.runs.phases import Phases
+from convrec.settings.run import read_settings
+from convrec.settings.training import RLConfig
+from convrec.training import registration, validation
+from convrec.training.batch import clear_rows, padding_flags, read_rollout_and_actor
+from convrec.training.loop import TrainingLoop
+from convrec.training.loss import NUM_PADDING
+from convrec.training.rollout_check import check_rollout_is_policy
+from convrec.training.trackers import tracking
+from convrec.training.watch import liveness
+from convrec.training.worker import ConvRecWorker
+
+POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
+
+
+class TrainingEngine:
+    """A verl trainer that our loop drives. Settings are in the config's `convrec` section.
+
+    Attributes:
+        method_class: of the method; its `from_run` takes a run's config and tokenizer.
+        verl_mode: name of the verl trainer below; verl branches on it.
+        worker: class of the FSDP workers.
+    """
+
+    method_class: Any
+    verl_mode = "sync"
+    worker: type = ConvRecWorker
+
+    config: DictConfig
+    timing_raw: dict[str, float]
+
+    # ---- verl's set-up ----
+
+    def __init__(self, config: DictConfig) -> None:
+        registration.register()
+        registration.register_rollout()
+        super().__init__(config)
+        self.replay_buffer.poll_interval = POLL_SECONDS
+        failures.stop_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
+        self.settings: RLConfig = read_settings(config)
+        self.run_folder = Path(config.trainer.default_local_dir)
+        self.timing_raw = {}
+        self.phases = None if self.settings.watchdog == "off" else Phases(self.settings.watchdog_seconds)
+        self.validation_samples: list[dict[str, Any]] | None = None
+        self.max_checkpoints = config.trainer.get("max_actor_ckpt_to_keep")
+        with open_dict(config):
+            # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
+            config.trainer.max_actor_ckpt_to_keep = None
+
+    @property
+    def trainer_mode(self) -> str:
+        """The name of the verl trainer below: verl compares this with "sync"."""
+        return self.verl_mode
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None: ...
+
+    def init(self) -> None:
+        """Set everything up.
+
+        The last part sends weights, and would wait without limit for a vLLM server that has gone in the meantime. How
+        long a start takes is not known, so no phase of it counts as one that hangs.
+        """
+        with liveness.watched(liveness.Watch(self._actors)):
+            super().init()
+
+    def _init_tokenizer(self) -> None:
+        super()._init_tokenizer()
+        self.method = self.method_class.from_run(self.config, self.tokenizer)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self.method.configure_datasets(self)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(self.worker)
+
+    def _load_checkpoint(self) -> None:
+        """Load the newest checkpoint. This is verl's first call after the workers exist, so they get their loss here,
+        and after the optimizer's state has come back the learning rate."""
+        loss = self.method.loss_function()
+        if loss is not None:
+            self.actor_rollout_wg.set_loss_fn(loss)
+        super()._load_checkpoint()
+        schedule = [(int(step), float(lr)) for step, lr in self.settings.lr_schedule or ()]
+        self.actor_rollout_wg.set_learning_rate(schedule, self.parameter_sync_step)
+        failures.retry_failed_prompts()
+
+    # ---- what verl's trainer is asked to do: train ----
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train. `agent_loop_manager` sends prompts to the rollout workers."""
+        self.agent_loop_manager = agent_loop_manager
+        trainer = self.config.trainer
+        if lacks_validation(self.run_folder, self.global_steps, trainer.test_freq, self.total_training_steps):
+            trainer.val_before_train = True
+        self.loop = TrainingLoop(self, self.method, self.run_folder, self.phases)
+        gc.freeze()  # collections would go through all that was imported, some 0.1 s each time
+        SkipManager.init(self.config)
+        try:
+            with liveness.watched(liveness.Watch(self._actors, self.phases)):
+                self.loop.fit()
+        finally:
+            self._shutdown_dump_executor()
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        return self.loop.update_once(metrics, sample_batch_size)
+
+    # ---- what the loop calls ----
+
+    def open_trackers(self) -> None:
+        """Open what metrics and samples are logged to."""
+        trainer = self.config.trainer
+        names = {"project_name": trainer.project_name, "experiment_name": trainer.experiment_name}
+        config = OmegaConf.to_container(self.config, resolve=True)
+        self.logger = tracking.open_trackers(self.run_folder, **names, backends=trainer.logger, config=config)
+        self.validation_generations_logger = tracking.keep_samples(self.run_folder, **names)
+        self.dapo_filtered_reward_logger = DapoFilteredRewardTableLogger(**names)
+
+    def begin_training(self) -> None:
+        """Start what was in flight when the checkpoint was written, and verl's profiler."""
+        self.global_steps += 1
+        SkipManager.set_step(self.global_steps)
+        self._reissue_inflight_prompts()
+        steps = self.config.global_profiler.steps
+        self.prev_step_profile = False
+        self.curr_step_profile = steps is not None and self.global_steps in steps
+        self.next_step_profile = False
+
+    def begin_step(self, step: int) -> None:
+        """Tell verl which step begins."""
+        self.global_steps = step
+        self.timing_raw = {}
+        SkipManager.set_step(step)
+
+    def sample_rollouts(self, metrics: dict[str, Any], num_prompts: int) -> KVBatchMeta:
+        """Wait for the responses to so many prompts, and note verl's metrics of how old they are.
+
+        The prompts are under way: verl's `step` has sent them to the rollout workers before it calls the loop.
+        """
+        self.on_sample_begin()
+        batch, age_metrics = self.replay_buffer.sample(
+            global_steps=self.global_steps, partition_id="train", batch_size=num_prompts
+        )
+        metrics.update(age_metrics)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        self.on_sample_end()
+        return batch
+
+    def check_rollout(self, batch: KVBatchMeta) -> None:
+        """Raise RuntimeError when vLLM's log-probs of the batch are not the actor's."""
+        if self.bypass_mode:  # else the actor has just computed its own
+            temperature = self.config.actor_rollout_ref.rollout.temperature
+            batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+            self.actor_rollout_wg.compute_log_prob(batch)
+        check_rollout_is_policy(read_rollout_and_actor(batch), self.settings.rollout_check_bound)
+
+    @property
+    def bypass_mode(self) -> bool:
+        """Whether the old log-probs are the rollout's (verl's `rollout_correction.bypass_mode`)."""
+        return bool(self.config.algorithm.rollout_correction.bypass_mode)
+
+    def compute_step_metrics(self, step: int, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Add verl's metrics of a step's rows.
+
+        verl divides by the seconds of the step, which are not known yet. What comes of the 1 s that it gets instead is
+        among LATE_METRICS, and replaced by `compute_time_metrics`.
+        """
+        epoch = (step - 1) // self.steps_per_epoch
+        unknown_times = {"step": 1.0}
+        self._compute_metrics(batch, metrics, unknown_times, global_steps=step, epoch=epoch)
+
+    def compute_time_metrics(self, batch: KVBatchMeta) -> dict[str, Any]:
+        """Return verl's metrics of the times of the step that ends."""
+        prompt_length_B = torch.tensor([float(tag["prompt_len"]) for tag in batch.tags])
+        response_length_B = torch.tensor([float(tag["response_len"]) for tag in batch.tags])
+        lengths = {"prompt_length": prompt_length_B, "response_length": response_length_B}
+        data = DataProto(
+            batch=TensorDict(lengths, batch_size=len(batch)),
+            meta_info={"global_token_num": (prompt_length_B + response_length_B).int().tolist()},
+        )
+        times = compute_timing_metrics(data, self.timing_raw)
+        return times | compute_throughout_metrics(data, self.timing_raw, self._get_n_gpus_for_throughput())
+
+    def finish_step(self, step: int, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Dump responses where the run asks for it, and remove the step's rows from TransferQueue."""
+        folder = self.config.trainer.get("rollout_data_dir", None)
+        if folder:
+            self._log_rollout_data(batch, self.timing_raw, folder)
+        clear_rows(batch)
+        counts = metrics.pop(DAPO_FILTERED_REWARD_COUNTS_KEY, None)
+        if counts:
+            self.dapo_filtered_reward_logger.log(self.config.trainer.logger, counts, step)
+
+    # ---- processes ----
+
+    def _actors(self) -> dict[str, Any]:
+        """Every process the run needs and has by now, by name: verl adds each group of them when it has started."""
+        groups: dict[str, list[Any]] = {}
+        if hasattr(self, "actor_rollout_wg"):
+            groups["training worker "] = self.actor_rollout_wg.workers
+        if hasattr(self, "reward_loop_manager"):
+            groups["reward worker "] = self.reward_loop_manager.reward_loop_workers
+        if hasattr(self, "agent_loop_manager"):
+            groups["agent-loop worker "] = self.agent_loop_manager.agent_loop_workers
+        for replica in self._replicas():
+            groups[f"vLLM server {replica.replica_rank}."] = replica.servers
+        actors = {f"{name}{number}": actor for name, group in groups.items() for number, actor in enumerate(group)}
+        return actors | rollout_queue.actors()
+
+    def _replicas(self) -> list[Any]:
+        return self.llm_server_manager.get_replicas() if hasattr(self, "llm_server_manager") else []
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        saving.save(self.run_folder, self.global_steps, self._write_checkpoint, self.max_checkpoints)
+
+    def _write_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        folder = saving.step_folder(self.run_folder, self.global_steps) / "actor"
+        if "model" in self.config.actor_rollout_ref.actor.checkpoint.save_contents:
+            saving.wait_for_shards(folder)
+        exported = folder / "huggingface"
+        if exported.is_dir():
+            card.write_card(exported, self.run_folder, self.global_steps)
+            self.method.write_card(self, exported)
+
+    # ---- validation ----
+
+    def _validate(self) -> dict[str, float]:
+        metrics = validation.validate_directly(self)
+        if metrics is None:  # a prompt needs verl's agent loops
+            metrics = super()._validate()
+        saving.note_validation(self.run_folder, self.global_steps, metrics, self.max_checkpoints)
+        return metrics
+
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        return validation.add_means(super()._val_metrics_update, *args, **kwargs)
+
+    # ---- a batch with an unknown number of rows ----
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        return dp_size if self.method.has_variable_batch else super()._get_required_batch_multiple(dp_size)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if not self.method.has_variable_batch:
+            return super()._update_actor(batch, metrics)
+        with self._one_mini_batch(batch):
+            return super()._update_actor(batch, metrics)
+
+    @contextlib.contextmanager
+    def _one_mini_batch(self, batch: KVBatchMeta) -> Iterator[None]:
+        """Have verl train all rows of a batch in one update.
+
+        verl cuts a batch into updates of `ppo_mini_batch_size * rollout.n` rows, which it reads from the config each
+        time; there is no argument for it.
+        """
+        actor = self.config.actor_rollout_ref.actor
+        rollout = self.config.actor_rollout_ref.rollout
+        mini_batch_size = actor.ppo_mini_batch_size
+        num_rollouts = rollout.n
+        actor.ppo_mini_batch_size = len(batch)
+        rollout.n = 1
+        batch.extra_info[NUM_PADDING] = sum(padding_flags(batch))
+        try:
+            yield
+        finally:
+            actor.ppo_mini_batch_size = mini_batch_size
+            rollout.n = num_rollouts

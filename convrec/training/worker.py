@@ -1,0 +1,124 @@
+"""The verl worker of a run: actor, rollout and reference, with the rank-level loss at hand."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from convrec.checkpoints.plain_load import use_plain_load
+from convrec.checkpoints.reshard import load_any_world_size
+from convrec.cpu.engine import init_process_group, register_engine
+from convrec.cpu.platform import is_cpu_host
+from convrec.features.constrained.rollout import load_trie
+from convrec.rollout.queue import keep_to_this_run
+from convrec.runs.guard import in_run_folder
+from convrec.training import registration
+from convrec.training.attention import varlen, without_flash
+from convrec.training.log_prob_head import constrain, fuse, leave_out_prompts
+
+
+class ConvRecWorker(ActorRolloutRefWorker):
+    """verl's worker plus: the CPU engine where the host has no accelerator, and the learning rate of the settings."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        keep_to_this_run()
+        super().__init__(*args, **kwargs)
+        registration.register()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        registration.check_worker()
+        prepare_process()
+        super().init_model()
+        if self._is_actor:
+            send_weights_as(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
+            prepare_checkpoints(self.actor.engine)
+        catalog = load_trie(self.config.rollout)
+        for engine in (worker.engine for worker in (self.actor, self.ref) if worker):
+            if catalog is not None:
+                constrain(engine, catalog)
+            elif self.config.model.use_fused_kernels:
+                fuse(engine)
+            elif is_cpu_host():
+                leave_out_prompts(engine)
+        if hasattr(self.rollout, "zmq_handle"):
+            self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_learning_rate(self, *args: Any) -> None:
+        set_learning_rate(self.actor.engine, *args)
+
+
+class ConvRecDetachWorker(ConvRecWorker, DetachActorWorker):
+    """With the copies of its weights that verl's asynchronous trainer goes back to within one synchronisation."""
+
+
+def prepare_process() -> None:
+    """What verl is told in every process that trains, before its model is built."""
+    use_plain_load()
+    varlen.register()
+    without_flash.install()
+    if is_cpu_host():
+        register_engine()
+        init_process_group()
+
+
+def prepare_checkpoints(engine: Any) -> None:
+    """Have verl's engine load what any number of processes saved; and save what transformers' own class was built from
+    as that, also where its folder names code of its own (`auto_map`): verl would look for that code, and fail."""
+    manager = engine.checkpoint_manager
+    load_any_world_size(manager)
+    config = manager.model.config
+    if not manager.trust_remote_code and hasattr(config, "auto_map"):
+        del config.auto_map
+
+
+def send_weights_as(engine: Any, dtype: torch.dtype) -> None:
+    """Have verl's engine hand full weights to the rollout in the rollout's dtype, where they are rounded to it anyway:
+    fp32 master weights are twice the traffic. LoRA adapters go as they are."""
+    full_weights = engine.get_per_tensor_param
+
+    def in_dtype(*args: Any, **kwargs: Any) -> tuple[Iterable[tuple[str, torch.Tensor]], Any]:
+        weights, adapter = full_weights(*args, **kwargs)
+        if adapter is not None and kwargs.get("base_sync_done"):
+            return weights, adapter
+        return ((name, w.to(dtype) if w.is_floating_point() else w) for name, w in weights), adapter
+
+    engine.get_per_tensor_param = in_dtype
+
+
+def set_learning_rate(engine: Any, schedule: Sequence[tuple[int, float]] = (), updates_per_step: int = 1) -> None:
+    """Have verl's engine train with the learning rate of the settings, from its next update on.
+
+    A checkpoint brings back the rate that it was saved with; of that, only the number of updates is kept. From here on
+    the engine reports the rate that a step was trained with, where verl's reports the next step's.
+
+    Args:
+        engine: after its checkpoint was loaded, if there is one.
+        schedule: (step, lr) pairs in rising order of step, the first at 0: from that trainer step on, that lr; steps
+            count from 1. Empty: verl's schedule of the optimizer's settings.
+        updates_per_step: how often the schedule is advanced in a trainer step.
+    """
+    optimizer, updates = engine.optimizer, engine.lr_scheduler.last_epoch
+    lr, factor = engine.optimizer_config.lr, engine.lr_scheduler.lr_lambdas
+
+    def lr_after(updates: int) -> float:
+        return [lr for step, lr in schedule if step <= updates // updates_per_step + 1][-1]
+
+    def advance() -> float:
+        (before, *_) = engine.lr_scheduler.get_last_lr()
+        engine.lr_scheduler.step()
+        return before
+
+    if schedule:
+        lr, factor = 1.0, lr_after
+    for group in optimizer.param_groups:
+        group["initial_lr"] = lr
+    engine.lr_scheduler = LambdaLR(optimizer, factor, updates - 1)
+    engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
+    engine.lr_scheduler_step = advance

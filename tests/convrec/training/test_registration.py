@@ -1,0 +1,102 @@
+"""A worker with another convrec stops the run and says where and why."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from convrec.training import registration
+
+
+@pytest.fixture(autouse=True)
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
+
+
+def test_a_worker_with_the_drivers_source_passes_and_so_does_a_process_without_a_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registration.check_worker()
+    monkeypatch.setenv(registration.DRIVERS_DIGEST, registration.source_digest())
+    registration.check_worker()
+
+
+@pytest.mark.parametrize("module", ["", "users_rewards"])
+def test_other_source_is_told_with_node_place_and_both_digests(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setenv(registration.USER_MODULE, module)
+    monkeypatch.setenv(registration.DRIVERS_DIGEST, "0123456789abcdef")
+    digest, source = registration.source_digest(), Path(registration.__file__).parents[1]
+    what = f"convrec or {module}" if module else "convrec"
+    said = rf"10\.0\.0\.7 runs another {what} than the driver \({source}, {digest} instead of 0123456789abcdef\)"
+    with pytest.raises(RuntimeError, match=said):
+        registration.check_worker()
+
+
+def written(folder: Path, file: str, text: str) -> Path:
+    """The folder, with the package that the file is of."""
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text(text)
+    return folder
+
+
+def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def digest_of(folder: str, text: str) -> str:
+        package = written(tmp_path / folder, "lists/ranks.py", text)
+        monkeypatch.setattr(registration, "__file__", str(package / "training" / "registration.py"))
+        return registration.source_digest()
+
+    assert digest_of("a", "x = 1") == digest_of("b", "x = 1")
+    assert digest_of("c", "x = 2") != digest_of("d", "x = 1")
+    before = digest_of("e", "x = 1")
+    (tmp_path / "e" / "lists" / "words.yaml").write_text("grey: gray")
+    assert registration.source_digest() != before
+
+
+@pytest.mark.parametrize(
+    ("file", "module"),
+    [
+        ("reward/__init__.py", ""),
+        ("users_rewards.py", "users_rewards.deep.rank"),
+        ("users_rewards/deep/rank.py", "users_rewards.deep.rank"),
+    ],
+)
+def test_digest_covers_the_reward_that_this_process_would_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, module: str
+) -> None:
+    def digest_with(folder: str, text: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, "reward", raising=False)
+            patch.syspath_prepend(written(tmp_path / folder, file, text))
+            patch.setenv(registration.USER_MODULE, module)
+            return registration.source_digest()
+
+    without = registration.source_digest()
+    assert digest_with("a", "x = 1") == digest_with("b", "x = 1") != without
+    assert digest_with("c", "x = 2") not in (without, digest_with("d", "x = 1"))
+    monkeypatch.setenv(registration.USER_MODULE, module)
+    assert registration.source_digest() == without  # a node that does not have it
+
+
+def test_a_package_that_lies_in_two_folders_of_the_path_counts_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without __init__.py both are its folders, as on a node that sees the driver's disk beside what was uploaded."""
+    digests = []
+    for folder in ("driver", "node"):
+        (tmp_path / folder / "two_folders").mkdir(parents=True)
+        (tmp_path / folder / "two_folders" / "rank.py").write_text("X = 1\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+        monkeypatch.setenv(registration.USER_MODULE, "two_folders.rank")
+        digests.append(registration.source_digest())
+    assert digests[0] == digests[1]
+
+
+def test_registered_functions_refuse_to_train_without_the_trainer() -> None:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+
+    registration.register()
+    registration.register()  # again: nothing happens
+    for function in (get_adv_estimator_fn("rank_grpo"), get_policy_loss_fn("rank_grpo")):
+        with pytest.raises(ValueError, match="trainer_mode=rank_grpo"):
+            function(token_level_rewards=None)

@@ -1,0 +1,43 @@
+"""The rollout is compared with the actor over what it sampled."""
+
+import logging
+
+import pytest
+import torch
+
+from convrec.rank_grpo.credit import NOT_SAMPLED
+from convrec.training.rollout_check import check_rollout_is_policy, warn_about_drift
+
+ROLLOUT = torch.tensor([[-1.0, -2.0, 0.0], [-0.5, NOT_SAMPLED, -0.25]])
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
+
+
+def batch(difference: float) -> dict[str, torch.Tensor]:
+    actor = ROLLOUT + difference
+    actor[0, 2] = -40.0  # not in the loss
+    actor[1, 1] = -50.0  # a repair put it in
+    return {"rollout_log_probs": ROLLOUT, "log_probs": actor, "loss_mask": MASK}
+
+
+def test_a_rollout_that_differs_from_the_actor_ends_the_run() -> None:
+    with pytest.raises(RuntimeError, match=r"does not sample from the policy.* is 0.2 .*rollout_check_bound=0.1"):
+        check_rollout_is_policy(batch(0.2), bound=0.1)
+
+
+def test_a_difference_below_the_bound_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        check_rollout_is_policy(batch(-0.05), bound=0.1)
+    assert "mean |d log p| 0.05, max 0.05" in caplog.text
+
+
+def test_a_difference_that_is_not_a_number_ends_the_run() -> None:
+    with pytest.raises(RuntimeError):
+        check_rollout_is_policy(batch(float("nan")), bound=0.1)
+
+
+@pytest.mark.parametrize(("mean", "warns"), [(0.2, True), (float("nan"), True), (0.05, False), (None, False)])
+def test_a_rollout_that_drifts_is_warned_about(
+    caplog: pytest.LogCaptureFixture, mean: float | None, warns: bool
+) -> None:
+    warn_about_drift(7, {} if mean is None else {"actor/rollout_diff_mean": mean}, bound=0.1)
+    assert ("step 7" in caplog.text) == warns

@@ -1,0 +1,195 @@
+"""A dead process interrupts the main thread where it waits. tests/e2e/test_deaths.py kills real ones."""
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError, RayTaskError
+
+from convrec.errors import NoProgress, ProcessLost
+from convrec.runs.phases import Phases
+from convrec.training.watch import liveness, nodes
+
+
+class Actors:
+    """Stands for Ray: which actors answer, which are busy, which are dead."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state = {"training worker 0": "busy", "vLLM server 0.0": "alive"}
+        monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if self.state[r] != "busy"], []))
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(liveness.Nodes, "learn", lambda nodes, actors: None)
+        monkeypatch.setattr(liveness.Nodes, "lost_gcs", lambda nodes: "")
+        monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.01)
+
+    def get(self, name: str) -> None:
+        errors = {
+            "dead": ActorDiedError(),
+            "not started": ActorDiedError(RayTaskError("f", "a traceback\nValueError: no GPU", ValueError())),
+            "unreachable": ActorUnavailableError("connection reset", None),
+            "lost object": RaySystemError("no"),
+        }
+        if self.state[name] in errors:
+            raise errors[self.state[name]]
+
+    def handles(self) -> dict[str, Any]:
+        def handle(name: str) -> Any:
+            return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: name))
+
+        return {name: handle(name) for name in self.state}
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actors]:
+    handler = signal.getsignal(signal.SIGUSR2)
+    yield Actors(monkeypatch)
+    signal.signal(signal.SIGUSR2, handler)
+
+
+def test_a_busy_process_is_no_dead_one_and_a_dead_one_is_named(actors: Actors) -> None:
+    watch = liveness.Watch(actors.handles)
+    assert watch.lost_actor() == ""  # asked
+    assert watch.lost_actor() == ""
+    actors.state["vLLM server 0.0"] = "dead"
+    assert watch.lost_actor() == "vLLM server 0.0"
+    assert str(watch.problem()) == "the vLLM server 0.0 is gone (killed, or out of memory); the log may say why"
+
+
+def test_a_process_whose_start_failed_is_named_with_its_error(actors: Actors) -> None:
+    actors.state["vLLM server 0.0"] = "not started"
+    watch = liveness.Watch(actors.handles)
+    watch.lost_actor()  # asked
+    assert str(watch.problem()) == "the vLLM server 0.0 is gone (ValueError: no GPU); the log may say why"
+
+
+@pytest.mark.parametrize("trouble", ["unreachable", "lost object"])
+def test_one_that_is_not_reached_is_asked_again_but_not_for_ever(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(liveness.time, "monotonic", lambda: now)
+    watch = liveness.Watch(actors.handles)
+    watch.lost_actor()  # asked
+    actors.state["vLLM server 0.0"] = trouble
+    assert watch.lost_actor() == ""
+    actors.state["vLLM server 0.0"] = "alive"
+    assert [watch.lost_actor() for _ in range(3)] == ["", "", ""]
+
+    now = 1000.0
+    actors.state["vLLM server 0.0"] = trouble
+    assert [watch.lost_actor() for _ in range(3)] == ["", "", ""]  # it was there in between
+    now += liveness.UNREACHABLE_SECONDS + 1
+    assert "vLLM server 0.0" in [watch.lost_actor() for _ in range(2)]
+
+
+def wait_behind(cause: Callable[[], object]) -> None:
+    """The interrupt may come at once."""
+    cause()
+    time.sleep(30)
+
+
+def test_the_main_thread_is_interrupted_while_it_waits(actors: Actors) -> None:
+    watch = liveness.Watch(actors.handles)
+    watch.start()
+    try:
+        time.sleep(0.1)
+        with pytest.raises(ProcessLost, match="the training worker 0 is gone"):
+            wait_behind(lambda: actors.state.update({"training worker 0": "dead"}))
+    finally:
+        watch.stopped.set()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_c_code_makes_of_a_loss_is_told_as_the_loss(actors: Actors, is_lost: bool) -> None:
+    watch = liveness.Watch(actors.handles)
+    expected = pytest.raises(ProcessLost, match="worker 0 is gone") if is_lost else pytest.raises(SystemError)
+    with expected, liveness.watched(watch):
+        actors.state["training worker 0"] = "dead" if is_lost else "alive"
+        try:
+            time.sleep(30 if is_lost else 0.1)
+        except ProcessLost as error:
+            raise SystemError("returned a result with an exception set") from error
+        raise SystemError("of another kind")
+
+
+def test_a_driver_that_does_not_get_away_is_ended(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: list[int] = []
+    monkeypatch.setattr(liveness, "SECONDS_TO_STOP", 0.05)
+    monkeypatch.setattr(liveness.os, "_exit", statuses.append)
+    actors.state["training worker 0"] = "dead"
+    watch = liveness.Watch(actors.handles)
+    with pytest.raises(ProcessLost):
+        wait_behind(watch.start)
+    deadline = time.monotonic() + 30
+    while not statuses and time.monotonic() < deadline:  # stands for a close that waits for the dead
+        time.sleep(0.01)
+    watch.stopped.set()
+    assert statuses == [1]
+
+
+def test_a_run_that_is_over_is_not_interrupted(actors: Actors) -> None:
+    watch = liveness.Watch(actors.handles)
+    watch.start()
+    watch.stopped.set()
+    actors.state["training worker 0"] = "dead"
+    time.sleep(0.1)
+
+
+def test_a_phase_that_does_not_end_ends_the_run_with_the_process_that_is_to_blame(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convrec.runs.phases.FIRST_TIMES", 1000)  # for the time before the phase
+    phases = Phases(0.05)
+    with phases.phase("gen"):
+        pass  # its median is next to nothing
+    monkeypatch.setattr(liveness, "hanging_processes", lambda silent: f"no answer from {', '.join(silent)}")
+    watch = liveness.Watch(actors.handles, phases)
+    watch.start()
+    try:
+        with (
+            pytest.raises(NoProgress, match=r"in the phase gen .*: no answer from training worker 0"),
+            phases.phase("gen"),
+        ):
+            time.sleep(30)
+    finally:
+        watch.stopped.set()
+
+
+def test_a_gcs_server_that_is_gone_is_named_and_one_that_is_restarted_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1.0
+    monkeypatch.setattr(nodes.time, "monotonic", lambda: now)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watched = nodes.Nodes()
+        watched.gcs = server.getsockname()
+        assert watched.lost_gcs() == ""
+    assert watched.lost_gcs() == ""  # for a moment
+    now += nodes.GCS_SECONDS + 1
+    gone = f"Ray's gcs_server at 127.0.0.1:{watched.gcs[1]} is gone (killed, or out of memory)"
+    assert watched.lost_gcs() == gone
+    watch = liveness.Watch(dict)
+    watch.nodes = watched
+    assert str(watch.problem()) == gone
+    with socket.create_server(watched.gcs):
+        assert watched.lost_gcs() == ""
+    assert watched.lost_gcs() == ""  # counted anew
+
+
+def test_a_lost_node_is_named_with_what_it_held(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = liveness.Watch(actors.handles)
+    watch.nodes.held = {"aaaaaaaaaa": ["training worker 0"], "bbbbbbbbbb": ["training worker 1", "vLLM server 1.0"]}
+    alive = {"NodeManagerHostname": "n2", "NodeManagerAddress": "10.0.0.2"}
+    monkeypatch.setattr(
+        ray,
+        "nodes",
+        lambda: [{"NodeID": "aaaaaaaaaa", "Alive": True}, {"NodeID": "bbbbbbbbbb", "Alive": False, **alive}],
+    )
+    watch.lost_actor()
+    actors.state["vLLM server 0.0"] = "dead"
+    assert str(watch.problem()) == (
+        "the node n2 (10.0.0.2, bbbbbbbb) is lost; it held: training worker 1, vLLM server 1.0"
+    )
