@@ -10,7 +10,7 @@ from convrec.errors import UserError
 from convrec.options import command
 from convrec.runs.folder import METRICS
 from recipes.cluster.job_environment import withheld
-from recipes.cluster.jobs import connect, say
+from recipes.cluster.jobs import connect, say, warn_if_open
 from recipes.experiments import local_runs
 from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
@@ -51,6 +51,7 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     address = os.environ.get("RAY_ADDRESS", "")
     if on_cluster := address.startswith("http"):
         client = connect(address)
+        warn_if_open(client, address)
     elif parallel:
         raise UserError("--parallel: on this machine runs go one after the other; set RAY_ADDRESS=http://head:8265")
     warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)

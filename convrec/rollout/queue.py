@@ -11,6 +11,8 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from transfer_queue import controller, interface
 
+from convrec.rollout import queue_sockets
+
 
 class _RayOfThisRun:
     """`ray` as TransferQueue sees it: actors have their names in the run's namespace, whatever namespace is asked for.
@@ -29,8 +31,9 @@ def keep_to_this_run() -> None:
     """Have this process look for the queue of its own run alone. Every process of a run calls it before it uses it.
 
     TransferQueue's controller has one name in a namespace of the whole Ray cluster, so that a second run there would
-    silently attach to the first one's and take its rollouts.
+    silently attach to the first one's and take its rollouts. Its sockets ask for the key of the run.
     """
+    queue_sockets.secure_sockets()
     interface.ray = _RayOfThisRun()
     options = controller.TransferQueueController.options
     interface.TransferQueueController = SimpleNamespace(options=lambda name, namespace: options(name=name))
@@ -38,6 +41,7 @@ def keep_to_this_run() -> None:
 
 def start(settings: DictConfig) -> None:
     """Start TransferQueue; verl's task then finds it there."""
+    queue_sockets.make_key()
     keep_to_this_run()
     tq.init(OmegaConf.create(OmegaConf.to_container(settings, resolve=True)))  # it copies them away from their root
 

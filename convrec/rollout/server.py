@@ -6,6 +6,8 @@ import os
 from typing import Any
 
 import ray
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
@@ -35,11 +37,35 @@ class WeightsWorker(CheckpointEngineWorker):
         self.server_adapter.zmq_handle = in_run_folder(self.server_adapter.zmq_handle)
 
 
+class RefuseRequests:
+    """ASGI middleware that lets no request through: verl's vLLM server listens without a key.
+
+    The processes of a run call the server through Ray. Its port is for every user of the machine, or of the cluster's
+    network: they would use the GPU and the cache that the rollout counts on.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await Response(status_code=403)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+
 class ConvRecHttpServer(vLLMHttpServer):
     extension: type = WorkerExtension
 
     def _get_worker_extension_cls(self) -> str:
         return f"{self.extension.__module__}.{self.extension.__qualname__}"
+
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        super()._preprocess_engine_kwargs(engine_kwargs)
+        if not self.config.prometheus.enable:  # Prometheus reads the server's /metrics
+            engine_kwargs["middleware"] = [f"{RefuseRequests.__module__}.{RefuseRequests.__qualname__}"]
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)

@@ -18,6 +18,7 @@ from recipes.cluster.job_environment import HERE, runtime_environment, withheld
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose_elsewhere
 from recipes.launch.variables import misspelt_variables
+from recipes.preflight import ray_token
 
 POLL_SECONDS = 1.0
 AGENT_SECONDS = 120.0
@@ -36,10 +37,7 @@ def connect(address: str) -> Any:
         client = JobSubmissionClient(address)
         cluster_version = client._do_request("GET", "/api/version").json()["ray_version"]
     except AuthenticationError as error:  # status 401 or 403
-        raise UserError(
-            f"RAY_ADDRESS={address}: the cluster asks for a token. Copy the head node's ~/.ray/auth_token and set "
-            "RAY_AUTH_MODE=token (and RAY_AUTH_TOKEN_PATH, where the copy lies elsewhere)"
-        ) from error
+        raise UserError(ray_token.describe_missing_token(address)) from error
     except Exception as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
@@ -52,6 +50,12 @@ def connect(address: str) -> Any:
             "the same version in both places"
         )
     return client
+
+
+def warn_if_open(client: Any, address: str) -> None:
+    """Warn where the cluster asks for no token. The doctor says so by itself."""
+    if client._do_request("GET", "/api/authentication_mode").json()["authentication_mode"] == "disabled":
+        say(f"warning: RAY_ADDRESS={address}: {ray_token.OPEN}: {ray_token.CLOSE}")
 
 
 def submit_job(client: Any, **job: Any) -> None:
@@ -106,6 +110,7 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
     runtime_env = checked_environment(recipe, arguments)  # a wrong setting stops here, not on the cluster
     address = os.environ["RAY_ADDRESS"]
     client = connect(address)
+    warn_if_open(client, address)
     job = f"{recipe.name.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
     try:
         submit_training(client, recipe, arguments, runtime_env, job)

@@ -43,9 +43,9 @@ def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> li
             fix = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they "
             findings.append(Finding("ports", "failure", where, what, fix + "share"))
         if ipaddress.ip_address(report["address"]).is_global:
-            what = f"{report['address']} is a public address: whoever reaches the ports of vLLM and TransferQueue "
+            what = f"{report['address']} is a public address: torch's store and NCCL ask nobody there for a key"
             fix = "give `ray start` the --node-ip-address of a private network, or close its ports to others"
-            findings.append(Finding("network", "warning", where, what + "there runs code as you", fix))
+            findings.append(Finding("network", "warning", where, what, fix))
         if report["build_problem"]:
             fix = "install gcc and Python's headers (Debian: gcc, libc6-dev, python3-dev), or set CC"
             what = f"{report['build_problem']}, and on GPUs vLLM's start builds with both"

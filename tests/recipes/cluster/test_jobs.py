@@ -1,14 +1,18 @@
 """A job submitted, followed, asked to stop and stopped. tests/e2e/test_cluster.py does it on a real cluster."""
 
+import contextlib
+import json
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
 from ray.job_submission import JobStatus
 
 from convrec.errors import UserError
@@ -58,11 +62,10 @@ def test_what_cannot_be_submitted_is_an_error_of_the_user(call: Call, monkeypatc
         assert said in printed
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [(401, b"no", "asks for a token"), (403, b"no", "asks for a token"), (500, b"token 401 403", "no answer")],
-)
-def test_a_missing_token_is_known_by_the_status(monkeypatch: Patch, status: int, body: bytes, said: str) -> None:
+@contextlib.contextmanager
+def answering(monkeypatch: Patch, status: int, body: bytes) -> Iterator[str]:
+    """A dashboard with one answer to everything. Yields its address, which is RAY_ADDRESS."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -76,11 +79,29 @@ def test_a_missing_token_is_known_by_the_status(monkeypatch: Patch, status: int,
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("RAY_ADDRESS", address)  # wins over the argument in Ray's client
     try:
-        with pytest.raises(UserError, match=said):
-            cluster_jobs.connect(address)
+        yield address
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [(401, b"no", "asks for a token"), (403, b"no", "asks for a token"), (500, b"token 401 403", "no answer")],
+)
+def test_a_missing_token_is_known_by_the_status(monkeypatch: Patch, status: int, body: bytes, said: str) -> None:
+    with answering(monkeypatch, status, body) as address, pytest.raises(UserError, match=said):
+        cluster_jobs.connect(address)
+
+
+@pytest.mark.parametrize(("mode", "is_open"), [("disabled", True), ("token", False)])
+def test_a_cluster_that_is_open_to_everybody_is_warned_about(
+    monkeypatch: Patch, capsys: Printed, mode: str, is_open: bool
+) -> None:
+    body = {"version": "4", "ray_version": ray.__version__, "authentication_mode": mode}
+    with answering(monkeypatch, 200, json.dumps(body).encode()) as address:
+        cluster_jobs.warn_if_open(cluster_jobs.connect(address), address)
+    assert ("the cluster asks for no token" in capsys.readouterr().err) is is_open
 
 
 class Jobs:
@@ -97,6 +118,10 @@ class Jobs:
         self.stop_file = save_path / "stop.job-1"
         self.on: Callable[[str], None] = lambda call: None
         self.log = "step 1\nstep 2\n"
+
+    def _do_request(self, method: str, path: str) -> Any:
+        assert (method, path) == ("GET", "/api/authentication_mode")
+        return SimpleNamespace(json=lambda: {"authentication_mode": "token"})
 
     def get_job_info(self, job: str) -> SimpleNamespace:
         self.on("info")

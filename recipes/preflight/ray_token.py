@@ -1,0 +1,89 @@
+"""A Ray cluster's token: what is missing where the cluster asks for one, and the warning where it asks for none."""
+
+import os
+import re
+from pathlib import Path
+
+from convrec.errors import UserError
+
+DEFAULT_FILE = "~/.ray/auth_token"  # Ray's
+GCS_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+ANSWER_SECONDS = 5.0
+HOST_AND_PORT = re.compile(r"[^/]+:\d+")
+OPEN = "the cluster asks for no token: whoever reaches it runs programs there as you"
+CLOSE = "stop it, make a token (`ray get-auth-token --generate`), and export RAY_AUTH_MODE=token before `ray start`"
+
+
+def check_token(address: str) -> None:
+    """Ask Ray whether it lets this process in: ray.init would try for minutes, and not say why.
+
+    Args:
+        address: RAY_ADDRESS. What is not host:port (`auto`, `ray://head:10001`) is left to Ray.
+
+    Raises:
+        UserError: It asks for a token, and this process has none, another one, or would not send it.
+    """
+    if not HOST_AND_PORT.fullmatch(address):
+        return
+    if _is_refused(address, "") and (not _sends_token() or _is_refused(address, _read_token())):
+        raise UserError(describe_missing_token(address))
+
+
+def describe_missing_token(address: str) -> str:
+    """Say why the cluster of RAY_ADDRESS, which asks for a token, refuses this process, and what to do."""
+    refusal = f"RAY_ADDRESS={address}: the cluster asks for a token"
+    copy = f"copy the head node's {DEFAULT_FILE} to this machine"
+    place = _token_place()
+    if not _sends_token():
+        first = "" if place else f"{copy}, then "
+        return f"{refusal}, and RAY_AUTH_MODE=token is not set here: {first}export RAY_AUTH_MODE=token"
+    if not place:
+        return f"{refusal}, and there is none here: {copy} (RAY_AUTH_TOKEN_PATH says where else it lies)"
+    return f"{refusal}, and that in {place} is another one: {copy}"
+
+
+def is_open(address: str) -> bool:
+    """Whether Ray at this host:port answers without a token."""
+    import grpc
+
+    return HOST_AND_PORT.fullmatch(address) is not None and _ask(address, "") is grpc.StatusCode.OK
+
+
+def _is_refused(address: str, token: str) -> bool:
+    import grpc
+
+    return _ask(address, token) is grpc.StatusCode.UNAUTHENTICATED
+
+
+def _ask(address: str, token: str) -> object:
+    """Return gRPC's status of a call that needs no argument. token: "" sends none."""
+    import grpc
+
+    metadata = [("authorization", f"Bearer {token}")] if token else None
+    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        call = channel.unary_unary(GCS_METHOD, lambda request: request, lambda answer: answer)
+        try:
+            call(b"", timeout=ANSWER_SECONDS, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def _sends_token() -> bool:
+    """Whether Ray in this process sends a token; where RAY_ADDRESS is set, a token file alone does not turn it on."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+
+
+def _read_token() -> str:
+    place = _token_place()
+    if place in ("", "RAY_AUTH_TOKEN"):
+        return os.environ.get("RAY_AUTH_TOKEN", "")
+    return Path(place).read_text(encoding="utf-8").strip()
+
+
+def _token_place() -> str:
+    """Return the variable or the file from which Ray takes this process's token; "" where there is none."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or DEFAULT_FILE).expanduser()
+    return str(file) if file.is_file() else ""

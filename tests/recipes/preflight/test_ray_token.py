@@ -1,0 +1,113 @@
+"""A cluster that asks for a token: one sentence says what is missing on this machine, and says it at once."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from convrec.errors import UserError
+from recipes.preflight import node
+from recipes.preflight.findings import token_findings
+from recipes.preflight.ray_token import GCS_METHOD, check_token, describe_missing_token
+
+ADDRESS = "http://head:8265"
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home folder, and no variable of Ray's."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def write_token(home: Path) -> None:
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text("0" * 64)
+
+
+def test_without_the_mode_a_token_that_is_there_is_not_sent(home: Path) -> None:
+    write_token(home)
+    expected = "RAY_AUTH_MODE=token is not set here: export RAY_AUTH_MODE=token"
+    assert describe_missing_token(ADDRESS) == f"RAY_ADDRESS={ADDRESS}: the cluster asks for a token, and {expected}"
+
+
+def test_without_mode_and_token_both_are_named() -> None:
+    said = describe_missing_token(ADDRESS)
+    assert said.endswith("copy the head node's ~/.ray/auth_token to this machine, then export RAY_AUTH_MODE=token")
+
+
+@pytest.mark.parametrize("file", ["", "/not/there"])
+def test_with_the_mode_a_missing_token_is_named(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", file)
+    assert "there is none here: copy the head node's ~/.ray/auth_token" in describe_missing_token(ADDRESS)
+
+
+def test_a_token_that_is_refused_is_named_with_its_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    write_token(home)
+    assert f"that in {home}/.ray/auth_token is another one" in describe_missing_token(ADDRESS)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "1" * 64)
+    assert "that in RAY_AUTH_TOKEN is another one" in describe_missing_token(ADDRESS)
+
+
+class Gcs(grpc.GenericRpcHandler):
+    """Ray's service that is asked; with a token, as it answers then."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def service(self, call: Any) -> grpc.RpcMethodHandler:
+        assert call.method == GCS_METHOD
+        return grpc.unary_unary_rpc_method_handler(self.answer)
+
+    def answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if self.token and ("authorization", f"Bearer {self.token}") not in context.invocation_metadata():
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "Invalid or missing authentication token")
+        return b""
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a cluster; the parameter is its token."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers([Gcs(request.param)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+@pytest.mark.parametrize("cluster", ["1" * 64], indirect=True)
+def test_who_would_be_refused_is_told_before_ray_tries(
+    cluster: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    with pytest.raises(UserError, match="RAY_AUTH_MODE=token is not set here"):
+        node.connect()
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(UserError, match="there is none here"):
+        node.connect()
+    write_token(home)
+    with pytest.raises(UserError, match="is another one"):
+        node.connect()
+    (home / ".ray" / "auth_token").write_text("1" * 64 + "\n")
+    check_token(cluster)
+    assert token_findings(cluster) == []
+
+
+@pytest.mark.parametrize("cluster", [""], indirect=True)
+def test_an_open_cluster_lets_in_and_is_a_finding(cluster: str) -> None:
+    check_token(cluster)
+    assert [finding.status for finding in token_findings(cluster)] == ["warning"]
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://head:10001", "127.0.0.1:1"])
+def test_what_does_not_answer_is_left_to_ray(address: str) -> None:
+    check_token(address)
+    assert token_findings(address) == []
