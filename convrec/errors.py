@@ -1,8 +1,10 @@
 """Exceptions that say what a user can do: fix the input, or resume; and what other errors are called on the screen."""
 
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from importlib.util import find_spec
 from typing import ParamSpec
@@ -48,6 +50,31 @@ def need_packages(*names: str) -> None:
             file=sys.stderr,
         )
         raise SystemExit(2)
+
+
+@contextmanager
+def exit_on_unwritable_output() -> Iterator[None]:
+    """End the process with a line and status 1 where stdout cannot be written: a disk that is full, a closed pipe."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # closed by the shell: >&-
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or _can_write_output():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try once more at its end
+        print(f"error: stdout: {error.strerror}: what was printed is cut off", file=sys.stderr)
+        sys.exit(1)
+
+
+def _can_write_output() -> bool:
+    try:
+        os.write(1, b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def is_of_lost_process(error: BaseException) -> bool:

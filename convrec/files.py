@@ -148,8 +148,22 @@ def read_json(path: Path) -> Any:
     """Raises FileNotFoundError, and UserError where the file holds no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as JSON ({error}): copy or make it again") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: it holds no JSON, or something else than an object.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else json.dumps(value)[:20]
+        raise UserError(f"{path}: expected a JSON object, it is {kind}: copy or make it again")
+    return value
 
 
 def write_table(path: Path, table: "pa.Table") -> None:

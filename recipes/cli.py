@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
+from convrec import errors
 from convrec.errors import UserError, need_packages
 from convrec.runs import guard, supervisor
 from convrec.shipped import python_path
@@ -105,8 +106,13 @@ SHELLS: tuple[Literal["bash", "zsh", "fish"], ...] = ("bash", "zsh", "fish")
 
 
 def main() -> None:
+    with errors.exit_on_unwritable_output():
+        run(sys.argv[1:])
+
+
+def run(given: list[str]) -> NoReturn:
+    """Run what these arguments ask for, and end with its exit status."""
     need_packages("omegaconf", "pyarrow", "torch", "verl", "ray", "cyclopts")
-    given = sys.argv[1:]
     command = next((name for name in COMMANDS if given[: len(name.split())] == name.split()), "")
     if command in ("", "plan") or {*HELP, "--print-config"} & set(given):
         # all that is done is to print: `| head` ends it without a word, where Python would print a BrokenPipeError

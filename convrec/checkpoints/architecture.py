@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from convrec.checkpoints.files import weight_files
 from convrec.errors import UserError, one_line
-from convrec.files import read_json
 
 SHOWN = 3  # names in a message
 
@@ -57,7 +57,7 @@ def _meta_weights(folder: Path) -> dict[str, Any]:
     from safetensors import safe_open
 
     for index in folder.glob("*.safetensors.index.json"):
-        if not all((folder / part).exists() for part in read_json(index)["weight_map"].values()):
+        if not all((folder / part).exists() for part in weight_files(index)):
             return {}
     weights: dict[str, Any] = {}
     for path in folder.glob("*.safetensors"):

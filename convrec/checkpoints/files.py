@@ -15,12 +15,13 @@ from safetensors import SafetensorError, safe_open
 
 from convrec.checkpoints.plain_load import check_plain
 from convrec.errors import UserError
-from convrec.files import file_hash, read_json
+from convrec.files import file_hash, read_json_object
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 BESIDE_WEIGHTS = ("*.json", "*.model", "*.jinja", "*.txt")  # config, tokenizer, chat template
 ANSWERING = (*WEIGHTS, *BESIDE_WEIGHTS)  # whatever changes an answer
 SHARDS = ("model_world_size_*.pt", "*.json", "huggingface/*.json")  # what verl's merger reads
+_OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json", "*.index.json")
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 
@@ -37,12 +38,33 @@ def fingerprint(folder: Path, patterns: Sequence[str] = ANSWERING) -> str:
     return digest.hexdigest()
 
 
+def check_model_files(folder: Path) -> None:
+    """Raise UserError for a link of a model's folder that leads nowhere, and for settings that are no JSON object."""
+    for path in sorted({path for pattern in ANSWERING for path in folder.glob(pattern)}):
+        if path.is_symlink() and not path.exists():
+            raise UserError(
+                f"{path}: a link to {path.readlink()}, where nothing is: a snapshot of the Hub's cache was copied "
+                "without its files; copy it with `cp -rL`, or give the model's id"
+            )
+    for path in sorted({path for pattern in _OBJECTS for path in folder.glob(pattern)}):
+        read_json_object(path)
+
+
+def weight_files(index: Path) -> set[str]:
+    """Return the names of the weight files that a *.index.json lists. Raises UserError for a damaged one."""
+    parts = _read_json(index).get("weight_map", {})
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise UserError(f"{index}: its weight_map does not name a file for each weight: copy it again")
+    return set(parts.values())
+
+
 def check_hugging_face(folder: Path) -> None:
     """Raise UserError, naming the file, for a config or weights that are missing or cut off."""
+    check_model_files(folder)
     _read_json(folder / "config.json")
     weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     for index in folder.glob("*.index.json"):
-        parts = set(_read_json(index).get("weight_map", {}).values())
+        parts = weight_files(index)
         if absent := sorted(part for part in parts if not (folder / part).exists()):
             raise UserError(
                 f"{folder}: {len(absent)} of the {len(parts)} weight files that {index.name} lists are missing "
@@ -93,9 +115,9 @@ def world_size(folder: Path) -> int | None:
 
 
 def read_if_whole(path: Path) -> dict[str, Any]:
-    """What a file of JSON notes; {} where there is none, or one that cannot be read."""
+    """What a file of JSON notes; {} where there is none, and for one that is damaged."""
     try:
-        return read_json(path)
+        return read_json_object(path)
     except (FileNotFoundError, UserError):
         return {}
 
@@ -105,7 +127,7 @@ def read_if_whole(path: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return read_json(path)
+        return read_json_object(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent}: no {path.name}: not a model folder, or one that is half written") from None
 

@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from convrec.errors import UserError
-from convrec.files import read_json
+from convrec.files import read_json_object
 
 # Keys of a model's config.json that change its logits after the head.
 OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -34,4 +34,4 @@ def check_logits(model: DictConfig, purpose: str, instead: str) -> None:
 def model_settings(model: str) -> dict[str, Any]:
     """Return the config.json of a model's folder; {} for a model that is still to be downloaded."""
     file = Path(model).expanduser() / "config.json"
-    return read_json(file) if file.exists() else {}
+    return read_json_object(file) if file.exists() else {}

@@ -11,22 +11,24 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import (
     SHARDS,
     check_hugging_face,
+    check_model_files,
     check_shards,
     fingerprint,
     has_weights,
     read_if_whole,
     shards_folder,
+    weight_files,
 )
 from convrec.checkpoints.gguf import COMMAND, gguf_file
 from convrec.errors import UserError
-from convrec.files import folder_written_whole, read_json, write_json
+from convrec.files import folder_written_whole, read_json_object, write_json
 from convrec.runs.folder import LATEST, MANIFEST, latest_step, start_model, step_of
 from convrec.shipped import python_path
 
@@ -37,7 +39,7 @@ MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, w
 def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
     """The path or Hugging Face id as text; given_as: the variable or option that errors name.
 
-    Raises UserError for a folder that is missing or holds neither a model nor a run.
+    Raises UserError for a folder that is missing, damaged, or holds neither a model nor a run.
     """
     text = str(model_path)
     folder = Path(text).expanduser()
@@ -45,6 +47,7 @@ def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> s
         out = f"models/{file.stem}"
         raise UserError(f"{given_as}{text}: GGUF; convert it first, with `{COMMAND} {file} {out}`, and give {out}")
     if folder.is_dir():
+        check_model_files(folder)
         holds_model = any((folder / name).exists() for name in ("config.json", ADAPTER))
         if not holds_model and _step_folder(folder) is None:
             inside = sorted(path.parent.name for path in folder.glob("checkpoint-*/config.json"))  # of TRL
@@ -94,14 +97,25 @@ def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
 
     Raises UserError as `check_model_path` does, and when a checkpoint is half written or cannot be merged.
     """
+    return _resolve(model_path, given_as, ())
+
+
+def _resolve(model_path: str | Path, given_as: str, above: tuple[Path, ...]) -> str:
+    """As `resolve_model`; `above` are the adapters and LoRA runs that this model is the base of."""
     text = check_model_path(model_path, given_as)
     folder = Path(text)
     if not folder.is_dir():
         return hub.download_revision(text, given_as) if hub.split_revision(text)[1] else text
     if (folder / "config.json").exists():
         return text
+    if folder.resolve() in above:
+        raise UserError(
+            f"{above[-1]}: its base model is {folder}, which is built on it: write the model that it was trained from "
+            f"into {ADAPTER} (of a run: into config.yaml)"
+        )
+    chain = (*above, folder.resolve())
     if (folder / ADAPTER).exists():
-        return str(_merge_adapter(folder, folder / "merged"))
+        return str(_merge_adapter(folder, folder / "merged", chain))
     step_folder = _step_folder(folder)
     assert step_folder is not None  # check_model_path
     if not (step_folder / MANIFEST).exists():
@@ -118,19 +132,20 @@ def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
         return str(saved)
     sources = {"shards": fingerprint(shards, SHARDS) if any(shards.glob(SHARDS[0])) else None}
     if is_lora:
-        sources["base"] = _fingerprint_of(start_model(step_folder.parent))
+        sources["base"] = _fingerprint_of(start_model(step_folder.parent), chain)
     if not _is_made_from(merged, sources):
         check_shards(shards)
-        _merge_shards(shards, merged, is_lora, step_folder.parent, sources)
+        with _model_written_whole(merged, sources) as partial:
+            _merge_shards(shards, partial, is_lora, step_folder.parent, chain)
     return str(merged)
 
 
-def _fingerprint_of(model: str | None) -> str | None:
+def _fingerprint_of(model: str | None, above: tuple[Path, ...]) -> str | None:
     """Of a model's contents; a Hugging Face id stands for itself. None where there is no such model (any more)."""
     if not model:
         return None
     try:
-        folder_or_id = resolve_model(model)
+        folder_or_id = _resolve(model, "MODEL_PATH=", above)
     except UserError:
         return None
     return fingerprint(Path(folder_or_id)) if Path(folder_or_id).is_dir() else folder_or_id
@@ -146,60 +161,71 @@ def _is_made_from(target: Path, sources: Mapping[str, str | None]) -> bool:
 
 @contextmanager
 def _model_written_whole(target: Path, sources: Mapping[str, str | None]) -> Iterator[Path]:
-    """The folder to write a model into; `target` becomes it, with the note of what it was made from."""
-    with folder_written_whole(target, unless=lambda: _is_made_from(target, sources)) as partial:
+    """The folder to write a model into; `target` becomes it, with the note of what it was made from.
+
+    Raises UserError where nothing can be written beside the adapter or the shards.
+    """
+    with ExitStack() as stack:
+        whole = folder_written_whole(target, unless=lambda: _is_made_from(target, sources))
+        try:
+            partial = stack.enter_context(whole)
+        except OSError as error:
+            raise UserError(
+                f"{target}: the merged model is kept there, which cannot be written ({error.strerror}): copy "
+                f"{target.parent} to storage that can, and give the copy"
+            ) from None
         yield partial
         write_json(partial / MADE_FROM, sources)
         if has_weights(target) and not _is_made_from(target, sources):
             print(f"{target}: not made from the weights that are there now, made anew", file=sys.stderr)
 
 
-def _merge_shards(
-    shards: Path, target: Path, is_lora: bool, run_folder: Path, sources: Mapping[str, str | None]
-) -> None:
-    with _model_written_whole(target, sources) as partial:
-        merged = partial / "without_adapter" if is_lora else partial
-        command = ["convrec.checkpoints.plain_load", "merge", "--backend", "fsdp"]
-        _run([*command, "--local_dir", str(shards), "--target_dir", str(merged)], merged, shards)
-        if is_lora:
-            # the frozen base is the model the run started from, and unlike the merger's copy not rounded to bf16
-            start = start_model(run_folder)
-            use_start = start and (Path(start).is_dir() or not _is_whole(merged))
-            _add_adapter(merged / "lora_adapter", partial, start if use_start else None)
-            shutil.rmtree(merged)
+def _merge_shards(shards: Path, target: Path, is_lora: bool, run_folder: Path, chain: tuple[Path, ...]) -> None:
+    merged = target / "without_adapter" if is_lora else target
+    command = ["convrec.checkpoints.plain_load", "merge", "--backend", "fsdp"]
+    _run([*command, "--local_dir", str(shards), "--target_dir", str(merged)], merged, shards)
+    if is_lora:
+        # the frozen base is the model the run started from, and unlike the merger's copy not rounded to bf16
+        start = start_model(run_folder)
+        use_start = start and (Path(start).is_dir() or not _is_whole(merged))
+        _add_adapter(merged / "lora_adapter", target, start if use_start else None, chain)
+        shutil.rmtree(merged)
 
 
 def _is_whole(folder: Path) -> bool:
     """Whether the merger found the base's weights too; `save_lora_only` leaves them out."""
     index = next(folder.glob("*.index.json"), None)
     if index is not None:
-        return bool(read_json(index)["weight_map"])
+        return bool(weight_files(index))
     weights = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size, default=None)
     adapter = folder / "lora_adapter" / "adapter_model.safetensors"
     return weights is not None and weights.stat().st_size > adapter.stat().st_size
 
 
-def _merge_adapter(adapter: Path, target: Path) -> Path:
-    sources = {"adapter": fingerprint(adapter), "base": _fingerprint_of(_base_of(adapter))}
+def _merge_adapter(adapter: Path, target: Path, chain: tuple[Path, ...]) -> Path:
+    sources = {"adapter": fingerprint(adapter), "base": _fingerprint_of(_base_of(adapter), chain)}
     if not _is_made_from(target, sources):
         with _model_written_whole(target, sources) as partial:
-            _add_adapter(adapter, partial, None)
+            _add_adapter(adapter, partial, None, chain)
     return target
 
 
 def _base_of(adapter: Path) -> str | None:
     """The base that an adapter names, or the folder above a merged one."""
     above = adapter.parent
-    named = read_json(adapter / ADAPTER).get("base_model_name_or_path")
+    named = read_json_object(adapter / ADAPTER).get("base_model_name_or_path")
+    if not isinstance(named, str | None):
+        raise UserError(f"{adapter / ADAPTER}: base_model_name_or_path: expected a folder or an id, it is {named}")
     return str(above) if (above / "config.json").exists() and has_weights(above) else named
 
 
-def _add_adapter(adapter: Path, target: Path, base: str | None) -> None:
-    """Base + adapter, written into the folder `target`; base None: the adapter's own."""
+def _add_adapter(adapter: Path, target: Path, base: str | None, chain: tuple[Path, ...]) -> None:
+    """Base + adapter, written into the folder `target`; base None: the adapter's own. chain: what is built on it."""
     base = base or _base_of(adapter)
     if not base:
         raise UserError(f"{adapter}: {ADAPTER} names no base_model_name_or_path: write the base model's folder there")
-    _run(["convrec.checkpoints.lora", resolve_model(base), str(adapter), str(target)], target, adapter)
+    base_folder = _resolve(base, f"{chain[-1]}: its base model ", chain)
+    _run(["convrec.checkpoints.lora", base_folder, str(adapter), str(target)], target, adapter)
 
 
 def _run(command: list[str], target: Path, what: Path) -> None:

@@ -23,7 +23,7 @@ from convrec.checkpoints import manifest
 from convrec.checkpoints.files import check_shards, read_if_whole, shards_folder, world_size
 from convrec.checkpoints.plain_load import check_plain
 from convrec.errors import UserError, one_line
-from convrec.files import find_full_disk, names_full_disk, read_json, write_json, write_text
+from convrec.files import find_full_disk, names_full_disk, read_json_object, write_json, write_text
 from convrec.runs import supervisor
 from convrec.runs.folder import (
     LATEST,
@@ -141,7 +141,7 @@ def _forget_attention(folder: Path) -> None:
     """Take verl's attn_implementation out of the model's config: `varlen` is known to this program's processes alone,
     and transformers refuses to load a model that names it."""
     for file in folder.glob("**/huggingface/config.json"):
-        config = read_json(file)
+        config = read_json_object(file)
         if config.pop("attn_implementation", None) is not None:
             write_json(file, config)
 

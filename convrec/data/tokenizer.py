@@ -3,10 +3,10 @@
 Without tokenizer.json transformers makes a tokenizer of the special tokens alone, which reads any text as nothing.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from convrec.data import template_trial
 from convrec.data.chat import encode, render_prompt, special_tokens
 from convrec.data.template import freeze_date, turn_end_id
 from convrec.errors import UserError, one_line
@@ -14,7 +14,7 @@ from convrec.errors import UserError, one_line
 SMALLEST = 0.5  # of the embedding's rows; padding to a multiple of 64 or 128 leaves far more
 ASKED = "Which films are like Heat (1995)? Not item 42, please."
 TITLES = 1000  # of a catalog are tried
-TEMPLATE_SECONDS = 30.0  # a template is a program: one in which loops are nested may never end
+TEMPLATE_SECONDS = 30.0  # in which a chat template must end
 
 
 def load_tokenizer(
@@ -166,17 +166,19 @@ def _letters(text: str) -> str:
 def _check_template(name: str, tokenizer: Any) -> None:
     if not tokenizer.chat_template:
         raise UserError(f"{name}: its tokenizer has no chat template; use an instruction-tuned model.")
-    problems = [f"has not ended after {TEMPLATE_SECONDS:.0f} s"]
-
-    def render() -> None:
-        try:
-            text = render_prompt(tokenizer, [{"role": "user", "content": ASKED}])
-            problems.append("" if ASKED in text else "leaves out what is asked")
-        except Exception as error:  # what a template raises
-            problems.append(f"fails ({error})")
-
-    thread = threading.Thread(target=render, daemon=True)
-    thread.start()
-    thread.join(TEMPLATE_SECONDS)
-    if problem := problems[-1]:
+    problem = _template_problem(tokenizer)
+    if problem:
         raise UserError(f"{name}: its chat template {problem}; put the model's own there")
+
+
+def _template_problem(tokenizer: Any) -> str:
+    """Return why the chat template cannot be used; "" where it can."""
+    try:
+        template = tokenizer.get_chat_template()
+        problem = template_trial.find_problem(template, tokenizer.special_tokens_map, TEMPLATE_SECONDS)
+        if problem:
+            return problem
+        text = render_prompt(tokenizer, [{"role": "user", "content": ASKED}])
+    except Exception as error:  # what a template raises
+        return f"fails ({error})"
+    return "" if ASKED in text else "leaves out what is asked"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from convrec.files import read_json
+from convrec.files import read_json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def model_size(model: str) -> ModelSize:
         if model in (name, known.hub_id):
             return known.size
     file = _config_file(model)
-    config: dict[str, Any] = read_json(file)
+    config = read_json_object(file)
     config = config.get("text_config") or config
     try:
         return _size_from_config(config)

@@ -27,6 +27,21 @@ def convrec(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["evaluate", "--help"], ["train", "rank-grpo", "--help"], ["plan", "--rows", "900"]]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # it fails at the end, or in the first print
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "recipes", *arguments],
+            cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "error: stdout: No space left on device: what was printed is cut off\n"
+
+
 def test_every_module_with_a_main_is_a_command() -> None:
     files = [*ROOT.glob("recipes/*.py"), *ROOT.glob("data_prep/*.py")]
     written = {f"{file.parent.name}.{file.stem}" for file in files if "\ndef main(" in file.read_text()}

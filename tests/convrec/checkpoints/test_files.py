@@ -57,9 +57,33 @@ def cut_the_config(model: Path) -> None:
     (model / "config.json").write_text('{"vocab_')
 
 
+def copy_the_links_alone(model: Path) -> None:
+    """As `cp -r` copies a snapshot of the Hub's cache, whose files are links into its folder `blobs`."""
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to("../../blobs/9f3a")
+
+
+def hold(name: str, text: str) -> Callable[[Path], None]:
+    return lambda model: (model / name).write_text(text) and None
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (copy_the_links_alone, r"model\.safetensors: a link to \.\./\.\./blobs/9f3a, where nothing is: .*`cp -rL`"),
+        (hold("config.json", "[]"), r"config\.json: expected a JSON object, it is a list"),
+        (hold("config.json", "3"), r"config\.json: expected a JSON object, it is 3"),
+        (hold("config.json", "[" * 100_000), r"config\.json: not readable as JSON"),
+        (hold("generation_config.json", "[]"), r"generation_config\.json: expected a JSON object"),
+        (hold("generation_config.json", "{"), r"generation_config\.json: not readable as JSON"),
+        (hold("tokenizer_config.json", '"x"'), r"tokenizer_config\.json: expected a JSON object"),
+        (hold("adapter_config.json", "null"), r"adapter_config\.json: expected a JSON object, it is null"),
+        (hold("model.safetensors.index.json", "[]"), r"index\.json: expected a JSON object, it is a list"),
+        (hold("model.safetensors.index.json", '{"weight_map": ["a"]}'), r"index\.json: its weight_map does not name"),
+        (
+            hold("model.safetensors.index.json", '{"weight_map": {"w": 1}}'),
+            r"index\.json: its weight_map does not name",
+        ),
         (cut_the_end, r"model\.safetensors: .* bytes, .*not fully covered.* half written"),
         (cut_the_header, r"model\.safetensors: .* bytes, .*header.* half written"),
         (remove_the_weights, "no weights"),

@@ -1,8 +1,11 @@
 """What a user may name as a model, and the Hugging Face folder it becomes."""
 
+import contextlib
 import json
+import os
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +184,91 @@ def test_a_mistyped_folder_of_an_existing_one_is_no_hugging_face_id(
     monkeypatch.chdir(hugging_face.parent.parent)
     with pytest.raises(UserError, match="no such folder"):
         resolve_model(f"{hugging_face.parent.name}/modle")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_model_whose_settings_are_damaged_is_one_line(hugging_face: Path, name: str) -> None:
+    (hugging_face / name).write_text("[1]")
+    with pytest.raises(UserError, match=rf"{name}: expected a JSON object, it is a list"):
+        resolve_model(hugging_face)
+
+
+def test_a_copied_snapshot_of_the_hub_without_its_files_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "config.json").symlink_to("../../blobs/41ce")
+    with pytest.raises(UserError, match=r"snapshot/config\.json: a link to .*blobs/41ce, where nothing is"):
+        resolve_model(tmp_path / "snapshot")
+
+
+def adapter_of(folder: Path, base: object) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.mark.parametrize("content", ["[]", '{"base_model_name', "3"])
+def test_an_adapter_whose_settings_are_damaged_is_one_line(tmp_path: Path, content: str) -> None:
+    adapter = adapter_of(tmp_path / "adapter", None)
+    (adapter / "adapter_config.json").write_text(content)
+    with pytest.raises(UserError, match=r"adapter_config\.json: (expected a JSON object|not readable as JSON)"):
+        resolve_model(adapter)
+
+
+@pytest.mark.parametrize("base", ["itself", "one that is built on it"])
+def test_an_adapter_that_is_its_own_base_is_one_line(tmp_path: Path, base: str) -> None:
+    adapter = adapter_of(tmp_path / "adapter", str(tmp_path / ("adapter" if base == "itself" else "second")))
+    adapter_of(tmp_path / "second", str(adapter))
+    with pytest.raises(UserError, match=r"its base model is \S+/adapter, which is built on it"):
+        resolve_model(adapter)
+    assert sorted(path.name for path in adapter.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_an_adapter_whose_base_is_gone_names_both(tmp_path: Path) -> None:
+    adapter = adapter_of(tmp_path / "adapter", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match=rf"{adapter}: its base model {tmp_path}/gone: no such folder"):
+        resolve_model(adapter)
+
+
+@pytest.mark.parametrize("base", [3, ["a"]])
+def test_an_adapter_whose_base_is_no_text_is_one_line(tmp_path: Path, base: object) -> None:
+    with pytest.raises(UserError, match="base_model_name_or_path: expected a folder or an id"):
+        resolve_model(adapter_of(tmp_path / "adapter", base))
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """The folder as somebody sees it who may not write there; root may, and becomes another user."""
+    folder.chmod(0o555)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """pytest's own are closed to other users."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "run"])
+def test_what_must_be_merged_on_storage_that_cannot_be_written_is_one_line(public_folder: Path, kind: str) -> None:
+    if kind == "adapter":
+        given = folder = adapter_of(public_folder / "adapter", str(public_folder))
+    else:
+        given = _run(public_folder / "run", 7, complete=7)
+        folder = given / "global_step_7"
+    with read_only(folder), pytest.raises(UserError, match=r"merged: the merged model is kept there, .*copy") as error:
+        resolve_model(given)
+    assert "\n" not in str(error.value)
 
 
 def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:

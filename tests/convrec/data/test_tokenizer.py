@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from convrec.data import tokenizer as tokenizers
@@ -14,6 +15,7 @@ from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
 
+ONLY_OF_ANSWERS = "{{ messages[0].content }}{% if messages | length > 1 %}{{ 10 ** (10 ** 9) }}{% endif %}"
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
@@ -78,29 +80,25 @@ def read_no_text(model: Path) -> None:
         (without("chat_template.jinja"), "has no chat template"),
         (template("{{ raise_exception('no') }}"), r"its chat template fails \(no\)"),
         (template("hello"), "its chat template leaves out what is asked"),
-        (template(NESTED), "its chat template has not ended after 1 s"),
+        (template(NESTED), "its chat template has not ended after 2 s"),
+        (template("{{ 10 ** (10 ** 9) }}"), "its chat template has not ended after 2 s"),  # one call into C
+        (template("{{ (9 + messages | length) ** (10 ** 9) }}"), "has not ended after 2 s"),  # while it is rendered
+        (template(ONLY_OF_ANSWERS), "its chat template has not ended after 2 s"),
+        (template("{{ 'a' * 10 ** 10 }}"), "its chat template needs more than 512 MiB of memory"),
+        (template("{{ 'a' * 10 ** 9 }}"), "its chat template needs more than 512 MiB of memory"),
+        (template("{% for"), "its chat template fails"),
     ],
 )
 def test_damage_is_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], message: str
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda question: pytest.fail(question))
-    monkeypatch.setattr(tokenizers, "TEMPLATE_SECONDS", 1.0)
-    monkeypatch.setattr(tokenizers, "render_prompt", bounded(tokenizers.render_prompt))
+    monkeypatch.setattr(tokenizers, "TEMPLATE_SECONDS", 2.0)
     damage(model)
     with pytest.raises(UserError, match=message) as error:
         load_tokenizer(str(model), "MODEL_PATH=")
     assert "\n" not in str(error.value)
-
-
-def bounded(render: Callable[..., str]) -> Callable[..., str]:
-    """The thread of a template without end is left behind: here its loops are fewer, and end after the limit."""
-
-    def render_less(tokenizer: Any, messages: Any) -> str:
-        tokenizer.chat_template = tokenizer.chat_template.replace("range(99999)", "range(9000)")
-        return render(tokenizer, messages)
-
-    return render_less
+    assert psutil.Process().children() == []  # what does not end has been killed
 
 
 @pytest.mark.parametrize("eos", [1, None])
