@@ -3,63 +3,61 @@
 import ipaddress
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.preflight import node
 from recipes.preflight.cores import Slots, needed_slots
 from recipes.preflight.finding import GIB, Finding
+from recipes.preflight.node import NodeReport, NodeSlots
 
 BUSY = "another job holds them"
 WAITS_VARIABLE = "CONVREC_WAITS_FOR_SLOTS"  # of a job of a matrix: it waits where another start would be refused
 WAIT_SECONDS = 5.0
 
 
-def node_findings(driver: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def node_findings(driver: NodeReport, nodes: Sequence[NodeReport]) -> list[Finding]:
     """What the nodes report against what the driver has and the run asks for."""
     findings = []
     for report in nodes:
-        where = report["where"]
-        for path, problem in report["unreadable"].items():
+        where = report.where
+        for path, problem in report.unreadable.items():
             fix = "put it on storage that every node sees under this path, or copy it there"
             findings.append(Finding("files", "failure", where, f"{path}: {problem}", fix))
-        if report["model_problem"]:
+        if report.model_problem:
             fix = "let the node reach the Hub (HF_ENDPOINT, a proxy, HF_TOKEN for a gated model), or give a folder"
-            findings.append(Finding("model", "failure", where, report["model_problem"], fix))
-        if report["save_problem"]:
+            findings.append(Finding("model", "failure", where, report.model_problem, fix))
+        if report.save_problem:
             fix = "choose a SAVE_PATH that every node can write to, on storage they share"
-            findings.append(Finding("files", "failure", where, report["save_problem"], fix))
-        if report["digest"] != driver["digest"]:
-            drivers_source = f"{driver['digest']}, {driver['source']}"
-            what = f"convrec {report['digest']} from {report['source']}, the driver has {drivers_source}"
+            findings.append(Finding("files", "failure", where, report.save_problem, fix))
+        if report.digest != driver.digest:
+            drivers_source = f"{driver.digest}, {driver.source}"
+            what = f"convrec {report.digest} from {report.source}, the driver has {drivers_source}"
             findings.append(Finding("project", "failure", where, what, "install this version of convrec on every node"))
-        for name, version in driver["versions"].items():
-            if report["versions"].get(name) != version:
-                what = f"{name} {report['versions'].get(name)}, the driver has {version}"
+        for name, version in driver.versions.items():
+            if report.versions.get(name) != version:
+                what = f"{name} {report.versions.get(name)}, the driver has {version}"
                 findings.append(Finding("versions", "failure", where, what, "install the same set on every node"))
-        if report["unreachable"]:
-            what = f"cannot connect to the driver: {report['unreachable']}"
+        if report.unreachable:
+            what = f"cannot connect to the driver: {report.unreachable}"
             fix = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they "
             findings.append(Finding("ports", "failure", where, what, fix + "share"))
-        if ipaddress.ip_address(report["address"]).is_global:
-            what = f"{report['address']} is a public address: torch's store and NCCL ask nobody there for a key"
+        if ipaddress.ip_address(report.address).is_global:
+            what = f"{report.address} is a public address: torch's store and NCCL ask nobody there for a key"
             fix = "give `ray start` the --node-ip-address of a private network, or close its ports to others"
             findings.append(Finding("network", "warning", where, what, fix))
-        if report["build_problem"]:
+        if report.build_problem:
             fix = "install gcc and Python's headers (Debian: gcc, libc6-dev, python3-dev), or set CC"
-            what = f"{report['build_problem']}, and on GPUs vLLM's start builds with both"
+            what = f"{report.build_problem}, and on GPUs vLLM's start builds with both"
             findings.append(Finding("compiler", "failure", where, what, fix))
-        if report["shm_free"] < node.SHM_BYTES:
-            what = f"/dev/shm has {report['shm_free'] / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
+        if report.shm_free < node.SHM_BYTES:
+            what = f"/dev/shm has {report.shm_free / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
             fix = "mount it larger (docker: --shm-size=8g), or end what fills it"
             findings.append(Finding("shared memory", "failure", where, what, fix))
-    return findings or [
-        Finding("nodes", "ok", ", ".join(r["where"] for r in nodes), "files, versions and ports are fine")
-    ]
+    return findings or [Finding("nodes", "ok", ", ".join(r.where for r in nodes), "files, versions and ports are fine")]
 
 
-def slot_findings(run: Run[TrainingConfig], nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def slot_findings(run: Run[TrainingConfig], nodes: Sequence[NodeSlots]) -> list[Finding]:
     """Are there nodes with the GPU and CPU slots that the run asks for, and beside them those of a rollout of its own?
     verl and TransferQueue would wait for them without a limit.
 
@@ -69,22 +67,19 @@ def slot_findings(run: Run[TrainingConfig], nodes: Sequence[Mapping[str, Any]]) 
     keys = ("N_NODES={} with N_GPUS_PER_NODE={}", "{} with actor_rollout_ref.rollout.n_gpus_per_node={}")
     asked = ", and ".join(key.format(*group) for key, group in zip(keys, needed.groups, strict=False))
     each = " and ".join(f"{number} x ({gpus} GPU, {cpus} CPU)" for number, gpus, cpus in needed.groups)
-    have = [
-        f"{n['where']} {n['free']:g} of {n['total']:g} GPU and {n['cpus_free']:g} of {n['cpus_total']:g} CPU slots"
-        for n in nodes
-    ]
+    have = [f"{n.where} {n.free_gpus:g} of {n.gpus:g} GPU and {n.free_cpus:g} of {n.cpus:g} CPU slots" for n in nodes]
     what = f"{asked} take {each} slots, {needed.cpus} of CPUs in all; free: {', '.join(have) or 'no node'}"
-    if not _have_room(needed, [(n["total"], n["cpus_total"]) for n in nodes]):
+    if not _have_room(needed, [(n.gpus, n.cpus) for n in nodes]):
         fix = f"ask for less, add nodes, or start Ray with more slots: ray start --num-cpus=N ({needed.cpus} in all), "
         fix += "on hosts without a GPU also --num-gpus=1"
         return [Finding("devices", "failure", "cluster", what, fix)]
-    if not _have_room(needed, [(n["free"], n["cpus_free"]) for n in nodes]):
+    if not _have_room(needed, [(n.free_gpus, n.free_cpus) for n in nodes]):
         fix = "wait for it, or end it: ray job list, ray job stop"
         return [Finding("devices", "failure", "cluster", f"{BUSY}; {what}", fix)]
     return [Finding("devices", "ok", "cluster", what)]
 
 
-def slots_for(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[dict[str, Any]]:
+def slots_for(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[NodeSlots]:
     """`node.slots_of_cluster`; with WAITS_VARIABLE once no other job holds slots that the run asks for."""
     said = ""
     while True:
@@ -114,29 +109,29 @@ def _have_room(needed: Slots, slots: Sequence[tuple[float, float]]) -> bool:
 
 def device_findings(
     run: Run[TrainingConfig],
-    driver: dict[str, Any],
-    nodes: Sequence[dict[str, Any]],
+    driver: NodeReport,
+    nodes: Sequence[NodeReport],
     environment: Mapping[str, str],
 ) -> list[Finding]:
     """Has a cluster what the driver chose by looking at its own node, GPUs or none?"""
     findings = []
     if not run.uses_gpu:
-        if driver["device_memory"]:
+        if driver.device_memory:
             return []  # the driver sees GPUs too: host=cpu was asked for
         for report in nodes:
-            if report["device_memory"]:
+            if report.device_memory:
                 what = "has GPUs, and the driver's node has none, so that training would be on CPUs"
                 group = "sft_host" if run.is_sft else "host"
                 fix = "start Ray's head on a node with GPUs, or add "
                 fix += f"{group}=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
-                findings.append(Finding("devices", "failure", report["where"], what, fix))
+                findings.append(Finding("devices", "failure", report.where, what, fix))
         return findings
-    if not driver["device_memory"] and not environment.get("VERL_PLATFORM"):
+    if not driver.device_memory and not environment.get("VERL_PLATFORM"):
         what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
         findings.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
     for report in nodes:
-        if report["gpu_slots"] >= run.gpus_per_node and not report["device_memory"]:
+        if report.gpu_slots >= run.gpus_per_node and not report.device_memory:
             what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
             fix = "fix its driver (580 or newer) or environment, or start Ray there with --num-gpus=0"
-            findings.append(Finding("devices", "failure", report["where"], what, fix))
+            findings.append(Finding("devices", "failure", report.where, what, fix))
     return findings

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any
 
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
@@ -23,7 +22,7 @@ from recipes.planning.estimate import FULL
 from recipes.preflight import node, ray_token
 from recipes.preflight.cluster_findings import device_findings, node_findings, slot_findings, slots_for
 from recipes.preflight.finding import GIB, Finding
-from recipes.preflight.node import PINNED
+from recipes.preflight.node import PINNED, NodeReport
 
 TRACKER_PACKAGES = ("clearml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 LOCAL_VERSION = re.compile(r"\+[\w.]+")
@@ -85,7 +84,7 @@ def token_findings(address: str) -> list[Finding]:
     return []
 
 
-def size_findings(run: Run[TrainingConfig], nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def size_findings(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list[Finding]:
     """Disk and memory against what the model and the batch need."""
     model = run.settings.model
     try:
@@ -102,8 +101,8 @@ def size_findings(run: Run[TrainingConfig], nodes: Sequence[dict[str, Any]]) -> 
         _, kept = work.checkpoints_of(run, work.steps_of(run))
     except (OSError, UserError):  # the files that say how many steps there are cannot be read
         kept = 1
-    disk = min(nodes, key=lambda report: report["disk_free"])
-    free, where = disk["disk_free"], disk["where"]
+    disk = min(nodes, key=lambda report: report.disk_free)
+    free, where = disk.disk_free, disk.where
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {free / GIB:.1f} GiB are free"
     text += f", {kept} of them will lie there: {kept * checkpoint / GIB:.0f} GiB" if kept > 1 else ""
     if free < checkpoint:
@@ -115,7 +114,7 @@ def size_findings(run: Run[TrainingConfig], nodes: Sequence[dict[str, Any]]) -> 
     return findings + memory_findings(estimate.make_workload(run, size), nodes)
 
 
-def memory_findings(workload: estimate.Workload, nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+def memory_findings(workload: estimate.Workload, nodes: Sequence[NodeReport]) -> list[Finding]:
     """What the plan says of GPUs of this size: training, vLLM's share beside what stays of training, its cache; and the
     host's memory."""
     of_lists = bool(workload.tensor_parallel)
@@ -129,7 +128,7 @@ def memory_findings(workload: estimate.Workload, nodes: Sequence[dict[str, Any]]
     on_cpu = workload.device == "cpu"
     findings = []
     for report in nodes:
-        where, has, host = report["where"], report["device_memory"], report["memory_available"]
+        where, has, host = report.where, report.device_memory, report.memory_available
         if not on_cpu and has:
             short = estimate.lacks(workload, has)
             for what, is_certain in short.items():

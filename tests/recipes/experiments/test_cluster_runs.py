@@ -204,15 +204,15 @@ def test_what_cannot_run_there_is_refused_before_anything_is_submitted(runs: lis
 def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(
     trainings: dict[str, Run[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    free = {"where": "a node", "total": 2, "free": 2, "cpus_total": 8, "cpus_free": 8}
-    seen = [free | {"free": 0}, free | {"cpus_free": 0}, free]
+    free = preflight_node.NodeSlots("a node", gpus=2, free_gpus=2, cpus=8, free_cpus=8)
+    seen = [replace(free, free_gpus=0), replace(free, free_cpus=0), free]
     monkeypatch.setattr(cluster_findings, "WAIT_SECONDS", 0)
     for environment, found in (({}, seen[0]), ({WAITS_VARIABLE: "1"}, free)):
         left = iter(seen)
         monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda left=left: [next(left)])
         assert cluster_findings.slots_for(trainings["sft"], environment) == [found]
     assert capsys.readouterr().out.startswith("waiting: another job holds them; ")
-    too_small = [free | {"total": 0, "free": 0}]  # what the cluster lacks is not waited for
+    too_small = [replace(free, gpus=0, free_gpus=0)]  # what the cluster lacks is not waited for
     monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda: too_small)
     assert cluster_findings.slots_for(trainings["sft"], {WAITS_VARIABLE: "1"}) == too_small
 

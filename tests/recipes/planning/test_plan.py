@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ def test_3b_on_one_card_trains_but_does_not_sample_beside_its_training_state(con
     assert what == "sampling needs 75.7 GiB of a GPU, 71.7 can be used"
     training, sampling = (sum(parts.values()) / GIB for parts in gpu_parts(found, CARD))
     assert (round(training, 1), round(sampling, 1)) == (57.3, 75.7)
-    node = {"where": "here", "device_memory": CARD, "memory_available": 500 * GIB}
+    node: Any = SimpleNamespace(where="here", device_memory=CARD, memory_available=500 * GIB)
     said = memory_findings(found, [node])[0]  # of the doctor, the dry run and every start
     assert (said.status, said.what, plan_of(config, "3B")["lacks"]) == ("warning", what, [what])
 

@@ -47,4 +47,4 @@ def test_only_a_node_with_gpus_needs_them(
 ) -> None:
     monkeypatch.setattr(node, "_device_memory", lambda: memory)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
-    assert node.report([], None, str(tmp_path))["build_problem"] == said
+    assert node.report([], None, str(tmp_path)).build_problem == said
