@@ -3,6 +3,7 @@
 verl's own settings are in `Run.verl_config`, which is for the adapters to verl. What others need of them is a property.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -11,10 +12,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.fields import setting_rows
 from convrec.rank_grpo import NAME
+from convrec.runs.folder import RL_MODEL, SFT_MODEL, listed
 from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
 from convrec.settings.rank_grpo import ALGORITHM_GROUP, RankGRPOConfig
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig
+
+# in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
+TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
+FILE_KEYS = ("data.train_files", "data.val_files", "convrec.catalog_file", TRIE_KEY)
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig, covariant=True)
 
@@ -122,6 +128,27 @@ class Run(Generic[ConfigT]):
     def folder(self) -> Path:
         """The run's folder, absolute."""
         return Path(self.verl_config.trainer.default_local_dir)
+
+    # ---- what it reads ----
+
+    @property
+    def model_key(self) -> str:
+        """Where the config names the model that the run starts from."""
+        return find_model_key(self.verl_config)
+
+    @property
+    def files(self) -> dict[str, list[str]]:
+        """Key of the config -> the files that it names, which every node reads."""
+        named = {key: listed(OmegaConf.select(self.verl_config, key)) for key in FILE_KEYS}
+        return {key: files for key, files in named.items() if files}
+
+    def note_contents(self, digests: Mapping[str, str]) -> None:
+        """Note in the config what the run trains on.
+
+        Args:
+            digests: key of the config -> digest of the files that it names.
+        """
+        OmegaConf.update(self.verl_config, "run.contents", dict(digests), force_add=True)
 
     # ---- the model ----
 
@@ -386,6 +413,11 @@ class Run(Generic[ConfigT]):
     def micro_batch_tokens(self) -> int:
         """Tokens of a micro-batch, of all processes over which a sequence is cut."""
         return int(OmegaConf.select(self.verl_config, self.micro_batch_key)) * self.sequence_parallel_size
+
+
+def find_model_key(config: DictConfig) -> str:
+    """Return where a config names the model that its run starts from."""
+    return RL_MODEL if "actor_rollout_ref" in config else SFT_MODEL
 
 
 def read_settings(config: DictConfig) -> Any:

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from convrec.checkpoints import saving
 from convrec.errors import NoProgress, UserError, one_line
 from convrec.files import names_full_disk
@@ -138,7 +136,6 @@ def choose_start(training: Run[TrainingConfig]) -> StartPoint:
 
     Raises UserError for a folder whose checkpoints are another run's, or damaged.
     """
-    config = training.verl_config
     run_folder = training.folder
     warnings = []
     if run_folder.is_symlink():
@@ -146,10 +143,10 @@ def choose_start(training: Run[TrainingConfig]) -> StartPoint:
     saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
     warnings += saving.choose_resume_step(run_folder)
     step = latest_step(run_folder)
-    OmegaConf.update(config, "run.contents", same_run.contents(config), force_add=True)
+    contents = same_run.digest_contents(training)
+    training.note_contents(contents)
     if step:
-        warnings += same_run.changes(config, run_folder)
-        contents = config.run.contents
+        warnings += same_run.compare_with_folder(training, run_folder)
         warnings += saving.compare_validation_sets(run_folder, contents.get(saving.VALIDATION_FILES))
     total_steps = training.settings.total_steps
     needs_validation = lacks_validation(run_folder, step, training.settings.test_freq, total_steps)

@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import fingerprint
 from convrec.errors import UserError
 from convrec.files import file_hash
 from convrec.kinds import shown
-from convrec.runs.folder import listed, read_config, setting
+from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences, digest
-from recipes.planning.work import FILE_KEYS, model_key, model_of
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
 
 # Where a run is, by what and how long it is watched, and on how many devices it trains leave it what it is.
 _TRAINS_NOTHING = (
@@ -31,17 +32,17 @@ _TRAINS_NOTHING = (
 )
 
 
-def contents(config: DictConfig) -> dict[str, str]:
-    """Key of the config -> digest of the files it names, for `run.contents`; of a model of the Hub its id."""
-    model = model_of(config)
-    found = {model_key(config): model if not hub.is_folder(model) else fingerprint(Path(model).expanduser())}
-    for key in FILE_KEYS:
-        if files := listed(OmegaConf.select(config, key)):
-            found[key] = digest([file_hash(file) for file in files])
-    return found
+def digest_contents(run: Run[TrainingConfig]) -> dict[str, str]:
+    """Return key of the config -> digest of the files that it names; of a model of the Hub its id."""
+    model = run.settings.model
+    is_folder = hub.is_folder(model)
+    digests = {run.model_key: fingerprint(Path(model).expanduser()) if is_folder else model}
+    for key, files in run.files.items():
+        digests[key] = digest([file_hash(file) for file in files])
+    return digests
 
 
-def changes(config: DictConfig, run_folder: Path) -> list[str]:
+def compare_with_folder(run: Run[TrainingConfig], run_folder: Path) -> list[str]:
     """Compare a run with what its folder holds, where that has checkpoints.
 
     A model and data are the same in another place, and others in the same place, where their contents are.
@@ -55,12 +56,12 @@ def changes(config: DictConfig, run_folder: Path) -> list[str]:
     before: dict[str, Any] = read_config(run_folder)
     if not before:
         return []
-    now: Any = yaml.safe_load(OmegaConf.to_yaml(config, resolve=False))  # as it will be read from the file
+    now: Any = yaml.safe_load(OmegaConf.to_yaml(run.verl_config, resolve=False))  # as it will be read from the file
     contents_before = setting(before, "run.contents") or {}
     contents_now = setting(now, "run.contents") or {}
     same = {key for key, digest_ in contents_before.items() if digest_ == contents_now.get(key)}
     changed = [key for key in contents_before if key not in same and setting(before, key) == setting(now, key)]
-    _refuse_another_run(config, run_folder, before, now, same, changed)
+    _refuse_another_run(run, run_folder, before, now, same, changed)
     return [
         *(f"{run_folder} resumes with another setting: {text}" for text in _changed_settings(before, now, same)),
         *(f"{run_folder} resumes with other data: {setting(now, key)} has changed since ({key})" for key in changed),
@@ -103,7 +104,7 @@ def _trains_something(key: str) -> bool:
 
 
 def _refuse_another_run(
-    config: DictConfig,
+    run: Run[TrainingConfig],
     run_folder: Path,
     before: dict[str, Any],
     now: dict[str, Any],
@@ -113,21 +114,21 @@ def _refuse_another_run(
     """Raise UserError where the folder holds checkpoints of another recipe, algorithm or starting model.
 
     Args:
-        config: of the run that is asked for.
+        run: that is asked for.
         run_folder: with the checkpoints.
         before: config of the run that they are of.
-        now: `config` as plain values.
+        now: its config as plain values.
         same: keys whose files have the same contents as then.
         changed: keys that name the same place as then, with other contents.
     """
-    keys = {"recipe": "run.recipe", "algorithm": "run.algorithm", "model": model_key(config)}
+    keys = {"recipe": "run.recipe", "algorithm": "run.algorithm", "model": run.model_key}
     compared = {name: key for name, key in keys.items() if key not in same}
     other = differences(
         {name: setting(before, key) for name, key in compared.items()},
         {name: setting(now, key) for name, key in compared.items()},
     )
-    if model_key(config) in changed:
-        other.append(f"the files of the model {model_of(config)} have changed")
+    if run.model_key in changed:
+        other.append(f"the files of the model {run.settings.model} have changed")
     if other:
         raise UserError(
             f"{run_folder} holds the checkpoints of another run: {'; '.join(other)}. Choose another SAVE_PATH, or move "

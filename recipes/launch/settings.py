@@ -22,13 +22,12 @@ from convrec.files import write_text
 from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.runs.folder import latest_step, read_config, setting, step_of
 from convrec.settings.rank_grpo import ALGORITHM_GROUP, default_matching
-from convrec.settings.run import Run
+from convrec.settings.run import Run, find_model_key
 from convrec.settings.sft import SEQUENCES_PER_DEVICE
 from convrec.settings.training import default_run_folder
 from convrec.shipped import CONF
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.variables import overrides_from_environment
-from recipes.planning import work
 from recipes.preflight.cores import needed_slots, uses_ray
 
 VERL_CONF = Path(find_spec("verl").origin).parent / "trainer" / "config"  # type: ignore[union-attr,arg-type]
@@ -168,8 +167,8 @@ def _value(config: DictConfig, key: str) -> Any:
 
 def _complete(config: DictConfig, recipe: Recipe) -> None:
     """Write into the config what depends on the model, the machine and the run's folder."""
-    model_key = work.model_key(config)
-    model = work.model_of(config)
+    model_key = find_model_key(config)
+    model = str(OmegaConf.select(config, model_key))
     trainer = config.trainer
     if trainer.default_local_dir is None:
         trainer.default_local_dir = default_run_folder(recipe.name, model)

@@ -1,24 +1,9 @@
-"""How much a run will do, steps and checkpoints; and what it reads: its model and its files."""
-
-from omegaconf import DictConfig, OmegaConf
+"""How much a run will do, steps and checkpoints."""
 
 from convrec.errors import UserError
-from convrec.runs.folder import RL_MODEL, SFT_MODEL, listed
+from convrec.runs.folder import listed
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
-
-# in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
-TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
-FILE_KEYS = ("data.train_files", "data.val_files", "convrec.catalog_file", TRIE_KEY)  # what every node reads
-
-
-def model_key(config: DictConfig) -> str:
-    """Where the config names the model that its run starts from."""
-    return RL_MODEL if "actor_rollout_ref" in config else SFT_MODEL
-
-
-def model_of(config: DictConfig) -> str:
-    return str(OmegaConf.select(config, model_key(config)))
 
 
 def steps_of(run: Run[TrainingConfig], rows: int | None = None) -> int:

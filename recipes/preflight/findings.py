@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 
-from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from convrec.checkpoints import hub
 from convrec.errors import UserError
-from convrec.runs.folder import listed
 from convrec.runs.starts import installed_version
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
@@ -166,5 +164,5 @@ def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
 
 def paths_of(run: Run[TrainingConfig]) -> tuple[list[str], str, str]:
     """(files every node reads, the model, the run folder)"""
-    files = [path for key in work.FILE_KEYS for path in listed(OmegaConf.select(run.verl_config, key))]
+    files = [path for paths in run.files.values() for path in paths]
     return files, run.settings.model, str(run.folder)

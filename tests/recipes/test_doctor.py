@@ -17,14 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 
 from convrec.errors import UserError
-from convrec.settings.run import Run
+from convrec.settings.run import Run, find_model_key
 from convrec.training.trackers.tracking import OFFLINE_MODES, tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose, compose_files
 from recipes.planning import estimate
 from recipes.planning.models import ModelSize
-from recipes.planning.work import model_key
 from recipes.preflight import cluster_findings, finding, findings, node
 from recipes.preflight.node import NodeReport, NodeSlots
 
@@ -292,7 +291,7 @@ def test_disk(tmp_path: Path, recipe: Recipe, trainer: dict[str, int], free: int
     shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
     Qwen2Config(vocab_size=151_936, num_key_value_heads=2, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
     asked = (config if recipe is RANK_GRPO else sft_config)(**trainer)
-    OmegaConf.update(asked, model_key(asked), str(tmp_path))
+    OmegaConf.update(asked, find_model_key(asked), str(tmp_path))
     found = findings.size_findings(Run.from_config(asked), [machine(disk_free=free * GIB)])
     (disk,) = [finding for finding in found if finding.check == "disk"]
     assert disk.status == status

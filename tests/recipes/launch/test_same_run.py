@@ -8,13 +8,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from convrec.errors import UserError
-from recipes.launch.same_run import changes, contents
+from convrec.settings.run import Run
+from recipes.launch.same_run import compare_with_folder, digest_contents
 from recipes.launch.settings import save_config
 
 MODEL = "actor_rollout_ref__model__path"
 
 
-def settings(**changed: Any) -> Any:
+def make_run(**changed: Any) -> Run[Any]:
     config = OmegaConf.create(
         {
             "run": {"recipe": "rank_grpo", "algorithm": "rank_grpo"},
@@ -34,21 +35,21 @@ def settings(**changed: Any) -> Any:
     )
     for key, value in changed.items():
         OmegaConf.update(config, key.replace("__", "."), value)
-    return config
+    return Run.from_config(config)
 
 
 def test_a_run_in_another_place_on_more_nodes_is_the_same_run(tmp_path: Path) -> None:
-    save_config(settings(), tmp_path)
-    assert changes(settings(), tmp_path) == []
+    save_config(make_run().verl_config, tmp_path)
+    assert compare_with_folder(make_run(), tmp_path) == []
     moved = {"trainer__default_local_dir": "elsewhere", "trainer__logger": ["file", "wandb"]}
     moved |= {"trainer__nnodes": 2, "ray_kwargs__ray_init__num_cpus": 8, "convrec__watchdog_seconds": 600}
-    assert changes(settings(**moved), tmp_path) == []
+    assert compare_with_folder(make_run(**moved), tmp_path) == []
 
 
 def test_what_the_run_is_trained_by_is_named_where_it_has_changed(tmp_path: Path) -> None:
-    save_config(settings(), tmp_path)
-    now = settings(actor_rollout_ref__actor__optim__lr=3e-4, convrec__reward="log_decay", data__train_batch_size=32)
-    assert changes(now, tmp_path) == [
+    save_config(make_run().verl_config, tmp_path)
+    now = make_run(actor_rollout_ref__actor__optim__lr=3e-4, convrec__reward="log_decay", data__train_batch_size=32)
+    assert compare_with_folder(now, tmp_path) == [
         f"{tmp_path} resumes with another setting: actor_rollout_ref.actor.optim.lr: 0.001 -> 0.0003",
         f"{tmp_path} resumes with another setting: convrec.reward: exp_inf -> log_decay",
         f"{tmp_path} resumes with another setting: data.train_batch_size: 16 -> 32",
@@ -63,14 +64,14 @@ def test_what_the_run_is_trained_by_is_named_where_it_has_changed(tmp_path: Path
         ("actor_rollout_ref.actor.optim.weight_decay", 0.0, "0.01 -> 0.0"),
         ("actor_rollout_ref.actor.optim.betas", [0.9, 0.95], "[0.9, 0.999] -> [0.9, 0.95]"),
         ("data.val_files", ["c.parquet"], "['b.parquet'] -> ['c.parquet']"),
-        ("convrec.gamma", 0.5, "null -> 0.5"),
+        ("convrec.gamma", 1.5, "null -> 1.5"),
         ("trainer.total_training_steps", 200, "100 -> 200"),
     ],
 )
 def test_a_setting_of_verls_or_ours_that_has_changed_is_said(tmp_path: Path, key: str, value: Any, said: str) -> None:
-    save_config(settings(), tmp_path)
+    save_config(make_run().verl_config, tmp_path)
     warning = f"{tmp_path} resumes with another setting: {key}: {said}"
-    assert changes(settings(**{key.replace(".", "__"): value}), tmp_path) == [warning]
+    assert compare_with_folder(make_run(**{key.replace(".", "__"): value}), tmp_path) == [warning]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +83,9 @@ def test_a_setting_of_verls_or_ours_that_has_changed_is_said(tmp_path: Path, key
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, key: str, value: str, said: str) -> None:
-    save_config(settings(), tmp_path)
+    save_config(make_run().verl_config, tmp_path)
     with pytest.raises(UserError, match=f"{said}. Choose another SAVE_PATH"):
-        changes(settings(**{key: value}), tmp_path)
+        compare_with_folder(make_run(**{key: value}), tmp_path)
 
 
 @pytest.fixture
@@ -98,43 +99,43 @@ def files(tmp_path: Path, sound_model: Callable[..., Path]) -> dict[str, str]:
     return {key: str(tmp_path / name) for key, name in (paths | {MODEL: "model"}).items()}
 
 
-def started(run: Path, files: dict[str, str]) -> Any:
-    """The settings of a start, of which the config is kept where there is none."""
-    config = settings(**files)
-    config.run.contents = contents(config)
-    if not (run / "config.yaml").exists():
-        save_config(config, run)
-    return config
+def start(folder: Path, files: dict[str, str]) -> Run[Any]:
+    """Start a run, whose config is kept where there is none."""
+    training = make_run(**files)
+    training.note_contents(digest_contents(training))
+    if not (folder / "config.yaml").exists():
+        save_config(training.verl_config, folder)
+    return training
 
 
 def test_data_that_changed_under_its_path_is_said_and_a_model_that_did_is_refused(
     tmp_path: Path, files: dict[str, str], sound_model: Callable[..., Path]
 ) -> None:
     run = tmp_path / "run"
-    assert changes(started(run, files), run) == []
+    assert compare_with_folder(start(run, files), run) == []
     for name, key in (("train", "data.train_files"), ("catalog", "convrec.catalog_file")):
         (tmp_path / f"{name}.parquet").write_text("others")
-        (warning, *_) = changes(started(run, files), run)
+        (warning, *_) = compare_with_folder(start(run, files), run)
         assert f"{tmp_path}/{name}.parquet has changed since ({key})" in warning
         (tmp_path / f"{name}.parquet").write_text({"train": "rows", "catalog": "items"}[name])
-    assert changes(started(run, files), run) == []
+    assert compare_with_folder(start(run, files), run) == []
     sound_model(tmp_path / "model", weight=0.25)
     with pytest.raises(UserError, match=f"the files of the model {tmp_path}/model have changed. Choose another"):
-        changes(started(run, files), run)
+        compare_with_folder(start(run, files), run)
 
 
 def test_a_model_and_data_in_another_place_are_the_same(tmp_path: Path, files: dict[str, str]) -> None:
     run = tmp_path / "run"
-    started(run, files)
+    start(run, files)
     moved = {}
     for key, path in files.items():
         moved[key] = str(Path(path).rename(tmp_path / f"moved-{Path(path).name}"))
-    assert changes(started(run, moved), run) == []
+    assert compare_with_folder(start(run, moved), run) == []
 
 
 def test_a_setting_that_the_run_did_not_have_is_no_change(tmp_path: Path) -> None:
-    earlier = settings()
+    earlier = make_run().verl_config
     del earlier["convrec"]["gamma"]
-    assert changes(settings(), tmp_path) == []  # no config.yaml at all
+    assert compare_with_folder(make_run(), tmp_path) == []  # no config.yaml at all
     save_config(earlier, tmp_path)
-    assert changes(settings(convrec__gamma=0.5), tmp_path) == []
+    assert compare_with_folder(make_run(convrec__gamma=1.5), tmp_path) == []
