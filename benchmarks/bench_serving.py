@@ -48,6 +48,7 @@ LIST_ITEMS = 20
 TURNS = 6  # of each service at every level
 PERCENTILES = (50, 95, 99)
 READY_SECONDS = 900
+END_SECONDS = 30
 MALFORMED = (
     "",
     "{",
@@ -74,6 +75,15 @@ def start(command: list[str], log: Path) -> subprocess.Popen:
         environment["TORCH_COMPILE_DISABLE"] = "1"
     with open(log, "w") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+
+
+def wait_for_end(server: subprocess.Popen) -> None:
+    """Kill it with all it has started if it does not end: vLLM hears no SIGTERM while it starts."""
+    try:
+        server.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
@@ -291,7 +301,7 @@ def main() -> None:
             for process in processes:
                 process.terminate()
             for process in processes:
-                process.wait(60)
+                wait_for_end(process)
 
 
 if __name__ == "__main__":
