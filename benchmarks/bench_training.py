@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.runs.folder import read_metrics
 from convrec.settings.run import Run
-from recipes.planning import estimate, models
+from recipes.planning import estimate, memory
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_SECONDS = 10.0
@@ -144,7 +144,7 @@ def estimate_of(run: Path) -> int:
     config = OmegaConf.load(run / "config.yaml")
     assert isinstance(config, DictConfig)
     this_run: Run[Any] = Run.from_config(config)
-    return estimate.host_bytes(estimate.make_workload(this_run, models.model_size(this_run.settings.model)))
+    return estimate.host_bytes(memory.host_workload(this_run))
 
 
 def main() -> None:

@@ -388,6 +388,11 @@ class Run(Generic[ConfigT]):
         return bool(section.use_dynamic_bsz)
 
     @property
+    def pads_micro_batches(self) -> bool:
+        """Whether the sequences of a micro-batch are padded to one length, and not packed one behind the other."""
+        return not self.model_section.get("use_remove_padding", True)
+
+    @property
     def sequence_parallel_size(self) -> int:
         """Processes over which verl cuts a sequence."""
         if self.is_sft:

@@ -97,7 +97,10 @@ TrainBatchSize = Annotated[
 ]
 MaxTokensPerGPU = Annotated[
     PositiveInteger | None,
-    Setting("tokens of a micro-batch", key="actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+    Setting(
+        "tokens of a micro-batch, at most; on a CPU as many as free memory holds",
+        key="actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    ),
 ]
 LearningRate = Annotated[
     NonNegativeNumber,

@@ -1,14 +1,19 @@
 """What a run needs of memory and disk, from the model's config and the batch: estimates, on the high side.
 
 P parameters over S processes that share one copy (all of them, or fsdp_size), T tokens of a micro-batch, V words,
-L layers, H hidden size:
+L layers, H hidden size, I size of the MLP:
 
     parameters       4 P / S, fp32;  gradients 4 P / S;  optimizer 8 P / S (Adam);  reference 4 P / S
                      LoRA: the parameters alone
     gathered layers  2 P / L, twice (the next one is fetched while one computes)
-    activations      T x H x L x 2 (a bf16 tensor a layer, the rest is recomputed), 16 times that without recomputation
+    activations      T x H x L x 2 (a bf16 tensor a layer, the rest is recomputed); without recomputation
+                     T x L x (11 H + 4 I) x 2, what a Llama's layer keeps for its backward pass
     logits           T x V x (2 bf16 + 4 fp32 + 4 gradient); fused kernels have a chunk of them at a time
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
+
+On a CPU activations are fp32, T counts the padding of rows too, and logits are made of trained tokens alone, 16 bytes
+each. The training process holds the weights once more, as they are loaded and exported. What processes take besides was
+measured: notes/real-size-on-cpu.md. A run that is resumed takes more while it loads.
 """
 
 from dataclasses import dataclass
@@ -22,10 +27,19 @@ from convrec.settings.training import RLConfig, TrainingConfig
 from recipes.planning.models import ModelSize
 
 GIB = 2**30
-CPU_PROCESSES = 12  # that import verl or vLLM
+CPU_PROCESSES = 12  # that import verl or vLLM, on a node with GPUs
 PROCESS_BYTES = 6 * GIB // 10  # 0.3-0.6 GiB each
+# What a run on a CPU takes besides its model, measured with a model of a million parameters.
+CPU_SFT_BYTES = 1 * GIB
+CPU_RL_BYTES = 47 * GIB // 10
+HEAP_SHARE = 0.15  # of activations and logits: freed memory that the C library keeps in pieces, measured
 
 FUSED_CHUNK = 512  # tokens; verl's FusedLinearForPPO
+# What a layer of a Llama keeps for its backward pass, in hidden states (around both norms, and of queries, keys, values
+# and their output) and in states of the MLP (gate, its activation, up, their product).
+KEPT_HIDDEN = 11
+KEPT_INTERMEDIATE = 4
+CPU_LOGIT_BYTES = 16  # of a trained token and a word: logits, log-softmax, and the gradients of both, in fp32
 SHARD_BYTES = 12  # of a parameter in a checkpoint's shards: fp32 weights and Adam's two moments
 EXPORT_BYTES = 4  # and in its Hugging Face form, fp32
 FULL = 0.9  # of a device's memory: with more the allocator runs out of it by fragments
@@ -46,8 +60,10 @@ class Workload:
         passes: of log-probs, besides the update.
         device: cpu, or torch's name of the accelerator.
         prompts: of a step; rollouts: of each.
-        longest: tokens of a sequence at most.
+        longest: tokens of the longest sequence.
+        longest_allowed: tokens that the settings allow a sequence.
         packs: whether micro-batches are of `most_tokens` tokens, and not of `most_rows` sequences.
+        pads: whether the sequences of a micro-batch are padded to the longest of them.
         mu: passes over a step's samples.
         recomputes: whether activations are recomputed.
         fsdp_size: processes that have one copy of the model between them; -1: all.
@@ -66,7 +82,9 @@ class Workload:
     prompts: int
     rollouts: int
     longest: int
+    longest_allowed: int
     packs: bool
+    pads: bool = False
     most_tokens: int
     most_rows: int = 1
     mini_batch: int
@@ -99,6 +117,25 @@ class Workload:
         return max(self.longest, self.most_tokens) if self.packs else self.longest * self.most_rows
 
     @property
+    def computed_tokens(self) -> float:
+        """Positions of a micro-batch, at most: with the padding of its rows, and not more than a step has."""
+        of_step = self.prompts * self.rollouts * self.longest / self.gpus
+        if self.packs and self.pads:
+            return min(of_step, self.balanced_tokens * max(1.0, self.longest / (self.prompt + self.response)))
+        return min(of_step, self.micro_tokens)
+
+    @property
+    def balanced_tokens(self) -> float:
+        """Tokens of each micro-batch of an update: verl makes as few as it can, of equal size."""
+        of_update = self.mini_batch * self.rollouts * (self.prompt + self.response) / self.gpus
+        return of_update / ceil(of_update / self.micro_tokens)
+
+    @property
+    def trained_tokens(self) -> float:
+        """Tokens of a micro-batch that the loss is on."""
+        return self.balanced_tokens * self.response / (self.prompt + self.response)
+
+    @property
     def tokens(self) -> float:
         """Of a GPU's share of a step, in the mean."""
         return self.prompts * self.rollouts * (self.prompt + self.response) / self.gpus
@@ -110,7 +147,11 @@ class Workload:
 
 
 def make_workload(
-    run: Run[TrainingConfig], size: ModelSize, prompt: float | None = None, response: float | None = None
+    run: Run[TrainingConfig],
+    size: ModelSize,
+    prompt: float | None = None,
+    response: float | None = None,
+    longest: int | None = None,
 ) -> Workload:
     """Return what a run is in these terms.
 
@@ -118,13 +159,14 @@ def make_workload(
         run: of which the batch is known.
         size: of its model.
         prompt, response: tokens, on average; None: what is assumed of prompts and of lists.
+        longest: tokens of the longest sequence; None: as many as the settings allow.
     """
     settings = run.settings
     rl = settings if isinstance(settings, RLConfig) else None
     memory = run.rollout_memory if rl else RolloutMemory(dtype="", max_sequences=0, share=0.0, sleeps=True)
-    longest, max_prompt = _token_limits(settings)
+    longest_allowed, max_prompt = _token_limits(settings)
     prompt = min(prompt or PROMPT_TOKENS + ITEM_TOKENS * _candidates(settings), max_prompt)
-    max_response = rl.max_response_length if rl else longest - prompt
+    max_response = rl.max_response_length if rl else longest_allowed - prompt
     num_items = settings.num_items if isinstance(settings, RankGRPOConfig) else ListSettings.num_items
     response = min(response or ITEM_TOKENS * num_items + 1, max_response)  # + 1: its end
     return Workload(
@@ -136,8 +178,10 @@ def make_workload(
         gpus_per_node=run.gpus_per_node,
         prompts=run.train_batch_size,
         rollouts=rl.num_generations if rl else 1,
-        longest=longest,
+        longest=longest or longest_allowed,
+        longest_allowed=longest_allowed,
         packs=run.packs_micro_batches,
+        pads=run.pads_micro_batches,
         most_tokens=run.micro_batch_tokens // run.sequence_parallel_size,
         most_rows=run.micro_batch_rows,
         mini_batch=run.mini_batch_size if rl else run.train_batch_size,
@@ -170,10 +214,18 @@ def _candidates(settings: TrainingConfig) -> int:
 
 
 def host_bytes(workload: Workload) -> int:
-    """Of a host without GPUs, all processes together."""
-    processes = CPU_PROCESSES if workload.tensor_parallel else 1
-    training = sum(training_parts(workload).values())
-    return workload.gpus_per_node * (training + 3 * rollout_weights(workload)) + processes * PROCESS_BYTES
+    """Of a host without GPUs, all processes together, at the peak of a step."""
+    return sum(host_parts(workload).values())
+
+
+def host_parts(workload: Workload) -> dict[str, int]:
+    """Of a host without GPUs, by part. vLLM keeps the rollout's weights up to three times: loaded, packed, and sent."""
+    training = training_parts(workload)
+    parts = {name: workload.gpus_per_node * part for name, part in training.items()}
+    parts["kept by the heap"] = int(HEAP_SHARE * (parts["activations"] + parts["logits"]))
+    parts["vLLM's weights"] = workload.gpus_per_node * 3 * rollout_weights(workload)
+    parts["processes"] = CPU_RL_BYTES if workload.tensor_parallel else CPU_SFT_BYTES
+    return parts
 
 
 def gpu_host_bytes(workload: Workload) -> int:
@@ -200,11 +252,10 @@ def gpu_parts(workload: Workload, memory: float) -> tuple[dict[str, int], dict[s
 
 
 def training_parts(workload: Workload) -> dict[str, int]:
-    """Of a GPU, without vLLM."""
+    """Of a GPU, without vLLM; of a process on a CPU, without what it takes besides its tensors."""
     size = workload.size
-    tokens_of_step = workload.prompts * workload.rollouts * workload.longest / workload.gpus
-    tokens = min(workload.micro_tokens, tokens_of_step)
-    width = 4 if workload.device == "cpu" else 2  # bytes of an activation
+    is_cpu = workload.device == "cpu"
+    width = 4 if is_cpu else 2  # bytes of an activation
     share = size.parameters * 4 / workload.sharing
     # LoRA's frozen weights have no gradients, and are the reference when the adapters are off
     trained = 0 if workload.lora_rank else 1
@@ -212,13 +263,30 @@ def training_parts(workload: Workload) -> dict[str, int]:
         "parameters": share,
         "gradients": trained * share,
         "optimizer": trained * share * 2,
-        "reference": trained * workload.has_reference * share * (workload.device == "cpu"),  # of GPUs: gpu_host_bytes
+        "reference": trained * workload.has_reference * share * is_cpu,  # of GPUs: gpu_host_bytes
+        "copy of the weights": share * is_cpu,
         "gathered layers": 2 * size.parameters / max(1, size.layers) * width if workload.gpus > 1 else 0,
-        "activations": tokens * size.hidden * size.layers * width * (1 if workload.recomputes else 16),
-        "logits": (min(tokens, FUSED_CHUNK) if workload.fused else tokens) * size.vocabulary * (width + 8),
-        "process": BASE_BYTES,
+        "activations": workload.computed_tokens * _kept_of_token(workload) * width,
+        "logits": _logits_bytes(workload),
+        "process": 0 if is_cpu else BASE_BYTES,
     }
     return {name: int(part) for name, part in parts.items()}
+
+
+def _kept_of_token(workload: Workload) -> int:
+    """Numbers that the forward pass keeps of a token for the backward pass."""
+    size = workload.size
+    of_layer = size.hidden if workload.recomputes else KEPT_HIDDEN * size.hidden + KEPT_INTERMEDIATE * size.intermediate
+    return size.layers * of_layer
+
+
+def _logits_bytes(workload: Workload) -> float:
+    vocabulary = workload.size.vocabulary
+    if workload.fused:
+        return min(workload.computed_tokens, FUSED_CHUNK) * vocabulary * (12 if workload.device == "cpu" else 10)
+    if workload.device == "cpu":
+        return workload.trained_tokens * vocabulary * CPU_LOGIT_BYTES
+    return workload.computed_tokens * vocabulary * 10
 
 
 def rollout_weights(workload: Workload) -> int:

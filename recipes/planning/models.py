@@ -21,6 +21,7 @@ class ModelSize:
         heads: of the queries.
         kv_heads: of keys and values.
         head_size: numbers of a head.
+        intermediate: numbers between the matrices of an MLP, of all experts that a token passes.
         experts: of a mixture, of which a token passes some.
     """
 
@@ -31,6 +32,7 @@ class ModelSize:
     heads: int
     kv_heads: int
     head_size: int
+    intermediate: int
     experts: int = 1
 
 
@@ -54,6 +56,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             heads=14,
             kv_heads=2,
             head_size=64,
+            intermediate=4864,
         ),
     ),
     "1B": KnownModel(
@@ -66,6 +69,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             heads=32,
             kv_heads=8,
             head_size=64,
+            intermediate=8192,
         ),
     ),
     "3B": KnownModel(
@@ -78,6 +82,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             heads=24,
             kv_heads=8,
             head_size=128,
+            intermediate=8192,
         ),
     ),
     "8B": KnownModel(
@@ -90,6 +95,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             heads=32,
             kv_heads=8,
             head_size=128,
+            intermediate=14336,
         ),
     ),
     "32B": KnownModel(
@@ -102,6 +108,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             heads=64,
             kv_heads=8,
             head_size=128,
+            intermediate=25600,
         ),
     ),
     "70B": KnownModel(
@@ -114,6 +121,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             heads=64,
             kv_heads=8,
             head_size=128,
+            intermediate=28672,
         ),
     ),
 }
@@ -153,7 +161,8 @@ def _size_from_config(config: Mapping[str, Any]) -> ModelSize:
     query_width = heads * head_size
     kv_width = kv_heads * head_size
     attention = 2 * hidden * query_width + 2 * hidden * kv_width
-    mlp = 3 * hidden * (config.get("moe_intermediate_size") or intermediate) * experts
+    of_expert = config.get("moe_intermediate_size") or intermediate
+    mlp = 3 * hidden * of_expert * experts
     norms = 2 * hidden
     biases_or_norms = {"qwen2": query_width + 2 * kv_width, "qwen3": 2 * head_size}
     layer = attention + mlp + norms + biases_or_norms.get(config.get("model_type", ""), 0)
@@ -166,6 +175,7 @@ def _size_from_config(config: Mapping[str, Any]) -> ModelSize:
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
+        intermediate=of_expert * (config.get("num_experts_per_tok") or 1),
         experts=experts,
     )
 

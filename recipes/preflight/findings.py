@@ -15,7 +15,7 @@ from convrec.runs.starts import installed_version
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
-from recipes.planning import estimate, models, work
+from recipes.planning import estimate, memory, models, work
 from recipes.planning.estimate import FULL
 from recipes.preflight import node, ray_token
 from recipes.preflight.cluster_findings import device_findings, node_findings, slot_findings, slots_for
@@ -109,7 +109,8 @@ def size_findings(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list
         findings.append(Finding("disk", "warning", where, text, "lower SAVE_KEEP, raise SAVE_FREQ, or make room"))
     else:
         findings.append(Finding("disk", "ok", where, text))
-    return findings + memory_findings(estimate.make_workload(run, size), nodes)
+    workload = estimate.make_workload(run, size) if run.uses_gpu else memory.host_workload(run)
+    return findings + memory_findings(workload, nodes)
 
 
 def memory_findings(workload: estimate.Workload, nodes: Sequence[NodeReport]) -> list[Finding]:
@@ -139,10 +140,12 @@ def memory_findings(workload: estimate.Workload, nodes: Sequence[NodeReport]) ->
                 findings.append(Finding("memory", "ok", where, f"{text}, {has / GIB:.1f} GiB there"))
         need = estimate.host_bytes(workload) if on_cpu else estimate.gpu_host_bytes(workload)
         text = f"about {need / GIB:.1f} GiB of the host's memory needed, {host / GIB:.1f} GiB there"
+        # beside GPUs it is an estimate on the high side; without, the kernel would kill the run
+        certain = host if on_cpu else 1.5 * host
         if need <= FULL * host:
             findings.append(Finding("memory", "ok", where, text))
-        else:  # it is an estimate on the high side
-            findings.append(Finding("memory", "failure" if need > 1.5 * host else "warning", where, text, smaller))
+        else:
+            findings.append(Finding("memory", "failure" if need > certain else "warning", where, text, smaller))
     return findings
 
 

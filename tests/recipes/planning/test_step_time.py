@@ -110,7 +110,16 @@ def test_what_is_left_for_the_cache() -> None:
 def test_a_tiny_model_decodes_no_faster_than_it_is_scheduled() -> None:
     tiny = replace(
         run(),
-        size=ModelSize(parameters=1_000_000, layers=2, hidden=128, vocabulary=1000, heads=4, kv_heads=2, head_size=32),
+        size=ModelSize(
+            parameters=1_000_000,
+            layers=2,
+            hidden=128,
+            vocabulary=1000,
+            heads=4,
+            kv_heads=2,
+            head_size=32,
+            intermediate=384,
+        ),
     )
     fast, slow = step_time.rollout_seconds(tiny, H100)
     assert (fast, slow) == (pytest.approx(200 * 1.3 * 4e-3, rel=1e-2), pytest.approx(200 * 2 * 8e-3, rel=1e-2))

@@ -1,0 +1,119 @@
+"""Memory of a host without a GPU: how much is free, and the micro-batch that fits into it."""
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+from omegaconf import OmegaConf, open_dict
+
+from convrec.settings.run import Run
+from convrec.settings.training import TrainingConfig
+from recipes.planning import estimate
+from recipes.planning.estimate import FULL, GIB, Workload
+from recipes.planning.lengths import sample_lengths
+from recipes.planning.models import model_size
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+# The files of cgroups v2 and v1: limit and usage, and the folder below CGROUPS.
+LIMIT_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"))
+TOKENS_STEP = 64  # micro-batches are lowered to multiples of this
+
+
+def available_bytes(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+    """Return the bytes that new processes can take: of the machine, and of every cgroup that this process is in."""
+    return min([psutil.virtual_memory().available, *_free_in_cgroups(cgroups, membership)])
+
+
+def _free_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:  # no Linux
+        return
+    paths = {line.split(":", 2)[1]: line.split(":", 2)[2].strip("/") for line in lines if line.count(":") >= 2}
+    for limit_name, usage_name, controller in LIMIT_FILES:
+        path = next((path for names, path in paths.items() if controller in names.split(",")), None)
+        if path is None:
+            continue
+        root = cgroups / controller
+        for folder in (root / path, *(root / path).parents):
+            free = _free_in_cgroup(folder, limit_name, usage_name)
+            if free is not None:
+                yield free
+            if folder == root:
+                break
+
+
+def _free_in_cgroup(folder: Path, limit_name: str, usage_name: str) -> int | None:
+    """Limit minus usage, without the file cache, which the kernel gives up; None where there is no limit."""
+    try:
+        limit = (folder / limit_name).read_text().strip()
+        usage = int((folder / usage_name).read_text())
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    cache = int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
+    return max(0, int(limit) - usage + cache)
+
+
+def host_workload(run: Run[TrainingConfig]) -> Workload:
+    """Return the workload of a run on a CPU, by the lengths of its data.
+
+    Raises:
+        OSError: the model's config is not here.
+        UserError: it is damaged.
+    """
+    size = model_size(run.settings.model)
+    lengths = sample_lengths(run)
+    if lengths is None:
+        return estimate.make_workload(run, size)
+    return estimate.make_workload(run, size, lengths.prompt, lengths.response, lengths.longest)
+
+
+def fit_micro_batch(run: Run[TrainingConfig]) -> list[str]:
+    """Lower the micro-batch of a run on this CPU to what free memory holds, in its config.
+
+    The gradients are the same: a batch is cut into more parts. A run that does not fit with the smallest micro-batch
+    keeps its own: the checks of the machine refuse it.
+
+    Returns:
+        A line where the micro-batch was lowered.
+    """
+    if run.uses_gpu or not run.packs_micro_batches or os.environ.get("RAY_ADDRESS"):
+        return []
+    try:
+        workload = host_workload(run)
+    except (OSError, ValueError):  # the checks of the model say so
+        return []
+    free = available_bytes()
+    tokens = largest_micro_batch(workload, FULL * free)
+    if tokens is None or tokens == workload.most_tokens:
+        return []
+    with open_dict(run.verl_config) as config:
+        OmegaConf.update(config, run.micro_batch_key, tokens)
+    return [
+        f"{run.micro_batch_key}={workload.most_tokens}: the {free / GIB:.1f} GiB of memory that are free hold "
+        f"micro-batches of {tokens} tokens, which the run takes; the gradients are the same"
+    ]
+
+
+def largest_micro_batch(workload: Workload, room: float) -> int | None:
+    """Return the most tokens of a micro-batch, up to the workload's, that take at most `room` bytes.
+
+    None where a single sequence of the greatest length takes more.
+    """
+
+    def fits(tokens: int) -> bool:
+        return estimate.host_bytes(replace(workload, most_tokens=tokens)) <= room
+
+    if fits(workload.most_tokens):
+        return workload.most_tokens
+    least = workload.longest_allowed
+    candidates = [least, *range(-(-least // TOKENS_STEP) * TOKENS_STEP, workload.most_tokens, TOKENS_STEP)]
+    num_fitting = bisect_left(candidates, True, key=lambda tokens: not fits(tokens))
+    return candidates[num_fitting - 1] if num_fitting else None
