@@ -34,6 +34,7 @@ def test_the_end_is_named_and_nothing_is_left(trained, tmp_path, victim, number,
     environment = os.environ | trained.files | {"PYTHON": sys.executable, "SAVE_PATH": str(run_folder)}
     environment |= {"MODEL_PATH": str(trained.out / "sft"), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "SAVE_FREQ": "1"}
     environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64", "TOTAL_STEPS": "1000", "TEST_FREQ": "-1"}
+    environment |= {"SAVE_ON_TERM": "0"}  # at once, before the guard is there again
     command = ["bash", str(ROOT / "run_rank_grpo.sh"), "trainer.val_before_train=false", "convrec.watchdog_seconds=20"]
     with alone(command, environment, tmp_path, grace=30) as run:
         run.wait_for(lambda: latest_step(run_folder) >= 2)
