@@ -73,7 +73,7 @@ def _read_texts(run: Run[TrainingConfig]) -> list[tuple[str, str]]:
     try:
         batches = pq.ParquetFile(file).iter_batches(batch_size=SAMPLED_ROWS, columns=columns)
         rows = [row for batch in islice(batches, 1) for row in batch.to_pylist()]
-        return [tuple(_text(row.get(name)) for name in ("prompt", "completion")) for row in rows]  # type: ignore[misc]
+        return [(_text(row["prompt"]), _text(row.get("completion"))) for row in rows]
     except (OSError, ArrowException, TypeError, KeyError):
         return []
 
