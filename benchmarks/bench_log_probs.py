@@ -19,6 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,14 +140,14 @@ def main() -> None:
     for name, way in WAYS.items():
         chunk_tokens = min(CHUNK, options.tokens) if "chunk" in name else options.tokens
         num_logits = chunk_tokens * options.words
-        peak = measure_peak(lambda way=way: run(way, narrow), options.device)
+        peak = measure_peak(partial(run, way, narrow), options.device)
         with LogitTraffic(chunk_tokens, options.words) as traffic:
             run(way, narrow)
         report[name]["peak bytes"] = round(peak / num_logits, 2)
         report[name]["traffic bytes"] = round(traffic.num_bytes / (options.tokens * options.words), 2)
     for _ in range(options.repeats):
         for name, way in WAYS.items():
-            report[name]["seconds"].append(measure_seconds(lambda way=way: run(way, head), options.device))
+            report[name]["seconds"].append(measure_seconds(partial(run, way, head), options.device))
     for figures in report.values():
         figures["seconds"] = round(statistics.median(figures["seconds"]), 3)
     print(json.dumps({**vars(options), "chunk": CHUNK, "ways": report}, indent=2))
