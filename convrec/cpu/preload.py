@@ -28,13 +28,12 @@ def start(folder: Path, environment: Mapping[str, str]) -> None:
 
     # this code comes last: the environment may name another
     paths = [environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")), str(Path(__file__).parents[2])]
-    # Ray reads the others when it is imported, as it will be for this process' own Ray: its first job, this process for
-    # the raylet whose end ends a worker, and ray.init's default of tokens
+    # Ray reads the others when it is imported, as it will be for this process' own Ray: its first job, and this process
+    # for the raylet whose end ends a worker
     read_first = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "RAY_JOB_ID": "01000000",
         "RAY_RAYLET_PID": str(os.getpid()),
-        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
     }
     fork_server.start(folder, MODULES, {**environment, **read_first})
     # the script that a raylet has Python run for each worker, with the worker's script and arguments

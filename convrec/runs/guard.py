@@ -56,9 +56,19 @@ def in_run_folder(address: str) -> str:
 
 
 def compile_cache() -> str:
-    """Where torch keeps what it compiles. Its default is a folder in /tmp that an import makes and nobody removes."""
+    """Where torch keeps what it compiles. Its default is a folder in /tmp that an import makes and nobody removes.
+
+    Importing torch would fail where the user's cache cannot be written: then it is a folder of this user alone in /tmp.
+    """
+    if given := os.environ.get(COMPILED):
+        return given
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convrec" / "torchinductor"
-    return os.environ.get(COMPILED, str(cache))
+    nearest = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return str(cache)
+    own = Path(f"/tmp/convrec-cache-{os.geteuid()}")
+    _make_private(own)
+    return str(own)
 
 
 def join(is_driver: bool = False, message: str = "") -> None:

@@ -1,10 +1,16 @@
 """What verl, Ray and vLLM must be told about this machine, in environment variables."""
 
+import contextlib
 import os
+import secrets
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+TOKEN_FILE = "ray_token"
+CLUSTER_LAUNCHER_FILE = "ray_bootstrap_config.yaml"
 RAY_STARTS = 3
 SHUTDOWN_SECONDS = 30.0
 SHUTDOWN_THREAD = "ray.shutdown"
@@ -57,6 +63,48 @@ def process_environment(has_accelerator: bool) -> dict[str, str]:
         # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
         defaults["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
     return {name: os.environ.get(name, value) for name, value in defaults.items()}
+
+
+def use_own_token(folder: Path) -> None:
+    """Give the Ray that this process will start a token of its own, in the run's folder, which its user alone enters.
+
+    Must run before Ray is imported, which reads RAY_AUTH_MODE once. By itself Ray would take or make ~/.ray/auth_token:
+    readable for everybody where the umask says so, a failure where the home folder cannot be written, and a file that
+    turns on tokens for each later `ray start`. RAY_AUTH_MODE=disabled is kept.
+    """
+    if os.environ.setdefault("RAY_AUTH_MODE", "token").lower() != "token":
+        return
+    token_file = folder / TOKEN_FILE
+    with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # another cluster's, which Ray would prefer
+
+
+@contextlib.contextmanager
+def without_cloud_lookup(folder: Path) -> Iterator[None]:
+    """Have a Ray that is started inside the block not ask in which cloud it runs.
+
+    Its dashboard process, which Ray always starts, asks 169.254.169.254 and metadata.google.internal for the report of
+    usage, even where that report is turned off; it does not where the home folder has a file of Ray's cluster launcher.
+    So that process, and no other, has the run's folder as its home.
+    """
+    import ray._private.ray_constants as constants
+    import ray._private.services as services
+
+    (folder / CLUSTER_LAUNCHER_FILE).write_text("{}\n")
+    start_process = services.start_ray_process
+
+    def start(command: list[str], process_type: str, *args: Any, **options: Any) -> Any:
+        if process_type == constants.PROCESS_TYPE_DASHBOARD:
+            options["env_updates"] = {"HOME": str(folder)}
+        return start_process(command, process_type, *args, **options)
+
+    services.start_ray_process = start
+    try:
+        yield
+    finally:
+        services.start_ray_process = start_process
 
 
 def init_ray(**options: Any) -> None:

@@ -18,22 +18,32 @@ from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
 from convrec.training import registration
 from convrec.training.trackers import tracking
-from recipes.launch.environment import init_ray, process_environment, shut_down_ray
+from recipes.launch.environment import (
+    init_ray,
+    process_environment,
+    shut_down_ray,
+    use_own_token,
+    without_cloud_lookup,
+)
+from recipes.preflight.ray_token import check_token
 
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
 LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
 
 
 def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
+    """Join the cluster of RAY_ADDRESS; without one, start Ray on this machine.
+
+    Args:
+        config: the run's, of which `ray_kwargs.ray_init` are arguments of ray.init.
+        environment: variables of Ray's workers.
+
+    Raises:
+        UserError: The cluster asks for a token that this process has not.
+    """
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    if os.environ.get("RAY_ADDRESS"):
-        options = {key: value for key, value in options.items() if key not in LOCAL_RAY_ONLY}
-    else:
-        # "local": never another cluster that happens to run here
-        ray_folder = Path(os.environ[guard.FOLDER_VARIABLE]) / "ray"
-        options = {"address": "local", "_temp_dir": str(ray_folder)} | options
     runtime_env = get_ppo_ray_runtime_env(config)
     asked_for = options.pop("runtime_env", None) or {}
     runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **(asked_for.pop("env_vars", None) or {})}
@@ -42,15 +52,30 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
     # in a submitted job: both runtime environments, ours first where they name the same variable; else Ray refuses
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
-    init_ray(runtime_env=runtime_env, **options)
+    if address := os.environ.get("RAY_ADDRESS"):
+        check_token(address)
+        options = {key: value for key, value in options.items() if key not in LOCAL_RAY_ONLY}
+        init_ray(runtime_env=runtime_env, **options)
+        return
+    folder = Path(os.environ[guard.FOLDER_VARIABLE])
+    # "local": never another cluster that happens to run here
+    options = {"address": "local", "_temp_dir": str(folder / "ray")} | options
+    with without_cloud_lookup(folder):
+        init_ray(runtime_env=runtime_env, **options)
 
 
 def begin(config: DictConfig) -> None:
-    """On one machine without a GPU: import what Ray's workers need, from now on, beside this process's checks."""
-    if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
-        preload.start(
-            Path(os.environ[guard.FOLDER_VARIABLE]), OmegaConf.select(config, f"{RUNTIME_ENV}.env_vars") or {}
-        )
+    """Prepare the Ray that this process will start; on a cluster there is nothing to prepare.
+
+    Ray gets a token of its own. Without a GPU, what Ray's workers need is imported from now on, beside this process's
+    checks.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    folder = Path(os.environ[guard.FOLDER_VARIABLE])
+    use_own_token(folder)
+    if config.trainer.device == "cpu":
+        preload.start(folder, OmegaConf.select(config, f"{RUNTIME_ENV}.env_vars") or {})
 
 
 @contextlib.contextmanager

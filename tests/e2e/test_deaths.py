@@ -1,8 +1,9 @@
 """A run whose processes are killed: it ends by itself, says why, leaves nothing behind, and the same command resumes.
 
-While it lives, nothing of it listens beyond this machine's loopback. The three starts also train what the demo does
-not: GSPO; asynchronously; two updates a batch under the constraint of the catalog, resuming what was trained
-asynchronously; all on data of one's own, without years, and with checkpoints that are merged when they are read.
+While it lives, nothing of it listens beyond this machine's loopback, and what listens there lets no other user in. The
+three starts also train what the demo does not: GSPO; asynchronously; two updates a batch under the constraint of the
+catalog, resuming what was trained asynchronously; all on data of one's own, without years, and with checkpoints that
+are merged when they are read.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from convrec.checkpoints.models import resolve_model
 from convrec.runs.folder import latest_step, read_metrics
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
+from tests.strangers import try_as_stranger
 
 from .conftest import (
     OF_THE_PASS,
@@ -47,6 +49,7 @@ class Killed:
     status: int
     stderr: str
     reachable: list[tuple[str, str, int]]
+    ways_in: list[str]
     left: list[list[str]]
     leavings: list[str]
     rows: list[dict[str, float]]
@@ -93,13 +96,29 @@ def train_and_kill(trained, own_data, run_folder, victim: str, *overrides: str, 
         (folder,) = {process.environ().get("CONVREC_RUN_TMP") for process in processes_named(run, "gcs_server")}
         segments = set().union(*(shared_memory_of(process) for process in processes))
         reachable = reachable_from_elsewhere(processes)
+        ways_in = ways_in_for_a_stranger(processes, run_folder.with_name("it-ran"))
         start = time.monotonic()
         (run if victim == DRIVER else processes_named(run, victim)[0]).kill()
         _, stderr = run.communicate(timeout=BOUND)
     _, left = psutil.wait_procs(processes, timeout=max(1.0, BOUND - (time.monotonic() - start)))
     leavings = [*segments & set(os.listdir("/dev/shm")), *([folder] if os.path.exists(folder) else [])]
     rows = [row for row in read_metrics(run_folder) if row["step"] > begun_at and "rank_grpo/return@1" in row]
-    return Killed(begun_at, run.returncode, stderr, reachable, [process.cmdline() for process in left], leavings, rows)
+    left_commands = [process.cmdline() for process in left]
+    return Killed(begun_at, run.returncode, stderr, reachable, ways_in, left_commands, leavings, rows)
+
+
+def ways_in_for_a_stranger(processes: list[psutil.Process], proof: Path) -> list[str]:
+    """How another user got in at what listens on the loopback, with the name of the process; and the proof, if made."""
+    owners = {}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    address = f"{connection.laddr.ip.removeprefix('::ffff:')}:{connection.laddr.port}"
+                    owners[f"tcp://{address}"] = process.name()
+    assert len(owners) > 10
+    found = [f"{owners[address]}: {way}" for address, way in try_as_stranger(owners, proof)]
+    return found + [path.name for path in [proof] if path.exists()]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +168,12 @@ def test_the_same_command_resumes(killed):
 
 def test_nothing_of_a_run_listens_beyond_the_loopback(killed):
     assert not [reachable for run in killed.values() for reachable in run.reachable]
+
+
+def test_another_user_of_the_machine_is_not_let_in(killed):
+    """Figures of Ray's agent, monitor and dashboard process may be read: docs/how-to/security.md says so."""
+    ways = {way for run in killed.values() for way in run.ways_in}
+    assert ways <= {"ray::DashboardAgent: HTTP", "python: HTTP"}, ways
 
 
 def test_each_algorithm_trains(killed):

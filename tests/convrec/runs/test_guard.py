@@ -299,3 +299,19 @@ def test_nothing_is_put_into_a_folder_that_is_not_this_users_alone(
     with pytest.raises(RuntimeError, match="is not a folder of this user alone"):
         guard.join()
     assert not [*there.iterdir(), *(folder.iterdir() if fault != "a link" else ())]
+
+
+def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(guard.COMPILED, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not-yet"))
+    assert guard.compile_cache() == str(tmp_path / "not-yet" / "convrec" / "torchinductor")
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_the_cache_cannot_be_written_it_is_a_folder_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch makes the folder, and would fail."""
+    monkeypatch.delenv(guard.COMPILED, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/home")
+    folder = Path(guard.compile_cache())
+    assert folder.parent == Path("/tmp")
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (os.geteuid(), 0o700)

@@ -1,10 +1,14 @@
 """What the processes of a run are told about their machine."""
 
+import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -12,7 +16,7 @@ from omegaconf import OmegaConf
 
 from convrec.runs import guard
 from recipes.launch import ray_training
-from recipes.launch.environment import process_environment, set_up_process
+from recipes.launch.environment import process_environment, set_up_process, use_own_token
 
 ASK_RAY = """
 from recipes.launch.environment import set_up_process
@@ -21,6 +25,45 @@ set_up_process()
 import ray
 
 print(ray.util.get_node_ip_address())
+"""
+
+LOCAL_RAY = """
+import contextlib, json, os, sys, time
+from recipes.launch.environment import process_environment, set_up_process
+
+set_up_process()
+os.environ.update(process_environment(False))
+import psutil
+from omegaconf import OmegaConf
+from convrec.runs import guard
+from recipes.launch import ray_training
+
+RAYS = ("gcs_server", "raylet")
+config = OmegaConf.create({
+    "trainer": {"device": "cuda"},  # nothing is imported beforehand
+    "ray_kwargs": {"ray_init": {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False}},
+})
+with guard.guarded("gone") as folder:
+    if sys.argv[1] == "ours":
+        ray_training.begin(config)
+        ray_training.start_ray(config, process_environment(True))
+    else:
+        import ray
+        ray.init("local", num_cpus=1, include_dashboard=False, _temp_dir=str(folder / "ray"))
+    deadline = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < deadline, "the dashboard process does not say that its reports are off"
+        with contextlib.suppress(StopIteration):
+            if "Usage reporting is disabled" in next(folder.glob("ray/session_2*/logs/dashboard.log")).read_text():
+                break
+        time.sleep(0.1)
+    processes = psutil.Process().children(recursive=True)
+    print(json.dumps({
+        "modes": {path.name: oct(path.stat().st_mode)[-3:] for path in (folder, *folder.glob("ray_token"))},
+        "statistics": {p.name(): p.environ().get("RAY_USAGE_STATS_ENABLED") for p in processes if p.name() in RAYS},
+        "mode": os.environ.get("RAY_AUTH_MODE"),
+    }))
+    ray_training.shut_down_ray()
 """
 
 STOPPED_GCS = """
@@ -79,6 +122,84 @@ def test_vllm_starts_without_nvcc_and_keeps_what_it_compiled(monkeypatch: pytest
         assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
     assert process_environment(True)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+
+
+class Questions(BaseHTTPRequestHandler):
+    """A proxy that answers nobody, and keeps what was asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        Questions.asked.append(self.path)
+        self.send_error(404)
+
+    do_POST = do_CONNECT = do_PUT = do_GET
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def proxy() -> Iterator[dict[str, str]]:
+    """The variables by which whatever leaves this machine over HTTP goes to `Questions`."""
+    Questions.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Questions)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    yield {"http_proxy": address, "https_proxy": address, "no_proxy": "127.0.0.1,localhost"}
+    server.shutdown()
+    server.server_close()
+
+
+def start_local_ray(whose: str, home: str, proxy: dict[str, str]) -> dict[str, Any]:
+    """Start a Ray in a process of its own, as a run does ("ours") or by itself, and end it. Returns what it was."""
+    hidden = ("RAY_", "HTTP", "NO_PROXY")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOCAL_RAY, whose],
+        env=environment | proxy | {"HOME": home},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_local_ray_has_its_own_token_and_reports_and_asks_nothing(proxy: dict[str, str], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    ray = start_local_ray("ours", str(home), proxy)
+    assert list(ray["modes"].values()) == ["700", "600"]
+    assert ray["mode"] == "token"
+    assert ray["statistics"] == {"gcs_server": "0", "raylet": "0"}
+    assert Questions.asked == []
+    assert not (home / ".ray").exists()
+
+
+def test_a_home_that_cannot_be_written_does_not_keep_ray_from_starting(proxy: dict[str, str]) -> None:
+    assert start_local_ray("ours", "/dev/null/home", proxy)["mode"] == "token"
+
+
+def test_ray_alone_asks_for_its_cloud(proxy: dict[str, str], tmp_path: Path) -> None:
+    """The reason for `without_cloud_lookup`: when this fails, Ray has learned it."""
+    start_local_ray("theirs", str(tmp_path), proxy)
+    assert any("metadata.google.internal" in url for url in Questions.asked)
+
+
+def test_a_token_of_another_cluster_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another cluster's")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    use_own_token(tmp_path)
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "ray_token")
+    assert len((tmp_path / "ray_token").read_text()) == 64
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_a_user_may_turn_the_token_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    use_own_token(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_stopped_process_of_ray_does_not_keep_a_run_from_ending() -> None:
