@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 MEMORY_MIB = 512  # of address space: Python and jinja2 take 60
 BEGINNING = {"role": "user", "content": "Which films are like Heat (1995)? Not item 42, please."}
@@ -90,7 +90,7 @@ def _compile(template: str) -> Any:
     class Generation(Extension):
         """`{% generation %}`, in which transformers has the assistant's text: what is inside is rendered."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

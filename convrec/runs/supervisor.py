@@ -58,8 +58,8 @@ def note(**what: str) -> None:
 
     run: the run folder, locked. temporary: the folder that the run's guard removes at the end. stop: the file that asks
     for a checkpoint and an end, from the first step on. stop_of_job: the one by which `convrec submit` asks. said: the
-    fork has said that it stopped. resumes: the command is to be started again when it was `lost`: hung, or a process of
-    it has died.
+    fork has said that it stopped. memory: what is known of the run's memory (convrec.runs.memory), "" when it has
+    ended. resumes: the command is to be started again when it was `lost`: hung, or a process of it has died.
     """
     if _notes is not None:
         os.write(_notes, json.dumps(what).encode() + b"\n")
@@ -274,6 +274,10 @@ class Supervisor:
             from convrec.runs.folder import remove_stale_lock
 
             remove_stale_lock(run_folder)
+        if notes.get("memory") and not was_told:  # it was killed, and has said nothing
+            from convrec.runs import memory
+
+            memory.say_of_killed(notes["memory"])
         only_asked_to_save = was_told and code > 0 and not was_asked_to_stop()
         if not was_told or code in (0, 2) or (only_asked_to_save and code != STOPPED):  # its checkpoint failed, say
             return code if code >= 0 else 128 - code

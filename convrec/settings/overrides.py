@@ -1,6 +1,7 @@
 """Settings as overrides of Hydra's: `key=value`, in its grammar."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from convrec import kinds
@@ -32,3 +33,26 @@ def to_hydra(value: Any) -> str:
         escaped_names = {name: re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name) for name in value}
         return "{" + ", ".join(f"{escaped_names[name]}: {to_hydra(inner)}" for name, inner in value.items()) + "}"
     return kinds.shown(value)
+
+
+def override_leaves(argument: str) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of all that an override sets, also of `section={key: value}`.
+
+    Raises:
+        OverrideParseException: Hydra cannot read it.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    override = OverridesParser.create().parse_override(argument)
+    yield from _leaves(override.key_or_group, override.value())
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(key, inner)
+    else:
+        yield key, value

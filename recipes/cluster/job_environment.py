@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from omegaconf import OmegaConf
 from convrec.checkpoints import hub
 from convrec.errors import UserError
 from convrec.lists import user_rewards
+from convrec.settings import secrets
+from convrec.settings.overrides import override_leaves
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
 from convrec.shipped import ROOT as HERE
@@ -29,23 +31,13 @@ from recipes.launch.variables import VARIABLES
 
 PATHS = ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "SAVE_PATH")
 RUN_FOLDER = "trainer.default_local_dir"
-# What else of the caller's environment a job needs: how libraries, and SIGTERM, behave there. Never what looks like a
-# secret.
+# What else of the caller's environment a job needs: how libraries, and SIGTERM, behave there. Never a secret.
 SETTINGS = re.compile(
     r"(NCCL|GLOO|VLLM|VERL|HF_HUB|HF_DATASETS|TORCH|PYTORCH|SWANLAB|WANDB|TQ)_\w+|HF_HOME|HF_ENDPOINT"
     r"|CLEARML_\w+|TENSORBOARD_DIR|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|SAVE_ON_TERM|(?i:(https?|all|no)_proxy)"
 )
-SECRETS = re.compile(
-    r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|WEBHOOK|HEADER|BEARER"
-    r"|(^|_)(PASS|PASSWD|PASSPHRASE|PWD|AUTH|AUTHORIZATION)(_|$)",
-    re.IGNORECASE,
-)
-# http://user:password@proxy:3128, https://host/send?access_token=..., Bearer ...
-PASSWORD_IN_URL = re.compile(
-    r":\S*@|\b(bearer|basic) |[?&][^=&\s]*(key|token|secret|passw|auth|sig)[^=&\s]*=", re.IGNORECASE
-)
 PATH_SETTINGS = re.compile(r"HF_HOME|HF_\w+_CACHE|MLFLOW_TRACKING_URI|\w+_(DIR|FILE|HOME|PATH|ROOT)")
-NO_PATH = re.compile(r"\w+://.*|databricks|true|false|\d*", re.IGNORECASE)  # VLLM_..._PATH=1 is a switch
+NO_PATH = re.compile(r"databricks|true|false|\d*", re.IGNORECASE)  # VLLM_..._PATH=1 is a switch
 HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")
 
 
@@ -85,9 +77,8 @@ def job_environment(recipe: Recipe, run: Run[Any], environment: Mapping[str, str
     # read without the space around them, and unset where empty
     values = {name: value.strip() for name, value in environment.items() if name in keys and value.strip()}
     for name, value in environment.items():
-        if _is_setting(name) and not PASSWORD_IN_URL.search(value):
-            is_path = PATH_SETTINGS.fullmatch(name) and not NO_PATH.fullmatch(value)
-            values[name] = _absolute(name, value) if is_path else value
+        if _is_setting(name) and not secrets.holds_password(value):
+            values[name] = _absolute(name, value) if _is_path(name, value) else value
     for name in (name for name in PATHS if keys[name]):
         path = values.get(name) or OmegaConf.select(run.verl_config, keys[name][0])
         if name == "SAVE_PATH" and not path:
@@ -104,12 +95,16 @@ def withheld(environment: Mapping[str, str]) -> list[str]:
     return [
         f"{name} holds a password and stays here; set it where `ray start` is called, if the job needs it"
         for name, value in environment.items()
-        if _is_setting(name) and PASSWORD_IN_URL.search(value)
+        if _is_setting(name) and secrets.holds_password(value)
     ]
 
 
 def _is_setting(name: str) -> bool:
-    return bool(SETTINGS.fullmatch(name)) and not SECRETS.search(name)
+    return bool(SETTINGS.fullmatch(name)) and not secrets.is_secret_name(name)
+
+
+def _is_path(name: str, value: str) -> bool:
+    return bool(PATH_SETTINGS.fullmatch(name)) and not NO_PATH.fullmatch(value) and not secrets.is_url(value)
 
 
 def _absolute(name: str, text: str) -> str:
@@ -126,15 +121,11 @@ def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
 
     And for one of the run folder: stop files are put where SAVE_PATH says. arguments: Hydra has composed them.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     path_keys = {
         key for variable in VARIABLES if variable.name in (*PATHS, "MODEL_PATH") for key in variable.keys_of(recipe)
     }
-    parser = OverridesParser.create()
     for argument in arguments:
-        override = parser.parse_override(argument)
-        for key, value in _leaves(override.key_or_group, override.value()):
+        for key, value in override_leaves(argument):
             if key == RUN_FOLDER:
                 raise UserError(f"{argument}: set SAVE_PATH instead, which the submitter reads too")
             is_path = key in path_keys or key.endswith((".path", "_dir", "_path", "_file", "_files"))
@@ -143,18 +134,6 @@ def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
             is_absolute = value.startswith(("/", "${")) or "://" in value
             if not is_absolute and not (HUB_KEYS.fullmatch(key) and hub.is_id(value)):
                 raise UserError(f"{argument}: a relative path means nothing on the cluster: give an absolute one")
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything an override sets."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(f"{key}.{name}", inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(key, inner)
-    else:
-        yield key, value
 
 
 def _upload_too(runtime_env: dict[str, Any], sources: Sequence[Path]) -> None:

@@ -5,14 +5,15 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from tqdm import tqdm
 
 from convrec.progress import Progress
 from convrec.runs.folder import latest_step
+from convrec.settings.secrets import MaskedStream, mask_text
 from convrec.training.trackers import tracking
 
 MOST_LISTS = 0.9  # share of the responses without a stop token at which a run says so
@@ -23,17 +24,26 @@ class Console:
 
     def __init__(self) -> None:
         self.stream: TextIO = os.fdopen(os.dup(2), "w", buffering=1)
+        self.secrets: Collection[str] = ()  # of the run's settings, once they are read
 
     def say(self, text: str) -> None:
-        tqdm.write(text, file=self.stream)
+        tqdm.write(self.mask(text), file=self.stream)
+
+    def mask(self, text: str) -> str:
+        """Return the text without the run's secrets."""
+        return mask_text(text, self.secrets)
 
 
 @contextlib.contextmanager
-def output_to(log_file: Path) -> Iterator[None]:
+def output_to(log_file: Path, secrets: Collection[str] = ()) -> Iterator[None]:
     """Append stdout and stderr of this process and its children, verl, Ray and vLLM, to the file.
 
     Afterwards the terminal is back until the interpreter ends: what libraries print then (nanobind, of leaks) is for
     the file too.
+
+    Args:
+        log_file: is made where it is missing.
+        secrets: are masked in what this process prints: verl prints the settings, Ray what workers have printed.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -43,7 +53,8 @@ def output_to(log_file: Path) -> Iterator[None]:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         try:
-            yield
+            with _masked_output(secrets) if secrets else contextlib.nullcontext():
+                yield
         finally:
             for bar in list(getattr(tqdm, "_instances", ())):  # verl's: an interrupted one would draw itself once more,
                 bar.close()  # on the terminal
@@ -54,6 +65,14 @@ def output_to(log_file: Path) -> Iterator[None]:
                 os.dup2(descriptor, target)
                 os.close(descriptor)
             atexit.register(os.dup2, os.dup(log.fileno()), 2)
+
+
+@contextlib.contextmanager
+def _masked_output(secrets: Collection[str]) -> Iterator[None]:
+    masked_stdout = cast(TextIO, MaskedStream(sys.stdout, secrets))
+    masked_stderr = cast(TextIO, MaskedStream(sys.stderr, secrets))
+    with contextlib.redirect_stdout(masked_stdout), contextlib.redirect_stderr(masked_stderr):
+        yield
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from convrec.settings.rank_grpo import ALGORITHM_GROUP
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import Recipe
-from recipes.launch.settings import compose, compose_files
+from recipes.launch.settings import as_yaml, compose, compose_files
 from recipes.launch.variables import VARIABLES, misspelt_variables
 
 FLAGS = {"--help", "-h", "--print-config", "--dry-run"}
@@ -37,7 +37,7 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
     try:
         run = compose(recipe.name, overrides)
         if "--print-config" in flags:
-            print(OmegaConf.to_yaml(run.verl_config, resolve=False), end="")
+            print(as_yaml(run.verl_config), end="")
         if "--dry-run" in flags:
             print("\n".join(_described(recipe, run, recipe.check(run))))
     except UserError as error:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from convrec.checkpoints import saving
-from convrec.errors import NoProgress, UserError, one_line
+from convrec.errors import NoProgress, ProcessLost, UserError, is_of_lost_process, one_line
 from convrec.files import names_full_disk
-from convrec.runs import guard, supervisor
+from convrec.runs import guard, memory, supervisor
 from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
 from convrec.settings.run import Run
@@ -32,7 +32,7 @@ from recipes.launch import dry_run, ray_training, same_run
 from recipes.launch.console import Console, output_to, progress
 from recipes.launch.environment import leave, process_environment, set_up_process
 from recipes.launch.recipe import Recipe
-from recipes.launch.settings import compose, save_config
+from recipes.launch.settings import compose, save_config, secrets_in
 from recipes.launch.variables import misspelt_variables
 from recipes.preflight.cores import uses_ray
 
@@ -75,6 +75,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
     try:
         training = compose(recipe.name, arguments)
         attempt.run_folder = training.folder
+        attempt.console.secrets = secrets_in(training.verl_config)
         with guard_run(recipe, training):
             warnings = recipe.check(training)
             with hold(training.folder) as lock_warnings:
@@ -98,7 +99,16 @@ def guard_run(recipe: Recipe, training: Run[TrainingConfig]) -> Iterator[None]:
         supervisor.note(temporary=str(temporary))
         if uses_ray(training):
             ray_training.begin(training.verl_config)
-        yield
+        with memory.watched(temporary, memory_advice(training), lambda text: supervisor.note(memory=text)):
+            yield
+
+
+def memory_advice(training: Run[TrainingConfig]) -> str:
+    """Return what to do about a run whose processes need more of the host's memory than there is."""
+    if training.uses_gpu:
+        return "Lower N_GPUS_PER_NODE, take a node with more memory, or a smaller model"
+    length = "MAX_LENGTH" if training.is_sft else "MAX_RESPONSE_LENGTH"
+    return f"Lower {training.micro_batch_key}, TRAIN_BATCH_SIZE or {length}, or take a smaller model"
 
 
 def run_in_folder(
@@ -207,7 +217,7 @@ def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resum
     attempt.log_file = log_file
     total_steps = training.settings.total_steps
     try:
-        with output_to(log_file), progress(console, run_folder, total_steps, title, recipe.shown):
+        with output_to(log_file, console.secrets), progress(console, run_folder, total_steps, title, recipe.shown):
             recipe.train(training)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         # here, not in `run`: a user who stopped the run reads the line before the guard has ended all processes
@@ -251,6 +261,10 @@ def describe_failure(error: BaseException, attempt: Attempt) -> str:
     if names_full_disk(line):  # such an error does not name the disk
         places = " ".join(str(place) for place in (attempt.run_folder, "/tmp", "/dev/shm") if place)
         line += f". Make room: `df -h {places}` and `quota -s` say where (SAVE_KEEP limits what is kept)"
+    is_lost = isinstance(error, ProcessLost) and not isinstance(error, NoProgress)
+    killed_for_memory = memory.explain(certain_only=not (is_lost or is_of_lost_process(error)))
+    if killed_for_memory:
+        line += f"\n{killed_for_memory}"
     if attempt.log_file is None:
         return f"failed: {line}"
     return (
@@ -279,8 +293,9 @@ def report_end(attempt: Attempt, error: BaseException) -> int:
         ending = INTERRUPTED
         is_failure = False
     if is_failure and attempt.log_file:
+        trace = attempt.console.mask("".join(traceback.format_exception(error)))
         with contextlib.suppress(OSError), attempt.log_file.open("a") as log:  # the disk may be full
-            traceback.print_exception(error, file=log)
+            log.write(trace)
     if ending.status == supervisor.STOPPED:
         supervisor.note(said="yes")
     attempt.console.say(ending.describe(error, attempt))

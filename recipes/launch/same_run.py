@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import fingerprint
@@ -16,6 +15,7 @@ from convrec.runs.folder import read_config, setting
 from convrec.same_request import differences, digest
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
+from recipes.launch.settings import as_yaml
 
 # Where a run is, by what and how long it is watched, and on how many devices it trains leave it what it is.
 _TRAINS_NOTHING = (
@@ -56,7 +56,7 @@ def compare_with_folder(run: Run[TrainingConfig], run_folder: Path) -> list[str]
     before: dict[str, Any] = read_config(run_folder)
     if not before:
         return []
-    now: Any = yaml.safe_load(OmegaConf.to_yaml(run.verl_config, resolve=False))  # as it will be read from the file
+    now: Any = yaml.safe_load(as_yaml(run.verl_config))  # as it will be read from the file
     contents_before = setting(before, "run.contents") or {}
     contents_now = setting(now, "run.contents") or {}
     same = {key for key, digest_ in contents_before.items() if digest_ == contents_now.get(key)}

@@ -21,6 +21,7 @@ from convrec.fields import OURS, Settings, rows_by_key
 from convrec.files import write_text
 from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.runs.folder import latest_step, read_config, setting, step_of
+from convrec.settings import secrets
 from convrec.settings.rank_grpo import ALGORITHM_GROUP, default_matching
 from convrec.settings.run import Run, find_model_key
 from convrec.settings.sft import SEQUENCES_PER_DEVICE
@@ -87,6 +88,7 @@ def compose_files(
     Raises:
         UserError: A variable, an override or a setting cannot be used.
     """
+    secrets.refuse_secrets(arguments)
     # a wrong one at once: what follows imports torch
     variables = overrides_from_environment(recipe, os.environ if environment is None else environment)
     if host_overrides is None:
@@ -265,5 +267,22 @@ def complete_batch_size(config: DictConfig) -> None:
 
 
 def save_config(config: DictConfig, run_folder: Path) -> None:
-    """Write RUN/config.yaml. Secrets are never in the config: they stay in the environment."""
-    write_text(run_folder / "config.yaml", OmegaConf.to_yaml(config, resolve=False))
+    """Write RUN/config.yaml, with its secrets masked."""
+    write_text(run_folder / "config.yaml", as_yaml(config))
+
+
+def secrets_in(config: DictConfig) -> set[str]:
+    """Return the secrets among the settings, also those that a setting takes from a variable.
+
+    Raises:
+        UserError: a setting names a variable that is not set, or another setting that is none.
+    """
+    try:
+        return secrets.secret_values(OmegaConf.to_container(config, resolve=True))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+
+
+def as_yaml(config: DictConfig) -> str:
+    """Return the settings before interpolation, as YAML, with its secrets masked."""
+    return OmegaConf.to_yaml(secrets.mask_settings(OmegaConf.to_container(config, resolve=False)))

@@ -1,5 +1,6 @@
 """Storage that fails under Rank-GRPO, and another number of processes: what is said, and what a run goes on from."""
 
+import json
 import os
 import subprocess
 import sys
@@ -80,6 +81,38 @@ def test_a_disk_that_is_full_costs_no_checkpoint_that_was_there(start: Start, tm
         assert (complete_steps(run), trained_steps(run)) == ([1, 2, 3, 4], [1, 2, 3, 4])
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_what_cannot_be_written_is_one_line_and_starts_nothing(trained, start: Start, tmp_path: Path) -> None:
+    """An adapter on read-only storage, whose merged model would be kept beside it; and a dry run on a full disk."""
+    storage, run = tmp_path / "storage", tmp_path / "run"
+    adapter = storage / "adapter"
+    adapter.mkdir(parents=True)
+    base = json.dumps({"base_model_name_or_path": str(trained.out / "sft")})
+    (adapter / "adapter_config.json").write_text(base)
+    subprocess.run(["mount", "--bind", storage, storage], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", storage], check=True)
+    try:
+        status, said = start(run, 1, MODEL_PATH=str(adapter))
+    finally:
+        subprocess.run(["umount", "--lazy", storage], check=True)
+    assert status == 2, said
+    (line,) = said.splitlines()
+    assert line == (
+        f"error: {adapter}/merged: the merged model is kept there, which cannot be written (Read-only file system): "
+        f"copy {adapter} to storage that can, and give the copy"
+    )
+    assert not run.exists()
+
+    environment = os.environ | trained.files | {"PYTHON": sys.executable, "MODEL_PATH": str(trained.out / "sft")}
+    environment |= {"SAVE_PATH": str(run), "TRAIN_BATCH_SIZE": "4", "ROLLOUT_N": "4", "TOTAL_STEPS": "1"}
+    environment |= {"MAX_PROMPT_LENGTH": "256", "MAX_RESPONSE_LENGTH": "64"}
+    command = f"bash {ROOT}/run_rank_grpo.sh --dry-run > /dev/full"
+    with alone(["sh", "-c", command], environment, tmp_path) as one:
+        assert one.end(200) == 1, one.said()
+    assert one.said().splitlines()[-1] == "error: stdout: No space left on device: what was printed is cut off"
+    assert "Traceback" not in one.said()
+    assert not run.exists()
 
 
 def test_two_processes_one_and_two_train_what_one_does_past_a_damaged_checkpoint(start: Start, tmp_path: Path) -> None:

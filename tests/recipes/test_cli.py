@@ -13,6 +13,7 @@ from recipes import cli
 from recipes.launch.recipe import RECIPES, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
+ROWS = ("--rows", "9", "--val-rows", "9")
 
 
 def convrec(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +29,7 @@ def convrec(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["evaluate", "--help"], ["train", "rank-grpo", "--help"], ["plan", "--rows", "900"]]
+    "arguments", [["--help"], ["evaluate", "--help"], ["train", "rank-grpo", "--help"], ["plan", *ROWS]], ids=" ".join
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # it fails at the end, or in the first print
 def test_output_that_cannot_be_written_is_one_line(arguments: list[str], unbuffered: str) -> None:

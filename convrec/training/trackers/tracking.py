@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.runs.folder import METRICS, latest_step, read_metrics
+from convrec.settings.secrets import mask_settings
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +80,11 @@ def open_trackers(
         project_name: in the trackers.
         experiment_name: of the run, the group of its starts.
         backends: verl's names of the trackers.
-        config: what the trackers show of the run.
+        config: what the trackers show of the run, as plain data; its secrets are masked.
     """
     from verl.utils.tracking import Tracking
 
+    config = mask_settings(config)
     backends = [backends] if isinstance(backends, str) else list(backends)
     os.environ.update(tracker_environment(run_folder, experiment_name, os.environ))
     done = latest_step(run_folder)

@@ -17,10 +17,10 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
 
 from convrec.errors import NoProgress, ProcessLost, is_of_lost_process, one_line
-from convrec.runs import guard, supervisor
+from convrec.runs import guard, memory, supervisor
 from convrec.runs.phases import Phases
 from convrec.training.watch.nodes import Nodes, hanging_processes
 
@@ -63,10 +63,12 @@ class Watch:
                     self.unreachable_since.pop(name, None)
                 self.asked[name] = handle.__ray_ready__.remote()
             except RayError as error:
-                is_dead = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
+                is_dead = isinstance(error, OutOfMemoryError) or (
+                    isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
+                )
                 since = self.unreachable_since.setdefault(name, time.monotonic())
                 if is_dead or time.monotonic() - since > UNREACHABLE_SECONDS:
-                    self.why = "killed, or out of memory" if is_of_lost_process(error) else one_line(error)
+                    self.why = _reason(error)
                     return name
                 logger.warning("the %s is not reached (%s): asking again", name, type(error).__name__)
                 self.asked.pop(name, None)
@@ -143,6 +145,14 @@ def _lost_actor(watch: Watch) -> str:
     while not (name := watch.lost_actor()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return _gone(name, watch.why) if name else ""
+
+
+def _reason(error: RayError) -> str:
+    """Why the process is gone."""
+    by_ray = memory.explain_ray_kill(error)
+    if by_ray:
+        return by_ray
+    return "killed, or out of memory" if is_of_lost_process(error) else one_line(error)
 
 
 def _gone(actor: str, why: str) -> str:

@@ -19,6 +19,7 @@ from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
 SECRETS += ("SWANLAB_WEBHOOK", "SWANLAB_WEBHOOK_VALUE", "WANDB_PASS", "TORCH_X_PWD", "CLEARML_AUTH")
 SECRETS += ("CLEARML_API_SECRET_KEY", "WANDB__EXTRA_HTTP_HEADERS", "VLLM_OTLP_HEADERS", "TQ_BEARER")
+SECRETS += ("WANDB_IDENTITY_JWT", "CLEARML_SESSION_COOKIE", "VLLM_S3_SIGNATURE", "SWANLAB_SENTRY_DSN")
 pytestmark = pytest.mark.usefixtures("outside")
 
 
@@ -77,7 +78,8 @@ def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     others = {"PATH": "/bin", "EDITOR": "vi", "RAY_ADDRESS": "http://head:8265"}
     holds_password = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "me:secret@proxy:3128"}
     holds_password |= {"SWANLAB_API_HOST": "https://host/?access_token=secret"}
-    holds_password |= {"VLLM_OTLP": "Authorization=Bearer a-secret"}
+    holds_password |= {"VLLM_OTLP": "Authorization=Bearer a-secret", "WANDB_BASE_URL": "https://host/?pass=secret"}
+    holds_password |= {"CLEARML_WEB_HOST": "https://host/?pwd=a", "SWANLAB_WEB_HOST": "https://host/?code=a"}
     given = wanted | others | holds_password | dict.fromkeys(SECRETS, "a-secret")
     values = variables(RANK_GRPO, given)
     assert wanted.items() <= values.items()
@@ -93,6 +95,8 @@ def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(t
     assert values.items() >= {name: str(tmp_path / folder) for name, folder in folders.items()}.items()
     assert values.items() >= others.items()
     assert values["MLFLOW_TRACKING_URI"] == str(tmp_path / "mlruns")
+    database = "mysql+pymysql://host/database"
+    assert variables(SFT, {"MLFLOW_TRACKING_URI": database})["MLFLOW_TRACKING_URI"] == database
     file = variables(SFT, {"MLFLOW_TRACKING_URI": "file:./runs"})["MLFLOW_TRACKING_URI"]
     assert file == f"file:{tmp_path / 'runs'}"
 
@@ -130,6 +134,7 @@ def test_an_override_with_a_relative_path_is_refused(argument: str, tmp_path: Pa
     [
         ("trainer.default_local_dir='/runs/a b'", "set SAVE_PATH instead"),
         ("++trainer.default_local_dir=/runs/a", "set SAVE_PATH instead"),
+        ("+reward.api_key=a-secret", "a secret in an override can be read in the process list"),
         ("data.train_files=~/a.parquet", r"data\.train_files=~/a\.parquet: "),  # Hydra cannot read it
     ],
 )

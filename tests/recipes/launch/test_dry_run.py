@@ -76,3 +76,11 @@ def test_the_whole_config_is_printed_as_yaml(variables, capsys) -> None:
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["convrec"]["num_items"] == 7
     assert config["data"]["train_files"] == variables["TRAIN_FILE"]
+
+
+def test_nothing_that_is_printed_holds_a_secret(variables, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("OF_THE_TEST", "a-secret")
+    key = "+reward.custom_reward_function.reward_kwargs.api_key"
+    for argument, status in ((f"{key}=a-secret", 2), (f"{key}='${{oc.env:OF_THE_TEST}}'", 0)):
+        assert runner.run(RECIPES["rank_grpo"], ["--print-config", "--dry-run", argument]) == status
+        assert "a-secret" not in "".join(capsys.readouterr())

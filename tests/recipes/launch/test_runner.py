@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from pprint import pprint
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from convrec.checkpoints import saving
-from convrec.errors import NoProgress, UserError
+from convrec.errors import NoProgress, ProcessLost, UserError
 from convrec.progress import Progress
-from convrec.runs import supervisor
+from convrec.runs import memory, supervisor
 from convrec.runs.folder import RL_TRAINED, RUNNING, hold
 from convrec.training.trackers import tracking
 from recipes.launch import runner
@@ -36,14 +38,16 @@ def run(
 ) -> Iterator[Run]:
     """Run a recipe of the test's own with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
 
-    def start(train: Callable[[Any], None], check: Any = lambda training: [], **variables: str) -> tuple[int, str]:
+    def start(
+        train: Callable[[Any], None], check: Any = lambda training: [], arguments: Any = (), **variables: str
+    ) -> tuple[int, str]:
         files = {"TRAIN_FILE": str(tmp_path / "train.parquet"), "VAL_FILE": str(tmp_path / "validation.parquet")}
         for file in files.values():
             Path(file).touch()
         given = {"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9", "MODEL_PATH": str(model)} | files | variables
         set_variables(given)
         recipe = replace(SFT, title="Training", check=check, train=train)
-        status = runner.run(recipe, [])
+        status = runner.run(recipe, [*arguments])
         out, err = capfd.readouterr()
         assert out == ""
         return status, err
@@ -114,6 +118,62 @@ def test_without_a_terminal_lines_say_how_far_a_run_is(
     assert re.search(r"^Training:   0% 0/9 \[00:\d\d<\?, \?step/s, starting\]$", err, re.MULTILINE)
     assert re.search(r"^Training:  33% 3/9 \[00:.*, loss 2\.5\]$", err, re.MULTILINE)
     assert re.search(r"^Training:  44% 4/9 \[00:.*, loss nan\]$", err, re.MULTILINE)
+
+
+LOST = ProcessLost("the training worker 0 is gone (killed, or out of memory)")
+OURS = "Out of memory: the kernel's OOM killer has taken a process of this run's cgroup"
+PERHAPS_OURS = "Out of memory, probably: the kernel's OOM killer has taken a process of this machine"
+
+
+@pytest.mark.parametrize(
+    ("error", "kills_of_cgroup", "said"),
+    [
+        (LOST, (0, 1), OURS),
+        (LOST, (None, None), PERHAPS_OURS),
+        (RuntimeError("4 prompts could not be rolled out"), (0, 1), OURS),
+        (RuntimeError("no such column"), (None, None), ""),
+        (NoProgress("no progress for 900 s"), (None, None), ""),
+        (LOST, (0, 0), ""),
+    ],
+)
+def test_a_failure_after_which_the_kernel_has_counted_a_kill_is_said_to_be_out_of_memory(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, kills_of_cgroup: tuple[Any, Any], said: str
+) -> None:
+    def train(training: Any) -> None:
+        raise error
+
+    before, after = kills_of_cgroup
+    counters = [memory.Counters(before, 0, 0.0), memory.Counters(after, 1, 0.0)]  # at the start, and now
+    monkeypatch.setattr(memory, "read_counters", lambda *root: counters.pop(0))
+    _, err = run(train)
+    assert ("Out of memory" in err) == bool(said)
+    assert said in err
+    assert ("Lower data.max_token_len_per_gpu, TRAIN_BATCH_SIZE or MAX_LENGTH" in err) == bool(said)
+
+
+def test_no_secret_is_in_the_log_on_the_terminal_or_in_the_config(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What verl prints of the settings at the start, what a library says, and the traceback."""
+    monkeypatch.setenv("OF_THE_TEST", "sk-4f9a-secret")
+    for number, name in ((1, "stdout"), (2, "stderr")):  # as in a process of its own
+        monkeypatch.setattr(sys, name, os.fdopen(number, "w", buffering=1, closefd=False))
+
+    def train(training: Any) -> None:
+        pprint(OmegaConf.to_container(training.verl_config, resolve=True))
+        print(f"trying {training.verl_config.reward_server.api_key}", file=sys.stderr)
+        raise ValueError(f"the server does not know {training.verl_config.reward_server.api_key}")
+
+    status, err = run(train, arguments=["+reward_server.api_key='${oc.env:OF_THE_TEST}'"])
+    assert status == 1
+    assert "ValueError: the server does not know ***" in err
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert "'api_key': '***'" in log
+    assert "trying ***" in log
+    assert "Traceback" in log
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert [file for file in files if b"4f9a" in file.read_bytes()] == []
+    assert "4f9a" not in err
 
 
 def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(run: Run, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.settings.choices import ALGORITHMS
 from recipes.launch import settings
 from recipes.launch.recipe import RECIPES
-from recipes.launch.settings import compose, register_defaults, save_config
+from recipes.launch.settings import as_yaml, compose, register_defaults, save_config, secrets_in
 
 ROOT = Path(__file__).resolve().parents[3]
 JUDGES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "verdicts"]
@@ -273,3 +273,41 @@ def test_a_run_folder_among_the_files_of_a_model_is_refused(
     assert sorted(tmp_path.rglob("*")) == before
     monkeypatch.setenv("SAVE_PATH", str(tmp_path / "run"))
     compose(recipe, [])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_setting_of_ours_and_verls_passes_for_a_secret(recipe: str, defaults: dict[str, DictConfig]) -> None:
+    config = defaults[recipe]
+    assert OmegaConf.create(as_yaml(config)) == OmegaConf.create(OmegaConf.to_yaml(config))
+    assert secrets_in(config) == set()
+
+
+def test_a_secret_of_a_variable_is_the_runs_and_not_in_what_is_written(
+    node: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OF_THE_TEST", "a-secret")
+    config = compose("rank_grpo", ["+reward.server={api_key: '${oc.env:OF_THE_TEST}', model: judge}"]).verl_config
+    assert config.reward.server.api_key == "a-secret"
+    assert secrets_in(config) == {"a-secret"}
+    save_config(config, tmp_path)
+    written = OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml").reward.server, resolve=False)
+    assert written == {"api_key": "${oc.env:OF_THE_TEST}", "model": "judge"}
+    OmegaConf.resolve(config)  # as verl does
+    assert OmegaConf.create(as_yaml(config)).reward.server == {"api_key": "***", "model": "judge"}
+
+
+def test_a_setting_that_names_an_unset_variable_is_one_line(node: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match=r"^reward\.other_key: .*Environment variable 'NOT_SET_HERE' not found"
+    ) as error:
+        secrets_in(compose("rank_grpo", ["+reward.other_key='${oc.env:NOT_SET_HERE}'"]).verl_config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "argument", ["HF_TOKEN=a-secret", "reward.api_key=a-secret", "+reward.api_key=a-secret$(", "+convrec.key=a-secret"]
+)
+def test_what_is_refused_does_not_say_the_secret(node: pytest.MonkeyPatch, argument: str) -> None:
+    with pytest.raises(UserError) as error:
+        compose("rank_grpo", [argument])
+    assert "a-secret" not in str(error.value)

@@ -18,6 +18,7 @@ from convrec.training.trackers import tracking
 from convrec.training.trackers.tracking import tracker_environment
 
 ROOT = Path(__file__).resolve().parents[4]
+PLANTED = "planted-secret"
 # Start 1 logs steps 1-5 and has a checkpoint at 3. Start 2 goes on from there: it repeats 4 and 5, with other values.
 TWO_STARTS = """
 import os, sys
@@ -37,7 +38,9 @@ for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
     os.environ["TENSORBOARD_DIR"] = str(run / "tensorboard")  # as in a process of its own
     backends = ["file", "tensorboard", "swanlab", "wandb"]
-    trackers = tracking.open_trackers(run, "project", "experiment", backends, config={})
+    planted = {"api_key": os.environ["OF_THE_TEST"], "model": os.environ["OF_THE_TEST"][::-1]}
+    config = {"trainer": {}, "reward": planted}
+    trackers = tracking.open_trackers(run, "project", "experiment", backends, config)
     for step in steps:
         trackers.log({"return": step + 100.0 * start}, step=step)
     samples = ValidationGenerationsLogger("project", "experiment")
@@ -57,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment |= {"PYTHONPATH": str(ROOT), "HOME": str(folder.parent), "WANDB_X_DISABLE_STATS": "true"}
     # offline is offline: no login with a key
     environment |= {"SWANLAB_API_KEY": "no-key", "WANDB_API_KEY": "0" * 40}
-    environment |= {"SWANLAB_MODE": "offline", "WANDB_MODE": "offline"}
+    environment |= {"SWANLAB_MODE": "offline", "WANDB_MODE": "offline", "OF_THE_TEST": PLANTED}
     done = subprocess.run(
         [sys.executable, "-c", TWO_STARTS, str(folder)], env=environment, cwd=folder.parent, capture_output=True,
         text=True, timeout=300, check=False,
@@ -153,6 +156,12 @@ def test_a_tracker_that_cannot_be_opened_is_left_out(
     assert [*trackers.logger] == ["file"]
     assert read_metrics(tmp_path) == [{"step": 1, "return": 1.0}]
     tracking.finish()
+
+
+def test_what_trackers_keep_of_the_settings_holds_no_secret(run: Path) -> None:
+    contents = [file.read_bytes() for file in run.rglob("*") if file.is_file()]
+    assert [content for content in contents if PLANTED.encode() in content] == []
+    assert [content for content in contents if PLANTED[::-1].encode() in content]  # they keep settings
 
 
 def test_the_newest_tensorboard_folder_has_the_whole_curve_with_the_repeated_steps(run: Path) -> None:

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RaySystemError, RayTaskError
 
 from convrec.errors import NoProgress, ProcessLost
 from convrec.runs.phases import Phases
 from convrec.training.watch import liveness, nodes
+
+OF_RAYS_MONITOR = (
+    "1 worker(s) were killed due to the node running low on memory.\n"
+    "Memory on the node (IP: 10.0.0.3, ID: ab12) was 30.11GB used / 31.50GB limit (0.956)"
+)
 
 
 class Actors:
@@ -31,6 +36,7 @@ class Actors:
         errors = {
             "dead": ActorDiedError(),
             "not started": ActorDiedError(RayTaskError("f", "a traceback\nValueError: no GPU", ValueError())),
+            "killed by Ray": OutOfMemoryError(OF_RAYS_MONITOR),
             "unreachable": ActorUnavailableError("connection reset", None),
             "lost object": RaySystemError("no"),
         }
@@ -58,6 +64,14 @@ def test_a_busy_process_is_no_dead_one_and_a_dead_one_is_named(actors: Actors) -
     actors.state["vLLM server 0.0"] = "dead"
     assert watch.lost_actor() == "vLLM server 0.0"
     assert str(watch.problem()) == "the vLLM server 0.0 is gone (killed, or out of memory); the log may say why"
+
+
+def test_a_process_that_ray_has_killed_for_memory_is_named_at_once_with_the_figures(actors: Actors) -> None:
+    actors.state["vLLM server 0.0"] = "killed by Ray"
+    watch = liveness.Watch(actors.handles)
+    watch.lost_actor()  # asked
+    used = "30.11 GB of the node's 31.50 GB were in use"
+    assert str(watch.problem()).startswith(f"the vLLM server 0.0 is gone (killed by Ray's memory monitor: {used})")
 
 
 def test_a_process_whose_start_failed_is_named_with_its_error(actors: Actors) -> None:

@@ -1,0 +1,170 @@
+"""Which variables and settings are secrets, and how they are kept out of files, logs, messages and submitted jobs.
+
+One rule for all of them. A secret is known by its name (HF_TOKEN, api_key), or by its value: a URL with a password. It
+belongs in an environment variable, from which a setting takes it by ${oc.env:NAME}. An override stands in the process
+list, which every user of the machine can read, and in what trackers and the dashboard of a cluster record of a command.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, TextIO
+
+from convrec.errors import UserError
+from convrec.settings.overrides import override_leaves
+
+MASK = "***"
+SHORTEST = 4  # characters of a value that is masked in running text: a shorter one is part of too many words
+LONG_WORD = 8  # characters of a word of a secret that is masked by itself: pprint breaks long texts at spaces
+# Last words of keys, and the variables that libraries read instead.
+VARIABLES = {
+    "hf_token": "HF_TOKEN",
+    "swanlab_api_key": "SWANLAB_API_KEY",
+    "wandb_api_key": "WANDB_API_KEY",
+    "wandb_proxy": "HTTPS_PROXY",
+}
+ENVIRONMENT = "env_vars"  # the section of Ray's runtime environment
+REFERENCE = "${"  # such a setting names another one, or a variable: ${oc.env:NAME}
+
+# Words that mean a secret wherever they stand.
+_SECRET = re.compile(
+    r"SECRET|PASSWORD|CREDENTIAL|WEBHOOK|HEADER|BEARER|JWT|COOKIE|SIGNATURE"
+    r"|(^|_)(PASS|PASSWD|PASSPHRASE|PWD|AUTH|AUTHORIZATION|DSN)(_|$)",
+    re.IGNORECASE,
+)
+# Words that mean a secret where the value is text: a number of tokens is none.
+_KEY_OR_TOKEN = re.compile(r"KEY|TOKEN", re.IGNORECASE)
+# Settings of verl, vLLM and tokenizers that have such a word and are text: columns, tokenizers, special tokens.
+_NO_SECRET = re.compile(
+    r"(prompt|response|messages|image|video|audio|tools|teacher|data_source|reward_fn|reward_model|enable_thinking)_key"
+    r"|\w*tokeniz\w*|(bos|eos|pad|unk|sep|cls|mask|stop)_token"
+)
+_PASSWORD = re.compile(
+    r"://[^/\s]*@|:[^/\s]\S*@"  # http://user:password@proxy:3128, https://token@host, user:password@proxy
+    r"|\b(bearer|basic) "
+    r"|[?&#;][^=&\s]*(key|token|secret|passw|auth|sig|jwt|cookie|credential)[^=&\s]*="  # https://host/?access_token=...
+    r"|[?&#;]([^=&\s]*[_-])?(pass|pwd|code|dsn)=",
+    re.IGNORECASE,
+)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or a setting of this name holds a secret; of a setting the last word of its key."""
+    return bool(_SECRET.search(name) or _KEY_OR_TOKEN.search(name)) and not _NO_SECRET.fullmatch(name)
+
+
+def is_url(value: str) -> bool:
+    """Whether the text is an address such as mysql+pymysql://host/database, and no path."""
+    return bool(_URL.fullmatch(value))
+
+
+def holds_password(value: str) -> bool:
+    """Whether the value of a variable holds a password: in a URL, a proxy's address or a header."""
+    return bool(_PASSWORD.search(value))
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Whether a setting holds a secret; `name` is the last word of its key."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return False
+    if not isinstance(value, str):
+        return bool(_SECRET.search(name)) and not _NO_SECRET.fullmatch(name)
+    if not value or value.startswith(REFERENCE):
+        return False
+    return is_secret_name(name) or (is_url(value) and holds_password(value))
+
+
+def mask_settings(settings: Any, name: str = "") -> Any:
+    """Return nested settings with MASK in place of each secret.
+
+    Args:
+        settings: plain dicts, lists and values.
+        name: of the settings; what lies below a secret's name is secret too.
+    """
+    if isinstance(settings, dict):
+        return {key: mask_settings(value, _inner_name(name, key)) for key, value in settings.items()}
+    if isinstance(settings, list):
+        return [mask_settings(value, name) for value in settings]
+    return MASK if is_secret(name, settings) else settings
+
+
+def secret_values(settings: Any, name: str = "") -> set[str]:
+    """Return the secrets among nested settings, as texts to mask: `mask_text`."""
+    if isinstance(settings, dict):
+        return set().union(*(secret_values(value, _inner_name(name, key)) for key, value in settings.items()))
+    if isinstance(settings, list):
+        return set().union(*(secret_values(value, name) for value in settings))
+    if not is_secret(name, settings):
+        return set()
+    text = str(settings)
+    return {text, *(word for word in text.split() if len(word) >= LONG_WORD)}
+
+
+def mask_text(text: str, values: Collection[str]) -> str:
+    """Return the text with MASK in place of each of the values that is not too short."""
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= SHORTEST and value in text:
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", MASK, text)
+    return text
+
+
+class MaskedStream:
+    """A text stream that writes MASK in place of secrets."""
+
+    def __init__(self, stream: TextIO, values: Collection[str]) -> None:
+        self.stream = stream
+        self.values = values
+
+    def write(self, text: str) -> int:
+        self.stream.write(mask_text(text, self.values))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+# ---- overrides
+
+
+def refuse_secrets(arguments: Sequence[str]) -> None:
+    """Raise UserError for an override that is a secret, with the variable to use instead."""
+    for argument in arguments:
+        for key, value in _argument_leaves(argument):
+            if not _is_secret_override(key, value):
+                continue
+            variable = _variable_instead(key)
+            instead = f"set the variable {variable} instead"
+            if not variable:
+                instead = f"write {key}='${{oc.env:NAME}}' with a NAME of your own, and set the variable NAME"
+            raise UserError(
+                f"{key}: a secret in an override can be read in the process list by every user of this machine, and is "
+                f"uploaded with the command by trackers: {instead} (for a cluster, where `ray start` is called)"
+            )
+
+
+def _is_secret_override(key: str, value: Any) -> bool:
+    section, _, name = key.rpartition(".")
+    if is_secret(name, value):
+        return True
+    return section.endswith(ENVIRONMENT) and isinstance(value, str) and holds_password(value)
+
+
+def _variable_instead(key: str) -> str | None:
+    section, _, name = key.rpartition(".")
+    return name if name.isupper() or section.endswith(ENVIRONMENT) else VARIABLES.get(name)
+
+
+def _argument_leaves(argument: str) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of all that an override sets; of one that Hydra cannot read what stands around its `=`."""
+    from hydra.errors import HydraException
+
+    try:
+        yield from override_leaves(argument)
+    except HydraException:
+        key, _, value = argument.partition("=")
+        yield key.lstrip("+~"), value
+
+
+def _inner_name(outer: str, inner: Any) -> str:
+    """The name that decides: of headers={accept: x} the outer one."""
+    return outer if outer and _SECRET.search(outer) and not _NO_SECRET.fullmatch(outer) else str(inner)
