@@ -7,13 +7,15 @@ L layers, H hidden size:
                      LoRA: the parameters alone
     gathered layers  2 P / L, twice (the next one is fetched while one computes)
     activations      T x H x L x 2 (a bf16 tensor a layer, the rest is recomputed), 16 times that without recomputation
-    logits           T x V x (2 bf16 + 4 fp32 + 4 gradient); fused kernels have a chunk of them at a time
+    logits           T x V x 12, at the peak: log-softmax, its gradient and the logits', fp32 each
+                     in chunks: of C tokens at a time C x V x 6 (bf16 and fp32), and the head's gradient, V x H x 6
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 """
 
 from dataclasses import dataclass
 from math import ceil
 
+from convrec.checkpoints.logits import find_logit_changes
 from convrec.lists.settings import ListSettings
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import RolloutMemory, Run
@@ -25,7 +27,11 @@ GIB = 2**30
 CPU_PROCESSES = 12  # that import verl or vLLM
 PROCESS_BYTES = 6 * GIB // 10  # 0.3-0.6 GiB each
 
-FUSED_CHUNK = 512  # tokens; verl's FusedLinearForPPO
+# benchmarks/bench_log_probs.py measures the bytes of a logit.
+CHUNK_TOKENS = 1024  # convrec.train.token_log_probs.CHUNK, which would import torch
+WHOLE_LOGIT_BYTES = 12
+CHUNKED_LOGIT_BYTES = 6
+HEAD_GRADIENT_BYTES = 6  # of a weight: a chunk's in bf16, and the sum over chunks in fp32
 SHARD_BYTES = 12  # of a parameter in a checkpoint's shards: fp32 weights and Adam's two moments
 EXPORT_BYTES = 4  # and in its Hugging Face form, fp32
 FULL = 0.9  # of a device's memory: with more the allocator runs out of it by fragments
@@ -53,6 +59,7 @@ class Workload:
         fsdp_size: processes that have one copy of the model between them; -1: all.
         tensor_parallel: devices of a replica; 0 in SFT, which has no rollout.
         max_sequences: that vLLM writes at once; memory_share: of a device, for vLLM.
+        chunks_logits: whether logits are in memory for a chunk of tokens at a time, and not for all of a micro-batch.
         sleeps: whether vLLM gives its memory back while the run trains.
     """
 
@@ -77,7 +84,7 @@ class Workload:
     offload_optimizer: bool = False
     recomputes: bool
     lora_rank: int
-    fused: bool
+    chunks_logits: bool
     tensor_parallel: int
     rollout_dtype: str = ""
     max_sequences: int = 0
@@ -148,13 +155,34 @@ def make_workload(
         offload_optimizer=run.sharding.offloads_optimizer,
         recomputes=run.recomputes_activations,
         lora_rank=run.lora_rank,
-        fused=run.uses_fused_kernels,
+        chunks_logits=_chunks_logits(run),
         tensor_parallel=run.tensor_parallel if rl else 0,
         rollout_dtype=memory.dtype,
         max_sequences=memory.max_sequences,
         memory_share=memory.share,
         sleeps=memory.sleeps,
     )
+
+
+def _chunks_logits(run: Run[TrainingConfig]) -> bool:
+    """Whether the run has its logits in chunks: SFT does on a GPU, where nothing stands against it, without a setting.
+
+    convrec.train.log_prob_head.leave_out_prompts says what does. A model that is still to be downloaded does not.
+    """
+    if run.uses_fused_kernels:
+        return True
+    on_gpu = run.is_sft and run.device != "cpu"
+    return on_gpu and run.sequence_parallel_size == 1 and not find_logit_changes(run.model_section)
+
+
+def _logit_bytes(workload: Workload, tokens: float) -> float:
+    """Of a micro-batch with so many tokens."""
+    size = workload.size
+    if not workload.chunks_logits:
+        return tokens * size.vocabulary * WHOLE_LOGIT_BYTES
+    chunk = min(tokens, CHUNK_TOKENS) * size.vocabulary * CHUNKED_LOGIT_BYTES
+    trains_head = not workload.lora_rank
+    return chunk + trains_head * size.vocabulary * size.hidden * HEAD_GRADIENT_BYTES
 
 
 def _token_limits(settings: TrainingConfig) -> tuple[int, int]:
@@ -215,7 +243,7 @@ def training_parts(workload: Workload) -> dict[str, int]:
         "reference": trained * workload.has_reference * share * (workload.device == "cpu"),  # of GPUs: gpu_host_bytes
         "gathered layers": 2 * size.parameters / max(1, size.layers) * width if workload.gpus > 1 else 0,
         "activations": tokens * size.hidden * size.layers * width * (1 if workload.recomputes else 16),
-        "logits": (min(tokens, FUSED_CHUNK) if workload.fused else tokens) * size.vocabulary * (width + 8),
+        "logits": _logit_bytes(workload, tokens),
         "process": BASE_BYTES,
     }
     return {name: int(part) for name, part in parts.items()}
