@@ -27,7 +27,7 @@ GIB = 2**30
 CPU_PROCESSES = 12  # that import verl or vLLM
 PROCESS_BYTES = 6 * GIB // 10  # 0.3-0.6 GiB each
 
-# benchmarks/bench_log_probs.py measures the bytes of a logit.
+# Bytes of a logit at the peak: measured in fp32 by benchmarks/bench_log_probs.py, counted for bf16 (notes/gpu.md).
 CHUNK_TOKENS = 1024  # convrec.train.token_log_probs.CHUNK, which would import torch
 WHOLE_LOGIT_BYTES = 12
 CHUNKED_LOGIT_BYTES = 6
