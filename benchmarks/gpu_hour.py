@@ -2,12 +2,13 @@
 
     python benchmarks/gpu_hour.py --demo outputs/demo                 (make gpu-hour)
     python benchmarks/gpu_hour.py --demo outputs/demo --minutes 9     (make gpu-hour MINUTES=9)
+    python benchmarks/gpu_hour.py --demo outputs/demo --parts free half_b
 
 DEMO is the folder of `convrec demo`: data/, model/ and sft/ are read. --minutes: no part begins that might not end
-in that time, and the same command goes on with the others. Each part has a time limit of its own, and stops none of the
-others. A part that is done is not done again; one that failed is tried again after the others. OUT has the runs, and in
-results/ what is small: PART.json and PART.log of each part, figures of benchmarks, report.html. Without a GPU the same
-parts run at the smallest size: a rehearsal. Exit status 1 where a part failed.
+in that time, and the same command goes on with the others. --parts: only these run. Each part has a time limit of its
+own, and stops none of the others. A part that is done is not done again; one that failed is tried again after the
+others. OUT has the runs, and in results/ what is small: PART.json and PART.log of each part, figures of benchmarks,
+report.html. Without a GPU the same parts run at the smallest size: a rehearsal. Exit status 1 where a part failed.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from typing import IO, Any
 from convrec.errors import UserError
 from convrec.files import read_json, write_json, write_text
 from convrec.gpus import usable_gpus
+from convrec.kinds import did_you_mean
 from convrec.report.html import Cell, Grid
 from convrec.runs.folder import LATEST, latest_step
 from convrec.runs.supervisor import die_with
@@ -41,6 +43,11 @@ from recipes.selftest.step import figures_of
 
 ROOT = Path(__file__).resolve().parents[1]
 END_SECONDS = 20  # of a part's limit: for what it runs to end by itself
+# Limits on an H200, where ten steps of a tiny model took 180 s with their start (notes/gpu.md).
+TRAINING_SECONDS = 300
+EVALUATION_SECONDS = 300
+HALF_B_SECONDS = 330
+CHECK_SECONDS = 300
 LOG_LINES = 30  # of a part that failed
 # each worker is a process with imports of its own, and eight of both make a start of minutes
 FEW = "data.val_max_samples=64 actor_rollout_ref.rollout.agent.num_workers=2 reward.num_workers=2"
@@ -127,7 +134,7 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
         return Command(name, f"gpu-check --json {shlex.quote(file)} --only {phases}", file=file)
 
     def check(name: str, what: str, phases: str) -> Part:
-        return Part(name, f"gpu-check: {what}", 480, (checked(name, phases),))
+        return Part(name, f"gpu-check: {what}", CHECK_SECONDS, (checked(name, phases),))
 
     against = f"--against {folder}/evaluation/sft"
     before = evaluate("sft", shlex.quote(str(sft)), "--constrained")
@@ -144,15 +151,22 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
     of_model = "{0}_rollout {0}_weights {0}_sleep {0}_constrained"
     words_of = "" if gpus else f"--tokenizer {shlex.quote(str(demo / 'model'))}"  # 150,000 words take a minute
     lists = f"--no-plain --no-faults --malformed 0 --model {folder}/free --catalog {data}/catalog.parquet"
+    half_b_what = "Qwen2.5-0.5B's shape, the paper's batch, 5 steps"
     return [
-        Part("free", "Rank-GRPO from the SFT model, 8 steps", 480, (free,)),
-        Part("evaluation", "before and after it", 480, (before, after), ("free",)),
-        Part("constrained", "Rank-GRPO under the constraint, 8 steps", 480, (constrained,)),
-        Part("evaluation_constrained", "after it", 300, (after_constrained,), ("evaluation", "constrained")),
-        Part("half_b", "Qwen2.5-0.5B's shape, the paper's batch, 5 steps", 520, (plan, checked("step", "step"))),
+        Part("free", "Rank-GRPO from the SFT model, 8 steps", TRAINING_SECONDS, (free,)),
+        Part("half_b", half_b_what, HALF_B_SECONDS, (plan, checked("step", "step"))),
+        Part("evaluation", "before and after `free`", EVALUATION_SECONDS, (before, after), ("free",)),
+        Part("constrained", "Rank-GRPO under the constraint, 8 steps", TRAINING_SECONDS, (constrained,)),
+        Part(
+            "evaluation_constrained",
+            "after `constrained`",
+            EVALUATION_SECONDS,
+            (after_constrained,),
+            ("evaluation", "constrained"),
+        ),
         Part("llama_model", "a model of Llama's shape, with a head of its own", 120, (llama,)),
-        Part("llama", "Rank-GRPO with it, 2 steps", 480, (of_llama,), ("llama_model",)),
-        Part("resume", "the first run goes on, to step 10", 480, (resume,), ("free",)),
+        Part("llama", "Rank-GRPO with it, 2 steps", TRAINING_SECONDS, (of_llama,), ("llama_model",)),
+        Part("resume", "the first run goes on, to step 10", TRAINING_SECONDS, (resume,), ("free",)),
         benchmark("loss", "the rank-level loss beside verl's"),
         benchmark("constrained_update", "an update under the constraint beside others", words_of),
         benchmark("constrained_decoding", "vLLM's decoding under the constraint beside free", words_of),
@@ -167,13 +181,29 @@ def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]
 # ---- running them
 
 
-def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float) -> Kept:
-    """Run those that are not done and fit. Returns what became of each part, now or before."""
-    deadline, results = time.monotonic() + 60 * minutes, out / "results"
+def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float, names: Sequence[str] = ()) -> Kept:
+    """Run the parts that are not done and fit into the time.
+
+    Args:
+        parts: all of them; the page has each.
+        out: folder of the runs and results.
+        gpus: of this machine.
+        minutes: no part begins that might not end within them.
+        names: parts that may run; all where there are none.
+
+    Returns:
+        What became of each part, now or before.
+
+    Raises:
+        UserError: a part of `names` does not exist, or waits for one that is neither done nor among them.
+    """
+    deadline = time.monotonic() + 60 * minutes
+    results = out / "results"
     results.mkdir(parents=True, exist_ok=True)
     requests = {part.name: as_kept({"gpus": gpus, **asdict(part)}) for part in parts}
     kept = {name: _kept(results / f"{name}.json", request) for name, request in requests.items()}
-    for part in sorted(parts, key=lambda part: bool(kept[part.name])):  # what failed comes last
+    chosen = _choose(parts, names, kept)
+    for part in sorted(chosen, key=lambda part: bool(kept[part.name])):  # what failed comes last
         if is_done(part.name, kept):
             print(f"{part.name:24} done before", flush=True)
         elif all(is_done(name, kept) for name in part.needs) and time.monotonic() + part.seconds <= deadline:
@@ -187,6 +217,20 @@ def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float) -> Ke
             except UserError as error:  # the other parts are worth more
                 print(f"{'':24} no page: {error}", file=sys.stderr)
     return kept
+
+
+def _choose(parts: Sequence[Part], names: Sequence[str], kept: Kept) -> list[Part]:
+    """The parts with these names, in the order of all parts."""
+    known = {part.name for part in parts}
+    for name in names:
+        if name not in known:
+            raise UserError(f"--parts {name}: no such part; {did_you_mean(name, sorted(known))}")
+    chosen = [part for part in parts if part.name in names or not names]
+    for part in chosen:
+        missing = [need for need in part.needs if names and need not in names and not is_done(need, kept)]
+        if missing:
+            raise UserError(f"--parts {part.name}: it needs {', '.join(missing)}, not done yet; add it to --parts")
+    return chosen
 
 
 def is_done(name: str, kept: Kept) -> bool:
@@ -337,6 +381,7 @@ def main() -> int:
     parser.add_argument("--demo", type=Path, default=Path("outputs/demo"), help="folder of a demo (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder to write (outputs/gpu-hour; without a GPU gpu-hour-rehearsed)")
     parser.add_argument("--minutes", type=float, default=120, help="of all parts together (%(default)s)")
+    parser.add_argument("--parts", nargs="+", metavar="NAME", default=[], help="parts that may run (all)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a part has started is ended too
     demo = options.demo.resolve()
@@ -353,13 +398,14 @@ def main() -> int:
         # apart: on a GPU a training would go on from the rehearsal's checkpoint
         out = (options.out or Path("outputs", "gpu-hour" if gpus else "gpu-hour-rehearsed")).resolve()
         parts = parts_of(out, demo, gpus, gpu_name)
-        kept = run_parts(parts, out, gpus, options.minutes)
+        kept = run_parts(parts, out, gpus, options.minutes, options.parts)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    failed = [part.name for part in parts if kept[part.name].get("status") == "fail"]
-    left = [part for part in parts if not kept[part.name]]
-    print(f"{len(failed)} of {len(parts)} parts failed, {len(left)} are left; {out / 'results' / 'report.html'}")
+    chosen = [part for part in parts if part.name in options.parts or not options.parts]
+    failed = [part.name for part in chosen if kept[part.name].get("status") == "fail"]
+    left = [part for part in chosen if not kept[part.name]]
+    print(f"{len(failed)} of {len(chosen)} parts failed, {len(left)} are left; {out / 'results' / 'report.html'}")
     if left and (least := min(part.seconds for part in left)) > 60 * options.minutes:
         print(f"each that is left may take longer than --minutes {options.minutes:g}: {least} s and more")
     elif failed or left:

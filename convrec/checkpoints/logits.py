@@ -23,12 +23,22 @@ def check_logits(model: DictConfig, purpose: str, instead: str) -> None:
     Raises:
         UserError: the model changes its logits after the head.
     """
+    changes = find_logit_changes(model)
+    if changes:
+        raise UserError(f"{purpose}: {model.path} changes its logits after the head ({', '.join(changes)}): {instead}")
+
+
+def find_logit_changes(model: DictConfig) -> list[str]:
+    """Return what changes a model's logits after the head, by name; none of a model that is still to be downloaded.
+
+    Args:
+        model: the section of a run's config.
+    """
     settings = model_settings(model.path)
-    other = [name for name in OTHER_LOGITS if settings.get(name) not in (None, 1.0)]
+    changes = [name for name in OTHER_LOGITS if settings.get(name) not in (None, 1.0)]
     if model.lora_rank and "lm_head" in str(model.target_modules):
-        other.append("LoRA on lm_head")
-    if other:
-        raise UserError(f"{purpose}: {model.path} changes its logits after the head ({', '.join(other)}): {instead}")
+        changes.append("LoRA on lm_head")
+    return changes
 
 
 def model_settings(model: str) -> dict[str, Any]:

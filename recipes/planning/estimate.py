@@ -8,7 +8,8 @@ L layers, H hidden size, I size of the MLP:
     gathered layers  2 P / L, twice (the next one is fetched while one computes)
     activations      T x H x L x 2 (a bf16 tensor a layer, the rest is recomputed); without recomputation
                      T x L x (11 H + 4 I) x 2, what a Llama's layer keeps for its backward pass
-    logits           T x V x (2 bf16 + 4 fp32 + 4 gradient); fused kernels have a chunk of them at a time
+    logits           T x V x 12, at the peak: log-softmax, its gradient and the logits', fp32 each
+                     in chunks: of C tokens at a time C x V x 6 (bf16 and fp32), and the head's gradient, V x H x 6
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 
 On a CPU activations are fp32, T counts the padding of rows too, and logits are made of trained tokens alone, 16 bytes
@@ -19,6 +20,7 @@ measured: notes/real-size-on-cpu.md. A run that is resumed takes more while it l
 from dataclasses import dataclass
 from math import ceil
 
+from convrec.checkpoints.logits import find_logit_changes
 from convrec.lists.settings import ListSettings
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import RolloutMemory, Run
@@ -34,12 +36,16 @@ CPU_SFT_BYTES = 1 * GIB
 CPU_RL_BYTES = 47 * GIB // 10
 HEAP_SHARE = 0.15  # of activations and logits: freed memory that the C library keeps in pieces, measured
 
-FUSED_CHUNK = 512  # tokens; verl's FusedLinearForPPO
 # What a layer of a Llama keeps for its backward pass, in hidden states (around both norms, and of queries, keys, values
 # and their output) and in states of the MLP (gate, its activation, up, their product).
 KEPT_HIDDEN = 11
 KEPT_INTERMEDIATE = 4
 CPU_LOGIT_BYTES = 16  # of a trained token and a word: logits, log-softmax, and the gradients of both, in fp32
+# Bytes of a logit at the peak: measured in fp32 by benchmarks/bench_log_probs.py, counted for bf16 (notes/gpu.md).
+CHUNK_TOKENS = 1024  # convrec.training.token_log_probs.CHUNK, which would import torch
+WHOLE_LOGIT_BYTES = 12
+CHUNKED_LOGIT_BYTES = 6
+HEAD_GRADIENT_BYTES = 6  # of a weight: a chunk's in bf16, and the sum over chunks in fp32
 SHARD_BYTES = 12  # of a parameter in a checkpoint's shards: fp32 weights and Adam's two moments
 EXPORT_BYTES = 4  # and in its Hugging Face form, fp32
 FULL = 0.9  # of a device's memory: with more the allocator runs out of it by fragments
@@ -69,6 +75,7 @@ class Workload:
         fsdp_size: processes that have one copy of the model between them; -1: all.
         tensor_parallel: devices of a replica; 0 in SFT, which has no rollout.
         max_sequences: that vLLM writes at once; memory_share: of a device, for vLLM.
+        chunks_logits: whether logits are in memory for a chunk of tokens at a time, and not for all of a micro-batch.
         sleeps: whether vLLM gives its memory back while the run trains.
     """
 
@@ -95,7 +102,7 @@ class Workload:
     offload_optimizer: bool = False
     recomputes: bool
     lora_rank: int
-    fused: bool
+    chunks_logits: bool
     tensor_parallel: int
     rollout_dtype: str = ""
     max_sequences: int = 0
@@ -192,13 +199,36 @@ def make_workload(
         offload_optimizer=run.sharding.offloads_optimizer,
         recomputes=run.recomputes_activations,
         lora_rank=run.lora_rank,
-        fused=run.uses_fused_kernels,
+        chunks_logits=_chunks_logits(run),
         tensor_parallel=run.tensor_parallel if rl else 0,
         rollout_dtype=memory.dtype,
         max_sequences=memory.max_sequences,
         memory_share=memory.share,
         sleeps=memory.sleeps,
     )
+
+
+def _chunks_logits(run: Run[TrainingConfig]) -> bool:
+    """Whether the run has its logits in chunks: SFT does on a GPU, where nothing stands against it, without a setting.
+
+    convrec.training.log_prob_head.leave_out_prompts says what does. A model that is still to be downloaded does not.
+    """
+    if run.uses_fused_kernels:
+        return True
+    on_gpu = run.is_sft and run.device != "cpu"
+    return on_gpu and run.sequence_parallel_size == 1 and not find_logit_changes(run.model_section)
+
+
+def _logit_bytes(workload: Workload) -> float:
+    """Return the bytes of a micro-batch's logits at the peak, with those of the head's gradient where it is summed."""
+    size = workload.size
+    if workload.chunks_logits:
+        chunk = min(workload.computed_tokens, CHUNK_TOKENS) * size.vocabulary * CHUNKED_LOGIT_BYTES
+        trains_head = not workload.lora_rank
+        return chunk + trains_head * size.vocabulary * size.hidden * HEAD_GRADIENT_BYTES
+    if workload.device == "cpu":
+        return workload.trained_tokens * size.vocabulary * CPU_LOGIT_BYTES
+    return workload.computed_tokens * size.vocabulary * WHOLE_LOGIT_BYTES
 
 
 def _token_limits(settings: TrainingConfig) -> tuple[int, int]:
@@ -267,7 +297,7 @@ def training_parts(workload: Workload) -> dict[str, int]:
         "copy of the weights": share * is_cpu,
         "gathered layers": 2 * size.parameters / max(1, size.layers) * width if workload.gpus > 1 else 0,
         "activations": workload.computed_tokens * _kept_of_token(workload) * width,
-        "logits": _logits_bytes(workload),
+        "logits": _logit_bytes(workload),
         "process": 0 if is_cpu else BASE_BYTES,
     }
     return {name: int(part) for name, part in parts.items()}
@@ -278,15 +308,6 @@ def _kept_of_token(workload: Workload) -> int:
     size = workload.size
     of_layer = size.hidden if workload.recomputes else KEPT_HIDDEN * size.hidden + KEPT_INTERMEDIATE * size.intermediate
     return size.layers * of_layer
-
-
-def _logits_bytes(workload: Workload) -> float:
-    vocabulary = workload.size.vocabulary
-    if workload.fused:
-        return min(workload.computed_tokens, FUSED_CHUNK) * vocabulary * (12 if workload.device == "cpu" else 10)
-    if workload.device == "cpu":
-        return workload.trained_tokens * vocabulary * CPU_LOGIT_BYTES
-    return workload.computed_tokens * vocabulary * 10
 
 
 def rollout_weights(workload: Workload) -> int:

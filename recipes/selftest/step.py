@@ -4,9 +4,15 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from convrec.data.chat import encode
+from convrec.data.schema import RL_SCHEMA, conversation_text, split_prompt
 from convrec.runs import guard
 from convrec.runs.folder import RL_ENDED, read_metrics
 from data_prep.sample import write_sample
@@ -14,6 +20,7 @@ from recipes.selftest.checks import HALF_B, TINY, CheckFailed, Machine, require,
 from recipes.tiny_model import read_texts
 
 STEPS = 5
+PROMPT_TOKENS = 400  # of a released prompt, about; those of the sample are shorter
 MEASURED = ("timing_s/", "actor/perf/max_memory", "actor/rollout_diff", "actor/grad_norm")
 PAPER = "Qwen2.5-0.5B's shape", HALF_B, {"TRAIN_BATCH_SIZE": "48", "ROLLOUT_N": "8", "MAX_RESPONSE_LENGTH": "256"}
 SMALL = (
@@ -28,11 +35,14 @@ def step(machine: Machine) -> dict[str, Any]:
     data = write_sample(machine.folder / "data", counts={"train": 400, "validation": 16, "test": 16})
     size, shape, batch = PAPER if machine.gpus else SMALL
     model = machine.model(shape, read_texts([data / "train.parquet"]))
+    train_file = data / "train.parquet"
+    if machine.gpus:
+        train_file = write_long_prompts(train_file, model)
     run = machine.folder / "run"
     devices = 1 if machine.gpus < 2 else 2
     variables = {
         "MODEL_PATH": str(model),
-        "TRAIN_FILE": str(data / "train.parquet"),
+        "TRAIN_FILE": str(train_file),
         "VAL_FILE": str(data / "validation.parquet"),
         "CATALOG_FILE": str(data / "catalog.parquet"),
         "SAVE_PATH": str(run),
@@ -60,6 +70,45 @@ def step(machine: Machine) -> dict[str, Any]:
     require(figures["steps"] == STEPS, f"{figures['steps']} of {STEPS} steps have metrics")
     require_at_most("mean |log p_vllm - log p_actor|", figures["actor/rollout_diff_mean"], 0.05)
     return figures
+
+
+def write_long_prompts(file: Path, model: Path) -> Path:
+    """Write the rows of a sample with prompts of PROMPT_TOKENS, for the model's tokenizer, beside them."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = pq.read_table(file).to_pylist()
+    rows = lengthen_prompts(rows, PROMPT_TOKENS, lambda text: len(encode(tokenizer, text)))
+    long_file = file.with_name("long_prompts.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), long_file)
+    return long_file
+
+
+def lengthen_prompts(
+    rows: Sequence[Mapping[str, Any]], num_tokens: int, count_tokens: Callable[[str], int]
+) -> list[dict[str, Any]]:
+    """Put the conversations of the rows before it in front of each row's own, until its prompt has `num_tokens`.
+
+    Args:
+        rows: of a sample; before the first row comes the last.
+        num_tokens: of a prompt, at least; the last conversation put in front may exceed it.
+        count_tokens: of a text.
+    """
+    conversations = [conversation_text(row) for row in rows]
+    counts = [count_tokens(text) for text in conversations]
+    lengthened = []
+    for place, row in enumerate(rows):
+        (message,) = row["prompt"]
+        instruction, conversation = split_prompt(message["content"])
+        missing = num_tokens - count_tokens(message["content"])
+        for distance in range(1, len(rows)):
+            if missing <= 0:
+                break
+            earlier = (place - distance) % len(rows)
+            conversation = conversations[earlier] + conversation
+            missing -= counts[earlier]
+        lengthened.append({**row, "prompt": [{**message, "content": instruction + conversation}]})
+    return lengthened
 
 
 def figures_of(run: Path) -> dict[str, Any]:

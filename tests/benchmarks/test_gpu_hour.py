@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,6 +20,7 @@ import pytest
 
 from benchmarks import gpu_hour
 from benchmarks.gpu_hour import Command, Kept, Part, parts_of, run_parts
+from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.runs.folder import LATEST
 from recipes.selftest.phases import PHASES
@@ -56,8 +59,8 @@ class Hour:
         command = Command(name, words, {"BEGUN": str(self.begun)}, file, prints=True)
         return Part(name, f"tries {name}", seconds, (command,), needs)
 
-    def run(self, *parts: Part, minutes: float = 10) -> Kept:
-        return run_parts(parts, self.out, 0, minutes)
+    def run(self, *parts: Part, minutes: float = 10, names: Sequence[str] = ()) -> Kept:
+        return run_parts(parts, self.out, 0, minutes, names)
 
     def names_begun(self) -> list[str]:
         names = self.begun.read_text().split() if self.begun.exists() else []
@@ -132,6 +135,45 @@ def test_a_part_waits_for_those_that_it_needs(hour: Hour) -> None:
     hour.run(*parts)
     assert hour.names_begun() == ["a"]  # the last to be tried again
     assert hour.run(*parts)["b"]["status"] == "pass"
+
+
+def test_only_chosen_parts_run_in_their_own_order_and_the_page_has_all(hour: Hour) -> None:
+    parts = hour.part("a"), hour.part("b"), hour.part("c", needs=("a",))
+    kept = hour.run(*parts, names=("c", "a"))
+    assert hour.names_begun() == ["a", "c"]
+    assert kept["b"] == {}
+    assert "tries b" in (hour.out / "results" / "report.html").read_text()
+    hour.run(*parts, names=("c",))  # what it needs is done
+    assert hour.names_begun() == []
+
+
+def test_a_chosen_part_that_cannot_run_is_refused_before_any_begins(hour: Hour) -> None:
+    parts = hour.part("free"), hour.part("resume", needs=("free",))
+    with pytest.raises(UserError, match=r"--parts fre: no such part; did you mean free\?"):
+        hour.run(*parts, names=("free", "fre"))
+    with pytest.raises(UserError, match="--parts resume: it needs free, not done yet; add it to --parts"):
+        hour.run(*parts, names=("resume",))
+    assert hour.names_begun() == []
+
+
+def test_nine_minutes_of_an_h200_are_enough_for_free_and_half_b(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that is set: `free` takes 180 s, as ten steps did (notes/gpu.md), and `half_b` its whole limit."""
+    now = 1000.0
+    seconds = {"free": 180.0}
+
+    def pretend(part: Part, log: Path) -> dict[str, Any]:
+        nonlocal now
+        took = seconds.get(part.name, part.seconds)
+        now += took
+        return {"status": "pass", "why": "", "seconds": took, "figures": {}, "log": []}
+
+    monkeypatch.setattr(gpu_hour, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(gpu_hour, "run_part", pretend)
+    kept = run_parts(parts_of(tmp_path / "out", tmp_path, 1, "NVIDIA H200"), tmp_path / "out", 1, minutes=9)
+    assert [name for name, one in kept.items() if one] == ["free", "half_b"]
+    assert now <= 1000 + 9 * 60
 
 
 def test_a_part_has_a_limit_that_ends_all_of_it(hour: Hour) -> None:
@@ -213,6 +255,11 @@ def test_the_page_has_every_part_its_figures_and_a_step_beside_the_plan(hour: Ho
 def test_the_real_parts_fit_into_nine_minutes_each_and_try_every_phase(gpus: int, tmp_path: Path) -> None:
     parts = parts_of(tmp_path / "o ut", tmp_path, gpus, "NVIDIA H200" if gpus else "")
     assert all(part.seconds <= 540 for part in parts)
+    limits = {part.name: part.seconds for part in parts}
+    trainings = ("free", "constrained", "llama", "resume", "evaluation", "evaluation_constrained")
+    checks = [name for name in limits if name.startswith("check_")]
+    assert {limits[name] for name in (*trainings, *checks)} == {300}
+    assert limits["half_b"] == 330
     assert all({*part.needs} <= {before.name for before in parts[:place]} for place, part in enumerate(parts))
     assert len({part.name for part in parts}) == len(parts)
     commands = [shlex.split(command.words) for part in parts for command in part.commands]

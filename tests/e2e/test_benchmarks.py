@@ -25,10 +25,12 @@ def run(name: str, options: str) -> dict[str, Any]:
         ("checkpoint", "--mib 1 --turns 2"),
         ("conversion", "--rows 4000"),
         ("driver", "--steps 200"),
+        ("log_probs", "--tokens 8 --hidden 16 --words 500 --repeats 1"),
         ("loss", "--repeats 2"),
         ("matching", "--repeats 2 --largest 1000"),
         ("remap_adjust", "--items 300 --conversations 300 --dimensions 16 --epochs 1"),
         ("retrieval", "--rows 300 --items 50 --words 20 --queries 4"),
+        ("rows", "--rows 200 --gib 0.0005 --reads 5"),
         ("trie", "--items 300"),
     ],
 )

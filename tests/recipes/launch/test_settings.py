@@ -31,10 +31,16 @@ FAST_RL = {
     "actor_rollout_ref.rollout.enable_chunked_prefill": True,
     "actor_rollout_ref.rollout.enforce_eager": False,
     "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.rollout.agent.num_workers": 4,
+    "reward.num_workers": 4,
+    "ray_kwargs.ray_init.include_dashboard": False,
 }
-FAST = dict.fromkeys(("rank_grpo", *JUDGES), FAST_RL) | {
-    "sft": {"data.use_dynamic_bsz": True, "model.use_remove_padding": True}
+FAST_SFT = {
+    "data.use_dynamic_bsz": True,
+    "model.use_remove_padding": True,
+    "ray_kwargs.ray_init.include_dashboard": False,
 }
+FAST = dict.fromkeys(("rank_grpo", *JUDGES), FAST_RL) | {"sft": FAST_SFT}
 
 
 def shipped(recipe: str, *overrides: str) -> DictConfig:

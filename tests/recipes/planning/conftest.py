@@ -17,7 +17,7 @@ def run(model: str = "8B", **changes: Any) -> Workload:
         "packs": True,
         "most_tokens": 32_768,
     }
-    training = {"fsdp_size": -1, "recomputes": True, "lora_rank": 0, "fused": True}
+    training = {"fsdp_size": -1, "recomputes": True, "lora_rank": 0, "chunks_logits": True}
     rollout = {"tensor_parallel": 1, "rollout_dtype": "bfloat16", "max_sequences": 512, "memory_share": 0.5}
     machine = {"device": "cuda", "nodes": 1, "gpus_per_node": 8}
     return Workload(size=KNOWN_MODELS[model].size, **of_step | tokens | training | rollout | machine | changes)
