@@ -74,7 +74,7 @@ OTHER_VARIABLES = {  # that set nothing in a recipe's config: names -> (who read
         "the trackers' own; keys decide whether runs are uploaded. [Evaluation](../how-to/evaluation.md#trackers)",
     ),
     ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"): (
-        "Ray",
+        "Ray on a cluster",
         "`token`, and the file of the token where it is not ~/.ray/auth_token. [Clusters](../how-to/cluster.md)",
     ),
     ("VERL_PLATFORM",): (

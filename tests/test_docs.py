@@ -167,6 +167,24 @@ def test_a_command_that_does_not_parse_is_found(line: str, tmp_path: Path, monke
         check(variables, words, monkeypatch)
 
 
+def test_every_ray_that_the_manual_starts_reports_nothing() -> None:
+    """Neither statistics nor, with no address to send it to, the message that they are off."""
+    starts = 0
+    for path in WRITTEN:
+        lines = list(shell_lines(path))
+        for block, line in lines:
+            if line.startswith("ray start --head"):
+                starts += 1
+                assert "--disable-usage-stats" in line, path
+                assert any("RAY_USAGE_STATS_REPORT_URL=off" in text for number, text in lines if number == block), path
+    assert starts >= 2
+    for path in (ROOT / "docs" / "examples").iterdir():
+        text = path.read_text(encoding="utf-8")
+        if "start --head" in text or "headGroupSpec" in text:
+            for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_USAGE_STATS_REPORT_URL", "off")):
+                assert f"{name}={value} " in text or f'name: {name}, value: "{value}"' in text, path
+
+
 def test_the_tutorials_commands_are_read() -> None:
     """Of each tutorial and of the README: the checks above would pass a page whose commands they do not find."""
     for page in [*(ROOT / "docs" / "tutorials").glob("*.md"), ROOT / "README.md"]:

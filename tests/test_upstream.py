@@ -69,6 +69,8 @@ PINS = {
         "verl.checkpoint_engine.base:CheckpointEngineWorker.__init__": "c2220890868c8575",
         # self.engine
         "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.launch_server": "8e4c95160cd685e5",
+        # vLLM's application with its middleware, behind a port
+        "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.run_server": "8462a16cb585d364",
     },
     "convrec.generation.executor": {
         # replaced
@@ -159,6 +161,20 @@ PINS = {
         "transfer_queue.interface:_init_from_existing": "c2af57ff19bb35f5",
         # _TQ_STORAGE
         "transfer_queue.interface:_maybe_create_tq_storage": "f0f99c5c6f7c8d2e",
+    },
+    "convrec.rollout.queue_sockets": {
+        # replaced
+        "transfer_queue.utils.zmq_utils:create_zmq_socket": "deadb0fb29fd4de8",
+        # which sockets are servers
+        "transfer_queue.controller:TransferQueueController._init_zmq_socket": "d7424a864333ba63",
+        # which sockets are servers
+        "transfer_queue.storage.simple_storage:SimpleStorageUnit._init_zmq_socket": "07e21d4baf022f46",
+    },
+    "recipes.launch.environment": {
+        # replaced: env_updates
+        "ray._private.services:start_ray_process": "779b11bbb85883ef",
+        # a file that is there keeps it from asking
+        "ray._common.usage.usage_lib:get_cluster_config_to_report": "b226a0fa9f59b1fb",
     },
     "convrec.rollout.agent_loop": {
         # replaced for groups: statuses, n

@@ -25,6 +25,7 @@ if [ -n "${IMAGE:-}" ]; then inside=(apptainer exec --nv --bind "$HERE" "$IMAGE"
 # Who reaches the dashboard runs programs on the nodes: a token of this job's own, which goes with it
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HERE/.ray-token-$SLURM_JOB_ID"
 trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
+export RAY_USAGE_STATS_ENABLED=0 RAY_USAGE_STATS_REPORT_URL=off # Ray reports nothing to its makers
 (umask 077 && "${inside[@]}" python -c 'import secrets; print(secrets.token_hex(32))' > "$RAY_AUTH_TOKEN_PATH")
 
 # 15 minutes before the end (--signal): a checkpoint at the end of the step, then exit status 130

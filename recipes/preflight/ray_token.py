@@ -23,7 +23,8 @@ def check_token(address: str) -> None:
     Raises:
         UserError: It asks for a token, and this process has none, another one, or would not send it.
     """
-    if not HOST_AND_PORT.fullmatch(address):
+    takes_kubernetes_token = "RAY_ENABLE_K8S_TOKEN_AUTH" in os.environ  # a service account's, which Ray finds by itself
+    if takes_kubernetes_token or not HOST_AND_PORT.fullmatch(address):
         return
     if _is_refused(address, "") and (not _sends_token() or _is_refused(address, _read_token())):
         raise UserError(describe_missing_token(address))

@@ -101,6 +101,12 @@ def test_who_would_be_refused_is_told_before_ray_tries(
     assert token_findings(cluster) == []
 
 
+@pytest.mark.parametrize("cluster", ["1" * 64], indirect=True)
+def test_a_token_of_kubernetes_is_left_to_ray(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ENABLE_K8S_TOKEN_AUTH", "true")
+    check_token(cluster)
+
+
 @pytest.mark.parametrize("cluster", [""], indirect=True)
 def test_an_open_cluster_lets_in_and_is_a_finding(cluster: str) -> None:
     check_token(cluster)
