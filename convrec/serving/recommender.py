@@ -220,7 +220,7 @@ class Recommender:
         """`recommend` without the engine, at once: the list of the retrieval that was loaded, without one items that
         are wanted most often, whatever was said. For when no list comes in time, or the engine is gone. Raises
         UserError as well where nothing is known of popularity."""
-        if not self._retrieval and self.catalog.snapshot.mentions is None and COLUMN not in self.catalog.columns.names:
+        if not self._retrieval and self.catalog.latest.mentions is None and COLUMN not in self.catalog.columns.names:
             raise UserError(f"fallback: nothing says what is popular; give --train, or the catalog a column {COLUMN}")
         request = self._prepare(conversation, k, waits=False, **filters)
         allowed = request.allowed

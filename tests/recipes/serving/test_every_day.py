@@ -1,21 +1,27 @@
 """What a shop does with a service every day, in the nightly tier: `make test-slow`."""
 
+import asyncio
 import gc
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
+from recipes.serving.model import load_fallback, load_recommender
 from recipes.serving.schema import Limits
 from tests.recipes.serving.without_engine import served, settings_of, write_films
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LIMITS = Limits(timeout_seconds=120)
 ASK = {"conversation": "a film, please", "k": 5}
+CHANGES = 10_000
+WARM_SECONDS = 1.0  # of the fallback's first answer
 REQUESTS = 5000
 GROWTH_BYTES = 40 << 20  # of a process, between the first thousand requests and the last
 
@@ -97,6 +103,22 @@ def test_a_live_split_of_two_models_is_told_apart_by_metrics(tmp_path: Path, unr
         'convrec_lists_total{kind="empty",model="next"} 1.0',
     ):
         assert line in text
+
+
+def test_the_fallback_is_warm_after_a_restart_with_ten_thousand_changes(tmp_path: Path, unread_model: Path) -> None:
+    write_films(tmp_path / "catalog.parquet", CHANGES)
+    settings = settings_of("films", unread_model, tmp_path / "catalog.parquet", tmp_path / "state")
+    films = pq.read_table(tmp_path / "catalog.parquet").to_pylist()
+    with load_recommender(settings, 100, with_engine=False) as of_the_models_process:
+        of_the_models_process.add_items([film | {"title": f"Old {film['title']}"} for film in films])
+    fallback = load_fallback(settings, Limits(fallback_after_seconds=1))
+    assert fallback
+    begin = time.monotonic()
+    answer = asyncio.run(fallback.answer(ASK))
+    seconds = time.monotonic() - begin
+    print(f"the fallback's first answer after a restart: {seconds:.3f} s")
+    assert len(answer["items"]) == ASK["k"]
+    assert seconds < WARM_SECONDS
 
 
 def test_five_thousand_requests_leave_memory_flat(tmp_path: Path, unread_model: Path) -> None:

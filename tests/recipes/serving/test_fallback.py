@@ -18,7 +18,7 @@ from convrec.serving.journal import FILE
 from recipes.retrieval import fit_retrieval
 from recipes.serving.errors import Ended, Refused
 from recipes.serving.http import build
-from recipes.serving.model import load_fallback
+from recipes.serving.model import load_fallback, load_recommender
 from recipes.serving.replicas import Model
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
 from tests.recipes.evaluation.small import row, write_rows
@@ -132,6 +132,16 @@ def test_it_knows_what_was_changed_in_the_catalog_meanwhile(
     with (Path(settings.state or "") / FILE).open("a") as journal:
         journal.write("no JSON\n")
     assert "damaged or gone" in error_of(service.post("/v1/recommendations", json=ASK), 503)["message"]
+
+
+def test_it_does_not_wait_for_changes_that_are_being_applied(settings: ModelSettings) -> None:
+    with load_recommender(settings, 4, with_engine=False) as recommender:
+        with (Path(settings.state or "") / FILE).open("a") as journal:
+            journal.write(json.dumps({"2": {"title": "Ran Again", "year": 1986, "mentions": 9}}) + "\n")
+        with recommender.catalog._lock:  # as a thread has it that applies many changes
+            found = asyncio.run(asyncio.wait_for(recommender.apopular("a film", 3), 30))
+        assert [item.item_id for item in found] == ["1", "0", "3"]  # without the item that changes
+        assert recommender.popular("a film", 1).items[0].title == "Ran Again"
 
 
 def test_a_service_that_could_give_none_does_not_start(settings: ModelSettings) -> None:
