@@ -35,7 +35,7 @@ def sft_run(sample: Path, model: Path, tmp_path: Path, set_variables: Callable[[
         files = {"TRAIN_FILE": sample / "sft_train.parquet", "VAL_FILE": sample / "sft_validation.parquet"}
         paths = {"MODEL_PATH": folder, "SAVE_PATH": tmp_path / "run", **files}
         set_variables({name: str(path) for name, path in paths.items()})
-        return Run.from_config(compose("sft", list(overrides)))
+        return compose("sft", list(overrides))
 
     return compose_run
 
@@ -93,7 +93,7 @@ def test_rl_keeps_log_probs_to_the_same_micro_batch(
     LlamaConfig(**SMOLLM2).save_pretrained(folder)
     (folder / "tokenizer.json").write_text((model / "tokenizer.json").read_text())
     set_variables(good | {"MODEL_PATH": str(folder), "TRAIN_BATCH_SIZE": "16", "ROLLOUT_N": "8"})
-    run: Run[Any] = Run.from_config(compose("rank_grpo", []))
+    run = compose("rank_grpo", [])
     assert len(memory.fit_micro_batch(run)) == 1
     lists = run.verl_config.actor_rollout_ref
     tokens = lists.actor.ppo_max_token_len_per_gpu
@@ -120,7 +120,7 @@ def sft_workload(tokens: int, rows: int, prompt: float, response: float, longest
     batch = {"prompts": rows, "rollouts": 1, "mini_batch": rows, "mu": 1, "has_reference": False}
     lengths = {"prompt": prompt, "response": response, "longest": longest, "longest_allowed": 1024}
     micro_batches = {"packs": True, "pads": True, "most_tokens": tokens}
-    training = {"recomputes": False, "lora_rank": 0, "fused": False, "tensor_parallel": 0}
+    training = {"recomputes": False, "lora_rank": 0, "chunks_logits": False, "tensor_parallel": 0}
     machine = {"device": "cpu", "nodes": 1, "gpus_per_node": 1}
     return Workload(size=SMOLLM2_SIZE, **batch | lengths | micro_batches | training | machine)  # type: ignore[arg-type]
 
@@ -141,7 +141,7 @@ def half_b_workload() -> Workload:
     """A step of Rank-GRPO of Qwen2.5-0.5B's shape, recomputed, with fused log-probs and a rollout in bf16."""
     batch = {"prompts": 2, "rollouts": 4, "mini_batch": 2, "mu": 1, "has_reference": True}
     lengths = {"prompt": 128, "response": 32, "longest": 160, "longest_allowed": 160}
-    training = {"packs": True, "most_tokens": 512, "recomputes": True, "lora_rank": 0, "fused": True}
+    training = {"packs": True, "most_tokens": 512, "recomputes": True, "lora_rank": 0, "chunks_logits": True}
     machine = {"device": "cpu", "nodes": 1, "gpus_per_node": 1, "tensor_parallel": 1, "rollout_dtype": "bfloat16"}
     size = KNOWN_MODELS["0.5B"].size
     return Workload(size=size, **batch | lengths | training | machine)  # type: ignore[arg-type]
