@@ -91,9 +91,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a command; returns it and its fork once that is ready."""
     started: list[subprocess.Popen] = []
 
-    # a background job of a script has Ctrl-C ignored, and would hand that on
+    # a background job of a script has Ctrl-C ignored, and nohup the hang-up, and both would be handed on
     def default() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def begin(
         work: str,

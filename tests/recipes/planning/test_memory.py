@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -75,7 +76,7 @@ def test_a_run_that_does_not_fit_at_all_is_refused(sft_run: SftRun, monkeypatch:
     have_free(monkeypatch, 1)
     run = sft_run()
     assert memory.fit_micro_batch(run) == []  # no line beside the error
-    report = {"where": "here", "device_memory": 0, "memory_available": 1 * GIB}
+    report: Any = SimpleNamespace(where="here", device_memory=0, memory_available=1 * GIB)
     (found,) = findings.memory_findings(memory.host_workload(run), [report])
     assert found.status == "failure"
     assert "1.0 GiB there" in found.what
