@@ -13,7 +13,7 @@ from recipes import cli
 from recipes.launch.recipe import RECIPES, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = ("--rows", "9", "--val-rows", "9")
+ROWS = ("--rows", "960", "--val-rows", "9")
 
 
 def convrec(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

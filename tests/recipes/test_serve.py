@@ -28,7 +28,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("films", "books model"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").touch()
+        (tmp_path / name / "config.json").write_text("{}")
     (tmp_path / "catalog.parquet").touch()
     return tmp_path
 
@@ -90,7 +90,7 @@ def test_changes_of_two_runs_and_of_two_steps_are_kept_apart(files):
     for path in ("a/global_step_2", "a/global_step_4", "b/global_step_4", "b/global_step_4/actor/huggingface"):
         folder = files / path
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").touch()
+        (folder / "config.json").write_text("{}")
         (model,) = settings("--model", path, "--catalog", "catalog.parquet").models
         names[path] = Path(model.state).name
     assert [*names.values()] == ["a-global_step_2", "a-global_step_4", "b-global_step_4", "b-global_step_4"]
