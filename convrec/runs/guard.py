@@ -67,8 +67,19 @@ def compile_cache() -> str:
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return str(cache)
     own = Path(f"/tmp/convrec-cache-{os.geteuid()}")
+    if _is_ours_to_write(own):  # torch has made it anew, with the umask, where /tmp was cleaned during a run
+        own.chmod(0o700)
     _make_private(own)
     return str(own)
+
+
+def _is_ours_to_write(folder: Path) -> bool:
+    """Whether this is a folder of this user, no link, into which nobody else could put anything."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def join(is_driver: bool = False, message: str = "") -> None:

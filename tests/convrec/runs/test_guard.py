@@ -315,3 +315,6 @@ def test_where_the_cache_cannot_be_written_it_is_a_folder_of_this_user_alone(mon
     folder = Path(guard.compile_cache())
     assert folder.parent == Path("/tmp")
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
+    folder.chmod(0o755)  # as torch makes it where /tmp was cleaned during a run
+    assert guard.compile_cache() == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
