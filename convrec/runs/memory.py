@@ -82,7 +82,7 @@ def used_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a run's memory, as its supervisor is told.
+    """What is known of a run's memory, as its supervisor hears it.
 
     Attributes:
         before: the counters when the run started.
@@ -153,7 +153,7 @@ _watch: Watch | None = None  # of the run that this process drives
 
 @contextlib.contextmanager
 def watched(folder: Path, advice: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """Watch the memory of a run; the arguments are those of `Watch`. At the end, whatever it is, "" is told."""
+    """Watch the memory of a run; the arguments are those of `Watch`. At the end, whatever it is, it tells ""."""
     global _watch
     watch = _watch = Watch(folder, advice, tell)
     threading.Thread(target=watch.run, daemon=True, name="memory").start()

@@ -389,7 +389,7 @@ class Run(Generic[ConfigT]):
 
     @property
     def pads_micro_batches(self) -> bool:
-        """Whether the sequences of a micro-batch are padded to one length, and not packed one behind the other."""
+        """Whether the sequences of a micro-batch are padded to one length, and not packed one after the other."""
         return not self.model_section.get("use_remove_padding", True)
 
     @property

@@ -76,7 +76,7 @@ def _why_whole_logits(engine: Any) -> str:
 def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
     """The choices of a micro-batch, each at the position of the hidden state that it was made from.
 
-    padded_length: tokens of a row; None where rows are packed one behind the other.
+    padded_length: tokens of a row; None where rows are packed one after the other.
     """
     rows = list(_responses(batch, padded_length))
     constraints = batch[CONSTRAINT].unbind()

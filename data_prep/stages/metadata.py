@@ -51,7 +51,7 @@ class MetadataSettings:
 
 
 def run(folder: Path, settings: MetadataSettings, asker: Asker | None) -> Summary:
-    """Write words for each item: the catalog's, and what the model says besides.
+    """Write words for each item: the catalog's, and what the model adds.
 
     The catalog's text is all there is of an item that the model says nothing usable about.
 

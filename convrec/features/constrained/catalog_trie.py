@@ -143,7 +143,7 @@ class CatalogTrie:
         order = np.argsort(-inner_M, kind="stable")
         top, others = order[:num_items], order[num_items:]
         tokens = inner_M[top].sum() + (last_M - inner_M)[top].max(initial=-1)
-        if len(others):  # another item is the last, behind all of them but the shortest
+        if len(others):  # another item is the last, after all of them but the shortest
             tokens = max(tokens, inner_M[top[:-1]].sum() + last_M[others].max())
         if first_forms:
             first_W, only_W = first_forms
@@ -186,7 +186,7 @@ def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTri
 
 
 def join_lines(first: CatalogTrie, second: CatalogTrie) -> CatalogTrie:
-    """The lines of both, those of the first in front. The rows of the second are numbered behind those of the first.
+    """The lines of both, those of the first in front. The rows of the second are numbered after those of the first.
 
     Both are of one tokenizer, so that they have the same forms of lines.
     """

@@ -122,7 +122,7 @@ def _refuse(tokenizer: Any, encode: Encode, lines: Sequence[str], tokens: LineTo
 
 def _refuse_joined(tokenizer: Any, line: str, before: str) -> None:
     raise UserError(
-        f"{_name(tokenizer)} encodes {line!r} in another way behind {before!r} than alone: a list is not its lines one "
+        f"{_name(tokenizer)} encodes {line!r} differently after {before!r} than alone: a list is not its lines one "
         "after the other, so lists cannot be constrained with it. Leave that title out, or use a tokenizer that splits "
         "at line breaks (Qwen, Llama-3)"
     )

@@ -55,7 +55,7 @@ def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(befor
     backend = Tokenizer(BPE(vocab=vocabulary | {"ĊZ": 256, "<end>": 257}, merges=[("Ċ", "Z")]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="joining")
-    with pytest.raises(UserError, match="tokenizer joining encodes 'Zodiac' in another way behind 'Film"):
+    with pytest.raises(UserError, match="tokenizer joining encodes 'Zodiac' differently after 'Film"):
         encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
 
 
