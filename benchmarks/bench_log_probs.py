@@ -50,10 +50,11 @@ class LogitTraffic(TorchDispatchMode):
         if not is_view and name not in NOT_COUNTED:
             read = () if name.endswith("_like") or name.startswith("aten::new_") else args
             written = result if isinstance(result, tuple) else (result,)
-            self.num_bytes += sum(map(self.size_of, (*read, *written)))
+            self.num_bytes += sum(map(self.count_bytes, (*read, *written)))
         return result
 
-    def size_of(self, value: Any) -> int:
+    def count_bytes(self, value: Any) -> int:
+        """Return the bytes of a tensor that has a number for each logit; 0 of everything else."""
         is_logits = isinstance(value, torch.Tensor) and tuple(value.shape) in self.shapes
         return value.numel() * value.element_size() if is_logits else 0
 
@@ -94,8 +95,8 @@ def run(way: Way, head: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None
     way(*head).sum().backward()
 
 
-def measure_peak(call: Callable[[], None], device: str) -> int:
-    """Most bytes held at once above the start."""
+def measure_peak(call: Callable[[], Any], device: str) -> int:
+    """Return the most bytes that are held at once above the start."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from bench_log_probs import measure_peak
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convrec.lists.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
@@ -76,25 +77,6 @@ def timed(calls: dict[str, Callable[[], Any]], repeats: int, device: str) -> dic
 def summary(times: list[float]) -> dict[str, Any]:
     low, median, high = statistics.quantiles(times, n=4)
     return {"ms": round(median, 3), "quartiles": [round(low, 3), round(high, 3)]}
-
-
-def peak_tensors(call: Callable[[], Any], device: str) -> float:
-    """Most memory held at once above the start, in units of B T 4 bytes."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - before
-    else:
-        with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            call()
-        held = peak = 0
-        for event in profile.profiler.kineto_results.events():
-            if event.name() == "[memory]":
-                held += event.nbytes()
-                peak = max(peak, held)
-    return round(peak / (B * T * 4), 2)
 
 
 class OperationCount(TorchDispatchMode):
@@ -216,7 +198,7 @@ def main() -> None:
     for name in [name for name in calls if name != "copy"]:
         report[name] = summary(times[name])
         if name in losses:
-            report[name]["peak"] = peak_tensors(losses[name], device)
+            report[name]["peak"] = round(measure_peak(losses[name], device) / (B * T * 4), 2)  # in tensors of B x T
             if "compiled" not in name:
                 report[name]["operations"] = operations(losses[name])
     report["floor"] = {

@@ -132,7 +132,7 @@ def _resolve(model_path: str | Path, given_as: str, above: tuple[Path, ...]) -> 
         return str(saved)
     sources = {"shards": fingerprint(shards, SHARDS) if any(shards.glob(SHARDS[0])) else None}
     if is_lora:
-        sources["base"] = _fingerprint_of(start_model(step_folder.parent), chain)
+        sources["base"] = _fingerprint_model(start_model(step_folder.parent), chain)
     if not _is_made_from(merged, sources):
         check_shards(shards)
         with _model_written_whole(merged, sources) as partial:
@@ -140,8 +140,8 @@ def _resolve(model_path: str | Path, given_as: str, above: tuple[Path, ...]) -> 
     return str(merged)
 
 
-def _fingerprint_of(model: str | None, above: tuple[Path, ...]) -> str | None:
-    """Of a model's contents; a Hugging Face id stands for itself. None where there is no such model (any more)."""
+def _fingerprint_model(model: str | None, above: tuple[Path, ...]) -> str | None:
+    """Return the digest of a model's contents; of a Hugging Face id the id, and None where there is no such model."""
     if not model:
         return None
     try:
@@ -203,7 +203,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _merge_adapter(adapter: Path, target: Path, chain: tuple[Path, ...]) -> Path:
-    sources = {"adapter": fingerprint(adapter), "base": _fingerprint_of(_base_of(adapter), chain)}
+    sources = {"adapter": fingerprint(adapter), "base": _fingerprint_model(_base_of(adapter), chain)}
     if not _is_made_from(target, sources):
         with _model_written_whole(target, sources) as partial:
             _add_adapter(adapter, partial, None, chain)

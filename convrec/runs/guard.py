@@ -67,13 +67,14 @@ def compile_cache() -> str:
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return str(cache)
     own = Path(f"/tmp/convrec-cache-{os.geteuid()}")
-    if _is_ours_to_write(own):  # torch has made it anew, with the umask, where /tmp was cleaned during a run
+    # Where /tmp was cleaned during a run, torch makes the folder again with the permissions of the umask.
+    if _is_writable_by_us_alone(own):
         own.chmod(0o700)
     _make_private(own)
     return str(own)
 
 
-def _is_ours_to_write(folder: Path) -> bool:
+def _is_writable_by_us_alone(folder: Path) -> bool:
     """Whether this is a folder of this user, no link, into which nobody else could put anything."""
     try:
         found = folder.lstat()

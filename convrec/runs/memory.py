@@ -22,7 +22,7 @@ from convrec.runs.guard_process import processes_of
 GIB = 2**30
 SAMPLE_SECONDS = 3.0
 SHARE_OF_A_CORE = 0.02  # that looking may take: the kernel walks the page tables of every process
-GROWTH = 1.05  # of the most memory seen at which the supervisor is told
+GROWTH = 1.05  # the supervisor hears of a new maximum when it exceeds the last one by this factor
 STALLED_SECONDS = 10.0  # of waiting for memory since the start from which a killed process is put down to it
 NO_LIMIT = 2**60  # bytes; v1 writes a number of this size where there is no limit
 CGROUPS = "sys/fs/cgroup"

@@ -181,7 +181,7 @@ def composed(runs: Sequence[MatrixRun], out: Path, on_cluster: bool = False) -> 
 
 
 def count_steps(training: Run[Any]) -> int | None:
-    """Count the whole run's; None where it is said in epochs and the data or the batch are not known yet."""
+    """Return the steps of a run; None where they follow from epochs, and the data or the batch are not known yet."""
     settings = training.settings
     if settings.train_batch_size is None and not settings.total_steps:
         return None  # SFT's default depends on the devices

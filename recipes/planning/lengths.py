@@ -31,7 +31,7 @@ class Lengths:
 def sample_lengths(run: Run[TrainingConfig]) -> Lengths | None:
     """Measure the first rows of the training data; None where they or the tokenizer cannot be read here.
 
-    Whatever is wrong with them is said by the checks of the data.
+    The checks of the data report what is wrong with them.
     """
     from tokenizers import Tokenizer
 

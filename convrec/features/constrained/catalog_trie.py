@@ -53,7 +53,7 @@ class CatalogTrie:
             (Matcher.match_lines).
         eos_token_id: the end of the sequence.
         questions: the tokens of what a turn may ask in place of a list, each with the end of the sequence; a walk opens
-            those that it is told to.
+            those of its turn.
         has_first_forms: whether first lines have tokens of their own.
     """
 
