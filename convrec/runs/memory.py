@@ -64,7 +64,7 @@ def read_limit(root: Path = Path("/")) -> Limit | None:
     total_kib = _field(root / "proc/meminfo", "MemTotal:")
     if total_kib is not None:
         limits.append(Limit(total_kib * 1024, "the memory of this machine"))
-    for folder in _cgroup_folders(root):
+    for folder in cgroup_folders(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = _read(folder / name).strip()
             if text.isdigit() and int(text) < NO_LIMIT:
@@ -217,8 +217,8 @@ def _processes(number: int) -> str:
     return "a process" if number == 1 else f"{number} processes"
 
 
-def _cgroup_folders(root: Path) -> list[Path]:
-    """Folders of this process's cgroups that may limit memory, each followed by those above it."""
+def cgroup_folders(root: Path) -> list[Path]:
+    """Return the folders of this process's cgroups that may limit memory, each followed by those above it."""
     folders: list[Path] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -238,7 +238,7 @@ def _cgroup_folders(root: Path) -> list[Path]:
 
 def _cgroup_kills(root: Path) -> int | None:
     """The counter of the nearest cgroup that has one; in v2 it counts the cgroups below as well."""
-    for folder in _cgroup_folders(root):
+    for folder in cgroup_folders(root):
         for name in ("memory.events", "memory.oom_control"):
             kills = _field(folder / name, "oom_kill")
             if kills is not None:

@@ -2,13 +2,13 @@
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 from omegaconf import OmegaConf, open_dict
 
+from convrec.runs.memory import cgroup_folders
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.planning import estimate
@@ -16,35 +16,24 @@ from recipes.planning.estimate import FULL, GIB, Workload
 from recipes.planning.lengths import sample_lengths
 from recipes.planning.models import model_size
 
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
-# The files of cgroups v2 and v1: limit and usage, and the folder below CGROUPS.
-LIMIT_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"))
+# The files of cgroups v2 and v1: limit and usage.
+LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 TOKENS_STEP = 64  # micro-batches are lowered to multiples of this
 
 
-def available_bytes(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Return the bytes that new processes can take: of the machine, and of every cgroup that this process is in."""
-    return min([psutil.virtual_memory().available, *_free_in_cgroups(cgroups, membership)])
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that new processes can take: of the machine, and of every cgroup that this process is in.
 
-
-def _free_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:  # no Linux
-        return
-    paths = {line.split(":", 2)[1]: line.split(":", 2)[2].strip("/") for line in lines if line.count(":") >= 2}
-    for limit_name, usage_name, controller in LIMIT_FILES:
-        path = next((path for names, path in paths.items() if controller in names.split(",")), None)
-        if path is None:
-            continue
-        root = cgroups / controller
-        for folder in (root / path, *(root / path).parents):
-            free = _free_in_cgroup(folder, limit_name, usage_name)
-            if free is not None:
-                yield free
-            if folder == root:
-                break
+    Args:
+        root: of the file system.
+    """
+    free = [psutil.virtual_memory().available]
+    for folder in cgroup_folders(root):
+        for limit_name, usage_name in LIMIT_FILES:
+            free_in_cgroup = _free_in_cgroup(folder, limit_name, usage_name)
+            if free_in_cgroup is not None:
+                free.append(free_in_cgroup)
+    return min(free)
 
 
 def _free_in_cgroup(folder: Path, limit_name: str, usage_name: str) -> int | None:

@@ -202,24 +202,26 @@ def write_cgroup(folder: Path, limit: str, usage: int, version: int = 2) -> None
 
 
 def free(tmp_path: Path, membership: str) -> int:
-    (tmp_path / "membership").write_text(membership)
-    return memory.available_bytes(tmp_path / "cgroups", tmp_path / "membership")
+    file = tmp_path / "proc" / "self" / "cgroup"
+    file.parent.mkdir(parents=True)
+    file.write_text(membership)
+    return memory.available_bytes(tmp_path)
 
 
 def test_the_limit_of_a_container_counts_without_its_file_cache(tmp_path: Path) -> None:
-    write_cgroup(tmp_path / "cgroups" / "a" / "b", str(1000), 600)
+    write_cgroup(tmp_path / "sys/fs/cgroup" / "a" / "b", str(1000), 600)
     assert free(tmp_path, "0::/a/b\n") == 1000 - 600 + 128
 
 
 def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
-    write_cgroup(tmp_path / "cgroups" / "a" / "b", "max", 600)
-    write_cgroup(tmp_path / "cgroups" / "a", "900", 700)
-    write_cgroup(tmp_path / "cgroups", "5000", 700)
+    write_cgroup(tmp_path / "sys/fs/cgroup" / "a" / "b", "max", 600)
+    write_cgroup(tmp_path / "sys/fs/cgroup" / "a", "900", 700)
+    write_cgroup(tmp_path / "sys/fs/cgroup", "5000", 700)
     assert free(tmp_path, "0::/a/b\n") == 900 - 700 + 128
 
 
 def test_version_1_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    write_cgroup(tmp_path / "cgroups" / "memory" / "docker", "1000", 600, version=1)
+    write_cgroup(tmp_path / "sys/fs/cgroup" / "memory" / "docker", "1000", 600, version=1)
     assert free(tmp_path, "4:cpu,cpuacct:/docker\n5:memory:/docker\n") == 1000 - 600 + 128
 
 
@@ -228,6 +230,6 @@ def test_without_a_limit_it_is_what_the_machine_has(tmp_path: Path, monkeypatch:
         available = 12345
 
     monkeypatch.setattr(psutil, "virtual_memory", Machine)
-    write_cgroup(tmp_path / "cgroups", "max", 600)
+    write_cgroup(tmp_path / "sys/fs/cgroup", "max", 600)
     assert free(tmp_path, "0::/\n") == 12345
-    assert memory.available_bytes(tmp_path / "cgroups", tmp_path / "nothing") == 12345
+    assert memory.available_bytes(tmp_path / "nothing") == 12345
