@@ -55,7 +55,7 @@ def titles(page):
 
 
 def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films):
-    assert page.locator("#about").inner_text() == "films, 5 items"
+    expect(page.locator("#about")).to_have_text("films, 5 items")
     assert page.locator("#about").get_attribute("title") == "version films-1"
     page.keyboard.type("something tense")  # the field has the focus
     page.keyboard.press("Enter")
@@ -63,7 +63,7 @@ def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films
     page.get_by_role("button", name="Send").wait_for()
     assert titles(page) == ["Alien", "Heat", "Ran", "<img src=x onerror=alert(1)>", "Amélie"]
     assert page.locator(".answer img").count() == 0  # a title is text
-    assert page.locator(".answer .year").first.inner_text() == "(1980)"
+    expect(page.locator(".answer .year").first).to_have_text("(1980)")
 
     page.get_by_role("button", name="Seen: Alien (1980)").focus()
     page.keyboard.press("Space")
@@ -127,7 +127,7 @@ def test_a_question_is_answered_by_a_click_and_the_answer_is_read(page, films):
     page.keyboard.type("a film")
     page.keyboard.press("Enter")
     page.locator(".quick").nth(2).wait_for()
-    assert page.locator(".question").inner_text() == "Which genre?"
+    expect(page.locator(".question")).to_have_text("Which genre?")
     assert page.locator(".quick").all_inner_texts() == ["Horror", "<b>War", "I don't mind"]
     page.get_by_role("button", name="Send").wait_for()
     page.reload()  # the question is kept, and its answers
@@ -168,13 +168,13 @@ def test_an_item_has_what_the_shop_shows_of_it_and_the_service_hears_what_became
     page.keyboard.press("Enter")
     page.locator(".answer li").nth(4).wait_for()
     first = page.locator(".answer li").first
-    assert first.locator(".columns").inner_text() == "price: 9.99 · genres: space, horror · in stock"
-    assert first.locator(".why").inner_text() == films.why
+    expect(first.locator(".columns")).to_have_text("price: 9.99 · genres: space, horror · in stock")
+    expect(first.locator(".why")).to_have_text(films.why)
     assert first.locator("img").bounding_box()["width"] == 48
     expect(page.locator(".answer img").first).to_have_js_property("naturalWidth", 30)
-    assert first.locator(".id").is_hidden()
+    expect(first.locator(".id")).to_be_hidden()
     page.get_by_label("Show ids").check()
-    assert first.locator(".id").inner_text() == "0"
+    expect(first.locator(".id")).to_have_text("0")
 
     page.get_by_role("button", name="Like: Alien (1980)").click()
     page.get_by_role("button", name="Not for me: Heat (1981)").click()
@@ -224,7 +224,7 @@ def test_no_script_of_a_catalog_runs_and_no_address_but_of_http_is_followed(page
     page.keyboard.press("Enter")
     page.locator(".answer li").nth(4).wait_for()
     assert page.locator(".answer a, .answer img, .answer b").count() == 0
-    assert page.locator(".columns").first.inner_text() == "note: <b onclick=alert(1)>x</b>"
+    expect(page.locator(".columns").first).to_have_text("note: <b onclick=alert(1)>x</b>")
 
 
 def test_a_conversation_outlives_a_reload_and_its_items_do_not_come_again_unasked(page, films):
@@ -238,7 +238,7 @@ def test_a_conversation_outlives_a_reload_and_its_items_do_not_come_again_unaske
     page.get_by_role("button", name="Like: Heat (1981)").click()
     page.reload()
     page.locator(".answer li").nth(4).wait_for()
-    assert page.locator(".user").inner_text() == "something tense"
+    expect(page.locator(".user")).to_have_text("something tense")
     assert page.get_by_role("button", name="Like: Heat (1981)").get_attribute("aria-pressed") == "true"
     page.locator("#text").fill("and now?")
     page.keyboard.press("Enter")
@@ -277,11 +277,11 @@ def test_items_appear_one_by_one_and_escape_stops(page, films):
     page.keyboard.type("slow")
     page.keyboard.press("Enter")
     page.locator(".answer li").first.wait_for()
-    assert page.get_by_role("button", name="Stop").is_visible()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
     assert titles(page) == ["Alien"]
     page.keyboard.press("Escape")
     page.get_by_role("alert").wait_for()
-    assert page.get_by_role("alert").inner_text() == "Stopped."
+    expect(page.get_by_role("alert")).to_have_text("Stopped.")
     assert page.locator("#text").input_value() == "slow"
 
 
@@ -290,7 +290,7 @@ def test_a_refusal_is_shown_and_the_message_is_there_to_send_again(page, films):
     page.keyboard.type("now")
     page.keyboard.press("Enter")
     page.get_by_role("alert").wait_for()
-    assert page.get_by_role("alert").inner_text() == "3 requests are being answered <b>"
+    expect(page.get_by_role("alert")).to_have_text("3 requests are being answered <b>")
     films.refusal = None
     page.keyboard.press("Enter")
     page.locator(".answer").nth(1).locator("li").nth(4).wait_for()
@@ -312,22 +312,22 @@ def test_a_list_that_failed_is_tried_again_by_a_click(page, films):
 @pytest.mark.parametrize("address", [{"key": KEY}], indirect=True)
 def test_a_service_with_a_key_asks_for_it_and_says_that_another_is_wrong(page):
     page.get_by_text("The service asks for a key.").wait_for()
-    assert page.locator("#form").is_hidden()  # nothing can be asked yet
+    expect(page.locator("#form")).to_be_hidden()  # nothing can be asked yet
     for key, words in (("x" * 32, "The service does not take this key."), (KEY, "films, 5 items")):
         page.get_by_label("This service asks for a key").fill(key)
         page.keyboard.press("Enter")
         expect(page.locator("#about")).to_have_text(words)
         if key != KEY:
-            assert page.get_by_role("alert").inner_text() == words  # beside the field
-    assert page.get_by_label("This service asks for a key").is_hidden()
-    assert page.evaluate("document.activeElement.id") == "text"
+            expect(page.get_by_role("alert")).to_have_text(words)  # beside the field
+    expect(page.get_by_label("This service asks for a key")).to_be_hidden()
+    expect(page.locator("#text")).to_be_focused()
 
 
 @pytest.mark.parametrize("address", [{"key": KEY}], indirect=True)
 def test_on_a_small_screen_the_key_s_field_says_what_it_is(page):
     page.set_viewport_size({"width": 390, "height": 844})
     page.get_by_text("The service asks for a key.").wait_for()
-    assert page.locator("label[for=key]").is_visible()
+    expect(page.locator("label[for=key]")).to_be_visible()
 
 
 FILTERS = [
