@@ -35,7 +35,7 @@ class Setting:
             environment.
         null: what null does, "" where null is refused.
         null_word: null as the variable writes it.
-        default: the default in words, where only the machine decides it.
+        default: the default in words, where it is no value of the field: conf/ or the machine decides it.
         read: the value of a variable's text, where that is not `kinds.read`.
     """
 

@@ -122,6 +122,9 @@ def run(given: list[str]) -> NoReturn:
     arguments = given[len(command.split()) :]
     if command in OPTIONS:
         check_options(command, arguments)
+    elif HELP & set(arguments):
+        print_training_help(command)
+        sys.exit(0)
     os.environ["PYTHONPATH"] = python_path()
     os.environ[guard.COMPILED] = guard.compile_cache()
     is_supervised = command not in UNSUPERVISED and not is_submitted(command)
@@ -193,6 +196,13 @@ def check_options(command: str, arguments: Sequence[str]) -> None:
         sys.exit(2)
 
 
+def print_training_help(command: str) -> None:
+    """Print the help of a training."""
+    from recipes.launch.help_text import training_help
+
+    print(training_help(recipe_of(command)))
+
+
 def options_of(command: str, arguments: Sequence[str]) -> Any:
     """The record of the command's options, which these arguments are for."""
     if command == "evaluate":
@@ -215,10 +225,15 @@ def function_of(command: str) -> Callable[[Sequence[str]], int]:
     return resolve_name(ELSEWHERE.get(command, f"{package}.{name.replace('-', '_')}:main"))
 
 
-def _training(command: str) -> Callable[[Sequence[str]], int]:
+def recipe_of(command: str) -> Any:
+    """Return the recipe that this command trains by."""
     from recipes.launch.recipe import RECIPES
 
-    recipe = next(recipe for recipe in RECIPES.values() if recipe.command == command)
+    return next(recipe for recipe in RECIPES.values() if recipe.command == command)
+
+
+def _training(command: str) -> Callable[[Sequence[str]], int]:
+    recipe = recipe_of(command)
     if is_submitted(command):
         from recipes import submit
 

@@ -24,7 +24,7 @@ from convrec.kinds import shown, wanted
 from convrec.options import Record, describe_options, help_text
 from convrec.runs import folder, supervisor
 from recipes import cli
-from recipes.launch.dry_run import defaults_of
+from recipes.launch.help_text import default_texts
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose_files
 from recipes.launch.variables import VARIABLES
@@ -148,7 +148,7 @@ These are not settings of a recipe.
 
 def _variables_table(recipes: Mapping[str, Recipe]) -> str:
     """A row a variable, with its default in each of these recipes; a recipe that does not read it has none."""
-    defaults_by_recipe = [defaults_of(recipe) for recipe in recipes.values()]
+    defaults_by_recipe = [default_texts(recipe) for recipe in recipes.values()]
     titles = " | ".join(f"default ({title})" for title in recipes)
     rows = [f"| variable | {titles} | takes | what |", "|---|" + "---|" * len(recipes) + "---|---|"]
     for variable in VARIABLES:

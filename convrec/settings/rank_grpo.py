@@ -86,7 +86,7 @@ class RankGRPOConfig(ListSettings, RLConfig):
     ] = "normalised"
     algorithm: Annotated[
         Algorithm | None,
-        Setting("the method or a baseline", key=ALGORITHM_GROUP, variable="ALGORITHM"),
+        Setting("the method or a baseline", key=ALGORITHM_GROUP, variable="ALGORITHM", default="rank_grpo"),
     ] = None
     preset: Annotated[
         Preset,

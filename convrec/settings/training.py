@@ -134,6 +134,7 @@ TensorParallel = Annotated[
         key="actor_rollout_ref.rollout.tensor_model_parallel_size",
         variable="TENSOR_PARALLEL",
         also=("TENSOR_PARALLEL_SIZE", "TENSOR_MODEL_PARALLEL_SIZE"),
+        default="N_GPUS_PER_NODE",
     ),
 ]
 GPUMemoryUtilization = Annotated[
@@ -143,6 +144,7 @@ GPUMemoryUtilization = Annotated[
         key="actor_rollout_ref.rollout.gpu_memory_utilization",
         variable="GPU_MEMORY_UTILIZATION",
         also=("GPU_MEMORY", "GPU_UTILIZATION"),
+        default="0.5",
     ),
 ]
 

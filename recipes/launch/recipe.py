@@ -5,18 +5,21 @@ convrec/report/panels.py and its settings in convrec/report/run_summary.py (SETT
 (recipes/cli.py), and a script that starts it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from convrec.fields import Row, rows_by_key
 from convrec.settings.choices import ALGORITHMS
 from convrec.settings.judges import JudgeConfig, PairwiseJudgeConfig, PointwiseJudgeConfig
 from convrec.settings.rank_grpo import RankGRPOConfig
-from convrec.settings.run import Run
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig
-from recipes.launch import ray_training, sft_training
+
+if TYPE_CHECKING:  # it imports OmegaConf, for which `--help` does not wait
+    from convrec.settings.run import Run
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Recipe:
         return self.title.format(algorithm=ALGORITHMS.get(getattr(run.settings, "algorithm", ""), ""))
 
 
-# The imports of recipes.preflight take seconds, and a wrong variable is refused before.
+# What checks and trains is imported late: it takes seconds, and a wrong variable is refused before, `--help` answered.
 def _check_sft(run: Run[SFTConfig]) -> list[str]:
     from recipes.preflight.checks import check_sft
 
@@ -78,6 +81,18 @@ def _check_judge(run: Run[JudgeConfig]) -> list[str]:
     return check_judge(run)
 
 
+def _train_sft(run: Run[SFTConfig]) -> None:
+    from recipes.launch import sft_training
+
+    sft_training.train(run)
+
+
+def _train_on_ray(run: Run[Any]) -> None:
+    from recipes.launch import ray_training
+
+    ray_training.train(run)
+
+
 SFT = Recipe(
     name="sft",
     title="SFT",
@@ -86,7 +101,7 @@ SFT = Recipe(
     settings=SFTConfig,
     answers="lists",
     check=_check_sft,
-    train=sft_training.train,
+    train=_train_sft,
     shown={"train/loss": "loss", "val/loss": "val loss"},
     host_group="sft_host",
     is_sft=True,
@@ -99,7 +114,7 @@ RANK_GRPO = Recipe(
     settings=RankGRPOConfig,
     answers="lists",
     check=_check_rank_grpo,
-    train=ray_training.train,
+    train=_train_on_ray,
     shown={
         "val/ndcg": "val NDCG",
         "rank_grpo/return@1": "return@1",
@@ -116,7 +131,7 @@ POINTWISE_JUDGE = Recipe(
     settings=PointwiseJudgeConfig,
     answers="verdicts",
     check=_check_judge,
-    train=ray_training.train,
+    train=_train_on_ray,
     shown={"reward/score": "reward", "reward/exact_match": "exact", "reward/no_verdict": "no verdict"},
 )
 PAIRWISE_JUDGE = Recipe(
@@ -127,7 +142,7 @@ PAIRWISE_JUDGE = Recipe(
     settings=PairwiseJudgeConfig,
     answers="verdicts",
     check=_check_judge,
-    train=ray_training.train,
+    train=_train_on_ray,
     shown={"reward/score": "accuracy", "reward/no_verdict": "no verdict", "reward/prefers_a": "A"},
 )
 RECIPES = {recipe.name: recipe for recipe in (SFT, RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE)}

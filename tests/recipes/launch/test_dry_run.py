@@ -1,4 +1,4 @@
-"""Help, config and dry run of a training: nothing is started, nothing is written."""
+"""Config and dry run of a training: nothing is started, nothing is written."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.launch import dry_run, runner
+from recipes.launch import runner
 from recipes.launch.recipe import RECIPES
-from recipes.launch.variables import VARIABLES
 from recipes.tiny_model import make_tiny_model
 
 
@@ -18,16 +17,6 @@ def variables(good: dict[str, str], set_variables, tmp_path: Path) -> dict[str, 
     own = {"MODEL_PATH": str(model), "MAX_RESPONSE_LENGTH": "64", "TOTAL_EPOCHS": "3", "SAVE_FREQ": "8"}
     set_variables(good | own)
     return good
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_help_has_every_variable_of_the_recipe_with_its_own_default(name: str, capsys) -> None:
-    recipe = RECIPES[name]
-    assert dry_run.answer(recipe, ["--help"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
-    assert {v.name for v in VARIABLES if v.keys_of(recipe)} == {word for word in lines if word.isupper()}
-    assert " / " not in lines["SAVE_FREQ"]
-    assert {"sft": " 100 ", "rank_grpo": " 200 "}.get(name, " 20 ") in lines["SAVE_FREQ"]
 
 
 def test_a_dry_run_finds_a_response_that_cannot_hold_the_lists(variables, monkeypatch, capsys) -> None:

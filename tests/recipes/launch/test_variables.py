@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.errors import UserError
 from recipes.launch import settings
-from recipes.launch.dry_run import defaults_of
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT
 from recipes.launch.variables import ELSEWHERE, VARIABLES, misspelt_variables, overrides_from_environment
 
@@ -121,18 +120,6 @@ def test_what_may_be_null_can_be_in_the_variables_own_word() -> None:
 
 def test_empty_variable_is_an_unset_one_and_the_other_recipes_are_left_out() -> None:
     assert overrides_from_environment(SFT, {"LR": " ", "MU": "2"}) == []
-
-
-@pytest.mark.parametrize(
-    ("recipe", "defaults"),
-    [
-        ("sft", {"LR": "5e-5", "SAVE_KEEP": "all", "TRAIN_BATCH_SIZE": "96 a device", "LOGGER": "console, file"}),
-        ("rank_grpo", {"ALGORITHM": "rank_grpo", "TRAIN_BATCH_SIZE": "48", "REWARDS": "REWARD alone"}),
-        ("judge_pairwise", {"TENSOR_PARALLEL": "N_GPUS_PER_NODE", "N_GPUS_PER_NODE": "what the machine has"}),
-    ],
-)
-def test_a_default_is_what_the_config_has_or_what_its_null_does(recipe: str, defaults: dict[str, str]) -> None:
-    assert defaults_of(RECIPES[recipe]).items() >= defaults.items()
 
 
 NAMES = [variable.name for variable in VARIABLES]

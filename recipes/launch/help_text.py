@@ -1,0 +1,50 @@
+"""The help of the trainings, from the table of their settings: no config is composed for it."""
+
+from typing import Any
+
+from convrec.fields import Row
+from convrec.kinds import shown, wanted
+from recipes.launch.recipe import Recipe
+from recipes.launch.variables import VARIABLES
+
+
+def training_help(recipe: Recipe) -> str:
+    """Return how a training is started, its environment variables with their defaults, and its flags."""
+    defaults = default_texts(recipe)
+    rows = [
+        (variable.name, defaults[variable.name], f"{variable.help} [{wanted(variable.kind)}]")
+        for variable in VARIABLES
+        if variable.name in defaults
+    ]
+    name_width = max(len(name) for name, _, _ in rows)
+    default_width = max(len(default) for _, default, _ in rows)
+    table = [f"  {name:{name_width}}  {default:{default_width}}  {text}" for name, default, text in rows]
+    return "\n".join(
+        [
+            f"usage: [VARIABLE=value ...] bash {recipe.script} [--dry-run] [--print-config] [hydra overrides]",
+            "",
+            "  --dry-run       check everything and say what would run: steps, checkpoints, memory, hours",
+            "  --print-config  the whole config, before interpolation",
+            "",
+            "Variables, their defaults, what they are, and [what they take]:",
+            *table,
+            "",
+            "With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.",
+        ]
+    )
+
+
+def default_texts(recipe: Recipe) -> dict[str, str]:
+    """Return, for each variable that the recipe reads, what it is where nobody sets it, in words."""
+    rows = [row for row in recipe.rows.values() if row.setting.variable]
+    return {row.setting.variable: _default_text(row) for row in rows}
+
+
+def _default_text(row: Row) -> str:
+    if row.default is not None:
+        return _in_words(row.default)
+    return row.setting.default or row.setting.null
+
+
+def _in_words(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else shown(value)
