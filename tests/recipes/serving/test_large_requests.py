@@ -17,7 +17,8 @@ from recipes.serving.schema import MOST_ALLOWED, MOST_NAMES, Limits
 from tests.recipes.serving.without_engine import served, settings_of, write_films
 
 ITEMS = 2000
-HEALTH_SECONDS = 5.0  # on a busy machine; what held the loop did so for 28 s and more
+HEALTH_SECONDS = 1.0  # in the median; on a busy machine a single look may take longer
+HELD_SECONDS = 5.0  # what held the loop did so for 28 s and more
 TIMEOUT_SECONDS = 60.0
 ORDINARY = {"conversation": "a film, please", "k": 10}
 LIMITS = Limits(timeout_seconds=TIMEOUT_SECONDS)
@@ -95,8 +96,10 @@ def test_the_largest_request_holds_up_no_other(address: str, kind: str) -> None:
         alone += [ordinary() for _ in range(10)]
     assert {status for _, status in answers} == {400 if kind in REFUSED else 200}
     assert max(seconds for seconds, _ in answers) < TIMEOUT_SECONDS
-    assert max(looks) < HEALTH_SECONDS
-    assert statistics.median(beside) < 2 * statistics.median(alone) + 0.25
+    assert statistics.median(looks) < HEALTH_SECONDS
+    assert max(looks) < HELD_SECONDS
+    # of a request that is refused within a second, one or two ordinary ones are beside it, and wait for its JSON
+    assert statistics.median(beside) < 2 * statistics.median(alone) + 1.0
     print(
         f"{kind}: {max(answers)[0]:.2f} s; lists {statistics.median(alone):.3f} s, beside it "
         f"{statistics.median(beside):.3f} s ({max(beside):.3f}); /health {max(looks):.3f} s at most"
