@@ -74,7 +74,8 @@ def _partial(path: Path) -> Path:
     """This thread's temporary name for `path`. What threads of this host left that have ended is removed; in a
     container that starts anew, the one before had this thread's id."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    start, me = f".{path.name}.partial-{socket.gethostname()}-", threading.get_native_id()
+    start = f".{path.name}.partial-{socket.gethostname()}-"
+    me = threading.get_native_id()
     for name in os.listdir(path.parent):
         thread = name.removeprefix(start).removesuffix(OLD)
         if not name.startswith(start) or not thread.isdigit() or not (int(thread) == me or has_ended(thread)):

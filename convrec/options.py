@@ -264,7 +264,8 @@ def _explain(error: CycloptsError, record: type[Record], arguments: Sequence[str
                     return _describe_unknown(name, record)
             return f"{', '.join(_missing(record, arguments) or [_name(error.argument)])}: missing; {see_help}"
         case CoercionError() if error.argument and error.token:
-            value, takes = error.token.value, _describe_values(error.argument)
+            value = error.token.value
+            takes = _describe_values(error.argument)
             return f"{_name(error.argument)} {value}: give {error.msg or takes}"
     return f"{' '.join(str(error).split())}; {see_help}"
 

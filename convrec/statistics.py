@@ -32,7 +32,8 @@ def bootstrap(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) ->
 
 def resamples(num_contexts: int, seed: int) -> Iterator[np.ndarray]:
     """How often each context is drawn, with replacement: RESAMPLES rows (C,) in blocks (S, C) that fit in memory."""
-    rng, share_C = np.random.default_rng(seed), np.full(num_contexts, 1 / num_contexts)
+    rng = np.random.default_rng(seed)
+    share_C = np.full(num_contexts, 1 / num_contexts)
     for block in _blocks(RESAMPLES, num_contexts):
         yield rng.multinomial(num_contexts, share_C, size=block.stop - block.start).astype(float)
 

@@ -221,7 +221,8 @@ def function_of(command: str) -> Callable[[Sequence[str]], int]:
     """What runs the command: given its arguments, it returns the exit status."""
     if command.startswith("train "):
         return _training(command)
-    package, name = "data_prep" if command.startswith("data ") else "recipes", command.removeprefix("data ")
+    package = "data_prep" if command.startswith("data ") else "recipes"
+    name = command.removeprefix("data ")
     return resolve_name(ELSEWHERE.get(command, f"{package}.{name.replace('-', '_')}:main"))
 
 

@@ -68,7 +68,8 @@ def report(findings: Sequence[Finding], as_json: bool) -> int:
 
 @command(DoctorOptions)
 def main(options: DoctorOptions) -> int:
-    arguments, as_json = list(options.words), options.json
+    arguments = list(options.words)
+    as_json = options.json
     recipe = RECIPES[arguments.pop(0)] if arguments and arguments[0] in RECIPES else RANK_GRPO
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
         try:

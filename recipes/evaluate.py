@@ -26,47 +26,71 @@ from recipes.evaluation.sweep import sweep_run
 
 
 def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> str:
-    settings, generation = metrics["settings"], metrics["generation"]
-    lines = []
+    """Return what is printed of an evaluation.
+
+    Args:
+        metrics: what metrics.json has.
+        slices: names of the slices to show.
+    """
+    ks = metrics["settings"]["ks"]
+    lines: list[str] = []
     for protocol, results in metrics["results"].items():
-        about = next(iter(results.values()))
-        n, contexts, without = (about[name] for name in ("n", "num_contexts", "without_ground_truth"))
-        lines.append(
-            f"{settings['data']}: {n} rows, {contexts} conversations, protocol {protocol}, "
-            f"matching {settings['matching_of'][protocol]}"
-            + (f"; {without} rows without ground truth left out" if without else "")
-            + (f"; {damaged} damaged rows left out" if (damaged := metrics["damaged"]["data"]) else "")
-        )
-        order = sorted(results, key=lambda name: (name in OF_MODEL, name == "constrained"))
-        lines += [text_table([table_row(name, results[name], settings["ks"]) for name in order]), ""]
-        beyond = [{"model": name, **beyond_accuracy_row(results[name])} for name in order]
-        if len(beyond[0]) > 1:
-            lines += [text_table(beyond), *not_measured(results[order[0]]), ""]
-    if fusion := settings.get("fusion"):
+        lines += _protocol_lines(metrics, protocol, results)
+    if fusion := metrics["settings"].get("fusion"):
         lines.append(f"fused: weight {fusion['weight']:g} for the model, constant {fusion['constant']:g}")
     if held := metrics.get("constrained"):
         counts = ", ".join(f"{held[name]} {name.replace('_', ' ')}" for name in WRONG)
         lines.append(f"{held['lists']} constrained lists of {held['lines']} lines: {counts}")
-        lines += _paired(
-            f"constrained minus free lists, {held['paired']['n']} rows paired:", held["paired"], settings["ks"]
-        )
+        lines += _paired(f"constrained minus free lists, {held['paired']['n']} rows paired:", held["paired"], ks)
     if pair := metrics.get("paired"):
-        lines += _paired(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, settings["ks"])
+        lines += _paired(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, ks)
     for name, pair in metrics.get("minus", {}).items():
-        metric = f"ndcg@{max(settings['ks'])}"
+        metric = f"ndcg@{max(ks)}"
         lines.append(f"the model minus {name}, {metric}: {gain_text(pair[metric])}  p {number_text(pair[metric]['p'])}")
-    slices = [*slices, *({"questions"} & metrics["slices"].keys())]
-    if table := slices_table({name: metrics["slices"][name] for name in slices}):
-        name = "model" if settings["model"] else next(iter(results))
-        lines += [f"parts of the split, {name}:", text_table(table, line_a_model=True), ""]
-    if settings["model"] is None:
-        return "\n".join(lines).rstrip()
-    lines.append(
+    lines += _slice_lines(metrics, slices)
+    if metrics["settings"]["model"] is not None:
+        lines.append(_generation_line(metrics["generation"]))
+    return "\n".join(lines).rstrip()
+
+
+def _protocol_lines(metrics: Mapping[str, Any], protocol: str, results: Mapping[str, Any]) -> list[str]:
+    """What was evaluated by a protocol, and its tables: accuracy, then what else lists are measured by."""
+    settings = metrics["settings"]
+    counts = next(iter(results.values()))
+    damaged = metrics["damaged"]["data"]
+    heading = (
+        f"{settings['data']}: {counts['n']} rows, {counts['num_contexts']} conversations, protocol {protocol}, "
+        f"matching {settings['matching_of'][protocol]}"
+    )
+    if counts["without_ground_truth"]:
+        heading += f"; {counts['without_ground_truth']} rows without ground truth left out"
+    if damaged:
+        heading += f"; {damaged} damaged rows left out"
+    order = sorted(results, key=lambda name: (name in OF_MODEL, name == "constrained"))
+    lines = [heading, text_table([table_row(name, results[name], settings["ks"]) for name in order]), ""]
+    beyond = [{"model": name, **beyond_accuracy_row(results[name])} for name in order]
+    if len(beyond[0]) > 1:
+        lines += [text_table(beyond), *not_measured(results[order[0]]), ""]
+    return lines
+
+
+def _slice_lines(metrics: Mapping[str, Any], slices: Sequence[str]) -> list[str]:
+    """The table of the slices of these names, and of the questions that a model asked."""
+    names = [*slices, *({"questions"} & metrics["slices"].keys())]
+    table = slices_table({name: metrics["slices"][name] for name in names})
+    if not table:
+        return []
+    *_, results = metrics["results"].values()
+    model = "model" if metrics["settings"]["model"] else next(iter(results))
+    return [f"parts of the split, {model}:", text_table(table, line_a_model=True), ""]
+
+
+def _generation_line(generation: Mapping[str, Any]) -> str:
+    return (
         f"{generation['generated']} of {generation['prompts']} prompts generated in {generation['seconds']:.0f} s, "
         f"the rest reused; {generation['truncated_prompts']} prompts shortened, "
         f"{generation['unfinished_responses']} responses cut off"
     )
-    return "\n".join(lines)
 
 
 def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]:
@@ -80,6 +104,19 @@ def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]
 
 @command(EvaluateOptions)
 def evaluate_lists(options: EvaluateOptions) -> int:
+    """Evaluate a model, a run's checkpoints, or baselines alone. Exit status."""
+    _check(options)
+    if options.sweep:
+        sweep = replace(options, out=options.out or _sweep_folder(options))
+        print(sweep_run(sweep, options.start))
+    else:
+        _evaluate_one(options)
+    if options.baselines and not options.train:
+        print(f"no --train: left out the baseline {' and '.join(options.baselines)}", file=sys.stderr)
+    return 0
+
+
+def _check(options: EvaluateOptions) -> None:
     is_api = (options.model or "").startswith(API)
     if options.sampling and not is_api and options.user != "llm":
         raise UserError("--sampling: it is for a model behind an API; give --model api:NAME, or --user llm")
@@ -87,24 +124,23 @@ def evaluate_lists(options: EvaluateOptions) -> int:
         raise UserError("--sweep needs a run folder as --model")
     if not options.out and not options.sweep:
         raise UserError("--out is needed (with --sweep it has a default)")
-    if not options.out:
-        options = replace(
-            options, out=str(Path(options.model or "").expanduser() / "evaluation" / Path(options.data).stem)
-        )
-    if options.sweep:
-        print(sweep_run(options, options.start))
-    else:
-        if not options.overwrite:
-            refuse_to_replace(Path(options.out), options.model, options.data)
-        metrics = evaluate(options)
-        for warning in metrics["warnings"]:
-            tqdm.write(f"warning: {warning}", file=sys.stderr)
-        shown = options.slices or ()
-        print(format_metrics(metrics, SLICES if options.slices == [] else shown))
-        print(f"written to {options.out}")
-    if options.baselines and not options.train:
-        print(f"no --train: left out the baseline {' and '.join(options.baselines)}", file=sys.stderr)
-    return 0
+
+
+def _sweep_folder(options: EvaluateOptions) -> str:
+    """Return the folder of a sweep where nobody names one: inside the run's, by the name of the data."""
+    return str(Path(options.model or "").expanduser() / "evaluation" / Path(options.data).stem)
+
+
+def _evaluate_one(options: EvaluateOptions) -> None:
+    out = Path(options.out or "")
+    if not options.overwrite:
+        refuse_to_replace(out, options.model, options.data)
+    metrics = evaluate(options)
+    for warning in metrics["warnings"]:
+        tqdm.write(f"warning: {warning}", file=sys.stderr)
+    slices = SLICES if options.slices == [] else options.slices or ()  # the option without names: all
+    print(format_metrics(metrics, slices))
+    print(f"written to {options.out}")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -28,7 +28,9 @@ SECONDS = 600.0  # of all phases together
 def check(phases: Sequence[Phase], machine: Machine, seconds: float, file: Path) -> int:
     """Run the phases, a line each. The file is written anew after each, so that an interrupted check leaves one too.
     The exit status."""
-    what, outcomes, start = {phase.name: phase.what for phase in phases}, list[Outcome](), time.time()
+    what = {phase.name: phase.what for phase in phases}
+    outcomes = list[Outcome]()
+    start = time.time()
     where = f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}" if machine.gpus else "no GPU: what a CPU can run"
     print(f"{len(phases)} phases, {where}")
     print(f"{'phase':16} {'':7} {'seconds':>7}", flush=True)

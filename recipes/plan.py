@@ -39,7 +39,8 @@ def planned_run(recipe: Recipe, overrides: Sequence[str]) -> Run[TrainingConfig]
 
 def planned_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, int]:
     """(of training, of validation): what the command line says, else those of the files that are here."""
-    rows, validation = options.rows or 0, options.val_rows or 0
+    rows = options.rows or 0
+    validation = options.val_rows or 0
     try:
         rows = rows or (0 if run.settings.total_steps else count_training_rows(run))
     except FileNotFoundError as error:
@@ -55,7 +56,8 @@ def answer(options: PlanOptions) -> str:
     recipe = RECIPES[options.recipe]
     run = planned_run(recipe, options.overrides)
     gpu = GPUS[options.gpu]
-    nodes, gpus = run.settings.num_nodes, run.gpus_per_node
+    nodes = run.settings.num_nodes
+    gpus = run.gpus_per_node
     if options.network_gbit:
         gpu = replace(gpu, network=options.network_gbit * 1e9 / 8 / gpus)
     check_batch(run)

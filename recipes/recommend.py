@@ -32,7 +32,9 @@ def recommend(options: RecommendOptions) -> dict[str, Any]:
 
     Raises UserError before an engine starts.
     """
-    out, source, catalog = Path(options.out), Path(options.chats), Path(options.catalog)
+    out = Path(options.out)
+    source = Path(options.chats)
+    catalog = Path(options.catalog)
     if out.suffix != ".parquet":
         raise UserError(f"--out {out}: give a name that ends in .parquet")
     placement = Placement(options.placement.replicas, options.placement.tensor_parallel)

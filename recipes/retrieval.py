@@ -30,7 +30,9 @@ from recipes.options.retrieval import CandidatesOptions, FitOptions
 K = 20  # of the NDCG that chooses
 MOST_ROWS = 2000  # of validation, evenly spaced
 NEIGHBOURS = (50, 200, 800)
-RIDGE, TEXT = (0.0, 0.25, 0.5, 1.0), (0.0, 0.1, 0.25)  # weights beside 1 for the neighbours
+# weights beside 1 for the neighbours
+RIDGE = (0.0, 0.25, 0.5, 1.0)
+TEXT = (0.0, 0.1, 0.25)
 
 
 def fit_retrieval(
@@ -61,7 +63,8 @@ def choose(split: Split, retriever: Retriever) -> tuple[Choice, dict[str, float]
     (`fused`)."""
     rows = [row for row in split.rows if row[TRUTH]]
     rows = rows[:: -(-len(rows) // MOST_ROWS)]
-    answers, asked = answers_of(replace(split, rows=rows)), [read_row(row, split.matcher) for row in rows]
+    answers = answers_of(replace(split, rows=rows))
+    asked = [read_row(row, split.matcher) for row in rows]
     others = [retriever.lists(row, names=PARTS[1:]) for row in asked]
     lists: dict[int, list[dict[str, list[int]]]] = {}
     for retriever.neighbours.count in NEIGHBOURS:
@@ -90,12 +93,14 @@ def write_candidates(
     if len({file.name for file in tables}) < len(tables):
         raise UserError("--tables: two files of one name would be one file of --out; take them one after the other")
     matcher = Matcher(load_catalog(catalog))
-    (retriever, warnings), lines = load(retrieval, catalog, matcher), matcher.catalog.lines
+    (retriever, warnings) = load(retrieval, catalog, matcher)
+    lines = matcher.catalog.lines
     for file in tables:
         validate_rl_table(file, allow_empty_ground_truth=True, dated=matcher.catalog.dated)
 
     def named(row: Mapping[str, Any]) -> dict[str, Any]:
-        items, (prompt, *_) = retriever.rank(read_row(row, matcher))[:count], row["prompt"]
+        items = retriever.rank(read_row(row, matcher))[:count]
+        (prompt, *_) = row["prompt"]
         content = with_candidates(prompt["content"], [lines[item] for item in items])
         return {**row, "prompt": [prompt | {"content": content}]}
 

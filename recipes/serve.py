@@ -82,14 +82,16 @@ def _limits(options: ServeOptions) -> Limits:
     try:
         return Limits(**asdict(options.limits))
     except ValidationError as error:
-        (name, *_), message = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        (name, *_) = error.errors()[0]["loc"]
+        message = error.errors()[0]["msg"]
         raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
 
 
 def _model(text: str, catalog: str | None, retrieval: str | None, options: ServeOptions) -> ModelSettings:
     name, is_named, path = text.partition("=")
     if not is_named or "/" in name:
-        name, path = "", text
+        name = ""
+        path = text
     option = "--model " if catalog else "--judge "
     path = check_model_path(path, option)
     folder = Path(path)

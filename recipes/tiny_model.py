@@ -75,7 +75,8 @@ def make_tiny_model(
     if head_size % 32:
         raise UserError(f"heads of {head_size} do not run in vLLM on a CPU: make hidden_size / num_heads 32 or 64")
     tokenizer = train_tokenizer(texts, titles, vocab_size, max_positions, fill_vocab)
-    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id
+    eos = tokenizer.eos_token_id
     config = AutoConfig.for_model(
         model_type,
         vocab_size=len(tokenizer),
@@ -137,7 +138,8 @@ def train_tokenizer(
         )
     blank = Qwen2Tokenizer()  # for the normalizer and pre-tokenizer that loading the folder will give
     bpe = Tokenizer(models.BPE())
-    bpe.normalizer, bpe.pre_tokenizer = blank.backend_tokenizer.normalizer, blank.backend_tokenizer.pre_tokenizer
+    bpe.normalizer = blank.backend_tokenizer.normalizer
+    bpe.pre_tokenizer = blank.backend_tokenizer.pre_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(SPECIAL_TOKENS) - len(added),
         min_frequency=MIN_PAIR_FREQUENCY,

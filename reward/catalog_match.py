@@ -103,7 +103,8 @@ def compute_score(
     matched = matcher.match(items, truth, seen)
     relevance = matched.relevance + [0] * (num_items - len(matched.relevance))
     gain = dcg(relevance, num_items)
-    hits, wanted = sum(relevance), len(matcher.truths(truth))
+    hits = sum(relevance)
+    wanted = len(matcher.truths(truth))
     scored: dict[str, float | int | list] = {
         "score": gain,
         "dcg": gain,

@@ -18,7 +18,9 @@ from convrec.runs.folder import MANIFEST
 
 CHECKSUM = "xxh3_128"  # against faults of disks and copies, not against somebody who changes the manifest as well
 THREADS = 4
-MERGED, UNFINISHED = "merged", ".merged."  # what convrec.checkpoints.models adds to a checkpoint later
+# what convrec.checkpoints.models adds to a checkpoint later
+MERGED = "merged"
+UNFINISHED = ".merged."
 
 
 def write(folder: Path) -> None:

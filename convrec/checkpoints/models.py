@@ -124,7 +124,8 @@ def _resolve(model_path: str | Path, given_as: str, above: tuple[Path, ...]) -> 
             "resume; name another step of the run"
         )
     shards = shards_folder(step_folder)
-    saved, merged = shards / "huggingface", step_folder / "merged"
+    saved = shards / "huggingface"
+    merged = step_folder / "merged"
     # verl's Hugging Face form of a LoRA run has the adapter's names in it, which nothing loads
     is_lora = (shards / "lora_train_meta.json").exists()
     if has_weights(saved) and not is_lora:

@@ -100,7 +100,8 @@ def _for_this_process(name: str, saved: Sequence[Any], like: Any) -> Any:
 
 def whole_tensor(name: str, saved: Sequence[DTensor]) -> torch.Tensor:
     """The tensor of which each process r has saved `saved[r]`, its rows or a copy of another process's."""
-    mesh, placements = saved[0].device_mesh.mesh, saved[0].placements
+    mesh = saved[0].device_mesh.mesh
+    placements = saved[0].placements
     *groups, last = placements
     if not all(isinstance(group, Replicate) for group in groups) or type(last) not in (Replicate, Shard):
         raise UserError(f"{name} was saved as {placements}: such a checkpoint is resumed by as many processes only")

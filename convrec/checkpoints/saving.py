@@ -88,7 +88,8 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
     Nothing older is removed before the new one is complete. Raises RuntimeError when it cannot be written: then what
     was written of it is removed, and the last complete checkpoint and the tracker are as they were.
     """
-    folder, last = step_folder(run_folder, step), latest_step(run_folder)
+    folder = step_folder(run_folder, step)
+    last = latest_step(run_folder)
     if last == step:  # of a run that was told to begin before it
         last = max((earlier for earlier in complete_steps(run_folder) if earlier < step), default=0)
     kept = f"the checkpoint of step {last} is intact" if last else "there is no earlier checkpoint"

@@ -109,7 +109,9 @@ class Damage:
     """
 
     def __init__(self, share: float | None = None, named: int | None = NAMED, end: str = "") -> None:
-        self.share, self.named, self.end = share, named, end
+        self.share = share
+        self.named = named
+        self.end = end
         self.findings: list[Problem] = []
 
     def __bool__(self) -> bool:

@@ -207,7 +207,8 @@ def parquet_batches(
                     for number in numbers.take(pa.array(damaged)).to_pylist():
                         damage.add(path, number, "text that is no UTF-8; write the row again")
                     keep = pa.array(np.isin(np.arange(len(batch)), damaged, invert=True))
-                    batch, numbers = batch.filter(keep), numbers.filter(keep)
+                    batch = batch.filter(keep)
+                    numbers = numbers.filter(keep)
                 yield batch, numbers
     except (pa.ArrowInvalid, OSError) as error:
         raise _describe_unreadable_parquet(path, error) from error

@@ -89,9 +89,11 @@ def inspect_table(
             add(numbers.filter(is_empty), "no ground truth", fix)
         no_pairs = _rows_with(truth, pc.not_equal(pc.fill_null(pc.list_value_length(truth.flatten()), 0), 2))
         add(numbers.filter(no_pairs), "ground truth that is no [title, year] pair", "write pairs")
-        truth, numbers = truth.filter(pc.invert(no_pairs)), numbers.filter(pc.invert(no_pairs))
+        truth = truth.filter(pc.invert(no_pairs))
+        numbers = numbers.filter(pc.invert(no_pairs))
         title_and_year = truth.flatten().flatten()
-        titles, years = title_and_year[0::2], title_and_year[1::2]
+        titles = title_and_year[0::2]
+        years = title_and_year[1::2]
         without_title = numbers.filter(_rows_with(truth, _is_blank(titles)))
         add(without_title, "a ground truth without a title", "leave the pair out")
         has_year = pc.fill_null(pc.not_equal(years, ""), False)
@@ -119,7 +121,8 @@ def inspect_table(
 def _check_message(add: _Add, numbers: pa.Array, messages: pa.ListArray, column: str, role: str) -> None:
     wrong_count = pc.not_equal(pc.fill_null(pc.list_value_length(messages), 0), 1)
     flat = messages.flatten()
-    roles, contents = pc.struct_field(flat, "role"), pc.struct_field(flat, "content")
+    roles = pc.struct_field(flat, "role")
+    contents = pc.struct_field(flat, "content")
     wrong_role = _rows_with(messages, pc.fill_null(pc.not_equal(roles, role), True))
     fix = f'write [{{"role": "{role}", "content": ...}}]'
     add(numbers.filter(pc.or_(wrong_count, wrong_role)), f"`{column}` is not exactly one {role} message", fix)
@@ -148,7 +151,8 @@ def columns_of(path: Path, needed: Collection[str], made_by: str, fix: str) -> t
     that is not there with `made_by`, of a column with `fix`."""
     try:
         with pq.ParquetFile(path) as file:
-            present, rows = file.schema_arrow, file.metadata.num_rows
+            present = file.schema_arrow
+            rows = file.metadata.num_rows
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {made_by}") from None
     except (pa.ArrowInvalid, OSError) as error:

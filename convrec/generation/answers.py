@@ -91,7 +91,8 @@ class Store:
     """
 
     def __init__(self, what: Mapping[str, Any], prompts: Mapping[str, Messages], path: Path) -> None:
-        self._prompts, self._path = prompts, path
+        self._prompts = prompts
+        self._path = path
         self._key = digest(dict(what)).encode()
         self._known: dict[str, Answer] = {}
         if path.exists():
@@ -118,7 +119,8 @@ class Store:
         """
         for position, answer in answers:
             self._known[self._missing[position]] = {"prompt_id": self._missing[position], **answer}
-        new, complete = len(self._known) - self._written, self._prompts.keys() <= self._known.keys()
+        new = len(self._known) - self._written
+        complete = self._prompts.keys() <= self._known.keys()
         if complete or new >= RENEWED_BY * self._written:
             self._write()
 

@@ -24,7 +24,8 @@ from convrec.progress import Progress
 
 # Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
 # CPU that many can be an hour, and fewer are as fast (docs/explanation/performance.md).
-GPU_BATCH, CPU_BATCH = 1024, 128
+GPU_BATCH = 1024
+CPU_BATCH = 128
 ONE = Placement()
 Keep = Callable[[list[tuple[int, Answer]]], None]  # gets (index of the prompt, its answer) of each batch
 

@@ -65,7 +65,8 @@ def visible_gpus() -> list[str]:
         return []  # without importing torch, which takes seconds
     import torch
 
-    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",")[:count] if given else [str(number) for number in range(count)]
 
 

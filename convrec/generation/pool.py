@@ -25,8 +25,10 @@ class Pool:
             load: what each replica calls with the settings.
             log: of the first one; the others' have their index in the name.
         """
-        self._load, self._settings = load, settings
-        self.environments, self.log = environments, log
+        self._load = load
+        self._settings = settings
+        self.environments = environments
+        self.log = log
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._is_closed = False

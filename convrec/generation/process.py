@@ -13,7 +13,9 @@ from typing import Any
 from convrec.shipped import python_path
 
 # What a child sends: (kind, value). An error's is the exception, None for one that its log has.
-ANSWER, PROGRESS, ERROR = "answer", "progress", "error"
+ANSWER = "answer"
+PROGRESS = "progress"
+ERROR = "error"
 LINES_SHOWN = 15
 # Settings -> what answers a task, and tells the number of what was finished since the last time. Of a module: it is
 # imported in the child.

@@ -12,7 +12,8 @@ from convrec.lists.plain_pickle import read_pickle
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.lists.titles import forms, normalise
 
-OLDEST_YEAR, NEWEST_YEAR = 1870, 2100
+OLDEST_YEAR = 1870
+NEWEST_YEAR = 2100
 PICKLES = (".pkl", ".pickle")
 TOLD = 5  # problems that are printed one by one
 SUFFIXES = (".parquet", *PICKLES)  # of a catalog's file
@@ -105,7 +106,8 @@ class Catalog:
                 year = None
             if not isinstance(title, str) or not title.strip():
                 problems.append(f"row {row}: the title is empty ({title!r}); it can never be matched")
-                title, year = "", None
+                title = ""
+                year = None
             titles.append(title)
             years.append(year)
         sets = None if genres is None else [_genres(value, row) for row, value in enumerate(genres)]

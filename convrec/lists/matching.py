@@ -317,7 +317,8 @@ class Matcher:
         compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude a `Mother`
         of another year; folded otherwise. One that is still not found is read with its year, as ground truth is.
         """
-        by_title, item = self.index.by_title, None
+        by_title = self.index.by_title
+        item = None
         key = normalise(title)
         if key not in by_title:
             if self.catalog.dated:
@@ -328,7 +329,8 @@ class Matcher:
         rows = by_title.get(key, ())
         if not rows and self.mode in FUZZY:
             folded = fold(key)
-            rows, key = self.index.by_folded.get(folded, ()), FOLDED + folded
+            rows = self.index.by_folded.get(folded, ())
+            key = FOLDED + folded
             if not rows and item:
                 rows = [row] if (row := self.identify(*item).index) >= 0 else []
         return [self.index.items[row] for row in rows], key

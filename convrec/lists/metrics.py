@@ -50,9 +50,11 @@ def evaluate_row(
     Raises UserError when a ground-truth year is no number: evaluation data must be right, unlike what a model writes.
     """
     pairs = [(title, _required_year(title, year, matcher.catalog)) for title, year in ground_truth]
-    matched, truth = matcher.match(items, pairs, seen), matcher.truths(pairs)
+    matched = matcher.match(items, pairs, seen)
+    truth = matcher.truths(pairs)
     if protocol == "strict":
-        relevance, ideal = matched.relevance, len(truth)
+        relevance = matched.relevance
+        ideal = len(truth)
     elif protocol in PROTOCOLS:
         relevance = _closed_up_relevance(items, truth, matched, matcher)
         ideal = min(len(truth), len(relevance)) if protocol == "reference" else len(truth)
@@ -89,7 +91,8 @@ def summarise(
     "list_length_errors" (rows not of `num_items` lines)}.
     """
     kept = [(row, label) for row, label in zip(rows, contexts, strict=True) if row["num_truth"]]
-    scored, labels = [row for row, _ in kept], [label for _, label in kept]
+    scored = [row for row, _ in kept]
+    labels = [label for _, label in kept]
     names = metric_names(ks)
     values = np.array([[row[name] for name in names] for row in scored], dtype=float).reshape(len(scored), len(names))
     means, errors = bootstrap(values, labels, seed)

@@ -25,7 +25,8 @@ def parse_item_reference(line: str) -> Item | None:
     match = _ITEM.match(_bare(line))
     if not match:
         return None
-    title, previous = match[1], None
+    title = match[1]
+    previous = None
     while title != previous:
         title, previous = _bare(_PARENTHESES.sub("", title.strip())), title
     return Item(title, int(match[2]))
@@ -33,7 +34,8 @@ def parse_item_reference(line: str) -> Item | None:
 
 def _bare(text: str) -> str:
     """White space collapsed, marks and numbering off the front, marks off the end, one pair of straight quotes off."""
-    text, previous = " ".join(text.split()), None
+    text = " ".join(text.split())
+    previous = None
     while text != previous:
         previous = text
         text = text.lstrip(_MARKS).strip().rstrip(_MARKS).strip()

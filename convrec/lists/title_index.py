@@ -98,11 +98,13 @@ class TitleIndex:
     def find_nearest_year(self, rows: Sequence[int], year: int) -> int:
         """The row with the nearest year within the tolerance, the earlier one on a tie; -1 for none."""
         years = self.catalog.years
-        best, best_distance = -1, self.year_tolerance + 1
+        best = -1
+        best_distance = self.year_tolerance + 1
         for row in rows:
             distance = abs(years[row] - year)  # type: ignore[operator]
             if distance < best_distance:
-                best, best_distance = row, distance
+                best = row
+                best_distance = distance
         return best
 
     def unique_item(self, rows: Iterable[int]) -> int:

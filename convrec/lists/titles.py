@@ -36,7 +36,8 @@ _TURNED_ARTICLE = re.compile(
     r"(.+?), (the|an?|les?|l[ao]s?|el|il|gli|das|d[ei][er]|l['’])((?: ?[:(].*)?)", re.IGNORECASE
 )
 LISTED: Mapping[str, Any] = read_table(__file__, "words.yaml")
-_UNITS, _TENS = LISTED["units"], LISTED["tens"]
+_UNITS = LISTED["units"]
+_TENS = LISTED["tens"]
 _MULTIPLIERS: Mapping[str, int] = LISTED["multipliers"]
 # first -> 1, st
 _UNIT_ORDINALS = {word: (int(form[0]), form[1:]) for form, word in LISTED["ordinals"].items() if len(form) == 3}
@@ -228,7 +229,8 @@ def readings(title: str) -> Iterator[str]:
     """
     if match := _LAST_PARENTHESES.fullmatch(title):
         first, second = match.groups()
-        first_numbers, second_numbers = numbers(fold(first)), numbers(fold(second))
+        first_numbers = numbers(fold(first))
+        second_numbers = numbers(fold(second))
         if second_numbers in ((), first_numbers):
             yield first
         if first_numbers in ((), second_numbers):

@@ -30,7 +30,8 @@ _SPACE = WHITESPACE.encode("ascii")
 
 # what a token's bytes do, packed in one int16: one look-up per response token
 _CONTENT = 1  # has a non-blank byte
-_LEAD_BIT, _TRAIL_BIT = 1, 2
+_LEAD_BIT = 1
+_TRAIL_BIT = 2
 _LEAD = 1 << _LEAD_BIT  # a delimiter stands before its first non-blank byte
 _TRAIL = 1 << _TRAIL_BIT  # a delimiter stands after its last non-blank byte; for a blank token: it has a delimiter
 _INNER_SHIFT = 3  # the rest: how many further non-blank lines begin inside the token
@@ -58,7 +59,8 @@ def table_from_bytes(
     `fallback` maps the ids of byte-fallback tokens to their bytes.
     """
     mark = _delimiter_byte(delimiter)
-    codes, newlines = [], []
+    codes = []
+    newlines = []
     for text in (*token_bytes, b""):
         core = text.strip(_SPACE + mark)
         before, _, behind = text.partition(core) if core else (b"", b"", text)
@@ -66,7 +68,8 @@ def table_from_bytes(
         code = (_CONTENT if core else 0) | (lines - 1) << _INNER_SHIFT
         codes.append(code | (_LEAD if mark in before else 0) | (_TRAIL if mark in behind else 0))
         newlines.append(text.count(mark))
-    codes_V, newlines_V = torch.tensor(codes, dtype=torch.int16), torch.tensor(newlines, dtype=torch.int16)
+    codes_V = torch.tensor(codes, dtype=torch.int16)
+    newlines_V = torch.tensor(newlines, dtype=torch.int16)
     if not fallback:
         return VocabTable(codes_V, newlines_V)
     bytes_of = [fallback.get(token_id, -1 if text else -2) for token_id, text in enumerate(token_bytes)]
@@ -184,7 +187,8 @@ def _columns(values_BT: torch.Tensor) -> torch.Tensor:
 
 
 def _look_up(values_V: torch.Tensor, responses_BT: torch.Tensor) -> torch.Tensor:
-    unknown, ids = values_V.shape[0] - 1, responses_BT.flatten().long()
+    unknown = values_V.shape[0] - 1
+    ids = responses_BT.flatten().long()
     low, high = ids.aminmax() if len(ids) else (0, 0)
     if low < 0 or high > unknown:
         ids = ids.masked_fill((ids < 0) | (ids > unknown), unknown)

@@ -143,7 +143,8 @@ def rank_policy_loss(
         policy = policy_term(log_ratio_BU, units.sum_by_sign(advantages_BT), weight_BU, units.mean_BU, settings)
         grad_BT = units.to_tokens(policy.grad_BU)
 
-        loss, sums = policy.loss, {"policy_loss": policy.loss}
+        loss = policy.loss
+        sums = {"policy_loss": policy.loss}
         if ref_log_prob_BT is not None:
             kl_loss, kl_sum = add_kl_term(grad_BT, log_prob_BT, ref_log_prob_BT, units, weight_BU, settings.kl_coef)
             loss = loss + kl_loss
@@ -196,7 +197,8 @@ def policy_term(
         advantage_sums_2BU: A+ and A-.
         mean_BU: 1 / tokens in the unit.
     """
-    low, high = 1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high
+    low = 1.0 - settings.clip_ratio_low
+    high = 1.0 + settings.clip_ratio_high
     positive_BU, negative_BU = advantage_sums_2BU
     ratio_BU = log_ratio_BU.clamp(max=MAX_LOG_RATIO).exp_()
     too_large_BU = log_ratio_BU > MAX_LOG_RATIO
@@ -205,7 +207,8 @@ def policy_term(
     active_BU = positive_BU * (ratio_BU <= high) + negative_BU * (ratio_BU >= low)
     grad_BU = -weight_BU * active_BU * ratio_BU * mean_BU
     grad_BU.masked_fill_(too_large_BU, 0)
-    clipped_low_BU, clipped_high_BU = (ratio_BU < low) & (negative_BU < 0), (ratio_BU > high) & (positive_BU > 0)
+    clipped_low_BU = (ratio_BU < low) & (negative_BU < 0)
+    clipped_high_BU = (ratio_BU > high) & (positive_BU > 0)
     return PolicyTerm(loss, grad_BU, ratio_BU, clipped_low_BU, clipped_high_BU)
 
 

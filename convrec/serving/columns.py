@@ -19,7 +19,10 @@ from convrec.errors import UserError
 from convrec.kinds import did_you_mean
 from convrec.lists.catalog import Catalog, labels_of
 
-ITEM, YEAR, GENRES = ("item_id", "title", "year", "display"), "year", "genres"  # ITEM: no further columns
+# ITEM: no further columns
+ITEM = ("item_id", "title", "year", "display")
+YEAR = "year"
+GENRES = "genres"
 TEXTS = pa.list_(pa.string())
 Normalise: TypeAlias = Callable[[pa.Array], pa.Array]
 WORDS = {pa.string(): "texts", pa.int64(): "whole numbers", pa.float64(): "numbers", pa.bool_(): "true and false"}

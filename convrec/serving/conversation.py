@@ -39,7 +39,8 @@ def conversation_text(conversation: Conversation) -> str:
 def _turn(turn: Any, index: int) -> tuple[str, str]:
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
         raise UserError(f'conversation: turn {index} is not {{"role": ..., "content": ...}}')
-    role, content = turn["role"], turn["content"]
+    role = turn["role"]
+    content = turn["content"]
     if not isinstance(role, str) or role not in SPEAKERS:
         raise UserError(f"conversation: turn {index} has the role {role!r:.40}; write user or assistant")
     if not isinstance(content, str) or not content.strip():

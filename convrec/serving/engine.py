@@ -101,7 +101,8 @@ class Engine:
             async for value in iterator:
                 yield value
             return
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        loop = asyncio.get_running_loop()
+        queue = asyncio.Queue[Any]()
 
         async def pump() -> None:
             async for value in iterator:

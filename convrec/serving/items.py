@@ -23,20 +23,13 @@ from convrec.data.tokenizer import check_text
 from convrec.errors import UserError
 from convrec.features.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines, trie_of_lines
 from convrec.features.constrained.lines import encode_lines
-from convrec.lists.catalog import (
-    NEWEST_YEAR,
-    OLDEST_YEAR,
-    Catalog,
-    load_catalog,
-    parse_year,
-    shown_title,
-    tell_problems,
-)
+from convrec.lists.catalog import Catalog, load_catalog, tell_problems
 from convrec.lists.matching import make_matcher
 from convrec.lists.ranks import format_item, parse_item
 from convrec.lists.settings import ListSettings
 from convrec.lists.titles import normalise
-from convrec.serving.columns import ITEM, check_columns, read_columns, read_values
+from convrec.serving.columns import ITEM, check_columns, read_columns
+from convrec.serving.item_record import RecordReader
 from convrec.serving.journal import Journal, StateUnreadable
 from convrec.serving.mentions import load_mentions
 from convrec.serving.snapshot import LINE, CatalogItem, Snapshot, Title, TrieFile, add_names, titled, without
@@ -70,16 +63,22 @@ class ServedCatalog:
         """
         self._tokenizer = copy.deepcopy(tokenizer)  # encoding lines sets its truncation, which other threads may use
         self._special = frozenset(tokenizer.convert_tokens_to_ids(special_tokens(tokenizer)))
-        self._delimiter, self._tolerance, self._folder = lists.delimiter, lists.year_tolerance, folder
+        self._delimiter = lists.delimiter
+        self._tolerance = lists.year_tolerance
+        self._folder = folder
         base = load_catalog(file)
         check_text(f"model {tokenizer.name_or_path}", tokenizer, base.titles)
-        self.dated, self.problems = base.dated, list(base.problems)
+        self.dated = base.dated
+        self.problems = list(base.problems)
         self._has_ids = base.item_ids is not None
-        columns, self._mentions = read_columns(file, base), load_mentions(file)
+        columns = read_columns(file, base)
+        self._mentions = load_mentions(file)
         self.columns: pa.Schema = columns.schema
+        self._reader = RecordReader(self.dated, self._delimiter, self.columns)
         matcher = make_matcher(base, lists)
         lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder, questions=questions)
-        self.max_tokens, self.max_items = max_tokens, lines.most_items(max_items, max_tokens)
+        self.max_tokens = max_tokens
+        self.max_items = lines.most_items(max_items, max_tokens)
         if 0 < self.max_items < max_items:  # a tenth stays free, for longer titles that are put later
             self.max_items = max(1, lines.most_items(max_items, max_tokens * 9 // 10))
         if not self.max_items:
@@ -100,7 +99,8 @@ class ServedCatalog:
         rows = set(lines.row_W.tolist())
         for row, number in enumerate(matcher.index.items):
             if number in items:
-                title, year = base.titles[row], base.years[row]
+                title = base.titles[row]
+                year = base.years[row]
                 assert year is not None
                 line = format_item(title, year) if row in rows else None
                 aliases = base.aliases[row] if base.aliases else ()
@@ -221,7 +221,7 @@ class ServedCatalog:
     def _read_all(self, records: Sequence[Mapping[str, Any]]) -> dict[str, CatalogItem]:
         items: dict[str, CatalogItem] = {}
         for index, record in enumerate(records):
-            item = self._read(record, f"items[{index}]")
+            item = self._reader.read(record, f"items[{index}]")
             check_columns((name for name in record if name not in ITEM), self.columns, f"items[{index}]")
             if item.item_id in items:
                 raise UserError(f"items[{index}]: item_id {item.item_id!r} is there twice")
@@ -258,32 +258,6 @@ class ServedCatalog:
         if self._journal and self._journal.needs_compaction():
             threading.Thread(target=_compact, args=(self._journal,), name="convrec-journal", daemon=True).start()
 
-    def _read(self, record: Mapping[str, Any], here: str) -> CatalogItem:
-        if not isinstance(record, Mapping):
-            raise UserError(f'{here}: write {{"item_id": ..., "title": ..., "year": ...}}')
-        item_id, title, year = record.get("item_id"), record.get("title"), record.get("year")
-        if isinstance(item_id, bool) or not isinstance(item_id, str | int) or not _is_one_line(str(item_id)):
-            raise UserError(f"{here}: item_id is {item_id!r:.40}; give a text of one line or a number")
-        if not isinstance(title, str) or not _is_one_line(title) or self._delimiter in title:
-            raise UserError(f"{here}: the title is {title!r:.80}; write a text of one line")
-        display = record.get("display")
-        if isinstance(display, bool) or not isinstance(display, str | int | None):
-            raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
-        display = None if display is None else str(display).strip() or None
-        if display and (not _is_one_line(display) or self._delimiter in shown_title(title.strip(), display)):
-            raise UserError(f"{here}: display is {display!r:.80}; write a text of one line")
-        number = parse_year(year)
-        if self.dated and (number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR):
-            raise UserError(f"{here}: the year is {year!r:.20}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
-        if not self.dated and year not in (None, ""):
-            raise UserError(f"{here}: it has a year, but the catalog has none; leave it out")
-        columns = read_values(record, self.columns, here)
-        item = CatalogItem(str(item_id).strip(), title.strip(), number if self.dated else None, display, columns)
-        again = parse_item(item.line, self.dated)
-        if again is None or normalise(again.title) != normalise(item.title):
-            raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")
-        return item
-
     def _take_news(self, journal: Journal) -> None:
         """Take what the journal has. An item that lists cannot write any more is left out, with a problem."""
         news, position = journal.news()
@@ -294,7 +268,7 @@ class ServedCatalog:
                 continue
             try:
                 one = {**(record or {}), "item_id": item_id}
-                changes[item_id] = None if record is None else self._read(one, f"item_id {item_id!r}")
+                changes[item_id] = None if record is None else self._reader.read(one, f"item_id {item_id!r}")
             except UserError as error:
                 left_out[item_id] = str(error)
         if changes:
@@ -317,7 +291,9 @@ class ServedCatalog:
         if not changes:
             return before, {}
         added = [item for item in changes.values() if item is not None]
-        lines, numbers, left_out = before.trie.trie, range(0), dict[str, str]()
+        lines = before.trie.trie
+        numbers = range(0)
+        left_out = dict[str, str]()
         if added:
             numbers = range(self._next_number, self._next_number + len(added))
             self._next_number = numbers.stop
@@ -340,7 +316,10 @@ class ServedCatalog:
 
     def _taken_lines(self, added: Sequence[CatalogItem], changing: Set[str]) -> dict[str, str]:
         """Those of the items that have the line of another: id -> a sentence. changing: the ids that change at all."""
-        items, named, owner, taken = self._snapshot.items, self._snapshot.named, dict[str, str](), dict[str, str]()
+        items = self._snapshot.items
+        named = self._snapshot.named
+        owner = dict[str, str]()
+        taken = dict[str, str]()
         for item in added:
             if item.item_id not in changing:
                 continue
@@ -402,11 +381,6 @@ class ServedCatalog:
             return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
         return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with, self._mentions)
-
-
-def _is_one_line(text: str) -> bool:
-    """Whether a text has one line, of whatever kind its breaks could be, and something in it."""
-    return len(text.strip().splitlines()) == 1
 
 
 def _blanked(before: CatalogItem | None, after: CatalogItem) -> list[str]:

@@ -48,7 +48,8 @@ def write_mentions(train: Sequence[Path], catalog_file: Path) -> None:
     if not train:
         return
     catalog = load_catalog(catalog_file)
-    matcher, times = make_matcher(catalog, ListSettings()), Counter[tuple[int, int | None]]()
+    matcher = make_matcher(catalog, ListSettings())
+    times = Counter[tuple[int, int | None]]()
     for file in train:
         validate_rl_table(file, allow_empty_ground_truth=True, dated=catalog.dated)
         for batch in pq.ParquetFile(file).iter_batches(columns=RL_SCHEMA.names):

@@ -62,7 +62,10 @@ class Recommender:
     _questions: Sequence[Question] = ()
 
     def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine"):
-        self.model, self.catalog, self.engine, self._tokenizer = model, catalog, engine, tokenizer
+        self.model = model
+        self.catalog = catalog
+        self.engine = engine
+        self._tokenizer = tokenizer
         self._threads = RequestThreads()
         self._is_closed = threading.Event()
 
@@ -140,9 +143,11 @@ class Recommender:
                 )
                 opened.callback(engine.close)
             recommender = cls(found, served, tokenizer, engine)
-            recommender._show, recommender._retrieval = show, beside
+            recommender._show = show
+            recommender._retrieval = beside
             recommender._template_arguments = template_arguments
-            recommender._max_prompt_length, recommender._context = max_prompt_length, context
+            recommender._max_prompt_length = max_prompt_length
+            recommender._context = context
             if asked:
                 recommender._questions = [
                     Question(question_text(name), name, asked.commonest(name, ANSWERS)) for name in asked.names
@@ -442,17 +447,21 @@ class Recommender:
         if request.num_items == 0:
             return
         walk = Walk(request.allowed.trie.trie, request.num_items, request.walk_exclusions)
-        total, choices = 0.0, 0  # of the item that is being written
+        # of the item that is being written
+        total = 0.0
+        choices = 0
         async for output in self.engine.outputs(request.prompt.token_ids, request.sampling(streamed)):
             answer = output.outputs[0]
             for token, token_log_probs in zip(answer.token_ids, answer.logprobs or (), strict=True):
                 if walk.num_choices() > 1:
-                    total, choices = total + token_log_probs[token].logprob, choices + 1
+                    total = total + token_log_probs[token].logprob
+                    choices = choices + 1
                 written = len(walk.items)
                 walk.advance(token)
                 if len(walk.items) > written:
                     score = total / choices if choices else 0.0
-                    total, choices = 0.0, 0
+                    total = 0.0
+                    choices = 0
                     yield walk.items[-1], score
 
     async def _described(self, request: ListRequest, number: int, rank: int, score: float | None) -> RecommendedItem:

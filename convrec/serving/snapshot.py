@@ -18,7 +18,9 @@ from convrec.lists.titles import fold, normalise
 from convrec.serving.columns import YEAR
 from convrec.serving.mentions import COLUMN, Mentions
 
-FOLDED, LINE = "\0", "\n"  # mark keys of Snapshot.named; no title's key begins with them
+# mark keys of Snapshot.named; no title's key begins with them
+FOLDED = "\0"
+LINE = "\n"
 
 
 class Title(str):

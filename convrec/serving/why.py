@@ -15,7 +15,8 @@ MOST_GENRES = 3
 def sentence(number: int, liked: Collection[int], snapshot: Snapshot) -> str | None:
     """The first of these that is so: others who named a liked item wanted it, it shares genres with one, it is wanted
     more often than nine of ten others; else None. number, liked: of items of the snapshot."""
-    item, mentions = snapshot.items[number], snapshot.mentions or {}
+    item = snapshot.items[number]
+    mentions = snapshot.mentions or {}
     others = [snapshot.items[other] for other in liked if other != number]
     named = max(others, key=lambda other: mentions.get((item.line, other.line), 0), default=item)
     if (times := mentions.get((item.line, named.line), 0)) >= LEAST:

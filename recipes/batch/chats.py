@@ -19,7 +19,9 @@ from convrec.serving.lists import Filters
 from convrec.serving.snapshot import Title
 
 # Of one meaning each; the second ones are the names in the parquet of training and evaluation.
-CONVERSATION, NAME, SEEN = ("conversation", "messages", "prompt"), ("id", "sample_id"), ("seen", "seen_titles")
+CONVERSATION = ("conversation", "messages", "prompt")
+NAME = ("id", "sample_id")
+SEEN = ("seen", "seen_titles")
 KEYS = (*CONVERSATION, *NAME, *SEEN, "allow", "exclude", "where", "liked")
 
 
@@ -38,7 +40,8 @@ def read_chats(path: Path, unread: set[str] | None = None, columns: pa.Schema | 
 
     Raises UserError for the file, and at its end for all of its damaged rows, up to 20 of them named.
     """
-    damage, sound = Damage(), 0
+    damage = Damage()
+    sound = 0
     for row, (number, record) in enumerate(read_records(path, damage)):
         if unread is not None:
             unread.update(name for name in record if name not in KEYS)

@@ -49,7 +49,9 @@ class Parts:
     """
 
     def __init__(self, out: Path, what: Mapping[str, Any], size: int):
-        self.out, self.folder, self.size = out, out.with_name(f"{out.name}.parts"), size
+        self.out = out
+        self.folder = out.with_name(f"{out.name}.parts")
+        self.size = size
         self.key = digest({**what, "rows_a_part": size, "columns": str(SCHEMA)})
 
     def is_done(self) -> bool:

@@ -40,7 +40,8 @@ def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None
 def unknown_names(chat: Chat, catalog: ServedCatalog) -> list[str]:
     """What `seen`, `allow`, `exclude` and `liked` have that is no item of the catalog. `Heat (1995), Up (2009)` is
     found as the first of the two: with a second year it must be a whole line."""
-    snapshot, named = catalog.snapshot, chat.filters
+    snapshot = catalog.snapshot
+    named = chat.filters
     names = (*named["seen"], *(named["allow"] or ()), *named["exclude"], *named["liked"])
 
     def is_item(name: str | int) -> bool:

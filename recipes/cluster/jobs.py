@@ -186,14 +186,17 @@ def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], No
 
     on_interrupt: what the first Ctrl-C does, the second, ...; the one after them ends the following alone.
     """
-    left, act, printed = list(on_interrupt), None, 0
+    left = list(on_interrupt)
+    act = None
+    printed = 0
     while True:
         try:  # all that takes time is in here, so that Ctrl-C is an answer to it, whatever it is
             if act:
                 act(client, job)
                 act = None
             info = persist(lambda: client.get_job_info(job), job)
-            has_ended, start = info.status.is_terminal(), time.monotonic()
+            has_ended = info.status.is_terminal()
+            start = time.monotonic()
             log = _log_of(client, job, has_ended)
             print(log[printed:], end="", flush=True)
             printed = max(printed, len(log))

@@ -23,7 +23,9 @@ from recipes.evaluation.retrieval import fitted, retrieve
 from recipes.evaluation.split import Rows, Split, as_items
 
 NEIGHBOURS = 50
-EASE_PENALTY, EASE_ITEMS = 100.0, 20_000  # lambda; items of which the matrix and its inverse take 6.4 GB
+# lambda; items of which the matrix and its inverse take 6.4 GB
+EASE_PENALTY = 100.0
+EASE_ITEMS = 20_000
 RETRIEVAL = "retrieval"
 API = "api:"  # --model api:NAME
 Lists = list[list[Item | None]]  # one for each row of the split
@@ -141,7 +143,9 @@ def answers_to(
     """
     if not request.model_path.startswith(API):
         return model_answers(request, placement=placement, progress=progress, **settings)
-    served, prompts, path = endpoint(role, request.model_path.removeprefix(API)), request.prompts, request.path
+    served = endpoint(role, request.model_path.removeprefix(API))
+    prompts = request.prompts
+    path = request.path
     ours = {name: settings[name] for name in ("max_tokens", "temperature")}
     sampling = merge_sampling(ours, api_sampling)
     store = Store({"server": served.base_url, "model": served.model, **sampling}, prompts, path)

@@ -39,7 +39,8 @@ def make_constraint(
         raise UserError(f"--constrained: {model} is behind an endpoint; its decoding cannot be constrained from here")
     if Path(model).is_dir():
         check_hugging_face(Path(model))
-    matcher, catalog_file = split.matcher, Path(options.catalog)
+    matcher = split.matcher
+    catalog_file = Path(options.catalog)
     tokenizer, _ = load_tokenizer(model, "--model ", titles=matcher.catalog.titles)
     rows = read_allowed(Path(options.allow), matcher) if options.allow else None
     trie, file = catalog_trie(catalog_file, matcher, tokenizer, lists.delimiter, Path(options.out), rows)

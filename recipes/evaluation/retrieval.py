@@ -27,7 +27,8 @@ def fitted(split: Split, train_rows: Sequence[dict[str, Any]]) -> Retriever:
 def retrieve(split: Split, retriever: Retriever) -> list[list[int]]:
     """Of every row catalog items, best first; its own conversation's training rows have no part in them."""
     known: dict[tuple, list[int]] = {}  # rows of a prompt share their list
-    lists, reader = [], split.reader
+    lists = []
+    reader = split.reader
     for asked in (read_row(row, split.matcher, reader) for row in split.rows):
         same = (asked.text, asked.name, *asked.seen)
         lists.append(known.get(same) or known.setdefault(same, retriever.rank(asked)))
@@ -36,7 +37,8 @@ def retrieve(split: Split, retriever: Retriever) -> list[list[int]]:
 
 def written_rows(split: Split, lists: Iterable[Sequence[Item | None]]) -> list[list[int]]:
     """Of every row the catalog's items in the list that a model wrote, but what was seen, each once."""
-    rows, reader = [], split.reader
+    rows = []
+    reader = split.reader
     for row, items in zip(split.rows, lists, strict=True):
         found = dict.fromkeys(split.matcher.identify_line(*item).index for item in items if item)
         rows.append([item for item in found if item not in {-1, *reader.seen_rows(row["seen_titles"])}])

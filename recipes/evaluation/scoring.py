@@ -45,7 +45,8 @@ def score(
 ) -> Scored:
     """metrics.evaluate_row of every row, with `repeats`, catalog items that the list names again, and `recommended`,
     the different catalog rows of its first `num_items` lines."""
-    scored, first_row = [], matcher.index.items
+    scored = []
+    first_row = matcher.index.items
     for row, items in zip(split.rows, responses, strict=True):
         result = evaluate_row(items, truth_of(row), row["seen_titles"], matcher, protocol, settings["ks"])
         result["repeats"] = len(result["catalog_rows"]) - len(set(result["catalog_rows"]))
@@ -58,7 +59,8 @@ def score(
 def summary(scored: Scored, split: Split, settings: Settings, context: Context | None = None) -> dict[str, Any]:
     """metrics.summarise with repeats_per_list and items_per_list; with `context` also the measures beyond accuracy, of
     each row too."""
-    num_items, seed = settings["num_items"], settings["seed"]
+    num_items = settings["num_items"]
+    seed = settings["seed"]
     kept = [row for row in scored if row["num_truth"]]
     beyond: Figures = {}
     if context is not None:

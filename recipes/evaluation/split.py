@@ -112,7 +112,8 @@ NO_ROWS = Rows([], {}, [])
 
 def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, scored: bool = True) -> Rows:
     """scored: whether the rows need ids of their own and years that are numbers, which baselines do not."""
-    path, damage = Path(path), Damage(skip_damaged, named=None)
+    path = Path(path)
+    damage = Damage(skip_damaged, named=None)
     report = inspect_table(path, RL_SCHEMA, damage, dated=catalog.dated)
     table = pq.read_table(path, columns=RL_SCHEMA.names)
     unsound = {row for _, row in damage.rows()}

@@ -57,7 +57,8 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     The baselines and a warning that all steps have are said once. Raises UserError when OUT holds another run's sweep
     or one with other settings.
     """
-    run, folder = Path(options.model or "").expanduser(), Path(options.out)
+    run = Path(options.model or "").expanduser()
+    folder = Path(options.out)
     steps = sweep_steps(run, start)
     first = prepare_evaluation(replace(options, model=steps[0], out=_folder_of(folder, 0), run=str(run)))
     settings = _checked_settings(folder, run, first)
@@ -70,9 +71,11 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
         tqdm.write(f"step {step}, {number} of {len(steps)} checkpoints", file=sys.stderr)
         metrics = answer_and_score(first.for_model(model, _folder_of(folder, step), against) if step else first)
         write_json(folder / SWEEP_SETTINGS, settings)  # not before a step has shown that they can be used
-        protocol, largest = settings["protocol"], [max(settings["ks"])]
+        protocol = settings["protocol"]
+        largest = [max(settings["ks"])]
         results = dict(metrics["results"][protocol])
-        model_result, constrained_result = results.pop("model"), results.pop("constrained", None)
+        model_result = results.pop("model")
+        constrained_result = results.pop("constrained", None)
         table.append({"step": step} | model_line(metrics))
         slice_rows += [{"step": step} | line for line in slice_lines(metrics["slices"])]
         if not shown:

@@ -97,7 +97,8 @@ def progress(
 
     def follow(step: int, metrics: Mapping[str, Any]) -> None:
         if not latest:  # the rate is that of steps, without the start and the first step, which warms up
-            bar.initial, bar.start_t = step, time.time()
+            bar.initial = step
+            bar.start_t = time.time()
             if warning := cut_lists_warning(metrics):
                 console.say(f"warning: {warning}")
         latest.update({short: metrics[name] for name, short in show.items() if name in metrics})

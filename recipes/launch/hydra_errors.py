@@ -16,7 +16,8 @@ _UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 def explain(error: Exception, without_overrides: Callable[[], DictConfig]) -> str:
     """The error's line. without_overrides: composes the config that the unknown key is not in."""
     if unknown := _UNKNOWN_KEY.match(str(error)):
-        key, within = unknown[1], str(getattr(error.__cause__, "full_key", ""))
+        key = unknown[1]
+        within = str(getattr(error.__cause__, "full_key", ""))
         key = within if within.startswith(key) else key  # of section={key: value}
         return f"{key}: no such setting; {_advice(key, without_overrides())}"
     if isinstance(error, OverrideParseException):

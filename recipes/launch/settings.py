@@ -254,7 +254,8 @@ def _complete_rollout(config: DictConfig) -> None:
 
 def _fit_weight_bucket(models: DictConfig) -> None:
     """On a CPU weights reach the rollout through shared memory, which the largest of them must fit: the embedding."""
-    model, engine = model_settings(models.model.path), models.rollout.checkpoint_engine
+    model = model_settings(models.model.path)
+    engine = models.rollout.checkpoint_engine
     size = 4 if models.rollout.dtype == "float32" else 2
     megabytes = -(-size * model.get("vocab_size", 0) * model.get("hidden_size", 0) // 2**20)
     engine.update_weights_bucket_megabytes = max(engine.update_weights_bucket_megabytes, megabytes)

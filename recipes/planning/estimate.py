@@ -333,7 +333,8 @@ def checkpoint_bytes(size: ModelSize) -> int:
 
 def lacks(workload: Workload, memory: float) -> dict[str, bool]:
     """What does not fit into GPUs of so many bytes, in words -> whether that is certain. Empty where all fits."""
-    room, found = FULL * memory, {}
+    room = FULL * memory
+    found = {}
     # what training needs is an estimate on the high side
     for name, parts, certain in zip(("training", "sampling"), gpu_parts(workload, memory), (1.5, 1.0), strict=True):
         if (needed := sum(parts.values())) > room:

@@ -16,7 +16,8 @@ from convrec.settings.training import TrainingConfig
 CPUS_PER_SFT_GPU = 1  # convrec.training.sft.on_ray
 CPUS_PER_GPU = 3  # verl's ResourcePoolManager.max_colocate_count
 CPUS_PER_ROLLOUT_GPU = 2  # of a rollout with GPUs of its own: RolloutReplica.init_standalone
-CONTROLLER, PLACING = 1, 1
+CONTROLLER = 1
+PLACING = 1
 
 
 class Slots(NamedTuple):

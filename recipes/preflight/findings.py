@@ -61,7 +61,8 @@ def key_findings(run: Run[TrainingConfig], environment: Mapping[str, str]) -> li
         if tracker in TRACKER_PACKAGES and find_spec(tracker) is None:
             fix = f"pip install {tracker}, or leave {tracker} out of LOGGER"
             findings.append(Finding("keys", "failure", tracker, f"LOGGER has {tracker}, which is not installed", fix))
-        key, mode = f"{tracker.upper()}_API_KEY", f"{tracker.upper()}_MODE"
+        key = f"{tracker.upper()}_API_KEY"
+        mode = f"{tracker.upper()}_MODE"
         if tracker not in OFFLINE_MODES or environment.get(mode) in OFFLINE_MODES[tracker]:
             continue
         if has_login(tracker, environment):
@@ -100,7 +101,8 @@ def size_findings(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list
     except (OSError, UserError):  # the files that say how many steps there are cannot be read
         kept = 1
     disk = min(nodes, key=lambda report: report.disk_free)
-    free, where = disk.disk_free, disk.where
+    free = disk.disk_free
+    where = disk.where
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {free / GIB:.1f} GiB are free"
     text += f", {kept} of them will lie there: {kept * checkpoint / GIB:.0f} GiB" if kept > 1 else ""
     if free < checkpoint:
@@ -127,7 +129,9 @@ def memory_findings(workload: estimate.Workload, nodes: Sequence[NodeReport]) ->
     on_cpu = workload.device == "cpu"
     findings = []
     for report in nodes:
-        where, has, host = report.where, report.device_memory, report.memory_available
+        where = report.where
+        has = report.device_memory
+        host = report.memory_available
         if not on_cpu and has:
             short = estimate.lacks(workload, has)
             for what, is_certain in short.items():

@@ -55,7 +55,8 @@ def _deployment(model: ModelSettings, args: ServiceSettings) -> Any:
 class Front:
     def __init__(self, settings: ServiceSettings, models: dict[str, DeploymentHandle]) -> None:
         """Raises UserError where others than this machine can reach the service and there is no key."""
-        self.settings, self.models = settings, models
+        self.settings = settings
+        self.models = models
         self.key = service_key(settings.loopback, settings.keys)
         keep_to_the_nodes_address()
 
@@ -79,7 +80,10 @@ class ModelReplica(ModelServer):
 class DeployedModel:
     """A recipes.serving.replicas.Backend: any of the replicas that Ray Serve has of a model. It waits for one."""
 
-    is_up, running, restarts = True, 0, 0  # Ray Serve knows more
+    # Ray Serve knows more
+    is_up = True
+    running = 0
+    restarts = 0
     problem: str | None = None
 
     def __init__(self, handle: DeploymentHandle) -> None:

@@ -107,7 +107,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def _end_head(self) -> None:
-        self.head_bytes, self.since = 0, self.loop.time()
+        self.head_bytes = 0
+        self.since = self.loop.time()
         if self.head_timer is not None:
             self.head_timer.cancel()
             self.head_timer = None

@@ -25,7 +25,10 @@ class Refused(Exception):
         """status: of HTTP. message: what is wrong and what to do. param: the field of the body, or the parameter, that
         it is about. retry_after: seconds after which the same request may be answered."""
         super().__init__(status, message, param, retry_after)
-        self.status, self.message, self.param, self.retry_after = status, message, param, retry_after
+        self.status = status
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
 
     def __str__(self) -> str:
         return self.message

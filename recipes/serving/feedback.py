@@ -162,7 +162,8 @@ class FeedbackLog:
         self._lost_since_log += 1
         now = time.monotonic()
         if now - self._logged_at >= LOG_SECONDS:
-            lost, self._lost_since_log = self._lost_since_log, 0
+            lost = self._lost_since_log
+            self._lost_since_log = 0
             self._logged_at = now
             logging.getLogger(__name__).error("%s: %s; feedback is lost (lines: %d)", self._path, error.strerror, lost)
 

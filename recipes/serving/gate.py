@@ -55,7 +55,9 @@ class Gate:
         if scope["type"] != "http":  # of websockets there is none: the router refuses them
             await self.app(scope, receive, send)
             return
-        start, status, headers = time.monotonic(), CLIENT_CLOSED, Headers(scope=scope)
+        start = time.monotonic()
+        status = CLIENT_CLOSED
+        headers = Headers(scope=scope)
         is_read = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
         async def watched_receive() -> Message:
@@ -119,7 +121,8 @@ class Gate:
 
     async def _body(self, request: Request) -> bytes:
         """Raises ClientDisconnect, too."""
-        most, length = self.limits.max_body_bytes, request.headers.get("content-length", "0")
+        most = self.limits.max_body_bytes
+        length = request.headers.get("content-length", "0")
         too_large = Refused(413, f"the body is larger than {most:,} bytes, the most of this service")
         if length.isdigit() and int(length) > most:
             raise too_large

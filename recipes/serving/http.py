@@ -133,7 +133,8 @@ class Routes:
 
     def add_to(self, app: FastAPI) -> None:
         errors: dict[str, Any] = {"responses": REFUSALS}
-        post, get = app.post, app.get
+        post = app.post
+        get = app.get
         post("/v1/recommendations", response_model=RecommendedList, **errors)(self.recommend)
         post("/v1/chat/completions", **errors)(self.chat)
         post("/v1/responses", include_in_schema=False)(self.refuse_responses)

@@ -18,7 +18,8 @@ KEY_VARIABLE = "SERVE_API_KEY"
 Role: TypeAlias = Literal["read", "feedback", "admin"]
 ROLES: Sequence[Role] = ("read", "feedback", "admin")  # each may do what those before it may
 LOOK_SECONDS = 1.0  # between two looks whether the file has changed
-FEEDBACK_PATH, CATALOG_PATH = "/v1/feedback", "/v1/catalog/items"
+FEEDBACK_PATH = "/v1/feedback"
+CATALOG_PATH = "/v1/catalog/items"
 
 
 class Key(BaseModel):

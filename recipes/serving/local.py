@@ -62,7 +62,8 @@ def serve_here(
         processes = [opened.enter_context(closing(one)) for one in _started(settings, replicas, logs, folder)]
         late = {model.name: load_fallback(model, settings.limits) for model in settings.models}
         max_items = {process.name: process.ready.result() for process in processes}
-        seconds, names = settings.limits.timeout_seconds, [model.name for model in settings.models]
+        seconds = settings.limits.timeout_seconds
+        names = [model.name for model in settings.models]
         models = {name: Model([one for one in processes if one.name == name], seconds, late[name]) for name in names}
         drain = Drain()
         app = http.build(settings, models, key, drain)

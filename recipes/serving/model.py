@@ -88,7 +88,8 @@ class ModelServer:
         if settings.catalog:
             self.recommender = load_recommender(settings, max_items, served_model_name=settings.name)
             self.recommender.follow_changes()
-            self.engine, self.model = self.recommender.engine, self.recommender.model
+            self.engine = self.recommender.engine
+            self.model = self.recommender.model
         else:
             self.model = find_model(settings.path, Path(), None, None)
             _, context = load_tokenizer(self.model.path)
@@ -106,9 +107,11 @@ class ModelServer:
     async def describe(self) -> dict[str, Any]:
         """{"version", "catalog_items", "max_items"}."""
         with self._refusals():
-            items, most = None, None
+            items = None
+            most = None
             if self.recommender is not None:
-                items, most = await self._count_items(), self.recommender.catalog.max_items
+                items = await self._count_items()
+                most = self.recommender.catalog.max_items
         return {"version": self.model.version, "catalog_items": items, "max_items": most}
 
     async def _count_items(self) -> int:

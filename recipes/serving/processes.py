@@ -26,8 +26,11 @@ from recipes.serving.model import ModelServer
 from recipes.serving.replicas import Gone
 from recipes.serving.schema import ModelSettings
 
-SERVICE, METHOD = "convrec.Model", "call"
-EVENT, REFUSED, FAILED = "event", "refused", "failed"
+SERVICE = "convrec.Model"
+METHOD = "call"
+EVENT = "event"
+REFUSED = "refused"
+FAILED = "failed"
 NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 AGAIN_SOON = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500)]
 HEALTH_SECONDS = 1.0
@@ -86,8 +89,11 @@ class ModelProcess:
     def __init__(
         self, environment: Mapping[str, str], settings: ModelSettings, max_items: int, log: Path, socket: Path
     ) -> None:
-        self.name, self.settings = settings.name, (settings, max_items)
-        self.environment, self.log, self.socket = environment, log, socket
+        self.name = settings.name
+        self.settings = (settings, max_items)
+        self.environment = environment
+        self.log = log
+        self.socket = socket
         self.ready: Future[int] = Future()
         self.is_up = False
         self.running = 0

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol
 from recipes.serving.errors import Ended, Refused
 
 END = object()  # of a stream
-LIST, LIST_STREAM = "recommend", "recommend_stream"  # methods that a fallback is for
+# methods that a fallback is for
+LIST = "recommend"
+LIST_STREAM = "recommend_stream"
 LATE = (503, 504)  # statuses that it is for: the process is gone, or too slow
 FALLBACK_SECONDS = 5.0  # of a request's time that are left for the fallback, or a quarter where that is less
 
@@ -46,7 +48,9 @@ class Model:
     answer, an event of a stream. Lists that are late, or whose process is gone, are those of the fallback."""
 
     def __init__(self, backends: Sequence[Backend], seconds: float, fallback: Fallback | None = None) -> None:
-        self.backends, self.seconds, self.fallback = backends, seconds, fallback
+        self.backends = backends
+        self.seconds = seconds
+        self.fallback = fallback
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         async with aclosing(self.stream(method, *arguments)) as events:
