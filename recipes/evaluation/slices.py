@@ -71,7 +71,8 @@ class Column(Slice):
         if self.name not in columns:
             choices = ", ".join((*SLICES, *columns))
             raise UserError(f"--slices {self.name}: no column of {split.data}; {choices} can be given")
-        values = pq.read_table(split.data, columns=[self.name]).take(split.numbers).column(0).to_pylist()
+        column = pq.read_table(split.data, columns=[self.name]).column(0).to_pylist()
+        values = [column[number] for number in split.numbers]
         if any(isinstance(value, list | dict) for value in values):
             raise UserError(f"--slices {self.name}: its values are lists or records; give a column of single values")
         return values

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, Damage, counted
@@ -118,7 +119,9 @@ def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, sc
     table = pq.read_table(path, columns=RL_SCHEMA.names)
     unsound = {row for _, row in damage.rows()}
     numbers = [row for row in range(report.rows) if row not in unsound]
-    rows = dict(zip(numbers, table.take(numbers).to_pylist(), strict=True))
+    is_sound = np.isin(np.arange(report.rows), numbers)
+    # not Table.take, which copies the texts into one array, of 2 GiB at most
+    rows = dict(zip(numbers, table.filter(pa.array(is_sound)).to_pylist(), strict=True))
     if scored:
         _find_repeated_ids(path, rows, damage)
         _find_years(path, rows, catalog, damage)
