@@ -63,7 +63,8 @@ def _checkpoint(run: str, repository: str) -> tuple[Path, str]:
     given = Path(run).expanduser()
     step = best_step(home) or latest_step(home)
     if not (given / LATEST).exists():
-        step = next((number for part in (given, *given.parents) if (number := step_of(part)) is not None), step)
+        named = map(step_of, (given, *given.parents))
+        step = next((number for number in named if number is not None), step)
     folder = Path(resolve_model(home / f"global_step_{step}", "RUN "))
     check_hugging_face(folder)
     with tempfile.TemporaryDirectory() as temporary:  # a checkpoint that was merged has none

@@ -85,7 +85,8 @@ def check_hugging_face(folder: Path) -> None:
 def check_shards(folder: Path) -> None:
     """Raise UserError when verl's FSDP shards in the folder are not all there and whole."""
     config = folder / "fsdp_config.json"
-    shards = {int(match[2]): path for path in folder.glob("*.pt") if (match := _SHARD.fullmatch(path.name))}
+    matches = [(_SHARD.fullmatch(path.name), path) for path in folder.glob("*.pt")]
+    shards = {int(match[2]): path for match, path in matches if match}
     if not shards:
         raise UserError(
             f"{folder}: no model shards (model_world_size_N_rank_R.pt) and no Hugging Face weights: it was not saved "

@@ -68,7 +68,8 @@ def _check_step(missing: Path, given_as: str) -> None:
     step = next((part for part in (missing, *missing.parents) if step_of(part) is not None), None)
     if step is None or step.exists() or not step.parent.is_dir():
         return
-    steps = sorted(found for folder in step.parent.iterdir() if (found := step_of(folder)) is not None)
+    numbers = map(step_of, step.parent.iterdir())
+    steps = sorted(number for number in numbers if number is not None)
     there = f"steps {', '.join(map(str, steps))} are there" if steps else "no step is there"
     raise UserError(f"{given_as}{missing}: no such checkpoint in {step.parent}; {there}")
 

@@ -347,8 +347,8 @@ def write_tracker(run_folder: Path, step: int) -> None:
 
 def _step_folders(run_folder: Path) -> dict[int, Path]:
     """RUN/global_step_N by N, in rising order."""
-    folders = {step: folder for folder in run_folder.glob("global_step_*") if (step := step_of(folder)) is not None}
-    return dict(sorted(folders.items()))
+    steps = [(step_of(folder), folder) for folder in run_folder.glob("global_step_*")]
+    return dict(sorted((step, folder) for step, folder in steps if step is not None))
 
 
 def _remove(folder: Path) -> None:

@@ -17,7 +17,8 @@ _NUMBERING = re.compile(r"\d+\s*[.)、—–-]\s+")
 
 def parse_items_reference(text: str) -> list[Item]:
     """The items of a response, packed to the left: the reference's rank is a place in this list, not a line."""
-    return [item for line in text.split("\n") if (item := parse_item_reference(line))]
+    items = map(parse_item_reference, text.split("\n"))
+    return [item for item in items if item]
 
 
 @lru_cache(maxsize=1 << 17)

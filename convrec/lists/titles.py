@@ -247,7 +247,8 @@ def parts_of(title: str) -> list[str]:
     texts = split_parts(title)
     if len(texts) == 1:
         return [fold(title)]
-    return [_NUMBERED_FIRST.sub("", folded) for text in texts if (folded := fold(text))]
+    folded = [fold(text) for text in texts]
+    return [_NUMBERED_FIRST.sub("", text) for text in folded if text]
 
 
 def short_forms(parts: list[str]) -> set[str]:

@@ -43,7 +43,8 @@ def _fallback_tokens(tokenizer: Any) -> dict[int, int]:
     if all(step["type"] != "ByteFallback" for step in _decoder_steps(tokenizer)):
         return {}
     vocab = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
-    return {token_id: byte for token, token_id in vocab.items() if (byte := _fallback_byte(token)) is not None}
+    bytes_by_id = {token_id: _fallback_byte(token) for token, token_id in vocab.items()}
+    return {token_id: byte for token_id, byte in bytes_by_id.items() if byte is not None}
 
 
 def _decoder_function(steps: list[dict[str, Any]], name: str) -> Callable[[str], bytes]:

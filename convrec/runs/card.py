@@ -60,7 +60,8 @@ def sections(run_folder: Path, step: int) -> str:
     config = read_config(run_folder)
     if not config:
         return ""
-    settings = [(key, value) for key in SETTINGS if (value := setting(config, key)) is not None]
+    values = {key: setting(config, key) for key in SETTINGS}
+    settings = [(key, value) for key, value in values.items() if value is not None]
     files = [file for key in ("train_files", "val_files") for file in listed(setting(config, f"data.{key}"))]
     data = ", ".join(f"`{Path(file).name}`" for file in files)
     parts = [

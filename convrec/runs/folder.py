@@ -181,7 +181,8 @@ def _steps_with_manifest(run_folder: Path) -> list[int]:
     """Steps with a manifest, up to the tracker's: those after it are of a run that has gone back to an earlier one."""
     named = tracked_step(run_folder)
     folders = run_folder.glob(f"global_step_*/{MANIFEST}") if named else ()
-    return sorted(step for file in folders if (step := step_of(file.parent)) is not None and step <= named)
+    steps = [step_of(file.parent) for file in folders]
+    return sorted(step for step in steps if step is not None and step <= named)
 
 
 def saved_steps(run_folder: Path) -> list[int]:

@@ -52,7 +52,9 @@ def stat_of(pid: int) -> tuple[int, int] | None:
 
 
 def all_processes() -> dict[int, tuple[int, int]]:
-    return {int(name): found for name in os.listdir("/proc") if name.isdigit() and (found := stat_of(int(name)))}
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = {pid: stat_of(pid) for pid in pids}
+    return {pid: stat for pid, stat in found.items() if stat}
 
 
 def shared_memory() -> list[str]:

@@ -46,7 +46,8 @@ def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
     """(the stacks of all processes in Python that belong to the run with this temporary folder, and of others, Ray's
     raylet, that are stopped; those that cannot run and why)."""
     pids = sorted(guard_process.processes_of(Path(folder)))
-    files = {pid: file for pid in pids if (file := Path(folder) / STACKS / str(pid)).exists()}
+    places = {pid: Path(folder) / STACKS / str(pid) for pid in pids}
+    files = {pid: file for pid, file in places.items() if file.exists()}
     for file in files.values():
         os.truncate(file, 0)
     if files:
@@ -57,7 +58,8 @@ def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, STACKS_SIGNAL)
     time.sleep(SIGNAL_SECONDS)
-    found = [stack for pid in pids if (stack := _of_process(pid, Path(folder), node))]
+    stacks = [_of_process(pid, Path(folder), node) for pid in pids]
+    found = [stack for stack in stacks if stack]
     return "\n".join(text for text, _ in found), [blamed for _, blamed in found if blamed]
 
 

@@ -32,7 +32,8 @@ def read_columns(file: Path, catalog: Catalog) -> pa.Table:
     """Those that answers and filters take, with a row for each of the catalog, which is this file's. Raises UserError
     for values that cannot be read."""
     schema = pq.read_schema(file) if file.suffix == ".parquet" else ()
-    kinds = {field.name: kind for field in schema if field.name not in ITEM and (kind := _read_as(field.type))}
+    kind_of_column = {field.name: _read_as(field.type) for field in schema if field.name not in ITEM}
+    kinds = {name: kind for name, kind in kind_of_column.items() if kind}
     try:
         table = pq.read_table(file, columns=[*kinds]).cast(pa.schema(kinds)) if kinds else pa.table({})
         table.validate(full=True)  # texts are UTF-8

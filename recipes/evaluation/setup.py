@@ -213,7 +213,8 @@ def choose_rules(options: EvaluationOptions, run_config: RunConfig) -> ScoringRu
 
     A list separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
     """
-    chosen = {name: value for name in KINDS if (value := getattr(options, name)) is not None}
+    given = {name: getattr(options, name) for name in KINDS}
+    chosen = {name: value for name, value in given.items() if value is not None}
     lists = ListSettings.of((setting(run_config, "convrec") or {}) | chosen)
     matching_by_protocol: dict[str, str] = {
         protocol: "reference" if protocol == "reference" and not options.matching else lists.matching
@@ -308,9 +309,10 @@ def describe_settings(
     options: EvaluationOptions, rules: ScoringRules, data: EvaluationData, sampling: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What metrics.json says of how an evaluation was made, but for the path of the model."""
+    files = {name: getattr(options, name) for name in FILES}
     return {
         **{name: getattr(options, name) for name in RECORDED},
-        "sha256": {name: file_hash(path) for name in FILES if (path := getattr(options, name))},
+        "sha256": {name: file_hash(path) for name, path in files.items() if path},
         **asdict(rules.lists),
         "ks": list(rules.ks),
         "protocols": list(options.protocols),

