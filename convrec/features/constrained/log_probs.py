@@ -9,7 +9,8 @@ of a node, P pairs of a choice and a candidate.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,16 @@ MATRIX = 4096  # so many logits of one node, or more, are a product of matrices
 PAIRS_AT_ONCE = 1 << 14  # rows of the head that are copied at a time for dot products
 
 
-class NodeMatrix(NamedTuple):
-    """Choices start to stop, all at one node; its children are words_C. column_F: the chosen ones. closed: (choice,
-    column), choices counted from start."""
+@dataclass(frozen=True)
+class NodeMatrix:
+    """Choices at one node, whose logits are one product of matrices.
+
+    Attributes:
+        start, stop: the choices, as numbers in the plan's order.
+        words_C: words of the node's children.
+        column_F: of each choice the child that was taken, as a column.
+        closed: (choices, columns) that are not allowed; choices counted from start.
+    """
 
     start: int
     stop: int
@@ -35,14 +43,51 @@ class NodeMatrix(NamedTuple):
     closed: tuple[Longs, Longs]
 
 
-class Pairs(NamedTuple):
-    """Choices from start on with their allowed words: which_P the choice, counted from start, word_P the word, and
-    chosen_F the pair that was taken."""
+@dataclass(frozen=True)
+class Pairs:
+    """Choices whose logits are dot products one by one: all from `start` on in the plan's order.
+
+    Attributes:
+        start: the first of the choices.
+        which_P: of each pair the choice, counted from start.
+        word_P: of each pair the word that is allowed.
+        chosen_F: of each choice the pair that was taken.
+    """
 
     start: int
     which_P: Longs
     word_P: Longs
     chosen_F: Longs
+
+
+@dataclass(frozen=True)
+class _ClosedCandidates:
+    """Candidates that are not allowed, in the order of their choices: the choice, in the plan's order, and the column
+    of the child."""
+
+    choice_X: Longs
+    column_X: Longs
+
+    def of(self, start: int, stop: int | None = None) -> tuple[Longs, Longs]:
+        """Return those of the choices start to stop, choices counted from start."""
+        first = np.searchsorted(self.choice_X, start)
+        last = len(self.choice_X) if stop is None else np.searchsorted(self.choice_X, stop)
+        return self.choice_X[first:last] - start, self.column_X[first:last]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who computes which choices.
+
+    Attributes:
+        order_F: the choices in the order in which they are computed: the matrices' one after another, then the pairs'.
+        matrices: of nodes with many logits.
+        pairs: of all other choices.
+    """
+
+    order_F: Longs
+    matrices: list[NodeMatrix]
+    pairs: Pairs
 
 
 class ConstrainedHead:
@@ -67,80 +112,106 @@ class ConstrainedHead:
 
         choices: a place is that of the hidden state which the choice was made from.
         """
-        order, matrices, pairs = self._plan(choices)
-        places_F = torch.from_numpy(choices.place_F[order].astype(np.int64)).to(hidden_TD.device)
+        plan = self._plan(choices)
+        places_F = torch.from_numpy(choices.place_F[plan.order_F].astype(np.int64)).to(hidden_TD.device)
         hidden_FD = hidden_TD.index_select(0, places_F)
         weight_WD = weight_VD.index_select(0, self.token_W.to(weight_VD.device))
-        parts = [_of_matrix(hidden_FD, weight_WD, matrix, temperature, with_entropy) for matrix in matrices]
-        parts.append(_of_pairs(hidden_FD, weight_WD, pairs, temperature, with_entropy))
+        parts = [_matrix_log_probs(hidden_FD, weight_WD, one, temperature, with_entropy) for one in plan.matrices]
+        parts.append(_pair_log_probs(hidden_FD, weight_WD, plan.pairs, temperature, with_entropy))
         log_probs_F, entropy_F = (torch.cat(values) for values in zip(*parts, strict=True))
         zeros_T = torch.zeros(len(hidden_TD), dtype=log_probs_F.dtype, device=hidden_TD.device)
         return zeros_T.index_put((places_F,), log_probs_F), zeros_T.index_put((places_F,), entropy_F)
 
-    def _plan(self, choices: Choices) -> tuple[Longs, list[NodeMatrix], Pairs]:
-        """The order to take the choices in, and then who computes which of them."""
-        nodes, which_F, times = np.unique(choices.node_F, return_inverse=True, return_counts=True)
+    def _plan(self, choices: Choices) -> Plan:
+        """Group the choices by node, and give nodes with many logits a matrix each.
+
+        An example: choices 0 to 3 are made at nodes 7, 3, 7 and 5, and only node 7 has enough logits for a matrix. Then
+        order_F is 0, 2, 1, 3: choices 0 and 2 are the matrix of node 7, start 0 and stop 2; the pairs start at 2.
+        """
+        nodes, group_F, group_sizes = np.unique(choices.node_F, return_inverse=True, return_counts=True)
         num_children = self.first_child[nodes + 1] - self.first_child[nodes]
-        is_matrix = times * num_children >= MATRIX
-        order = np.argsort(np.where(is_matrix[which_F], which_F, len(nodes)), kind="stable")
-        place_of = np.argsort(order)
-        node_F = choices.node_F[order]
-        first_F = self.first_child[node_F]
-        column_F = choices.chosen_F[order] - first_F
-        at_X = place_of[choices.closed_at_X]
-        by_place = np.argsort(at_X, kind="stable")
-        at_X = at_X[by_place]
-        column_X = choices.closed_X[by_place] - first_F[at_X]
+        is_matrix = group_sizes * num_children >= MATRIX
 
-        matrices, start = [], 0
-        for node, count in zip(nodes[is_matrix], times[is_matrix], strict=True):
-            stop = start + int(count)
-            closed = slice(*np.searchsorted(at_X, [start, stop]))
+        # the choices of matrices come first, node by node; those of pairs stay as they are
+        after_all_matrices = len(nodes)
+        order_F = np.argsort(np.where(is_matrix[group_F], group_F, after_all_matrices), kind="stable")
+        node_F = choices.node_F[order_F]
+        first_child_F = self.first_child[node_F]
+        column_F = choices.chosen_F[order_F] - first_child_F
+
+        # closed candidates name their choice by its number before the ordering
+        new_number_F = np.argsort(order_F)
+        closed_choice_X = new_number_F[choices.closed_at_X]
+        by_choice = np.argsort(closed_choice_X, kind="stable")
+        closed_choice_X = closed_choice_X[by_choice]
+        closed_column_X = choices.closed_X[by_choice] - first_child_F[closed_choice_X]
+        closed = _ClosedCandidates(closed_choice_X, closed_column_X)
+
+        matrices = []
+        start = 0
+        for node, size in zip(nodes[is_matrix], group_sizes[is_matrix], strict=True):
+            stop = start + int(size)
             words_C = self.word_L[self.first_child[node] : self.first_child[node + 1]]
-            matrices.append(
-                NodeMatrix(start, stop, words_C, column_F[start:stop], (at_X[closed] - start, column_X[closed]))
-            )
+            matrices.append(NodeMatrix(start, stop, words_C, column_F[start:stop], closed.of(start, stop)))
             start = stop
-        rest = slice(np.searchsorted(at_X, start), None)
-        return order, matrices, self._pairs(start, node_F[start:], column_F[start:], at_X[rest] - start, column_X[rest])
+        return Plan(order_F, matrices, self._pairs(start, node_F[start:], column_F[start:], closed.of(start)))
 
-    def _pairs(self, start: int, node_F: Int32s, column_F: Longs, at_X: Longs, column_X: Longs) -> Pairs:
-        """at_X, column_X: the closed candidates."""
-        first_F = self.first_child[node_F]
-        counts_F = self.first_child[node_F + 1] - first_F
-        begins_F = counts_F.cumsum() - counts_F
-        is_open = np.ones(int(counts_F.sum()), bool)
-        is_open[begins_F[at_X] + column_X] = False
-        which_P = np.repeat(np.arange(len(first_F)), counts_F)
-        child_P = np.arange(len(which_P)) + (first_F - begins_F)[which_P]
-        chosen_F = (is_open.cumsum() - 1)[begins_F + column_F]
-        return Pairs(start, which_P[is_open], self.word_L[child_P[is_open]], chosen_F)
+    def _pairs(self, start: int, node_F: Int32s, column_F: Longs, closed: tuple[Longs, Longs]) -> Pairs:
+        """Pair each choice with the children of its node, but for the closed ones.
+
+        An example: two choices, at nodes with 2 and 3 children, of which column 0 of the second is closed. Of the
+        candidates (0, 0) (0, 1) (1, 0) (1, 1) (1, 2), as choice and column, all but the third are pairs: which_P is
+        0, 0, 1, 1. Where column 2 of the second choice was taken, its pair is number 3.
+        """
+        first_child_F = self.first_child[node_F]
+        num_children_F = self.first_child[node_F + 1] - first_child_F
+        first_candidate_F = num_children_F.cumsum() - num_children_F  # all candidates, choice after choice
+
+        is_open = np.ones(int(num_children_F.sum()), bool)
+        closed_choice_X, closed_column_X = closed
+        is_open[first_candidate_F[closed_choice_X] + closed_column_X] = False
+
+        which = np.repeat(np.arange(len(node_F)), num_children_F)
+        column = np.arange(len(which)) - first_candidate_F[which]
+        child = first_child_F[which] + column
+        pair_number = is_open.cumsum() - 1  # of a candidate that is open
+        return Pairs(
+            start=start,
+            which_P=which[is_open],
+            word_P=self.word_L[child[is_open]],
+            chosen_F=pair_number[first_candidate_F + column_F],
+        )
 
 
-def _of_matrix(
+def _matrix_log_probs(
     hidden_FD: torch.Tensor, weight_WD: torch.Tensor, matrix: NodeMatrix, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of a node's choices, and their entropies if they are asked for."""
     device = hidden_FD.device
-    words_C, column_F, *closed = (
-        torch.from_numpy(array).to(device) for array in (matrix.words_C, matrix.column_F, *matrix.closed)
-    )
+    words_C = torch.from_numpy(matrix.words_C).to(device)
+    column_F = torch.from_numpy(matrix.column_F).to(device)
+    closed = tuple(torch.from_numpy(array).to(device) for array in matrix.closed)
     # in float32 as pairs are: a choice has one log-prob, however many others its micro-batch has at the node
     dtype = torch.promote_types(hidden_FD.dtype, torch.float32)
-    rows_FD, weight_CD = hidden_FD[matrix.start : matrix.stop].to(dtype), weight_WD.index_select(0, words_C).to(dtype)
+    rows_FD = hidden_FD[matrix.start : matrix.stop].to(dtype)
+    weight_CD = weight_WD.index_select(0, words_C).to(dtype)
     with torch.autocast(device.type, enabled=False):
         logits_FC = torch.nn.functional.linear(rows_FD, weight_CD) / temperature
-    logits_FC[tuple(closed)] = -torch.inf
+    logits_FC[closed] = -torch.inf
     log_probs_F = -torch.nn.functional.cross_entropy(logits_FC, column_F, reduction="none")
     with torch.no_grad():
         entropy_F = torch.special.entr(logits_FC.softmax(-1)).sum(-1) if with_entropy else torch.zeros_like(log_probs_F)
     return log_probs_F, entropy_F
 
 
-def _of_pairs(
+def _pair_log_probs(
     hidden_FD: torch.Tensor, weight_WD: torch.Tensor, pairs: Pairs, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of the choices of pairs, and their entropies if they are asked for: a softmax over each one's pairs."""
     device = hidden_FD.device
-    which_P, word_P, chosen_F = (torch.from_numpy(array).to(device) for array in pairs[1:])
+    which_P = torch.from_numpy(pairs.which_P).to(device)
+    word_P = torch.from_numpy(pairs.word_P).to(device)
+    chosen_F = torch.from_numpy(pairs.chosen_F).to(device)
     logits_P = _PairDots.apply(hidden_FD[pairs.start :], weight_WD, which_P, word_P) / temperature
     zeros_F = torch.zeros(len(chosen_F), dtype=logits_P.dtype, device=device)
     largest_F = zeros_F.scatter_reduce(0, which_P, logits_P.detach(), "amax", include_self=False)
@@ -172,7 +243,8 @@ class _PairDots(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         hidden_FD, weight_WD, which_P, word_P = ctx.saved_tensors
-        grad_hidden, grad_weight = (torch.zeros_like(tensor, dtype=grad_P.dtype) for tensor in (hidden_FD, weight_WD))
+        grad_hidden = torch.zeros_like(hidden_FD, dtype=grad_P.dtype)
+        grad_weight = torch.zeros_like(weight_WD, dtype=grad_P.dtype)
         for which, word, grad in _parts(which_P, word_P, grad_P[:, None]):
             grad_hidden.index_add_(0, which, grad * weight_WD[word])
             grad_weight.index_add_(0, word, grad * hidden_FD[which])

@@ -33,47 +33,97 @@ class Trie:
 
 
 def build_trie(tokens: Int32s, ends_S: Int64s, root_S: Int32s) -> Trie:
-    """The trie of S sequences: sequence s is tokens[ends_S[s - 1]:ends_S[s]] below the root root_S[s].
+    """Build the trie of S sequences, level by level: one sort a level, no Python over sequences.
 
-    One sort a level, no Python over sequences. Raises ValueError for an empty sequence, for two that are equal and for
-    one that begins another, with their numbers.
+    An example: the sequences (5, 8), (5, 9) and (6, 8) below one root, node 0. Level 1 has nodes 1 and 2, for tokens 5
+    and 6; level 2 has nodes 3, 4 and 5, for (5, 8), (5, 9) and (6, 8). The first child of node 0 is 1, of node 1 it is
+    3, of node 2 it is 5, and of each leaf 6, one more than the last node.
+
+    Args:
+        tokens: of all sequences, one after another.
+        ends_S: sequence s is tokens[ends_S[s - 1]:ends_S[s]].
+        root_S: the root that each sequence is below.
+
+    Raises:
+        ValueError: A sequence is empty, equals another or begins another; the message has their numbers.
     """
-    num_sequences, num_roots = len(ends_S), int(root_S.max(initial=-1)) + 1
-    place_S = np.concatenate([[0], ends_S[:-1]]).astype(np.int64)  # of the next token
-    if (place_S >= ends_S).any():
-        raise ValueError(f"sequence {int(np.argmax(place_S >= ends_S))} is empty")
-    width = int(tokens.max(initial=0)) + 1
-    node_S = root_S.astype(np.int64)
-    token_of_level = [np.full(num_roots, -1, np.int32)]
-    parent_of_level = [np.full(num_roots, -1, np.int32)]
-    going_on, num_nodes = np.arange(num_sequences), num_roots
-    while len(going_on):
-        edges, which = np.unique(node_S[going_on] * width + tokens[place_S[going_on]], return_inverse=True)
-        token_of_level.append((edges % width).astype(np.int32))
-        parent_of_level.append((edges // width).astype(np.int32))
-        node_S[going_on] = num_nodes + which
-        num_nodes += len(edges)
-        place_S[going_on] += 1
-        going_on = going_on[place_S[going_on] < ends_S[going_on]]
+    num_sequences = len(ends_S)
+    num_roots = int(root_S.max(initial=-1)) + 1
+    next_token_S = np.concatenate([[0], ends_S[:-1]]).astype(np.int64)
+    is_empty_S = next_token_S >= ends_S
+    if is_empty_S.any():
+        raise ValueError(f"sequence {int(np.argmax(is_empty_S))} is empty")
+
+    token_of_level, parent_of_level, leaf_S = _build_levels(tokens, next_token_S, ends_S, root_S, num_roots)
     parent_L = np.concatenate(parent_of_level)
+    num_nodes = len(parent_L)
+    # nodes are numbered by parent, so the children of a node stand side by side
     first_child = np.searchsorted(parent_L, np.arange(num_nodes + 1)).astype(np.int32)
     sequence_L = np.full(num_nodes, -1, np.int32)
-    sequence_L[node_S] = np.arange(num_sequences, dtype=np.int32)
-    _refuse_prefixes(node_S, sequence_L, first_child)
+    sequence_L[leaf_S] = np.arange(num_sequences, dtype=np.int32)
+    _refuse_prefixes(leaf_S, sequence_L, first_child)
+    leaves_L = _count_leaves(sequence_L, parent_of_level)
+    return Trie(
+        token_L=np.concatenate(token_of_level),
+        parent_L=parent_L,
+        first_child=first_child,
+        leaves_L=leaves_L,
+        sequence_L=sequence_L,
+        own_S=_first_own_nodes(leaf_S, parent_L, leaves_L, num_roots),
+    )
+
+
+def _build_levels(
+    tokens: Int32s, first_token_S: Int64s, ends_S: Int64s, root_S: Int32s, num_roots: int
+) -> tuple[list[Int32s], list[Int32s], Int64s]:
+    """Return tokens and parents of the nodes of each level, roots first, and the node that each sequence ends in."""
+    next_token_S = first_token_S.copy()
+    num_words = int(tokens.max(initial=0)) + 1
+    node_S = root_S.astype(np.int64)  # that each sequence has reached
+    token_of_level = [np.full(num_roots, -1, np.int32)]
+    parent_of_level = [np.full(num_roots, -1, np.int32)]
+    unfinished = np.arange(len(ends_S))
+    num_nodes = num_roots
+    while len(unfinished):
+        # an edge is one number, parent * num_words + token: sorted, by parent and then by token
+        edges = node_S[unfinished] * num_words + tokens[next_token_S[unfinished]]
+        unique_edges, edge_of_sequence = np.unique(edges, return_inverse=True)
+        token_of_level.append((unique_edges % num_words).astype(np.int32))
+        parent_of_level.append((unique_edges // num_words).astype(np.int32))
+        node_S[unfinished] = num_nodes + edge_of_sequence
+        num_nodes += len(unique_edges)
+        next_token_S[unfinished] += 1
+        unfinished = unfinished[next_token_S[unfinished] < ends_S[unfinished]]
+    return token_of_level, parent_of_level, node_S
+
+
+def _count_leaves(sequence_L: Int32s, parent_of_level: list[Int32s]) -> Int32s:
+    """Count the sequences that end at or below each node: every level adds its counts to its parents'."""
     leaves_L = (sequence_L >= 0).astype(np.int32)
-    stop = num_nodes
+    stop = len(leaves_L)
     for parents in reversed(parent_of_level[1:]):
-        np.add.at(leaves_L, parents, leaves_L[stop - len(parents) : stop])
-        stop -= len(parents)
-    own_S = node_S
-    while (alone := (leaves_L[parent_L[own_S]] == 1) & (parent_L[own_S] >= num_roots)).any():
-        own_S = np.where(alone, parent_L[own_S], own_S)
-    return Trie(np.concatenate(token_of_level), parent_L, first_child, leaves_L, sequence_L, own_S.astype(np.int32))
+        start = stop - len(parents)
+        np.add.at(leaves_L, parents, leaves_L[start:stop])
+        stop = start
+    return leaves_L
+
+
+def _first_own_nodes(leaf_S: Int64s, parent_L: Int32s, leaves_L: Int32s, num_roots: int) -> Int32s:
+    """Climb from each sequence's leaf for as long as no other sequence is below the parent, which is no root."""
+    own_S = leaf_S
+    while True:
+        parent_S = parent_L[own_S]
+        is_alone_S = (leaves_L[parent_S] == 1) & (parent_S >= num_roots)
+        if not is_alone_S.any():
+            return own_S.astype(np.int32)
+        own_S = np.where(is_alone_S, parent_S, own_S)
 
 
 def _refuse_prefixes(leaf_S: Int64s, sequence_L: Int32s, first_child: Int32s) -> None:
-    other_S = sequence_L[leaf_S]
-    if len(equal := np.flatnonzero(other_S != np.arange(len(leaf_S)))):
-        raise ValueError(f"the sequences {int(equal[0])} and {int(other_S[equal[0]])} are equal")
-    if len(longer := np.flatnonzero(first_child[leaf_S] < first_child[leaf_S + 1])):
+    ending_S = sequence_L[leaf_S]  # of equal sequences, the last one
+    equal = np.flatnonzero(ending_S != np.arange(len(leaf_S)))
+    if len(equal):
+        raise ValueError(f"the sequences {int(equal[0])} and {int(ending_S[equal[0]])} are equal")
+    longer = np.flatnonzero(first_child[leaf_S] < first_child[leaf_S + 1])
+    if len(longer):
         raise ValueError(f"sequence {int(longer[0])} begins another")
