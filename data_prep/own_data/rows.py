@@ -169,7 +169,8 @@ def _read_split(split: Any) -> str:
 
 def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[Item]:
     """Raises BadRow where the list is too long, names an item twice, or has a line that is read as another item."""
-    items, matcher = reader.items(without_missing(cell)), reader.matcher
+    items = reader.items(without_missing(cell))
+    matcher = reader.matcher
     problems: list[BadRecord] = []
     if len(items) > num_items:
         told = "holds %s items, the prompt asks for %s; shorten it, or give --num-items"
