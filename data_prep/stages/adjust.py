@@ -64,18 +64,24 @@ def run(folder: Path, settings: AdjustSettings, workers: int = 1) -> Summary:
     softmax = settings.softmax
     matcher, writable_M = remap.writable_catalog(folder)
     with scratch_folder(folder / "adjust") as scratch, processes(workers) as map_ranges:
-        conversations, truths, candidates, truth_M = set[int](), 0, 0, np.zeros(len(writable_M), int)
+        conversations = set[int]()
+        truths = 0
+        candidates = 0
+        truth_M = np.zeros(len(writable_M), int)
         prepared = map_ranges(partial(prepare_range, folder, scratch, softmax), ranges)
         for some in Progress(prepared, total=len(ranges), desc="read", unit="range"):
             conversations |= some[0]
-            truths, candidates, truth_M = truths + some[1], candidates + some[2], truth_M + some[3]
+            truths += some[1]
+            candidates += some[2]
+            truth_M = truth_M + some[3]
         if not (num_fitted := int(truth_M.sum())):
             where = "among its candidates; raise --candidates" if softmax == "candidates" else "in the catalog"
             raise UserError(f"{folder}: no training conversation has a ground truth {where}")
         sums_of = partial(sum_range, folder, scratch, softmax)
         fitted = _fit(sums_of, settings, writable_M, ranges, map_ranges)
-        top = _rewrite(folder, scratch, softmax, _weights(fitted.w_M, fitted.b_M, writable_M), ranges, map_ranges)
-    write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, truth_M, *top))
+        weights = _weights(fitted.w_M, fitted.b_M, writable_M)
+        before_M, after_M = _rewrite(folder, scratch, softmax, weights, ranges, map_ranges)
+    write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, truth_M, before_M, after_M))
     summary = {
         "conversations": len(conversations),
         "ground_truths": truths,
@@ -121,7 +127,8 @@ def prepare_range(
     shape = len(rows), len(writable_M)
     sizes, candidates = _lists(kept["candidates"])
     scores = _lists(rated["scores"])[1]
-    query_BD, spaces_B = np.zeros((shape[0], 0), np.float32), np.zeros(shape[0], int)
+    query_BD = np.zeros((shape[0], 0), np.float32)
+    spaces_B = np.zeros(shape[0], int)
     if softmax == "catalog":
         query_BD = _lists(kept["query"])[1].reshape(shape[0], -1)
         num_spaces = len(_vectors(folder, softmax))
@@ -134,7 +141,9 @@ def prepare_range(
         added_BM = _matrix(sizes, candidates, scores, shape)
     seen = [matcher.seen_rows(row["seen_titles"]) for row in rows]
     truth: list[list[int]] = []
-    groups, total, hits = set(), 0, 0
+    groups = set()
+    total = 0
+    hits = 0
     for row, its_seen, its_candidates in zip(rows, seen, np.split(candidates, np.cumsum(sizes)[:-1]), strict=True):
         pairs = truth_of(row) if row["split"] == "train" else []
         known = {matcher.wanted(*pair).index for pair in pairs} - {-1}
@@ -142,11 +151,13 @@ def prepare_range(
         if softmax == "catalog" and len(its_candidates):  # none: the teacher gave no list
             usable = {m for m in known.difference(its_seen) if writable_M[m]}
         truth.append(sorted(usable))
-        total, hits = total + len(pairs), hits + len(among)
+        total += len(pairs)
+        hits += len(among)
         if usable:
             groups.add(zlib.crc32(row["group"].encode()))
     seen_BM, truth_BM = (table_of(lists, shape[1]) for lists in (seen, truth))
-    joblib.dump(Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM), scratch / str(start))
+    part = Part(query_BD=query_BD, spaces_B=spaces_B, added_BM=added_BM, seen_BM=seen_BM, truth_BM=truth_BM)
+    joblib.dump(part, scratch / str(start))
     return groups, total, hits, np.bincount(truth_BM.indices, minlength=shape[1])
 
 
@@ -196,7 +207,8 @@ def _weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> Weight
 
 
 def sum_range(folder: Path, scratch: Path, softmax: str, weights: Weights, powers: int, start: int, stop: int) -> Sums:
-    return sums(joblib.load(scratch / str(start)), _vectors(folder, softmax), *weights, powers)
+    w_M, b_M = weights
+    return sums(joblib.load(scratch / str(start)), _vectors(folder, softmax), w_M, b_M, powers)
 
 
 # ---- the lists
@@ -209,7 +221,8 @@ def _rewrite(
     record = read_record(folder, "rows")
     assert record is not None
     rewrite = partial(rewrite_range, folder, scratch, softmax, weights, record["settings"]["num_items"])
-    before_M, after_M = np.zeros(len(weights[0]), np.int64), np.zeros(len(weights[0]), np.int64)
+    before_M = np.zeros(len(weights[0]), np.int64)
+    after_M = np.zeros(len(weights[0]), np.int64)
     with (
         parquet_writer(folder / ADJUSTED, remap.CANDIDATES_SCHEMA) as writer,
         Progress(total=ranges[-1][1], desc="lists", unit="row") as bar,
@@ -233,7 +246,8 @@ def rewrite_range(
     kept: list[np.ndarray] = [np.empty(0, np.int32)] * len(candidates)
     scores: list[np.ndarray] = [np.empty(0, np.float32)] * len(candidates)
     part = joblib.load(scratch / str(start))
-    for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), *weights):
+    w_M, b_M = weights
+    for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), w_M, b_M):
         for b, final_M in zip(rows, final_BM, strict=True):
             kept[b] = remap.top_candidates(final_M, len(candidates[b]))
             scores[b] = final_M[kept[b]].astype(np.float32)
