@@ -9,7 +9,12 @@ from convrec.lists import ranks
 from convrec.lists.matching import Matcher
 from convrec.lists.settings import ListSettings
 
-HIT, MISS, REPEATED, SEEN, OUT_OF_CATALOG, NOT_AN_ITEM = "hit", "miss", "repeated", "seen", "not in catalog", "no item"
+HIT = "hit"
+MISS = "miss"
+REPEATED = "repeated"
+SEEN = "seen"
+OUT_OF_CATALOG = "not in catalog"
+NOT_AN_ITEM = "no item"
 SYMBOLS = {HIT: "✓", MISS: "", REPEATED: "↻", SEEN: "◉", OUT_OF_CATALOG: "∅", NOT_AN_ITEM: "?"}
 COUNTS = {  # what recipes.evaluate counts -> a table's row
     "catalog_hit_ratio": "in catalog",
