@@ -63,7 +63,13 @@ def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = 
     seen = (reader or matcher).seen_rows(row["seen_titles"])
     named = {(reader or matcher).index.items[one] for one in seen}
     wanted = {matcher.wanted(*pair).index for pair in truth_of(row)} - {-1}
-    return Conversation(conversation_text(row), sorted(named), group_of(row), sorted(wanted), seen)
+    return Conversation(
+        text=conversation_text(row),
+        named=sorted(named),
+        name=group_of(row),
+        wanted=sorted(wanted),
+        seen=seen,
+    )
 
 
 def item_texts(file: str | Path, matcher: Matcher) -> list[str]:
@@ -72,7 +78,8 @@ def item_texts(file: str | Path, matcher: Matcher) -> list[str]:
     names = {one.name for one in fields if is_like(one.type, pa.string()) or is_like(one.type, pa.list_(pa.string()))}
     columns = [pq.read_table(file, columns=[name])[name].to_pylist() for name in sorted(names - {"title", "item_id"})]
     columns = [[" ".join(filter(None, [v] if isinstance(v, str) else v or ())) for v in column] for column in columns]
-    words_M, catalog = [""] * len(matcher.catalog), matcher.catalog
+    words_M = [""] * len(matcher.catalog)
+    catalog = matcher.catalog
     for first, *words in zip(matcher.index.items, catalog.titles, *columns, strict=True):
         if catalog.years[first] or not catalog.dated:  # else no line names it
             words_M[first] += " ".join(words) + " "

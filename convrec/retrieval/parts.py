@@ -35,11 +35,14 @@ def least(values: np.ndarray, count: int) -> float:
 class Neighbours:
     def __init__(self, fitted: Mapping[str, Any], count: int) -> None:
         """count: how many there are, and all that are as near as the last of them."""
-        self.vectorizer, self.rows_RV = fitted["vectorizer"], fitted["rows_RV"]
-        self.wanted_RM, self.count = fitted["wanted_RM"], count
+        self.vectorizer = fitted["vectorizer"]
+        self.rows_RV = fitted["rows_RV"]
+        self.wanted_RM = fitted["wanted_RM"]
+        self.count = count
 
     def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
-        said, starts_V = self.vectorizer.transform([text]), self.rows_RV.indptr
+        said = self.vectorizer.transform([text])
+        starts_V = self.rows_RV.indptr
         rows_of = starts_V[said.indices + 1] - starts_V[said.indices]
         rarest = np.argsort(rows_of, kind="stable")
         kept = rarest[: max(1, int(np.searchsorted(np.cumsum(rows_of[rarest]), POSTINGS, side="right")))]
@@ -57,8 +60,11 @@ class Neighbours:
 class Ridge:
     def __init__(self, fitted: Mapping[str, Any]) -> None:
         """items_K: catalog rows; -1: the catalog has it no more. inverse: (X'X + PENALTY I)^-1. weights: B."""
-        self.named_RK, self.wanted_RM, self.items_K = fitted["named_RK"], fitted["wanted_RM"], fitted["items_K"]
-        self.inverse_KK, self.weights_KK = fitted["inverse_KK"], fitted["weights_KK"]
+        self.named_RK = fitted["named_RK"]
+        self.wanted_RM = fitted["wanted_RM"]
+        self.items_K = fitted["items_K"]
+        self.inverse_KK = fitted["inverse_KK"]
+        self.weights_KK = fitted["weights_KK"]
         self.place_of = {int(item): k for k, item in enumerate(self.items_K) if item >= 0}
 
     def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
