@@ -26,6 +26,7 @@ from recipes.experiments.matrix_runs import MatrixRun
 COMPARABLE = ("data", "catalog", "sha256", *SCORED_WITH, "max_tokens", "max_prompt_tokens")
 HOURS = "training hours"  # a column of table.csv
 Values = Mapping[str, Any]
+RowsOfSeed = dict[tuple[str, str], dict[str, Any]]  # (sample, prompt) -> row of an evaluation
 Column = tuple[str, Callable[[Sequence[Values], str], str], str]  # title, cell of a variant's rows, of what
 
 
@@ -35,7 +36,8 @@ def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
     from convrec.report.drawing import write_bars  # matplotlib
 
     metrics = metrics_of(metrics_file(out, like).parent)
-    settings, k = metrics["settings"], max(metrics["settings"]["ks"])
+    settings = metrics["settings"]
+    k = max(metrics["settings"]["ks"])
     of_runs = evaluated(runs, out, settings)
     baselines = [name for name in metrics["results"][settings["protocols"][0]] if name not in OF_MODEL]
     table = [{"run": name, "variant": name, "seed": ""} | model_line(metrics, name) for name in baselines] + of_runs
@@ -121,7 +123,8 @@ def _mean_cell(rows: Sequence[Values], name: str) -> str:
 def _gain_cell(rows: Sequence[Values], name: str) -> str:
     """Mean over the seeds that have it, and the standard error of each."""
     rows = [row for row in rows if name in row]
-    if not rows or math.isnan(mean := np.mean([row[name] for row in rows])):
+    mean = float(np.mean([row[name] for row in rows])) if rows else math.nan
+    if math.isnan(mean):
         return ""
     errors = "/".join(f"{row[f'{name} se']:.4f}" for row in rows)
     return f"{mean:+.4f} (se of each {errors})"
@@ -134,9 +137,8 @@ def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[di
     A row that one seed lacks is left out. Differences between seeds are not in them: table.md has those. num_items:
     different items of the catalog.
     """
-    names = (f"recall@{k}", f"ndcg@{k}")
     seeds: dict[str, list[str]] = {}
-    sides: dict[str, list[dict[tuple[str, str], dict[str, Any]]]] = {}  # of a variant: its rows, seed by seed
+    sides: dict[str, list[RowsOfSeed]] = {}  # of a variant: its rows, seed by seed
     for line in table:
         rows = pq.read_table(out / "evaluation" / line["run"] / "rows.parquet").to_pylist()
         seeds.setdefault(line["variant"], []).append(line["seed"])
@@ -145,17 +147,31 @@ def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[di
     for first, second in itertools.combinations(seeds, 2):
         if set(seeds[first]) != set(seeds[second]) and len(seeds[first]) > 1:
             continue
-        both = [*sides[first], *sides[second]]
-        shared = [key for key in both[0] if all(key in rows for rows in both)]
-        shared = [key for key in shared if not math.isnan(both[0][key][names[0]])]  # rows with ground truth
-        before, after = ([[rows[key] for key in shared] for rows in sides[variant]] for variant in (first, second))
-        contexts = [prompt for _, prompt in shared]
-        found = paired(_means(before, names), _means(after, names), names, contexts)
-        found |= figures_of(after, contexts, num_items, minus=before)
-        words = [(name, what) for name in found for what in ("mean", "se", "p") if what in found[name]]
         pair = {"variant": second, "minus": first, "seeds": len(seeds[second])}
-        compared.append(pair | {f"{name} {what}": found[name][what] for name, what in words})
+        compared.append(pair | _compare(sides[first], sides[second], k, num_items))
     return compared
+
+
+def _compare(first: Sequence[RowsOfSeed], second: Sequence[RowsOfSeed], k: int, num_items: int) -> dict[str, float]:
+    """`<metric> mean`, `se` and `p` of the second variant minus the first, on the rows that all seeds have."""
+    names = (f"recall@{k}", f"ndcg@{k}")
+    all_sides = [*first, *second]
+    shared = [
+        key
+        for key, row in all_sides[0].items()
+        if all(key in rows for rows in all_sides) and not math.isnan(row[names[0]])  # rows with ground truth
+    ]
+    before = [[rows[key] for key in shared] for rows in first]
+    after = [[rows[key] for key in shared] for rows in second]
+    contexts = [prompt for _, prompt in shared]
+    figures = paired(_means(before, names), _means(after, names), names, contexts)
+    figures |= figures_of(after, contexts, num_items, minus=before)
+    return {
+        f"{name} {what}": figure[what]
+        for name, figure in figures.items()
+        for what in ("mean", "se", "p")
+        if what in figure
+    }
 
 
 def _means(rows_of_seeds: Sequence[Sequence[Values]], names: Sequence[str]) -> list[dict[str, float]]:
