@@ -57,8 +57,9 @@ def cut(
         end_S = np.where(is_next_S, np.minimum(middle_S + wanted, stop_S), last_S)
         start_S = np.maximum(first_S, middle_S - max_history)
         chosen = (middle_S < end_S) & ((in_split_S == 0) | (place == 0))
-        parts.append([values[chosen] for values in (start_S, middle_S, end_S, in_split_S, first_S)])
-    start_R, middle_R, end_R, split_R, first_R = (np.concatenate(part) for part in zip(*parts, strict=True))
+        cuts_S5 = np.stack([start_S, middle_S, end_S, in_split_S, first_S], axis=1)
+        parts.append(cuts_S5[chosen])
+    start_R, middle_R, end_R, split_R, first_R = np.concatenate(parts).T
     met_E = np.isin(items_E, np.unique(items_E[split_E == 0]))
     num_met_E = np.append(0, np.cumsum(met_E))  # before each rating
     is_short_R = middle_R - start_R < min(COLD, max_history)

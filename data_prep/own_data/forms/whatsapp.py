@@ -76,8 +76,14 @@ def _read_messages(lines: Sequence[_Line], speakers: Speakers) -> list[Message]:
         text = _EDITED.sub("", line.text.strip())
         is_said = bool(line.name and text and not _is_notice(text))
         role = speakers.find_role(line.name) if is_said else TOOL
-        time = days[line.day] * 86_400.0 + line.seconds
-        messages.append(Message(line.placed, line.name or "", role, text, time))
+        message = Message(
+            placed=line.placed,
+            speaker=line.name or "",
+            role=role,
+            text=text,
+            time=days[line.day] * 86_400.0 + line.seconds,
+        )
+        messages.append(message)
     return messages
 
 
