@@ -76,7 +76,8 @@ def prompt_of(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> li
 def swapped_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The same comparison with A and B in the other order."""
     label = SWAPPED[label_of(row, "pairwise")]
-    return {**row, **make_row(row["input"], responses_of(row)[::-1], label, row["source"], row.get("reason"))}
+    swapped = make_row(row["input"], responses_of(row)[::-1], label, source=row["source"], reason=row.get("reason"))
+    return {**row, **swapped}
 
 
 def row_problem(row: Mapping[str, Any], mode: str, scores: Scores = SCORES, *, ties: bool = False) -> str | None:

@@ -71,9 +71,12 @@ def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[st
     """A chart for each of `names`: of every row (`run`) a bar with its standard error (`<name> se`). As write_png."""
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(3 * len(names), 1 + 0.3 * len(rows)), layout="constrained")
+        from_below = rows[::-1]
+        runs = [row["run"] for row in from_below]
         for axis, name in zip(figure.subplots(1, len(names), sharey=True), names, strict=True):
-            values, errors = ([row.get(key, math.nan) for row in rows[::-1]] for key in (name, f"{name} se"))
-            axis.barh([row["run"] for row in rows[::-1]], values, xerr=errors, color=LINES[0])
+            values = [row.get(name, math.nan) for row in from_below]
+            errors = [row.get(f"{name} se", math.nan) for row in from_below]
+            axis.barh(runs, values, xerr=errors, color=LINES[0])
             axis.set_title(name)
         with written_whole(path) as partial:
             figure.savefig(partial, dpi=130, format="png")

@@ -71,7 +71,8 @@ class Ridge:
         """x B. Without the rows X', Y' it is x B - h (I - H)^-1 (Y' - X' B), where P is the inverse, h = x P X'^T and
         H = X' P X'^T: leave-out of linear regression."""
         scores_M = np.zeros(self.wanted_RM.shape[1])
-        if not (known := [self.place_of[item] for item in named if item in self.place_of]):
+        known = [self.place_of[item] for item in named if item in self.place_of]
+        if not known:
             return scores_M
         of_items_K = self.weights_KK[known].sum(axis=0, dtype=np.float64)
         if len(left_out):
@@ -92,10 +93,15 @@ def fit_ridge(named_RM: sparse.csr_matrix, wanted_RM: sparse.csr_matrix) -> dict
     most = np.argsort(-times_M, kind="stable")[:RIDGE_ITEMS]
     items_K = np.sort(most[times_M[most] > 0])
     named_RK = named_RM[:, items_K].astype(np.float64)
-    inverse_KK = np.linalg.inv((named_RK.T @ named_RK).toarray() + PENALTY * np.eye(len(items_K)))
-    weights_KK = np.ascontiguousarray((wanted_RM[:, items_K].T @ named_RK @ inverse_KK).T, np.float32)
-    arrays = {"weights_KK": weights_KK, "inverse_KK": inverse_KK.astype(np.float32)}
-    return {"items_K": items_K, "named_RK": named_RK.astype(np.float32), **arrays}
+    together_KK = (named_RK.T @ named_RK).toarray()
+    inverse_KK = np.linalg.inv(together_KK + PENALTY * np.eye(len(items_K)))
+    weights_KK = (wanted_RM[:, items_K].T @ named_RK @ inverse_KK).T
+    return {
+        "items_K": items_K,
+        "named_RK": named_RK.astype(np.float32),
+        "weights_KK": np.ascontiguousarray(weights_KK, np.float32),
+        "inverse_KK": inverse_KK.astype(np.float32),
+    }
 
 
 class ItemTexts:
