@@ -93,12 +93,19 @@ def markdown(table: Sequence[Values], k: int) -> str:
     accuracy = [f"recall@{k}", f"ndcg@{k}"]
     beyond = [name for name in MEASURES if all(name in row for row in table)]
     held = [name for name in (f"{name} constrained" for name in accuracy) if any(name in row for row in table)]
-    tables: list[list[Column]] = [
-        [column for name in names for column in ((name, _mean_cell, name), (gain, _gain_cell, f"{name} gain"))]
-        for names, gain in ((accuracy, "gain"), (beyond, "gain"), (held, "minus free"))
-    ]
-    tables[0] += [(HOURS, _mean_cell, HOURS)] if any(HOURS in row for row in table) else []
+    tables = [_mean_and_gain(accuracy, "gain"), _mean_and_gain(beyond, "gain"), _mean_and_gain(held, "minus free")]
+    if any(HOURS in row for row in table):
+        tables[0].append((HOURS, _mean_cell, HOURS))
     return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
+
+
+def _mean_and_gain(names: Sequence[str], gain_title: str) -> list[Column]:
+    """Two columns for each of the metrics."""
+    columns: list[Column] = []
+    for name in names:
+        columns.append((name, _mean_cell, name))
+        columns.append((gain_title, _gain_cell, f"{name} gain"))
+    return columns
 
 
 def _markdown_table(table: Sequence[Values], columns: Sequence[Column]) -> str:
@@ -106,15 +113,17 @@ def _markdown_table(table: Sequence[Values], columns: Sequence[Column]) -> str:
     lines.append("|---" * (2 + len(columns)) + "|")
     for variant in dict.fromkeys(row["variant"] for row in table):
         rows = [row for row in table if row["variant"] == variant]
-        cells = [variant, str(len(rows)) if rows[0]["seed"] else "", *(cell(rows, name) for _, cell, name in columns)]
-        lines.append("| " + " | ".join(cells) + " |")
+        seeds = str(len(rows)) if rows[0]["seed"] else ""
+        cells = [cell(rows, name) for _, cell, name in columns]
+        lines.append("| " + " | ".join([variant, seeds, *cells]) + " |")
     return "\n".join(lines)
 
 
 def _mean_cell(rows: Sequence[Values], name: str) -> str:
     """Mean over the seeds that have it and the standard deviation between them; of one its standard error."""
     values = [row[name] for row in rows if name in row]
-    if not values or math.isnan(mean := np.mean(values)):
+    mean = float(np.mean(values)) if values else math.nan
+    if math.isnan(mean):
         return ""
     errors = [f" ±{row[f'{name} se']:.4f}" for row in rows if row.get(f"{name} se", math.nan) >= 0]
     return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "".join(errors))
