@@ -41,7 +41,7 @@ def convert(options: JudgeOptions) -> dict[str, Any]:
     check_out(out)
     shares = _shares(options.validation_share, options.test_share)
     criteria = read_criteria(options.criteria, options.mode) if options.criteria else DEFAULTS[options.mode]
-    chosen, rejected = _scores_of_comparisons(options, criteria)
+    chosen, rejected = _comparison_scores(options, criteria)
     records = load(paths, options.mode, criteria.scores, options.form)
     if options.mode == "pairwise":
         all_rows, left_out = pairwise_rows(records)
@@ -53,7 +53,7 @@ def convert(options: JudgeOptions) -> dict[str, Any]:
     if not any(parts.values()):
         raise UserError(f"{', '.join(map(str, paths))}: no row is left: {_told(left_out)}")
     if options.mode == "pairwise":
-        parts = _with_sides_in_order(parts, options)
+        parts = _order_sides(parts, options)
     summary = {
         "mode": options.mode,
         "inputs": [path.name for path in paths],
@@ -75,7 +75,7 @@ def convert(options: JudgeOptions) -> dict[str, Any]:
     return summary
 
 
-def _scores_of_comparisons(options: JudgeOptions, criteria: Criteria) -> tuple[int, int]:
+def _comparison_scores(options: JudgeOptions, criteria: Criteria) -> tuple[int, int]:
     """(score of a chosen response, score of a rejected one). Raises UserError for one outside of the criteria."""
     low, high = criteria.scores
     chosen = high if options.chosen_score is None else options.chosen_score
@@ -85,7 +85,7 @@ def _scores_of_comparisons(options: JudgeOptions, criteria: Criteria) -> tuple[i
     return chosen, rejected
 
 
-def _with_sides_in_order(parts: Mapping[str, Sequence[JudgeRow]], options: JudgeOptions) -> dict[str, list[JudgeRow]]:
+def _order_sides(parts: Mapping[str, Sequence[JudgeRow]], options: JudgeOptions) -> dict[str, list[JudgeRow]]:
     """The splits with the better response as A in half of the rows; `train` in both orders, where that is asked for."""
     balanced = {name: balance_order(part, options.seed) for name, part in parts.items()}
     if options.both_orders_in_train:

@@ -235,7 +235,7 @@ def _write_tables(
             split = split_of(row)
             prompt = prompt_text(row.conversation, num_items, item, matcher.catalog.dated)
             record = _make_record(row, prompt, ids)
-            tables = _tables_of_row(row, split)
+            tables = _find_tables(row, split)
             for name in tables:
                 writers[name](record)
                 numbers[name].add(prompt, row.truth)
@@ -250,7 +250,7 @@ def _table_schema(name: str) -> pa.Schema:
     return pa.schema([*(SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA), *FURTHER])
 
 
-def _tables_of_row(row: Row, split: str) -> list[str]:
+def _find_tables(row: Row, split: str) -> list[str]:
     """The tables that have a row: those of its split, if it has what they need."""
     tables = []
     if row.truth:

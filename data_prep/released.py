@@ -67,7 +67,7 @@ def find_split(source: Path, candidates: Sequence[str]) -> ReleasedSplit | None:
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise UserError(f"{folder}: {', '.join(missing)} not there, which state.json names; {AGAIN}")
     for shard in shards:
-        _check_end(shard)
+        _check_stream_end(shard)
     return ReleasedSplit(name, shards)
 
 
@@ -101,7 +101,7 @@ def _check_shards_inside(folder: Path, named_shards: Sequence[tuple[str, Path]])
             )
 
 
-def _check_end(shard: Path) -> None:
+def _check_stream_end(shard: Path) -> None:
     """Raise UserError for a stream that was cut off after a batch: it would read as a shorter split."""
     with shard.open("rb") as file:
         file.seek(max(0, shard.stat().st_size - len(END_OF_STREAM)))

@@ -53,7 +53,7 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     address = os.environ.get("RAY_ADDRESS", "")
     client = _connect_to_cluster(address, parallel)
     on_cluster = client is not None
-    _say_warnings(runs, on_cluster)
+    _print_warnings(runs, on_cluster)
     trainings = composed(runs, out, on_cluster)
     if on_cluster:
         check_slots(address, matrix.evaluate)
@@ -95,7 +95,7 @@ def _connect_to_cluster(address: str, parallel: int | None) -> Any:
     return client
 
 
-def _say_warnings(runs: Sequence[MatrixRun], on_cluster: bool) -> None:
+def _print_warnings(runs: Sequence[MatrixRun], on_cluster: bool) -> None:
     """Print what is wrong with the environment's variables."""
     warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
     if on_cluster:

@@ -129,7 +129,7 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
     ks = first["ks"]
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
     gains = gain_tables(folders, ks, first["seed"])
-    columns = _columns_of_table(results)
+    columns = _table_columns(results)
     table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
     summary = next(iter(columns.values()))
     split = Path(first["data"]).name
@@ -164,7 +164,7 @@ def _refuse_unlike_evaluations(folders: Mapping[str, Path], settings: Evaluation
         )
 
 
-def _columns_of_table(results: Evaluations) -> dict[str, dict[str, Any]]:
+def _table_columns(results: Evaluations) -> dict[str, dict[str, Any]]:
     """name -> metrics of what the table compares: baselines, then each model's lists, free, constrained and fused."""
     columns: dict[str, dict[str, Any]] = {}
     for by_model in results.values():

@@ -35,7 +35,7 @@ def row_of(
     return make_row(messages, responses, label, record.source, reason) | {"place": record.place}
 
 
-def _row_of_schema(record: Loaded, item: dict[str, Any], mode: str) -> JudgeRow:
+def _copy_row(record: Loaded, item: dict[str, Any], mode: str) -> JudgeRow:
     """The row of a record that is one already."""
     label = label_of(item, mode)
     return row_of(record, item["input"], responses_of(item), label=label, reason=item["reason"])
@@ -65,7 +65,7 @@ def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[JudgeRow], list[LeftO
             elif isinstance(item, Comparison):
                 add(item, record)
             else:
-                row = _row_of_schema(record, item, "pairwise")
+                row = _copy_row(record, item, "pairwise")
                 rows.append(swapped_row(row) if label_of(row, "pairwise") == "B" else row)
     for ratings in rated.values():
         for (one, record), (other, _) in itertools.combinations(ratings, 2):
@@ -92,7 +92,7 @@ def pointwise_rows(records: Iterable[Loaded], chosen: int, rejected: int) -> tup
             if isinstance(item, Rating):
                 rows.append(row_of(record, item.messages, [item.response], label=item.score, reason=item.reason))
             elif isinstance(item, dict):
-                rows.append(_row_of_schema(record, item, "pointwise"))
+                rows.append(_copy_row(record, item, "pointwise"))
             elif item.tie or item.better.strip() == item.worse.strip():
                 left_out.append(LeftOut(record.place, "ties", "a tie gives no score"))
             else:

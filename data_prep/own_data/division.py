@@ -22,7 +22,7 @@ _AND = re.compile(r"(?<=\d\)), (?:and|or|&) ")  # `Heat (1995), Alien (1979), an
 # what stands between items too, and in titles
 _BETWEEN = re.compile(r"(?:^|\s+)(?:and|or|&|\+|/|•|·|[-–—])\s+|<br\s*/?>|\\n|\s*[\t、，；•]\s*")
 
-Test: TypeAlias = Callable[[str], bool]
+TextPredicate: TypeAlias = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class KnownTexts:
         dated: whether the catalog has years.
     """
 
-    is_item: Test
-    is_title: Test
-    is_dated_item: Test
+    is_item: TextPredicate
+    is_title: TextPredicate
+    is_dated_item: TextPredicate
     dated: bool
 
 
@@ -56,14 +56,14 @@ def divide(text: str, known: KnownTexts, *, is_entry: bool = False) -> list[str]
     pieces = _divide_at_lines(text, is_entry)
     if _is_broken_title(text, pieces, known):
         if not is_entry and all(map(known.is_item, pieces)):
-            raise _two_readings(text, pieces)
+            raise _two_readings_error(text, pieces)
         return [_join_lines(text)]
     numbered = [part for piece in pieces for part in _divide_at_numbers(piece, known)]
-    marked = _with_marks(numbered, known)
+    marked = _replace_counts_by_bullets(numbered, known)
     is_list = len(marked) > 1 and all(map(_MARK.match, marked))
     items: list[str] = []
     for piece in marked:
-        unmarked = _without_mark(piece, known, is_list)
+        unmarked = _strip_mark(piece, known, is_list)
         for part in _divide_at_semicolons(Piece(unmarked, known, is_entry)):
             items += _apply_rules(Piece(part, known, is_entry))
     return items
@@ -106,7 +106,7 @@ def _count_up(numbers: Sequence[str]) -> bool:
     return [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
 
 
-def _with_marks(pieces: Sequence[str], known: KnownTexts) -> Sequence[str]:
+def _replace_counts_by_bullets(pieces: Sequence[str], known: KnownTexts) -> Sequence[str]:
     """Pieces that count 1, 2, ... without a usual mark (`1 Heat`, `#2: Alien`) get a bullet instead of the number."""
     if len(pieces) < 2:
         return pieces
@@ -117,7 +117,7 @@ def _with_marks(pieces: Sequence[str], known: KnownTexts) -> Sequence[str]:
     return [f"- {mark.string[mark.end() :]}" for mark in marks if mark is not None]
 
 
-def _without_mark(piece: str, known: KnownTexts, is_list: bool) -> str:
+def _strip_mark(piece: str, known: KnownTexts, is_list: bool) -> str:
     """A piece without the number or bullet of a list, which is part of some titles: `1. FC Köln`.
 
     is_list: whether all pieces have a mark.
@@ -181,7 +181,7 @@ def _leave_undivided(piece: Piece) -> list[str] | None:
         return None
     others = [part for part in _BETWEEN.split(piece.text) if part]
     if len(others) > 1 and not piece.is_entry and not piece.is_item and all(map(piece.known.is_item, others)):
-        raise _two_readings(piece.text, others)
+        raise _two_readings_error(piece.text, others)
     return [piece.text] if piece.text else []
 
 
@@ -198,7 +198,7 @@ def _refuse_two_readings(piece: Piece) -> list[str] | None:
     is_divided = ";" in piece.text and not piece.is_entry
     if piece.looks_whole and not piece.groupings and not is_divided:
         return None
-    raise _two_readings(piece.text, max([*piece.groupings, piece.parts], key=len))
+    raise _two_readings_error(piece.text, max([*piece.groupings, piece.parts], key=len))
 
 
 def _leave_whole(piece: Piece) -> list[str]:
@@ -223,7 +223,7 @@ def _apply_rules(piece: Piece) -> list[str]:
     raise AssertionError("the last rule has an answer for every piece")
 
 
-def _find_groupings(text: str, cuts: Sequence[int], is_item: Test) -> list[list[str]]:
+def _find_groupings(text: str, cuts: Sequence[int], is_item: TextPredicate) -> list[list[str]]:
     """At most two ways to divide a text at some of the cuts so that every part is an item."""
     starts = [0, *(cut + 1 for cut in cuts)]
     ends = [*cuts, len(text)]
@@ -242,5 +242,5 @@ def _find_groupings(text: str, cuts: Sequence[int], is_item: Test) -> list[list[
     return [way for way in ways[-1] if way]
 
 
-def _two_readings(text: str, parts: Sequence[str]) -> BadRecord:
+def _two_readings_error(text: str, parts: Sequence[str]) -> BadRecord:
     return BadRecord(f"holds %r, which can be one item or {len(parts)} (%s); {AS_LIST}", text, " | ".join(parts))

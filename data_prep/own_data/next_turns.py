@@ -102,7 +102,7 @@ def rows_of(
 
     named: the items of each turn. also_user: what the user's next turns name was wanted, too.
     """
-    runs = _runs_of_speakers(turns)
+    runs = _group_by_speaker(turns)
     for number, run in enumerate(runs):
         start = run[0]
         if turns[start].role == "user" or number == 0:
@@ -116,7 +116,7 @@ def rows_of(
             yield {**record, "ground_truth": list(map(_cell_entry, truth)), "seen": seen}, turns[:start]
 
 
-def _runs_of_speakers(turns: Sequence[Turn]) -> list[list[int]]:
+def _group_by_speaker(turns: Sequence[Turn]) -> list[list[int]]:
     """The indices of turns, those of one speaker in a row together."""
     return [list(run) for _, run in groupby(range(len(turns)), key=lambda index: turns[index].role)]
 

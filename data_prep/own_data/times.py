@@ -106,7 +106,7 @@ def parse_time(value: Any, order: DateOrder | None = None) -> float:
     if order is not None:
         raise BadRecord(f"is %r, but the file's dates have the {order.value}; {USUAL_FORMS}", value)
     if reading.is_open:
-        raise _two_readings(str(value), reading)
+        raise _two_readings_error(str(value), reading)
     seconds = reading.month_first if reading.day_first is None else reading.day_first
     assert seconds is not None  # `read_both_orders` finds one at least
     return seconds
@@ -220,7 +220,7 @@ def _seconds_of(moment: datetime) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _two_readings(text: str, reading: Reading) -> BadRecord:
+def _two_readings_error(text: str, reading: Reading) -> BadRecord:
     """The error of a date whose order nobody knows."""
     days = [f"{datetime.fromtimestamp(seconds, UTC):%-d %B}" for seconds in reading if seconds is not None]
     return BadRecord(f"is %r, {days[0]} or {days[1]}, and no date of the file says which; write 2021-12-31", text)
@@ -272,7 +272,7 @@ class DateEvidence:
             return DateOrder.MONTH_FIRST
         if self.is_open:
             _, text = self.is_open
-            raise _two_readings(text, read_both_orders(text))
+            raise _two_readings_error(text, read_both_orders(text))
         return None
 
 

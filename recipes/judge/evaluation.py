@@ -116,7 +116,7 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
             f"--max-response-length {options.max_response_length}"
         )
 
-    prompts, ids = _prompts_and_ids(kept, mode)
+    prompts, ids = _make_prompts(kept, mode)
     settings: dict[str, Any] = {
         "max_tokens": options.max_response_length,
         "temperature": 0.0,
@@ -160,7 +160,7 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     return metrics
 
 
-def _prompts_and_ids(kept: Rows, mode: str) -> tuple[dict[str, list[Message]], dict[bool, list[str]]]:
+def _make_prompts(kept: Rows, mode: str) -> tuple[dict[str, list[Message]], dict[bool, list[str]]]:
     """(id -> prompt, the ids for the rows by whether A and B are swapped)."""
     prompts: dict[str, list[Message]] = {}
     ids: dict[bool, list[str]] = {}
