@@ -21,7 +21,7 @@ from typing import Any
 from convrec.files import folder_written_whole, write_jsonl
 from convrec.options import command
 from data_prep.judge import convert
-from data_prep.options.judge import JudgeOptions, JudgeSampleOptions
+from data_prep.options.judge import JudgeOptions, JudgeSampleOptions, Mode
 from data_prep.sample_data.films import load_films
 from data_prep.tables import check_out
 
@@ -69,7 +69,7 @@ def ratings(count: int, seed: int) -> list[dict[str, Any]]:
     for index in range(count):
         genre, first, second = writer.rng.sample(writer.genres, 3)
         score = index % 5
-        named_by_score = ([first], [first, second], [], [genre, first], [genre])
+        named_by_score: Sequence[list[str]] = ([first], [first, second], [], [genre, first], [genre])
         response = writer.response(named_by_score[score])
         said = {"prompt": writer.query(genre), "response": response, "helpfulness": score}
         records.append(said | {"reason": REASON.format(genre=genre)})
@@ -80,8 +80,12 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
     """`count` preferences and as many ratings, converted, into OUT, which appears whole or not at all."""
     folder = Path(out)
     check_out(folder)
+    records_of: dict[Mode, list[dict[str, Any]]] = {
+        "pairwise": preferences(count, seed),
+        "pointwise": ratings(count, seed),
+    }
     with folder_written_whole(folder) as partial:
-        for mode, records in (("pairwise", preferences(count, seed)), ("pointwise", ratings(count, seed))):
+        for mode, records in records_of.items():
             raw = partial / f"{mode}.jsonl"
             write_jsonl(raw, records)
             convert(JudgeOptions(mode=mode, inputs=[str(raw)], out=str(partial / mode), seed=seed))

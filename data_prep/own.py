@@ -374,7 +374,7 @@ def main(options: OwnOptions) -> int:
     if (options.preview is None) == (options.out is None):
         raise UserError("give --out, or --preview to look first")
     output = options.output
-    conversations = options.conversations or list(split_of_file)
+    conversations: Sequence[str | Path] = options.conversations or list(split_of_file)
     reading = ReadingOptions(
         form=options.form,
         truth=options.truth,

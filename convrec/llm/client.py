@@ -181,7 +181,7 @@ class LLM:
         """The library's client, with this one's hold around each of its requests."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        client = AsyncOpenAI(
+        client: Any = AsyncOpenAI(
             base_url=self.endpoint.base_url,
             api_key=self.endpoint.api_key or "none",  # the library wants one; local servers do not look
             max_retries=self.max_retries,

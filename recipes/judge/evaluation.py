@@ -87,7 +87,7 @@ def compare(
     return {"n": len(both)} | paired(old, new, COMPARED[mode], queries, seed)
 
 
-def _row_metrics(row: Mapping[str, Any], mode: str, scores: Scores) -> dict[str, Any]:
+def _row_metrics(row: dict[str, Any], mode: str, scores: Scores) -> dict[str, Any]:
     return comparison_metrics(row) if mode == "pairwise" else score_metrics(row, scores)
 
 
