@@ -26,7 +26,7 @@ from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.options import command
 from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import MODEL_JUDGES, Asker, failed_again, make_asker, model_of, write_failed
+from data_prep.stages.asking import MODEL_JUDGES, failed_again, make_asker, model_of, write_failed
 from data_prep.stages.embeddings import check_embedding
 from data_prep.stages.record import SettingsT, Stage, Summary, read_record, refuse_foreign, run_stage
 
@@ -61,11 +61,21 @@ def plan(name: str, options: DemonstrationsOptions) -> Plan[Any]:
     workers = options.workers or len(os.sched_getaffinity(0))
     if name == "teacher":
         asker = make_asker(options, "teacher", "teacher") if options.teacher == "llm" else None
-        teacher_settings = teacher.TeacherSettings(options.teacher, num_items, **_asked(asker))
+        teacher_settings = teacher.TeacherSettings(
+            teacher=options.teacher,
+            num_items=num_items,
+            model=asker.model if asker else None,
+            sampling=asker.sampling if asker else None,
+        )
         return Plan(partial(teacher.run, asker=asker), teacher_settings)
     if name == "metadata":
         asker = make_asker(options, "teacher", "metadata") if options.metadata == "llm" else None
-        return Plan(partial(metadata.run, asker=asker), metadata.MetadataSettings(options.metadata, **_asked(asker)))
+        metadata_settings = metadata.MetadataSettings(
+            metadata=options.metadata,
+            model=asker.model if asker else None,
+            sampling=asker.sampling if asker else None,
+        )
+        return Plan(partial(metadata.run, asker=asker), metadata_settings)
     if name == "remap":
         return plan_remap(options, num_items, workers)
     if name == "reflect":
@@ -76,11 +86,6 @@ def plan(name: str, options: DemonstrationsOptions) -> Plan[Any]:
     return Plan(demonstrations.run, demonstrations.ListLength(num_items))
 
 
-def _asked(asker: Asker | None) -> dict[str, Any]:
-    """Return the settings of a stage that say which model was asked, and how; none without a model."""
-    return {"model": asker.model, "sampling": asker.sampling} if asker else {}
-
-
 def _remap_record(options: DemonstrationsOptions) -> dict[str, Any]:
     """Return the settings that remap was run with; {} where it was not."""
     record = read_record(Path(options.out), "remap") or {}
@@ -89,8 +94,14 @@ def _remap_record(options: DemonstrationsOptions) -> dict[str, Any]:
 
 def plan_rows(options: DemonstrationsOptions) -> Plan[rows.RowsSettings]:
     sources = _sources(options)
-    digests = {name: file_hash(path) for name, path in sources.items()}
-    settings = rows.RowsSettings(share=options.share, seed=options.seed, num_items=options.num_items, **digests)
+    settings = rows.RowsSettings(
+        share=options.share,
+        seed=options.seed,
+        num_items=options.num_items,
+        train=file_hash(sources["train"]),
+        validation=file_hash(sources["validation"]),
+        catalog=file_hash(sources["catalog"]),
+    )
     return Plan(partial(rows.run, sources=sources), settings)
 
 
@@ -125,7 +136,8 @@ def plan_reflect(options: DemonstrationsOptions) -> Plan[reflect.ReflectSettings
         gamma=options.gamma,
         judged=min(options.judged or candidates, candidates),
         criteria=criteria,
-        **_asked(asker),
+        model=asker.model if asker else None,
+        sampling=asker.sampling if asker else None,
     )
     return Plan(partial(reflect.run, asker=asker), settings)
 

@@ -71,13 +71,16 @@ def _seen(name: str | int, title_of: dict[str, str], catalog: Catalog) -> str:
 
 @command(FeedbackOptions)
 def main(options: FeedbackOptions) -> int:
-    state, output = Path(options.state), options.output
-    rows, files = Path(f"{Path(options.out)}.jsonl"), sorted(state.glob(FILES))
+    state = Path(options.state)
+    output = options.output
+    rows = Path(f"{Path(options.out)}.jsonl")
+    files = sorted(state.glob(FILES))
     if not files:
         raise UserError(f"{state}: no {FILES}; give the --state of a service that was started with --feedback")
     if rows.exists() and not output.overwrite:
         raise UserError(f"{rows}: already there; give --overwrite to replace it, or another --out")
-    damage, counts = Damage(output.skip_damaged), Counter[str]()
+    damage = Damage(output.skip_damaged)
+    counts = Counter[str]()
     found = list(rows_of(files, load_catalog(options.catalog), damage, counts))
     damage.check(files, counts.total() + len(found))
     for what, count in (+counts).items():

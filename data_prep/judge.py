@@ -1,11 +1,9 @@
 """Preferences and ratings -> the judges' parquet (convrec.judges.schema). Forms and rules: docs/how-to/judges.md."""
 
 import json
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
-from convrec.judges.criteria import DEFAULTS, FILE, criteria_text, read_criteria
+from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text, read_criteria
 from convrec.judges.schema import judge_schema, label_of
 from convrec.options import command
 from data_prep.judge_data.formats import load
@@ -36,71 +34,71 @@ VALIDATION_SHARE = 0.1  # but where everything is test
 NAMED = 3  # of what is left out for one reason, on the screen; left_out.jsonl names all
 
 
-def convert(
-    mode: str,
-    inputs: Sequence[str | os.PathLike],
-    out: str | os.PathLike,
-    *,
-    chosen_score: int | None = None,
-    rejected_score: int | None = None,
-    validation_share: float | None = None,
-    test_share: float = 0.1,
-    both_orders_in_train: bool = False,
-    form: str | None = None,
-    criteria: str | os.PathLike | None = None,
-    seed: int = 3407,
-) -> dict[str, Any]:
-    """Write OUT whole or not at all and return its summary. Raises UserError for bad records or when OUT exists.
-
-    chosen_score, rejected_score: None for the highest and the lowest. form: a key of FORMATS, None: as the columns
-    tell. criteria: a YAML file, None: the defaults.
-    """
-    folder, paths = Path(out), [Path(path) for path in inputs]
-    check_out(folder)
-    shares = _shares(validation_share, test_share)
-    judged_by = read_criteria(criteria, mode) if criteria else DEFAULTS[mode]
-    low, high = judged_by.scores
-    chosen = high if chosen_score is None else chosen_score
-    rejected = low if rejected_score is None else rejected_score
-    if not (low <= chosen <= high and low <= rejected <= high):
-        raise UserError(f"--chosen-score {chosen}, --rejected-score {rejected}: the criteria's scores are {low}-{high}")
-    records = load(paths, mode, judged_by.scores, form)
-    rows, left_out = pairwise_rows(records) if mode == "pairwise" else pointwise_rows(records, chosen, rejected)
-    rows, duplicates = without_duplicates([row | {"criteria": judged_by} for row in rows], mode)
-    left_out += duplicates
-    parts, ties = split_rows(rows, mode, shares, seed)
-    left_out += ties
+def convert(options: JudgeOptions) -> dict[str, Any]:
+    """Write OUT whole or not at all and return its summary. Raises UserError for bad records or when OUT exists."""
+    out = Path(options.out)
+    paths = [Path(path) for path in options.inputs]
+    check_out(out)
+    shares = _shares(options.validation_share, options.test_share)
+    criteria = read_criteria(options.criteria, options.mode) if options.criteria else DEFAULTS[options.mode]
+    chosen, rejected = _comparison_scores(options, criteria)
+    records = load(paths, options.mode, criteria.scores, options.form)
+    if options.mode == "pairwise":
+        all_rows, left_out = pairwise_rows(records)
+    else:
+        all_rows, left_out = pointwise_rows(records, chosen, rejected)
+    rows, duplicates = without_duplicates([row | {"criteria": criteria} for row in all_rows], options.mode)
+    parts, ties = split_rows(rows, options.mode, shares, options.seed)
+    left_out += duplicates + ties
     if not any(parts.values()):
         raise UserError(f"{', '.join(map(str, paths))}: no row is left: {_told(left_out)}")
-    if mode == "pairwise":
-        parts = {name: balance_order(part, seed) for name, part in parts.items()}
-        if both_orders_in_train:
-            parts["train"] = both_orders(parts["train"])
-    counts = Counter(one.kind for one in left_out)
+    if options.mode == "pairwise":
+        parts = _order_sides(parts, options)
     summary = {
-        "mode": mode,
+        "mode": options.mode,
         "inputs": [path.name for path in paths],
         "records": len(records),
-        "ties_left_out": counts["ties"],
-        "identical_left_out": counts["identical"],
-        "contradictory_left_out": counts["contradictory"],
+        **_count_left_out(left_out),
         "rows": {name: len(part) for name, part in parts.items()},
-        "labels": {name: _count(label_of(row, mode) for row in part) for name, part in parts.items()},
+        "labels": {name: _count(label_of(row, options.mode) for row in part) for name, part in parts.items()},
         "sources": _count(row["source"] for row in rows),
         "warnings": _warnings(rows, shares),
-        "seed": seed,
+        "seed": options.seed,
     }
-    with folder_written_whole(folder) as partial:
-        for name, part in parts.items():
-            if part:
-                table = pa.Table.from_pylist(part, judge_schema(mode, judged_by))
-                pq.write_table(table, partial / f"{name}.parquet")
-        write_text(partial / FILE, criteria_text(judged_by, mode))
+    with folder_written_whole(out) as partial:
+        _write_splits(partial, parts, options.mode, criteria)
+        write_text(partial / FILE, criteria_text(criteria, options.mode))
         write_jsonl(partial / "left_out.jsonl", (one._asdict() for one in left_out))
         write_json(partial / "summary.json", summary)
     if left_out:
         print(f"left out: {_told(left_out)}", file=sys.stderr)
     return summary
+
+
+def _comparison_scores(options: JudgeOptions, criteria: Criteria) -> tuple[int, int]:
+    """(score of a chosen response, score of a rejected one). Raises UserError for one outside of the criteria."""
+    low, high = criteria.scores
+    chosen = high if options.chosen_score is None else options.chosen_score
+    rejected = low if options.rejected_score is None else options.rejected_score
+    if not (low <= chosen <= high and low <= rejected <= high):
+        raise UserError(f"--chosen-score {chosen}, --rejected-score {rejected}: the criteria's scores are {low}-{high}")
+    return chosen, rejected
+
+
+def _order_sides(parts: Mapping[str, Sequence[JudgeRow]], options: JudgeOptions) -> dict[str, list[JudgeRow]]:
+    """The splits with the better response as A in half of the rows; `train` in both orders, where that is asked for."""
+    balanced = {name: balance_order(part, options.seed) for name, part in parts.items()}
+    if options.both_orders_in_train:
+        balanced["train"] = both_orders(balanced["train"])
+    return balanced
+
+
+def _write_splits(folder: Path, parts: Mapping[str, Sequence[JudgeRow]], mode: str, criteria: Criteria) -> None:
+    """Write a file for each split that has rows."""
+    for name, part in parts.items():
+        if part:
+            table = pa.Table.from_pylist(part, judge_schema(mode, criteria))
+            pq.write_table(table, folder / f"{name}.parquet")
 
 
 def _shares(validation: float | None, test: float) -> dict[str, float]:
@@ -124,10 +122,17 @@ def _told(left_out: Sequence[LeftOut]) -> str:
     return ", ".join(told) or "there was none"
 
 
+def _count_left_out(left_out: Iterable[LeftOut]) -> dict[str, int]:
+    counts = Counter(one.kind for one in left_out)
+    return {f"{kind}_left_out": counts[kind] for kind in ("ties", "identical", "contradictory")}
+
+
 def _warnings(rows: Sequence[JudgeRow], shares: dict[str, float]) -> list[str]:
-    if shares["test"] == 1 or (group := large_group(rows)) is None:
+    group = large_group(rows)
+    if shares["test"] == 1 or group is None:
         return []
-    return [f"{group[1]} of {len(rows)} rows have a query that begins alike and are in one split: {group[0][:60]!r}"]
+    beginning, count = group
+    return [f"{count} of {len(rows)} rows have a query that begins alike and are in one split: {beginning[:60]!r}"]
 
 
 def _count(values: Iterable[Any]) -> dict[str, int]:
@@ -136,7 +141,7 @@ def _count(values: Iterable[Any]) -> dict[str, int]:
 
 @command(JudgeOptions)
 def main(options: JudgeOptions) -> int:
-    summary = convert(**asdict(options))
+    summary = convert(options)
     print(json.dumps(summary, indent=2, ensure_ascii=False))
     for warning in summary["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)

@@ -14,13 +14,14 @@ pointwise  4: the genre asked for; 3: it and another; 2: no genre at all; 1: two
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from convrec.files import folder_written_whole, write_jsonl
 from convrec.options import command
 from data_prep.judge import convert
-from data_prep.options.judge import JudgeSampleOptions
+from data_prep.options.judge import JudgeOptions, JudgeSampleOptions, Mode
 from data_prep.sample_data.films import load_films
 from data_prep.tables import check_out
 
@@ -45,27 +46,31 @@ class _Writer:
         parts = [self.rng.choice(QUERIES).format(genre=genre), rest]
         return " ".join(parts if self.rng.random() < 0.5 else parts[::-1])
 
-    def response(self, *named: str) -> str:
+    def response(self, named: Sequence[str]) -> str:
+        """A response that names genres, shuffled, and a film of the first; of none, any film."""
         fitting = [film for film in self.films if not named or named[0] in film.genres]
         genre = f"a {' and '.join(self.rng.sample(named, len(named)))} film" if named else "a film"
         return f"Try {self.rng.choice(fitting).title}, {genre}."
 
 
 def preferences(count: int, seed: int) -> list[dict[str, Any]]:
-    writer, records = _Writer(seed), []
+    writer = _Writer(seed)
+    records = []
     for _ in range(count):
         genre, other = writer.rng.sample(writer.genres, 2)
-        responses = {"chosen": writer.response(genre), "rejected": writer.response(other)}
+        responses = {"chosen": writer.response([genre]), "rejected": writer.response([other])}
         records.append({"prompt": writer.query(genre), **responses, "reason": REASON.format(genre=genre)})
     return records
 
 
 def ratings(count: int, seed: int) -> list[dict[str, Any]]:
-    writer, records = _Writer(seed), []
+    writer = _Writer(seed)
+    records = []
     for index in range(count):
         genre, first, second = writer.rng.sample(writer.genres, 3)
         score = index % 5
-        response = writer.response(*((first,), (first, second), (), (genre, first), (genre,))[score])
+        named_by_score: Sequence[list[str]] = ([first], [first, second], [], [genre, first], [genre])
+        response = writer.response(named_by_score[score])
         said = {"prompt": writer.query(genre), "response": response, "helpfulness": score}
         records.append(said | {"reason": REASON.format(genre=genre)})
     return records
@@ -75,11 +80,15 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
     """`count` preferences and as many ratings, converted, into OUT, which appears whole or not at all."""
     folder = Path(out)
     check_out(folder)
+    records_of: dict[Mode, list[dict[str, Any]]] = {
+        "pairwise": preferences(count, seed),
+        "pointwise": ratings(count, seed),
+    }
     with folder_written_whole(folder) as partial:
-        for mode, records in (("pairwise", preferences(count, seed)), ("pointwise", ratings(count, seed))):
+        for mode, records in records_of.items():
             raw = partial / f"{mode}.jsonl"
             write_jsonl(raw, records)
-            convert(mode, [raw], partial / mode, seed=seed)
+            convert(JudgeOptions(mode=mode, inputs=[str(raw)], out=str(partial / mode), seed=seed))
     return folder
 
 

@@ -29,7 +29,7 @@ from data_prep.options.own import OwnOptions
 from data_prep.own_data.catalog import CatalogRead
 from data_prep.own_data.preview import preview
 from data_prep.own_data.rows import Row, read_again
-from data_prep.own_data.source import open_source, parse_file_splits
+from data_prep.own_data.source import ReadingOptions, open_source, parse_file_splits
 from data_prep.own_data.splits import SplitKey, SplitRule, assign, check_rule, common_opening, complete
 from data_prep.questions import add_questions
 from data_prep.tables import (
@@ -47,6 +47,7 @@ from data_prep.tables import (
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test", "validation_cold", "test_cold")
 FILES = {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT}
 BY_OWN_WORD = SplitRule()
+AS_GUESSED = ReadingOptions()
 # null where a row has none: its own name; what was shown for it, best first, as pairs like its ground truth
 FURTHER = (pa.field("id", pa.string()), RL_SCHEMA.field(TRUTH).with_name("exposure"))
 
@@ -63,18 +64,19 @@ def convert_own(
     skip_damaged: float | None = None,
     progress: bool = False,
     ask: Sequence[str] | None = None,
-    **reading: Any,
+    reading: ReadingOptions = AS_GUESSED,
 ) -> dict[str, Any]:
     """Check and write; returns what summary.json holds (`write_data`). Raises UserError, and then OUT is as it was.
 
-    skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. reading:
-    columns, and fields of `ReadingOptions`. ask: attributes that demonstrations ask about.
+    skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. ask: attributes
+    that demonstrations ask about. reading: how the conversations are read.
     """
-    out, paths = Path(out), [Path(path) for path in conversations]
+    out = Path(out)
+    paths = [Path(path) for path in conversations]
     check_out(out, overwrite, FILES)
     borders = check_rule(rule)
     damage = Damage(skip_damaged, end="Nothing was written.")
-    items, source = open_source(paths, Path(catalog), num_items, damage, **reading)
+    items, source = open_source(paths, Path(catalog), num_items, damage, reading)
     matcher = source.reader.matcher
     rows = Progress(source.rows(damage), "reading", disable=not progress, unit=" rows")
     mentions: Counter[bool] = Counter()  # whether the catalog has it -> ground truths
@@ -92,19 +94,27 @@ def convert_own(
         )
     split_of, described = assign(keys, rule, borders)
     is_divided = len(set(split_of.values())) > 1 and keys[0].split is None
-    warnings = [warning] if is_divided and (warning := common_opening(keys)) else []
+    warning = common_opening(keys) if is_divided else ""
 
     sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
     writing = Progress(sound, "writing", len(keys), disable=not progress, unit=" rows")
     about = {
         "read": source.told(),
         "splits": described,
-        "warnings": warnings,
+        "warnings": [warning] if warning else [],
         "ground_truths": {"known": mentions[True], "outside_catalog": mentions[False]},
     }
-    name_of = conversation_name
     return write_data(
-        out, items, matcher, writing, lambda row: split_of[name_of(row)], item, num_items, damage, about, ask
+        out,
+        items,
+        matcher,
+        writing,
+        split_of=lambda row: split_of[conversation_name(row)],
+        item=item,
+        num_items=num_items,
+        damage=damage,
+        about=about,
+        ask=ask,
     )
 
 
@@ -115,17 +125,13 @@ def _split_keys(
     ids: dict[str, str] = {}  # given id -> where
     split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
     for path, number, row in rows:
-        here, name = place_of(path, number), conversation_name(row)
+        here = place_of(path, number)
+        name = conversation_name(row)
         problems: list[BadRecord] = []
         with collected(problems):
-            if row.id is not None and (first := ids.setdefault(row.id, here)) != here:
-                raise BadRecord("id %r is that of %s too; give every row its own, or none", row.id, first)
+            _check_id(row, here, ids)
         with collected(problems):
-            if row.split and (first_split := split_of.setdefault(name, (row.split, here)))[0] != row.split:
-                raise BadRecord(
-                    "split is %s, but %s puts the same conversation into %s; put all its rows into one",
-                    *(row.split, first_split[1], first_split[0]),
-                )
+            _check_split(row, split_of.setdefault(name, (row.split, here)) if row.split else None)
         if problems:
             damage.add(path, number, BadRow(problems))
             continue
@@ -138,6 +144,21 @@ def _split_keys(
             split=row.split,
             is_named=row.conversation_id is not None,
         )
+
+
+def _check_id(row: Row, here: str, ids: dict[str, str]) -> None:
+    """Note where a row's id stands. Raises BadRecord for one that an earlier row has."""
+    first = ids.setdefault(row.id, here) if row.id is not None else here
+    if first != here:
+        raise BadRecord("id %r is that of %s too; give every row its own, or none", row.id, first)
+
+
+def _check_split(row: Row, first: tuple[str, str] | None) -> None:
+    """Raise BadRecord for another split than the conversation's first. first: that and where it stands; None: none."""
+    if first is not None and first[0] != row.split:
+        split, place = first
+        told = "split is %s, but %s puts the same conversation into %s; put all its rows into one"
+        raise BadRecord(told, row.split, place, split)
 
 
 def conversation_name(row: Row) -> int:
@@ -155,6 +176,7 @@ def write_data(
     items: CatalogRead,
     matcher: Matcher,
     rows: Iterable[Row],
+    *,
     split_of: Callable[[Row], str],
     item: str,
     num_items: int,
@@ -202,46 +224,81 @@ def _write_tables(
     folder: Path, rows: Iterable[Row], split_of: Callable[[Row], str], matcher: Matcher, item: str, num_items: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """(numbers of each table with rows, counts over all rows)."""
-    ids, dated = SampleIds(), matcher.catalog.dated
+    ids = SampleIds()
     numbers = {name: TableNumbers() for name in TABLES}
-    counts: Counter[str] = Counter()
-    first_split: dict[int, str] = {}  # of a prompt; conversations are not divided, but two can have the same text
+    counts = _RowCounts(matcher, num_items)
     with ExitStack() as stack:
         writers = {}
         for name in TABLES:
-            schema = pa.schema([*(SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA), *FURTHER])
-            writers[name] = stack.enter_context(table_writer(folder / f"{name}.parquet", schema))
+            writers[name] = stack.enter_context(table_writer(folder / f"{name}.parquet", _table_schema(name)))
         for row in rows:
             split = split_of(row)
-            prompt = prompt_text(row.conversation, num_items, item, dated)
-            record = {
-                "prompt": message("user", prompt),
-                "seen_titles": row.seen,
-                TRUTH: row.truth,
-                "sample_id": _sample_id(row, prompt, ids),
-                "id": row.id,
-                "exposure": row.exposure or None,
-                "completion": message("assistant", "\n".join(format_item(*entry) for entry in row.demonstration)),
-            }
-            wanted = {split: row.truth, f"sft_{split}": row.demonstration if split != "test" else []}
-            for name in (name for name, content in wanted.items() if content):
+            prompt = prompt_text(row.conversation, num_items, item, matcher.catalog.dated)
+            record = _make_record(row, prompt, ids)
+            tables = _find_tables(row, split)
+            for name in tables:
                 writers[name](record)
                 numbers[name].add(prompt, row.truth)
-            counts["read"] += 1
-            counts["rows_whose_text_is_in_another_split"] += first_split.setdefault(hash64(prompt), split) != split
-            counts["of_no_use_in_their_split"] += not any(wanted.values())
-            counts["repeated_ground_truths_taken_out"] += row.repeated_truths
-            truth = [Item(title, matcher.catalog.year_of(year) or NO_YEAR) for title, year in row.truth]
-            counts["ground_truths_already_seen"] += sum(matcher.match(truth, (), row.seen).seen)
-            counts["seen_titles_outside_catalog"] += sum(not matcher.seen_rows([title]) for title in row.seen)
-            counts["short_demonstrations"] += 0 < len(row.demonstration) < num_items
-            counts["demonstrated_items_outside_catalog"] += sum(
-                matcher.identify_line(*entry).index < 0 for entry in row.demonstration
-            )
-    for name in TABLES:
-        if not numbers[name].rows:
-            (folder / f"{name}.parquet").unlink()
-    return {name: numbers[name].summary(matcher) for name in TABLES if numbers[name].rows}, dict(counts)
+            counts.add(row, prompt, split, is_used=bool(tables))
+    filled = [name for name in TABLES if numbers[name].rows]
+    for name in set(TABLES) - set(filled):
+        (folder / f"{name}.parquet").unlink()
+    return {name: numbers[name].summary(matcher) for name in filled}, dict(counts.counts)
+
+
+def _table_schema(name: str) -> pa.Schema:
+    return pa.schema([*(SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA), *FURTHER])
+
+
+def _find_tables(row: Row, split: str) -> list[str]:
+    """The tables that have a row: those of its split, if it has what they need."""
+    tables = []
+    if row.truth:
+        tables.append(split)
+    if row.demonstration and split != "test":
+        tables.append(f"sft_{split}")
+    return tables
+
+
+def _make_record(row: Row, prompt: str, ids: SampleIds) -> dict[str, Any]:
+    """A row as the tables have it; each takes the columns of its schema."""
+    demonstration = "\n".join(format_item(title, year) for title, year in row.demonstration)
+    return {
+        "prompt": message("user", prompt),
+        "seen_titles": row.seen,
+        TRUTH: row.truth,
+        "sample_id": _sample_id(row, prompt, ids),
+        "id": row.id,
+        "exposure": row.exposure or None,
+        "completion": message("assistant", demonstration),
+    }
+
+
+class _RowCounts:
+    """What summary.json counts over all rows."""
+
+    def __init__(self, matcher: Matcher, num_items: int) -> None:
+        self.matcher = matcher
+        self.num_items = num_items
+        self.counts: Counter[str] = Counter()
+        # split of each prompt; conversations are not divided, but two can have the same text
+        self.first_split: dict[int, str] = {}
+
+    def add(self, row: Row, prompt: str, split: str, is_used: bool) -> None:
+        """Count a row. is_used: whether a table has it."""
+        matcher = self.matcher
+        first_split = self.first_split.setdefault(hash64(prompt), split)
+        truth = [Item(title, matcher.catalog.year_of(year) or NO_YEAR) for title, year in row.truth]
+        demonstrated = [matcher.identify_line(title, year) for title, year in row.demonstration]
+        counts = self.counts
+        counts["read"] += 1
+        counts["rows_whose_text_is_in_another_split"] += first_split != split
+        counts["of_no_use_in_their_split"] += not is_used
+        counts["repeated_ground_truths_taken_out"] += row.repeated_truths
+        counts["ground_truths_already_seen"] += sum(matcher.match(truth, (), row.seen).seen)
+        counts["seen_titles_outside_catalog"] += sum(not matcher.seen_rows([title]) for title in row.seen)
+        counts["short_demonstrations"] += 0 < len(demonstrated) < self.num_items
+        counts["demonstrated_items_outside_catalog"] += sum(match.index < 0 for match in demonstrated)
 
 
 def _sample_id(row: Row, prompt: str, ids: SampleIds) -> str:
@@ -259,14 +316,17 @@ def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
     lost = []
     for row, (title, year) in enumerate(zip(catalog.titles, catalog.years, strict=True)):
         item = read_again(Item(title, year or NO_YEAR), matcher)
-        if item is None or matcher.identify_line(*item) != matcher.identify_line(title, year or NO_YEAR):
+        same = matcher.identify_line(title, year or NO_YEAR)
+        if item is None or matcher.identify_line(item.title, item.year) != same:
             lost.append(f"row {row}: {title!r} is read as {item.title if item else None!r}")
     return lost
 
 
 def format_summary(summary: dict[str, Any], out: str | Path) -> str:
     lines = [describe(name, numbers) for name, numbers in summary["files"].items()]
-    catalog, counts, splits = summary["catalog"], summary["rows"], summary["splits"]
+    catalog = summary["catalog"]
+    counts = summary["rows"]
+    splits = summary["splits"]
     lines.append(f"{'catalog':<15}{catalog['items']:>8,} items {'with' if catalog['dated'] else 'without'} years")
     lines += [f"{'':<15}never matched: {problem}" for problem in catalog["never_matched"][:5]]
     lines += [f"{'':<15}{sentence}" for sentence in catalog["merged"][:5]]
@@ -314,31 +374,40 @@ def main(options: OwnOptions) -> int:
     if (options.preview is None) == (options.out is None):
         raise UserError("give --out, or --preview to look first")
     output = options.output
-    reading: dict[str, Any] = {
-        "conversations": options.conversations or list(split_of_file),
-        "catalog": options.catalog,
-        "item": output.item,
-        "num_items": output.num_items,
-        "form": options.form,
-        "truth": options.truth,
-        "recommenders": options.recommenders,
-        "columns": options.columns,
-        "one_conversation": options.one_conversation,
-        "strict": options.strict,
-        "split_of_file": split_of_file,
-    }
+    conversations: Sequence[str | Path] = options.conversations or list(split_of_file)
+    reading = ReadingOptions(
+        form=options.form,
+        truth=options.truth,
+        recommenders=options.recommenders,
+        columns=options.columns,
+        one_conversation=options.one_conversation,
+        strict=options.strict,
+        split_of_file=split_of_file,
+    )
     if options.preview is not None:
-        print(preview(options.preview, **reading))
+        text = preview(
+            options.preview,
+            conversations,
+            options.catalog,
+            num_items=output.num_items,
+            item=output.item,
+            reading=reading,
+        )
+        print(text)
         return 0
     assert options.out is not None
     summary = convert_own(
-        **reading,
-        out=options.out,
+        conversations,
+        options.catalog,
+        options.out,
+        item=output.item,
+        num_items=output.num_items,
         rule=split_rule(output),
         overwrite=output.overwrite,
         skip_damaged=output.skip_damaged,
         ask=options.ask,
         progress=True,
+        reading=reading,
     )
     print(format_summary(summary, options.out))
     return 0

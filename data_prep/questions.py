@@ -38,8 +38,16 @@ def add_questions(
     tables = {name: pq.read_table(file).to_pylist() if file.exists() else [] for name, file in files.items()}
     wanted = Counter(item for row in tables["train"] for item in matcher.wanted_rows(truth_of(row)))
     popular = [row for row, _ in wanted.most_common()]
-    maker = _Maker(attributes, matcher, RuleUser(attributes, seed), popular, matcher.catalog.lines, num_items)
-    numbers, questions = dict[str, Any](), dict[str, int]()
+    maker = _Maker(
+        attributes=attributes,
+        matcher=matcher,
+        user=RuleUser(attributes, seed),
+        popular=popular,
+        lines=matcher.catalog.lines,
+        num_items=num_items,
+    )
+    numbers = dict[str, Any]()
+    questions = dict[str, int]()
     for split in SPLITS:
         demonstrated = {row["sample_id"] for row in tables[f"sft_{split}"]}
         rows = tables[f"sft_{split}"] + [row for row in tables[split] if row["sample_id"] not in demonstrated]
@@ -66,7 +74,8 @@ class _Maker(NamedTuple):
 
     def turns(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         wanted = self.matcher.wanted_rows(truth_of(row))
-        random, prompt = draw(self.user.seed, row["sample_id"], "turns"), row["prompt"][0]["content"]
+        random = draw(self.user.seed, row["sample_id"], "turns")
+        prompt = row["prompt"][0]["content"]
         told: dict[str, list[str]] = {}
         left = list(self.attributes.names) if wanted else []
         while left and len(told) < MAX_TURNS - 1 and random.random() < ASK_SHARE:
@@ -74,7 +83,8 @@ class _Maker(NamedTuple):
             question = {"prompt": message("user", prompt), "completion": message("assistant", question_text(name))}
             yield row | question | {"sample_id": f"{row['sample_id']}_q{len(told) + 1}"}
             (answer,) = self.user.answers([Asked(row["sample_id"], wanted, name, prompt)])
-            told[name], prompt = self.attributes.named(name, answer), with_answer(prompt, name, answer)
+            told[name] = self.attributes.named(name, answer)
+            prompt = with_answer(prompt, name, answer)
         completion = row.get("completion")
         if completion is None or told:
             lines = split_lines(completion[0]["content"]) if completion else []

@@ -82,10 +82,10 @@ def convert_ratings(options: RatingsOptions) -> dict[str, Any]:
         ratings.users_E,
         ratings.items_E,
         split_E,
-        splits["by"] == "time",
-        options.wanted,
-        options.max_history,
-        options.rows_per_user,
+        by_time=splits["by"] == "time",
+        wanted=options.wanted,
+        max_history=options.max_history,
+        rows=options.rows_per_user,
     )
     num_users = len(ratings.user_names)
     num_twice = len(table) - num_unknown - len(ratings.items_E)
@@ -112,11 +112,11 @@ def convert_ratings(options: RatingsOptions) -> dict[str, Any]:
         read,
         Matcher(catalog),
         rows,
-        attrgetter("split"),
-        options.output.item,
-        options.output.num_items,
-        damage,
-        about,
+        split_of=attrgetter("split"),
+        item=options.output.item,
+        num_items=options.output.num_items,
+        damage=damage,
+        about=about,
         write_more=write_ratings,
     )
 

@@ -40,13 +40,14 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
     {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError, and then OUT is
     as it was.
     """
-    source, out = Path(source), Path(out)
+    source = Path(source)
+    out = Path(out)
     if not source.is_dir():
         raise UserError(f"--source {source}: no such folder; give the unpacked processed_datasets")
     names = [*(target.name for target in TARGETS), "catalog"]
     ours = {f"{name}{end}" for name in names for end in (".parquet", ".changes.jsonl")} | {"summary.json"}
     check_out(out, overwrite, ours)
-    splits = {target.name: find_split(source, *target.folders) for target in TARGETS}
+    splits = {target.name: find_split(source, target.folders) for target in TARGETS}
     pickle = source / CATALOG
     catalog = load_catalog(pickle) if pickle.is_file() else None
     if catalog is None and not any(splits.values()):
@@ -55,21 +56,18 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
             "give the folder that holds them"
         )
     matcher = Matcher(catalog) if catalog else None
+    missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
+    summary: dict[str, Any] = {"source": str(source), "catalog": None, "files": {}, "missing": missing}
     with folder_written_whole(out) as folder:
-        files = {
-            target.name: _convert_split(target, split, folder, matcher, progress)
-            for target in TARGETS
-            if (split := splits[target.name])
-        }
+        for target in TARGETS:
+            split = splits[target.name]
+            if split:
+                summary["files"][target.name] = _convert_split(target, split, folder, matcher, progress)
         if catalog:
-            _check_catalog(pickle, files)
-        missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
-        summary = {
-            "source": str(source),
-            "catalog": _write_catalog(folder / "catalog.parquet", catalog) if catalog else None,
-            "files": files,
-            "missing": missing + ([] if catalog else [CATALOG]),
-        }
+            _check_catalog(pickle, summary["files"])
+            summary["catalog"] = _write_catalog(folder / "catalog.parquet", catalog)
+        else:
+            summary["missing"] = [*missing, CATALOG]
         write_json(folder / "summary.json", summary)
     return summary
 
@@ -78,7 +76,8 @@ def _convert_split(
     target: Target, split: ReleasedSplit, folder: Path, matcher: Matcher | None, progress: bool
 ) -> dict[str, Any]:
     columns = ("prompt", "seen_titles", TRUTH) + (("completion",) if target.completion else ())
-    numbers, ids = TableNumbers(), SampleIds()
+    numbers = TableNumbers()
+    ids = SampleIds()
     repaired = 0
     reasons: Counter[str] = Counter()  # of rows that are set aside
     with (
@@ -94,7 +93,8 @@ def _convert_split(
             if cleaned is None:
                 reasons[notes[0]] += 1
                 continue
-            prompt, truth = cleaned["prompt"][0]["content"], cleaned[TRUTH]
+            prompt = cleaned["prompt"][0]["content"]
+            truth = cleaned[TRUTH]
             cleaned["sample_id"] = ids(prompt, truth, cleaned["seen_titles"])
             numbers.add(prompt, truth)
             add(cleaned)

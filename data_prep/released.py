@@ -10,7 +10,7 @@ memory.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,19 +55,30 @@ class ReleasedSplit(NamedTuple):
     shards: list[Path]
 
 
-def find_split(source: Path, *candidates: str) -> ReleasedSplit | None:
+def find_split(source: Path, candidates: Sequence[str]) -> ReleasedSplit | None:
     """The first of the folders that is there; None when none is. Raises UserError when its shards are not."""
     name = next((candidate for candidate in candidates if (source / candidate).is_dir()), None)
     if name is None:
         return None
     folder = source / name
+    named_shards = _read_shards(folder)
+    _check_shards_inside(folder, named_shards)
+    shards = [shard for _, shard in named_shards]
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
+        raise UserError(f"{folder}: {', '.join(missing)} not there, which state.json names; {AGAIN}")
+    for shard in shards:
+        _check_stream_end(shard)
+    return ReleasedSplit(name, shards)
+
+
+def _read_shards(folder: Path) -> list[tuple[str, Path]]:
+    """(name, file) of each shard in a folder's state.json. Raises UserError where it names none, or chosen rows."""
     state_file = folder / "state.json"
     if not state_file.is_file():
         raise UserError(f"{folder}: no state.json, so this is no folder of datasets' save_to_disk; {AGAIN}")
     try:
         state = json.loads(state_file.read_text(encoding="utf-8"))
-        names = [entry["filename"] for entry in state["_data_files"]]
-        shards = [folder / file_name for file_name in names]
+        shards = [(entry["filename"], folder / entry["filename"]) for entry in state["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{state_file}: not the state of a dataset ({error!r}); {AGAIN}") from error
     if not shards:
@@ -77,20 +88,25 @@ def find_split(source: Path, *candidates: str) -> ReleasedSplit | None:
             f"{folder}: a selection of rows (state.json has {chosen[0]}), which is not read; save the data set again "
             "after `flatten_indices()`"
         )
-    for file_name, shard in zip(names, shards, strict=True):
-        if not shard.resolve().is_relative_to(folder.resolve()):  # also where a part of the way is a link
+    return shards
+
+
+def _check_shards_inside(folder: Path, named_shards: Sequence[tuple[str, Path]]) -> None:
+    """Raise UserError for a shard outside of its folder, also where a part of the way is a link."""
+    for name, shard in named_shards:
+        if not shard.resolve().is_relative_to(folder.resolve()):
             raise UserError(
-                f"{state_file} names {file_name!r}, a file outside of its folder, which is not read; if that is a link "
-                f"of your own (a download cache has such), copy it with what it links to: cp -rL {folder} PLACE"
+                f"{folder / 'state.json'} names {name!r}, a file outside of its folder, which is not read; if that is "
+                f"a link of your own (a download cache has such), copy it with what it links to: cp -rL {folder} PLACE"
             )
-    if missing := [shard.name for shard in shards if not shard.is_file()]:
-        raise UserError(f"{folder}: {', '.join(missing)} not there, which state.json names; {AGAIN}")
-    for shard in shards:
-        with shard.open("rb") as file:
-            file.seek(max(0, shard.stat().st_size - len(END_OF_STREAM)))
-            if file.read() != END_OF_STREAM:  # cut off after a batch, it would read as a shorter split
-                raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
-    return ReleasedSplit(name, shards)
+
+
+def _check_stream_end(shard: Path) -> None:
+    """Raise UserError for a stream that was cut off after a batch: it would read as a shorter split."""
+    with shard.open("rb") as file:
+        file.seek(max(0, shard.stat().st_size - len(END_OF_STREAM)))
+        if file.read() != END_OF_STREAM:
+            raise UserError(f"{shard}: this Arrow stream has no end; {AGAIN}")
 
 
 def read_split(
@@ -114,31 +130,36 @@ def read_split(
 def _read_shard(
     file: pa.OSFile, shard: Path, columns: tuple[str, ...], bar: Progress
 ) -> Iterator[list[dict[str, Any]]]:
-    before = rows = 0
+    before = 0
+    rows = 0
     with pa.ipc.open_stream(file) as reader:
-        missing = [name for name in columns if name not in reader.schema.names]
-        if missing:
-            raise UserError(
-                f"{shard}: no column {', '.join(missing)}; it has {', '.join(reader.schema.names)}. "
-                "Is this the Reddit-v2 release, and the right folder of it?"
-            )
-        for name in columns:
-            kind, (wanted, said) = reader.schema.field(name).type, COLUMNS[name]
-            if not any(is_like(kind, alternative, null=True) for alternative in wanted):
-                raise UserError(
-                    f"{shard}: column {name} is {kind}, not a list of {said}; is this the Reddit-v2 release?"
-                )
+        _check_columns(reader.schema, shard, columns)
         for batch in reader:
-            wanted = batch.select(list(columns))
-            for start in range(0, len(wanted), BATCH_ROWS):
-                some = wanted.slice(start, BATCH_ROWS)
-                if damaged := rows_without_utf8(some):
+            read = batch.select(list(columns))
+            for start in range(0, len(read), BATCH_ROWS):
+                part = read.slice(start, BATCH_ROWS)
+                if damaged := rows_without_utf8(part):
                     raise UserError(f"{shard}, row {rows + damaged[0]}: text that is no UTF-8; {AGAIN}")
-                rows += len(some)
-                yield some.to_pylist()
+                rows += len(part)
+                yield part.to_pylist()
             bar.update(file.tell() - before)
             before = file.tell()
     bar.update(shard.stat().st_size - before)
+
+
+def _check_columns(schema: pa.Schema, shard: Path, columns: Sequence[str]) -> None:
+    """Raise UserError for a column that is missing or of another type."""
+    missing = [name for name in columns if name not in schema.names]
+    if missing:
+        raise UserError(
+            f"{shard}: no column {', '.join(missing)}; it has {', '.join(schema.names)}. "
+            "Is this the Reddit-v2 release, and the right folder of it?"
+        )
+    for name in columns:
+        kind = schema.field(name).type
+        wanted, said = COLUMNS[name]
+        if not any(is_like(kind, alternative, null=True) for alternative in wanted):
+            raise UserError(f"{shard}: column {name} is {kind}, not a list of {said}; is this the Reddit-v2 release?")
 
 
 def clean_row(row: Mapping[str, Any], target: Target) -> tuple[dict[str, Any] | None, list[str]]:

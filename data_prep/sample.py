@@ -97,9 +97,11 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
         if requests == HARD:
             kind, taste, conversation = draw_request(table, rng)
-            told, further = taste, {KIND: kind}
+            told = taste
+            further = {KIND: kind}
         else:
-            taste, further = draw_taste(table, rng), {}
+            taste = draw_taste(table, rng)
+            further = {}
             told = what_is_said(taste, rng) if requests == LITTLE else taste
             conversation = write_conversation(table, told, rng)
         size = 1 + int(rng.choice(len(GROUND_TRUTH_SIZES), p=GROUND_TRUTH_SIZES))

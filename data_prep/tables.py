@@ -165,7 +165,8 @@ def is_known(matcher: Matcher, pair: Pair) -> bool:
 
 
 def describe(name: str, numbers: Mapping[str, Any]) -> str:
-    truths, outside = numbers["ground_truths"], numbers["outside_catalog"]
+    truths = numbers["ground_truths"]
+    outside = numbers["outside_catalog"]
     parts = [
         f"{name:<15}{numbers['rows']:>8,} rows",
         f"{numbers['contexts']:,} contexts",

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from convrec.errors import UserError
 from convrec.options import command
@@ -46,25 +47,20 @@ def shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) ->
 
 def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_run: bool) -> int:
     """Exit status: 0, or 1 where runs failed. Raises UserError."""
-    out, all_runs, evaluation = Path(matrix.out), runs_of(matrix), matrix.evaluate
+    out = Path(matrix.out)
+    all_runs = runs_of(matrix)
     runs = chosen_runs(all_runs, only, out)
     address = os.environ.get("RAY_ADDRESS", "")
-    if on_cluster := address.startswith("http"):
-        client = connect(address)
-        warn_if_open(client, address)
-    elif parallel:
-        raise UserError("--parallel: on this machine runs go one after the other; set RAY_ADDRESS=http://head:8265")
-    warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
-    for warning in warnings + (withheld(os.environ) if on_cluster else []):
-        say(f"warning: {warning}")
+    client = _connect_to_cluster(address, parallel)
+    on_cluster = client is not None
+    _print_warnings(runs, on_cluster)
     trainings = composed(runs, out, on_cluster)
     if on_cluster:
-        check_slots(address, evaluation)
+        check_slots(address, matrix.evaluate)
     if not dry_run:
         local_runs.prepare(matrix.prepare or ())
-    files = [Path(evaluation[name]) for name in PATHS if evaluation.get(name)]
-    if not (dry_run or on_cluster) or all(file.exists() for file in files):  # else they may come, or be the cluster's
-        local_runs.check_evaluation(evaluation, trainings, out)
+    if not (dry_run or on_cluster) or _has_evaluation_files(matrix):  # else they may come, or be the cluster's
+        local_runs.check_evaluation(matrix.evaluate, trainings, out)
     say(described(runs, trainings, out))
     if dry_run:
         say("nothing was started (--dry-run)")
@@ -78,17 +74,50 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
 
     steps: Callable[[MatrixRun], Generator[None]]
     if on_cluster:
-        steps = MatrixJobs(client, trainings, out, evaluation).train_and_evaluate
+        steps = MatrixJobs(client, trainings, out, matrix.evaluate).train_and_evaluate
     else:
-        steps = partial(local_runs.train_and_evaluate, out=out, settings=evaluation)
+        steps = partial(local_runs.train_and_evaluate, out=out, settings=matrix.evaluate)
     failures = train_and_evaluate(runs, steps, parallel or 1, after_each)
-    if folders := [out / name for name in in_table if any((out / name / METRICS).glob("[0-9]*.jsonl"))]:
-        plot(folders, out / "plots")  # a run's folder may be gone, its evaluation kept; of a given model there is none
-    if in_table:
-        print(f"{(out / 'table.md').read_text(encoding='utf-8')}written to {out}")
+    _show_results(out, in_table)
     for line in failures:
         print(line, file=sys.stderr)
     return 1 if failures else 0
+
+
+def _connect_to_cluster(address: str, parallel: int | None) -> Any:
+    """The client of the cluster that RAY_ADDRESS names; None for this machine. Raises UserError."""
+    if not address.startswith("http"):
+        if parallel:
+            raise UserError("--parallel: on this machine runs go one after the other; set RAY_ADDRESS=http://head:8265")
+        return None
+    client = connect(address)
+    warn_if_open(client, address)
+    return client
+
+
+def _print_warnings(runs: Sequence[MatrixRun], on_cluster: bool) -> None:
+    """Print what is wrong with the environment's variables."""
+    warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
+    if on_cluster:
+        warnings += withheld(os.environ)
+    for warning in warnings:
+        say(f"warning: {warning}")
+
+
+def _has_evaluation_files(matrix: Matrix) -> bool:
+    """Whether all files that the evaluation names are on this machine."""
+    names = [matrix.evaluate.get(name) for name in PATHS]
+    return all(Path(name).exists() for name in names if name)
+
+
+def _show_results(out: Path, in_table: Sequence[str]) -> None:
+    """Plot the runs of the table, as far as their curves are here, and print it."""
+    # A run's folder may be gone, its evaluation kept; of a given model there is none.
+    folders = [out / name for name in in_table if any((out / name / METRICS).glob("[0-9]*.jsonl"))]
+    if folders:
+        plot(folders, out / "plots")
+    if in_table:
+        print(f"{(out / 'table.md').read_text(encoding='utf-8')}written to {out}")
 
 
 def train_and_evaluate(
@@ -102,12 +131,13 @@ def train_and_evaluate(
     steps: trains and evaluates a run; whenever it yields, it is the turn of the others, up to `parallel` at once. It
     raises UserError when the run fails. after_each: called with each run that is evaluated.
     """
-    waiting, failures = list(runs), dict[str, str]()
+    waiting = list(runs)
+    failures: dict[str, str] = {}
     running: list[tuple[MatrixRun, Generator[None]]] = []
     try:
         while waiting or running:
             for run in list(waiting):
-                unfinished = {other.name for other in (*waiting, *(one for one, _ in running))}
+                unfinished = {other.name for other in waiting} | {other.name for other, _ in running}
                 if run.start in failures:
                     failures[run.name] = f"{run.name} was not started, as {run.start} failed"
                     waiting.remove(run)

@@ -44,15 +44,17 @@ def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     """
     if len(evaluations) < 2:
         return []
-    (reference, rows), *others = ((name, rows_of(folder)) for name, folder in evaluations.items())
-    in_all = set(rows).intersection(*(model_rows for _, model_rows in others))
+    rows_of_models = {name: rows_of(folder) for name, folder in evaluations.items()}
+    reference = next(iter(evaluations))
+    rows = rows_of_models.pop(reference)
+    in_all = set(rows).intersection(*rows_of_models.values())
     samples = [sample for sample, row in rows.items() if sample in in_all and row["num_truth"]]
     conversations = [rows[sample]["prompt_id"] for sample in samples]
     before = [rows[sample] for sample in samples]
     caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
     metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
     tables = []
-    for name, model_rows in others:
+    for name, model_rows in rows_of_models.items():
         gains = paired(before, [model_rows[sample] for sample in samples], metrics, conversations, seed)
         of_metrics = {title_of(metric): gain for metric, gain in gains.items()}
         tables.append(GainTable(f"{name} minus {reference}", of_metrics, caption))
@@ -73,31 +75,35 @@ def report(
     if out.is_dir():
         raise UserError(f"--out {out}: a folder is there; name a file, such as {out / 'report.html'}")
     runs = read_runs(folders, split) if folders else []
-    labels = labels_of(runs)
     paths = dict.fromkeys(folder.resolve() for folder in folders)
     folder_of = {run.name: path for run, path in zip(runs, paths, strict=True)}
-    configs = {name: read_config(folder) for name, folder in folder_of.items()}
+    parts = _describe_runs(runs, folder_of)
     chosen = dict(evaluations or _newest_evaluations(runs, folder_of))
     metrics = {name: metrics_of(folder) for name, folder in chosen.items()}
-    notes = [warning for run in runs for warning in run.warnings]
-    evaluated: dict[str, Any] = {}
     if metrics:
-        evaluated = _of_lists(chosen, metrics)
+        parts |= _of_lists(chosen, metrics)
     elif all(RECIPES[run.recipe].answers == "lists" for run in runs):
-        notes.insert(0, "No evaluation yet: convrec evaluate --model RUN --sweep adds it.")
-    parts = {
-        "title": ", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
-        "summary": {labels[run.name]: facts_of(folder_of[run.name], configs[run.name], run.last_step) for run in runs},
-        "notes": notes,
-        "charts": {
-            ", ".join(dict.fromkeys(run.method for run in recipe_runs)): charts_of(recipe_runs)
-            for recipe_runs in by_recipe(runs).values()
-        },
-        "settings": {labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
-    }
+        parts["notes"].insert(0, "No evaluation yet: convrec evaluate --model RUN --sweep adds it.")
     from convrec.report.html import write_report  # matplotlib, after what can be refused
 
-    return write_report(out, parts | evaluated | dict(more or {}))
+    return write_report(out, parts | dict(more or {}))
+
+
+def _describe_runs(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> dict[str, Any]:
+    """What the page has of the runs themselves: title, summary, notes, charts, settings."""
+    labels = labels_of(runs)
+    configs = {name: read_config(folder) for name, folder in folder_of.items()}
+    charts = {}
+    for recipe_runs in by_recipe(runs).values():
+        methods = dict.fromkeys(run.method for run in recipe_runs)
+        charts[", ".join(methods)] = charts_of(recipe_runs)
+    return {
+        "title": ", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
+        "summary": {labels[run.name]: facts_of(folder_of[run.name], configs[run.name], run.last_step) for run in runs},
+        "notes": [warning for run in runs for warning in run.warnings],
+        "charts": charts,
+        "settings": {labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
+    }
 
 
 def _newest_evaluations(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> dict[str, Path]:
@@ -117,28 +123,13 @@ def _newest_evaluations(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]
 def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, Any]:
     """What the page has of models' lists: gains, the table (baselines first), lists to read."""
     settings = {name: evaluation["settings"] for name, evaluation in metrics.items()}
-    for name, folder in folders.items():
-        if "judge" in settings[name]:
-            raise UserError(f"{folder}: a judge's evaluation; convrec evaluate --judge has printed its table")
-        if settings[name]["model"] is None:
-            raise UserError(f"{folder}: baselines alone, without a model's lists; give an evaluation of a model")
-    alike = {name: comparable(of) | {"ks": of["ks"], "limit": of["limit"]} for name, of in settings.items()}
-    refuse_unlike(alike, "evaluated", "evaluate all alike")
-    if len({of["sha256"]["train"] for of in settings.values() if "train" in of["sha256"]}) > 1:
-        raise UserError(
-            f"{', '.join(metrics)}: novelty and popularity are of different training files; evaluate all with one "
-            "--train"
-        )
+    _refuse_unlike_evaluations(folders, settings)
     first = next(iter(settings.values()))
-    protocol, ks = first["protocols"][0], first["ks"]  # further protocols are not shown
+    protocol = first["protocols"][0]  # further protocols are not shown
+    ks = first["ks"]
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
     gains = gain_tables(folders, ks, first["seed"])
-    columns: dict[str, dict[str, Any]] = {}
-    for by_model in results.values():
-        columns |= {name: result for name, result in by_model.items() if name not in (*OF_MODEL, FUSED)}
-    for name, by_model in results.items():
-        columns[name] = by_model["model"]
-        columns |= {f"{name}, {of}": by_model[of] for of in ("constrained", FUSED) if of in by_model}
+    columns = _table_columns(results)
     table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
     summary = next(iter(columns.values()))
     split = Path(first["data"]).name
@@ -154,6 +145,34 @@ def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, An
         "about_table": [text for text in (" ".join([about, *not_measured(summary)]), closed_up, TABLE) if text],
         "examples": examples(folders, EXAMPLES),
     }
+
+
+def _refuse_unlike_evaluations(folders: Mapping[str, Path], settings: Evaluations) -> None:
+    """Raise UserError for evaluations without lists, and for those that cannot stand in one table."""
+    for name, folder in folders.items():
+        if "judge" in settings[name]:
+            raise UserError(f"{folder}: a judge's evaluation; convrec evaluate --judge has printed its table")
+        if settings[name]["model"] is None:
+            raise UserError(f"{folder}: baselines alone, without a model's lists; give an evaluation of a model")
+    alike = {name: comparable(of) | {"ks": of["ks"], "limit": of["limit"]} for name, of in settings.items()}
+    refuse_unlike(alike, "evaluated", "evaluate all alike")
+    train_hashes = {of["sha256"]["train"] for of in settings.values() if "train" in of["sha256"]}
+    if len(train_hashes) > 1:
+        raise UserError(
+            f"{', '.join(settings)}: novelty and popularity are of different training files; evaluate all with one "
+            "--train"
+        )
+
+
+def _table_columns(results: Evaluations) -> dict[str, dict[str, Any]]:
+    """name -> metrics of what the table compares: baselines, then each model's lists, free, constrained and fused."""
+    columns: dict[str, dict[str, Any]] = {}
+    for by_model in results.values():
+        columns |= {name: result for name, result in by_model.items() if name not in OF_MODEL and name != FUSED}
+    for name, by_model in results.items():
+        columns[name] = by_model["model"]
+        columns |= {f"{name}, {of}": by_model[of] for of in ("constrained", FUSED) if of in by_model}
+    return columns
 
 
 def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: int) -> str:

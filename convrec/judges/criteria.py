@@ -75,7 +75,16 @@ def read_criteria(path: str | os.PathLike, mode: str) -> Criteria:
 
 
 def parse_criteria(text: str, mode: str, name: str) -> Criteria:
-    """name: where the text is from, for errors."""
+    """Read criteria from YAML.
+
+    Args:
+        text: what `criteria_text` writes.
+        mode: pointwise or pairwise.
+        name: where the text is from, for errors.
+
+    Raises:
+        UserError: It names what is wrong and the fix.
+    """
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -84,15 +93,27 @@ def parse_criteria(text: str, mode: str, name: str) -> Criteria:
     if not isinstance(value, dict) or not value.keys() <= set(known):
         keys = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
         raise UserError(f"{name}: it has {keys}; criteria of a {mode} judge are {', '.join(known)}")
-    task, principles, scores = value.get("task"), value.get("principles"), value.get("scores", list(SCORES))
+    return Criteria(
+        task=_parse_task(value.get("task"), name),
+        principles=_parse_principles(value.get("principles"), name),
+        scores=_parse_scores(value.get("scores", list(SCORES)), name),
+    )
+
+
+def _parse_task(task: Any, name: str) -> str:
     if not isinstance(task, str) or not task.strip():
         raise UserError(f"{name}: `task` is no text; say what the judge decides")
-    if (
-        not isinstance(principles, list)
-        or not principles
-        or not all(isinstance(principle, str) and principle.strip() for principle in principles)
-    ):
+    return task.strip()
+
+
+def _parse_principles(principles: Any, name: str) -> tuple[str, ...]:
+    is_list = isinstance(principles, list) and bool(principles)
+    if not is_list or not all(isinstance(principle, str) and principle.strip() for principle in principles):
         raise UserError(f"{name}: `principles` is no list of texts; write one a line, each after a dash")
+    return tuple(principle.strip() for principle in principles)
+
+
+def _parse_scores(scores: Any, name: str) -> Scores:
     if not (isinstance(scores, list) and len(scores) == 2 and all(type(score) is int for score in scores)):
         raise UserError(f"{name}: `scores` is not the lowest and the highest score; write whole numbers, like [1, 5]")
     low, high = scores
@@ -100,4 +121,4 @@ def parse_criteria(text: str, mode: str, name: str) -> Criteria:
         raise UserError(
             f"{name}: `scores` {scores}: from 0 or more up, and at most {MOST_SCORES} different scores, like [0, 4]"
         )
-    return Criteria(task.strip(), tuple(principle.strip() for principle in principles), (low, high))
+    return low, high

@@ -68,16 +68,19 @@ class JudgeDataset(RLHFDataset):
         if self.are_pairs:
             extra["pair"] = item // 2  # for the trainer: the same for both orders of one
         truth = {self.label: label_of(row, self.mode)}
-        return rl_item(item, self._prompt(row), row["source"] or "judge", truth, extra)
+        source = row["source"] or "judge"
+        return rl_item(item, self._prompt(row), source=source, truth=truth, extra_info=extra)
 
 
 class PointwiseDataset(JudgeDataset):
     """One response a row, its label a score 0-4."""
 
-    mode, label = "pointwise", "helpfulness"
+    mode = "pointwise"
+    label = "helpfulness"
 
 
 class PairwiseDataset(JudgeDataset):
     """Two responses a row, its label A or B."""
 
-    mode, label = "pairwise", "preference"
+    mode = "pairwise"
+    label = "preference"

@@ -90,9 +90,14 @@ class JudgeMethod:
         sources = sorted({row["source"] or "judge" for row in data.dataframe})
         others = " and others" if len(sources) > 10 else ""
         trained_on = f"{len(data)} rows: {', '.join(sources[:10])}{others}"
-        base = self.config.actor_rollout_ref.model.path
-        run = sections(engine.run_folder, engine.global_steps)
-        write_card(folder, data.mode, data.criteria, base, trained_on, run)
+        write_card(
+            folder,
+            data.mode,
+            data.criteria,
+            base_model=self.config.actor_rollout_ref.model.path,
+            data=trained_on,
+            run=sections(engine.run_folder, engine.global_steps),
+        )
 
 
 def reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[Any]) -> dict[str, float]:

@@ -40,10 +40,13 @@ Value = tuple[float, Hashable]  # with its query
 
 
 def comparison_metrics(row: Row) -> dict[str, float]:
-    label, verdict, swapped = row["label"], row["verdict"], row["verdict_swapped"]
+    label = row["label"]
+    verdict = row["verdict"]
+    swapped = row["verdict_swapped"]
     back = OTHER[swapped]  # in terms of the row's own order
     said = [v for v in (verdict, swapped) if v in ("A", "B")]
-    right, wrong = [v == label for v in (verdict, back)], [v == OTHER[label] for v in (verdict, back)]
+    right = [v == label for v in (verdict, back)]
+    wrong = [v == OTHER[label] for v in (verdict, back)]
     return {
         "accuracy": float(right[0]),
         "accuracy_swapped": float(right[1]),
@@ -79,7 +82,8 @@ def pairwise_summary(rows: Sequence[Row], seed: int = 3407) -> Summary:
 
 
 def score_metrics(row: Row, scores: Scores = SCORES) -> dict[str, float]:
-    label, verdict = row["label"], row["verdict"]
+    label = row["label"]
+    verdict = row["verdict"]
     return {
         "exact_match": float(verdict == label),
         "mae": math.nan if verdict is None else float(abs(verdict - label)),
@@ -122,7 +126,8 @@ def pair_ranking(rows: Sequence[Row]) -> list[Value]:
             worse, better = sorted(pair, key=lambda row: row["label"])
             if worse["label"] == better["label"]:
                 continue
-            low, high = worse["verdict"], better["verdict"]
+            low = worse["verdict"]
+            high = better["verdict"]
             value = 0.0 if high is None or low is None else 1.0 if high > low else 0.5 if high == low else 0.0
             values.append((value, query))
     return values

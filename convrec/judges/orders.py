@@ -27,7 +27,8 @@ def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, in
     waiting: dict[tuple[str, str, str], list[int]] = {}
     pairs = []
     for index, row in enumerate(rows):
-        query, (first, second) = query_text(row["input"]), responses_of(row)
+        query = query_text(row["input"])
+        first, second = responses_of(row)
         if others := waiting.get((query, second, first)):
             pairs.append((others.pop(), index))
         else:

@@ -76,7 +76,8 @@ def prompt_of(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> li
 def swapped_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The same comparison with A and B in the other order."""
     label = SWAPPED[label_of(row, "pairwise")]
-    return {**row, **make_row(row["input"], responses_of(row)[::-1], label, row["source"], row.get("reason"))}
+    swapped = make_row(row["input"], responses_of(row)[::-1], label, source=row["source"], reason=row.get("reason"))
+    return {**row, **swapped}
 
 
 def row_problem(row: Mapping[str, Any], mode: str, scores: Scores = SCORES, *, ties: bool = False) -> str | None:
@@ -110,7 +111,8 @@ def _is_message(message: object) -> bool:
 
 
 def _score_problem(label: Mapping[str, Any], scores: Scores) -> str | None:
-    score, (low, high) = label.get("helpfulness"), scores
+    score = label.get("helpfulness")
+    low, high = scores
     if isinstance(score, bool) or not isinstance(score, int) or not low <= score <= high:
         wanted = f"{{helpfulness: a whole number from {low} to {high}}}"
         return f"the label is not {wanted}; map the scale to {low}-{high}, or drop these rows"
@@ -136,7 +138,8 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
     present, _ = columns_of(Path(path), COLUMNS, made_by, "convrec data judge writes them")
     written = (present.metadata or {}).get(CRITERIA)
     criteria = parse_criteria(written.decode(), mode, f"{path}, its criteria") if written else DEFAULTS[mode]
-    damage, rows = Damage(), []
+    damage = Damage()
+    rows = []
     for batch, numbers in parquet_batches(Path(path), damage, [*COLUMNS, *{"reason"}.intersection(present.names)]):
         for number, row in zip(numbers.to_pylist(), batch.to_pylist(), strict=True):
             rows.append({**row, "criteria": criteria})

@@ -55,12 +55,17 @@ def outside_thinking(text: str, in_thinking: bool = False) -> str:
 
     in_thinking: the text begins inside the thinking, as after a template that opens it in the prompt.
     """
-    start, end, is_open = 0, 0 if in_thinking else len(text), in_thinking
+    start = 0
+    end = 0 if in_thinking else len(text)
+    is_open = in_thinking
     for tag in _THINK.finditer(text):
         if tag[1]:
-            start, end, is_open = tag.end(), len(text), False
+            start = tag.end()
+            end = len(text)
+            is_open = False
         elif not is_open:
-            end, is_open = tag.start(), True
+            end = tag.start()
+            is_open = True
     return text[start:end]
 
 
@@ -71,7 +76,8 @@ def opens_thinking(prompt: str) -> bool:
 
 def last_tag(text: str, name: str) -> str | None:
     """Content of the last well-formed `<name>...</name>`, white space around it removed; None without one."""
-    opening, closing = f"<{name}>", f"</{name}>"
+    opening = f"<{name}>"
+    closing = f"</{name}>"
     end = len(text)
     while (start := text.rfind(opening, 0, end)) >= 0:
         inside = start + len(opening)

@@ -91,9 +91,14 @@ def read_reply(content: str | bytes) -> Answer | None:
     """The answer in the JSON of a chat completion; None for anything else."""
     try:
         reply = json.loads(content)
-        choice, used = reply["choices"][0], reply.get("usage") or {}
-        text, finish_reason = choice["message"].get("content") or "", choice.get("finish_reason") or ""
-        tokens = used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0
+        choice = reply["choices"][0]
+        used = reply.get("usage") or {}
+        text = choice["message"].get("content") or ""
+        finish_reason = choice.get("finish_reason") or ""
+        prompt_tokens = used.get("prompt_tokens") or 0
+        completion_tokens = used.get("completion_tokens") or 0
     except (ValueError, AttributeError, LookupError, TypeError):
         return None
-    return Answer(text, finish_reason, *tokens) if isinstance(text, str) else None
+    if not isinstance(text, str):
+        return None
+    return Answer(text, finish_reason, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

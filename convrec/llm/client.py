@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,11 @@ class LLM:
             raise UserError(
                 f"concurrency {concurrency}, retries {max_retries}, timeout {timeout}: at least 1, 0 and above 0"
             )
-        self.endpoint, self.cache = endpoint, AnswerCache(cache)
-        self.concurrency, self.max_retries, self.timeout = concurrency, max_retries, timeout
+        self.endpoint = endpoint
+        self.cache = AnswerCache(cache)
+        self.concurrency = concurrency
+        self.max_retries = max_retries
+        self.timeout = timeout
         self.most_failed = most_failed
         self.usage = Usage()
         self.failures: dict[Path, tuple[str | Messages, NoAnswer]] = {}  # of all calls, by the answer's path
@@ -135,26 +138,50 @@ class LLM:
             raise
 
     async def _ask_all(self, prompts: Sequence[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
         self._unanswered = 0
         self._questions += len(prompts)
         requests = [request_of(self.endpoint.model, prompt, sampling) for prompt in prompts]
         paths = [self.cache.path(request) for request in requests]  # equal requests have one
-        prompt_of, wanted = dict(zip(paths, prompts, strict=True)), dict(zip(paths, requests, strict=True))
-        answers: dict[Path, Answer] = {path: failed for path, (_, failed) in self.failures.items() if path in wanted}
-        answers |= {path: kept for path, request in wanted.items() if (kept := self.cache.get(request))}
+        prompt_of = dict(zip(paths, prompts, strict=True))
+        wanted = dict(zip(paths, requests, strict=True))
+        answers = self._find_answers(wanted)
         missing = {path: request for path, request in wanted.items() if path not in answers}
         self.usage.cached += len(paths) - len(missing)
         queue = iter(missing.items())
+        client = self._open_client()
 
-        async def work(client: AsyncOpenAI, bar: Progress) -> None:
+        async def work(bar: Progress) -> None:
             for path, request in queue:  # one iterator for all workers
                 answers[path] = await self._answer(client, path, request, prompt_of[path])
                 bar.set_postfix_str(str(self.usage), refresh=False)
                 bar.update()
 
-        client: AsyncOpenAI = AsyncOpenAI(
+        async with client:
+            with Progress(total=len(missing), desc=label, unit="answer", note=self._note) as bar:
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(self.concurrency):
+                            group.create_task(work(bar))
+                except ExceptionGroup as errors:
+                    raise errors.exceptions[0] from None
+            if self._unanswered:
+                await self._check_server(client, sampling)
+        return [answers[path] for path in paths]
+
+    def _find_answers(self, wanted: Mapping[Path, dict[str, Any]]) -> dict[Path, Answer]:
+        """The answers to requests that are kept, and what stands for those that have failed before; by path."""
+        answers: dict[Path, Answer] = {path: failed for path, (_, failed) in self.failures.items() if path in wanted}
+        for path, request in wanted.items():
+            kept = self.cache.get(request)
+            if kept:
+                answers[path] = kept
+        return answers
+
+    def _open_client(self) -> Any:
+        """The library's client, with this one's hold around each of its requests."""
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        client: Any = AsyncOpenAI(
             base_url=self.endpoint.base_url,
             api_key=self.endpoint.api_key or "none",  # the library wants one; local servers do not look
             max_retries=self.max_retries,
@@ -166,17 +193,7 @@ class LLM:
                 }
             ),
         )
-        async with client:
-            with Progress(total=len(missing), desc=label, unit="answer", note=self._note) as bar:
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        for _ in range(self.concurrency):
-                            group.create_task(work(client, bar))
-                except ExceptionGroup as errors:
-                    raise errors.exceptions[0] from None
-            if self._unanswered:
-                await self._check_server(client, sampling)
-        return [answers[path] for path in paths]
+        return client
 
     def _note(self) -> str:
         wait = self._not_before - time.monotonic()
@@ -255,7 +272,8 @@ class LLM:
         asks, and for the back-off at least: of many that go on at once after the few milliseconds that a server asks
         for, most are too many again. A reply that is no completion is as good as a 502, which is retried."""
         await reply.aread()
-        status, wanted = reply.status_code, wanted_pause(reply.headers) or 0.0
+        status = reply.status_code
+        wanted = wanted_pause(reply.headers) or 0.0
         wanted = wanted if 0 < wanted < math.inf else 0.0
         self.usage.rate_limited += status == 429
         if reply.is_success:

@@ -33,7 +33,10 @@ class Chart:
     @property
     def window(self) -> int:
         """How many neighbouring points a drawn point is the mean of."""
-        return max(1, *(len(line) // SMOOTHED for line in self.lines.values())) if self.smooth and self.lines else 1
+        if not self.smooth or not self.lines:
+            return 1
+        longest = max(len(line) for line in self.lines.values())
+        return max(1, longest // SMOOTHED)
 
     @property
     def caption(self) -> str:
@@ -70,11 +73,11 @@ def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
             continue
         charts.append(
             Chart(
-                panel.title.format(k=drawn[0].k, split=drawn[0].split),
-                panel.y_label,
-                {labels[run.name]: run.series.get(panel.metric, {}) for run in runs},
-                {labels[run.name]: run.series.get(panel.metric + ERROR, {}) for run in runs},
-                panel.error,
+                title=panel.title.format(k=drawn[0].k, split=drawn[0].split),
+                y_label=panel.y_label,
+                lines={labels[run.name]: run.series.get(panel.metric, {}) for run in runs},
+                errors={labels[run.name]: run.series.get(panel.metric + ERROR, {}) for run in runs},
+                error=panel.error,
                 smooth=panel.smooth,
                 span=panel.span,
                 last_step=last_step,

@@ -103,7 +103,8 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
 
 
 def _with_sweep(curves: RunCurves, file: Path, run: Path) -> RunCurves:
-    rows, settings = read_csv(file), file.with_name(SWEEP_SETTINGS)
+    rows = read_csv(file)
+    settings = file.with_name(SWEEP_SETTINGS)
     if not rows or not settings.exists():
         lacking = f"no {SWEEP_SETTINGS} beside it" if rows else "no rows"
         raise UserError(f"{file}: {lacking}; make it again with convrec evaluate --sweep")
@@ -116,7 +117,9 @@ def _with_sweep(curves: RunCurves, file: Path, run: Path) -> RunCurves:
         f"evaluated/{key}": {int(row["step"]): row[column] for row in rows if math.isfinite(row.get(column, math.nan))}
         for key, column in columns.items()
     }
-    steps, newest, split = [int(row["step"]) for row in rows], latest_step(run), file.parent.name
+    steps = [int(row["step"]) for row in rows]
+    newest = latest_step(run)
+    split = file.parent.name
     warnings = []
     if newest and newest not in steps:
         warnings.append(

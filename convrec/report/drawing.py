@@ -24,7 +24,8 @@ RANKS = ("#08306b", "#2060aa", "#238276", "#5f8a50", "#a86e03", "#b5461a")
 DASHES = ((), (7, 3), (2, 3), (10, 3, 2, 3), (5, 5), (1, 4))  # points; with six colours 36 lines look different
 FEW = 4  # lines whose single steps are drawn behind their smoothed curves
 POINTS = 400  # drawn of a line at the most: more cannot be seen
-WIDTH, HEIGHT = 4.8, 3.0  # inches of a chart
+WIDTH = 4.8  # inches of a chart
+HEIGHT = 3.0
 STYLE = Path(__file__).with_name("charts.mplstyle")
 
 
@@ -70,9 +71,12 @@ def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[st
     """A chart for each of `names`: of every row (`run`) a bar with its standard error (`<name> se`). As write_png."""
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(3 * len(names), 1 + 0.3 * len(rows)), layout="constrained")
+        from_below = rows[::-1]
+        runs = [row["run"] for row in from_below]
         for axis, name in zip(figure.subplots(1, len(names), sharey=True), names, strict=True):
-            values, errors = ([row.get(key, math.nan) for row in rows[::-1]] for key in (name, f"{name} se"))
-            axis.barh([row["run"] for row in rows[::-1]], values, xerr=errors, color=LINES[0])
+            values = [row.get(name, math.nan) for row in from_below]
+            errors = [row.get(f"{name} se", math.nan) for row in from_below]
+            axis.barh(runs, values, xerr=errors, color=LINES[0])
             axis.set_title(name)
         with written_whole(path) as partial:
             figure.savefig(partial, dpi=130, format="png")
@@ -85,33 +89,60 @@ def line_key(index: int, ordered: bool) -> dict[str, str]:
 
 
 def draw_chart(axis: Axes, chart: Chart) -> None:
-    last = chart.last_step or max((step for line in chart.lines.values() for step in line), default=0) or 1
+    """Draw the lines of a chart, their errors and the axes. Nothing is drawn of a line without points."""
     for index, (name, line) in enumerate(chart.lines.items()):
-        if not line:
-            continue
-        points, style = sorted(line.items()), _style(index, chart.ordered)
-        steps, values = zip(*_thinned(points), strict=True)
-        if errors := chart.errors.get(name):
-            bars = [errors.get(step, math.nan) for step in steps]
-            low, high = ([value + side * bar for value, bar in zip(values, bars, strict=True)] for side in (-1, 1))
-            if len(points) > 1:
-                axis.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0, clip_on=False)
-            else:
-                axis.vlines(steps, low, high, color=style["color"], alpha=0.6, clip_on=False)
-        if chart.window > 1 and not chart.ordered and len(chart.lines) <= FEW:
-            axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8, clip_on=False)
-        marker = "o" if len(points) == 1 or (len(points) <= 25 and chart.window == 1) else None
-        drawn = zip(*_thinned(smoothed(points, chart.window)), strict=True)
-        axis.plot(*drawn, **style, marker=marker, clip_on=False, label=name)
+        if line:
+            _draw_line(axis, chart, name, _style(index, chart.ordered))
+    _set_x_axis(axis, chart)
+    axis.yaxis.set_major_locator(MaxNLocator(5))
+    low, high = _limits(chart, axis)
+    axis.set_ylim(low, high)
+    axis.set_ylabel(f"{chart.y_label} ± standard error" if any(chart.errors.values()) else chart.y_label)
+
+
+def _draw_line(axis: Axes, chart: Chart, name: str, style: Mapping[str, Any]) -> None:
+    """Draw a line's errors, its single steps behind the smoothed curve where lines are few, and the curve."""
+    points = sorted(chart.lines[name].items())
+    thinned = _thinned(points)
+    steps = [step for step, _ in thinned]
+    values = [value for _, value in thinned]
+    errors = chart.errors.get(name)
+    if errors:
+        bars = [errors.get(step, math.nan) for step in steps]
+        _draw_errors(axis, steps, values, bars, style["color"])
+    if chart.window > 1 and not chart.ordered and len(chart.lines) <= FEW:
+        axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8, clip_on=False)
+    is_sparse = len(points) == 1 or (len(points) <= 25 and chart.window == 1)
+    curve = _thinned(smoothed(points, chart.window))
+    axis.plot(
+        [step for step, _ in curve],
+        [value for _, value in curve],
+        color=style["color"],
+        linestyle=style["linestyle"],
+        marker="o" if is_sparse else None,
+        clip_on=False,
+        label=name,
+    )
+
+
+def _draw_errors(axis: Axes, steps: Sequence[int], values: Sequence[float], bars: Sequence[float], colour: str) -> None:
+    """Draw standard errors as a band around a line, as a bar at a single point."""
+    low = [value - bar for value, bar in zip(values, bars, strict=True)]
+    high = [value + bar for value, bar in zip(values, bars, strict=True)]
+    if len(steps) > 1:
+        axis.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0, clip_on=False)
+    else:
+        axis.vlines(steps, low, high, color=colour, alpha=0.6, clip_on=False)
+
+
+def _set_x_axis(axis: Axes, chart: Chart) -> None:
+    last = chart.last_step or max((step for line in chart.lines.values() for step in line), default=0) or 1
     rounded = MaxNLocator(6, integer=True).tick_values(0, last)
     # the last step in place of those that its label would touch
     axis.set_xticks([tick for tick in rounded if 0 <= tick <= 0.9 * last] + [last])
     axis.set_xlim(-0.02 * last, 1.02 * last)
-    axis.yaxis.set_major_locator(MaxNLocator(5))
-    axis.set_ylim(*_limits(chart, axis))
     axis.grid(axis="x", visible=False)
     axis.set_xlabel(chart.x_label)
-    axis.set_ylabel(f"{chart.y_label} ± standard error" if any(chart.errors.values()) else chart.y_label)
 
 
 def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:

@@ -9,7 +9,12 @@ from convrec.lists import ranks
 from convrec.lists.matching import Matcher
 from convrec.lists.settings import ListSettings
 
-HIT, MISS, REPEATED, SEEN, OUT_OF_CATALOG, NOT_AN_ITEM = "hit", "miss", "repeated", "seen", "not in catalog", "no item"
+HIT = "hit"
+MISS = "miss"
+REPEATED = "repeated"
+SEEN = "seen"
+OUT_OF_CATALOG = "not in catalog"
+NOT_AN_ITEM = "no item"
 SYMBOLS = {HIT: "✓", MISS: "", REPEATED: "↻", SEEN: "◉", OUT_OF_CATALOG: "∅", NOT_AN_ITEM: "?"}
 COUNTS = {  # what recipes.evaluate counts -> a table's row
     "catalog_hit_ratio": "in catalog",
@@ -122,10 +127,11 @@ def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -
     if line_a_model:
         lines = [list(column) for column in zip(*lines, strict=True)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
-        for line in lines
-    )
+    text_lines = []
+    for line in lines:
+        numbers = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        text_lines.append("  ".join([line[0].ljust(widths[0]), *numbers]).rstrip())
+    return "\n".join(text_lines)
 
 
 def cell_text(value: Any) -> tuple[str, str]:

@@ -63,17 +63,32 @@ def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = 
     seen = (reader or matcher).seen_rows(row["seen_titles"])
     named = {(reader or matcher).index.items[one] for one in seen}
     wanted = {matcher.wanted(*pair).index for pair in truth_of(row)} - {-1}
-    return Conversation(conversation_text(row), sorted(named), group_of(row), sorted(wanted), seen)
+    return Conversation(
+        text=conversation_text(row),
+        named=sorted(named),
+        name=group_of(row),
+        wanted=sorted(wanted),
+        seen=seen,
+    )
 
 
 def item_texts(file: str | Path, matcher: Matcher) -> list[str]:
     """The words of each item, at its first row: titles, and the columns of texts and of lists of texts, but the id."""
     fields = pq.read_schema(file) if Path(file).suffix == ".parquet" else ()
     names = {one.name for one in fields if is_like(one.type, pa.string()) or is_like(one.type, pa.list_(pa.string()))}
-    columns = [pq.read_table(file, columns=[name])[name].to_pylist() for name in sorted(names - {"title", "item_id"})]
-    columns = [[" ".join(filter(None, [v] if isinstance(v, str) else v or ())) for v in column] for column in columns]
-    words_M, catalog = [""] * len(matcher.catalog), matcher.catalog
+    columns = []
+    for name in sorted(names - {"title", "item_id"}):
+        cells = pq.read_table(file, columns=[name])[name].to_pylist()
+        columns.append([_join_texts(cell) for cell in cells])
+    words_M = [""] * len(matcher.catalog)
+    catalog = matcher.catalog
     for first, *words in zip(matcher.index.items, catalog.titles, *columns, strict=True):
         if catalog.years[first] or not catalog.dated:  # else no line names it
             words_M[first] += " ".join(words) + " "
     return words_M
+
+
+def _join_texts(cell: str | Sequence[str | None] | None) -> str:
+    """The words of a cell that is a text or a list of texts."""
+    texts = [cell] if isinstance(cell, str) else cell or ()
+    return " ".join(text for text in texts if text)

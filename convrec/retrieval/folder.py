@@ -53,14 +53,16 @@ def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
 def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) -> tuple[Retriever, list[str]]:
     """The retriever over a catalog, this file's and matcher's, and a warning where it is not as it was. Raises
     UserError for a damaged folder, for one of another data set, and as `load_notes` does."""
-    notes, catalog = load_notes(folder, fuses), matcher.catalog
+    notes = load_notes(folder, fuses)
+    catalog = matcher.catalog
     try:
         words, before = ((folder / name).read_text("utf-8").split("\n") for name in ("words.txt", "items.txt"))
         fitted = {name: sparse.load_npz(folder / f"{name}.npz") for name in MATRICES}
         fitted |= {name: np.load(folder / f"{name}.npy", "r", allow_pickle=False) for name in ARRAYS}
         fitted["vectorizer"] = vectorizer(1, words)
         fitted["vectorizer"].idf_ = fitted["idf"]
-        chosen = Choice(**notes["choice"]), Fusion(**notes["fusion"]) if "fusion" in notes else None
+        choice = Choice(**notes["choice"])
+        fusion = Fusion(**notes["fusion"]) if "fusion" in notes else None
         row_of: dict[str, int] = {}
         for line, row in zip(map(normalise, catalog.lines), matcher.index.items, strict=True):
             row_of.setdefault(line, row)
@@ -70,8 +72,9 @@ def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) 
         fitted |= {"wanted_RM": fitted["wanted_RM"] @ moved, "items_K": now_M[fitted["items_K"]]}
     except (OSError, EOFError, BadZipFile, ValueError, LookupError, TypeError) as error:
         raise UserError(f"--retrieval {folder}: damaged ({error}); fit it again") from None
-    gone, new = len(before) - len(there), len({*row_of.values()} - {*now_M.tolist()})
+    gone = len(before) - len(there)
+    new = len({*row_of.values()} - {*now_M.tolist()})
     if not len(there):
         raise UserError(f"--retrieval {folder}: the catalog {file} has none of its items; give the one that it is of")
     told = f"{folder}: {new} items of {file} are new since it was fitted (it knows their words alone), {gone} are gone"
-    return Retriever(fitted, item_texts(file, matcher), *chosen), [told] if new or gone else []
+    return Retriever(fitted, item_texts(file, matcher), choice, fusion), [told] if new or gone else []

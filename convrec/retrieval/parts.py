@@ -35,11 +35,14 @@ def least(values: np.ndarray, count: int) -> float:
 class Neighbours:
     def __init__(self, fitted: Mapping[str, Any], count: int) -> None:
         """count: how many there are, and all that are as near as the last of them."""
-        self.vectorizer, self.rows_RV = fitted["vectorizer"], fitted["rows_RV"]
-        self.wanted_RM, self.count = fitted["wanted_RM"], count
+        self.vectorizer = fitted["vectorizer"]
+        self.rows_RV = fitted["rows_RV"]
+        self.wanted_RM = fitted["wanted_RM"]
+        self.count = count
 
     def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
-        said, starts_V = self.vectorizer.transform([text]), self.rows_RV.indptr
+        said = self.vectorizer.transform([text])
+        starts_V = self.rows_RV.indptr
         rows_of = starts_V[said.indices + 1] - starts_V[said.indices]
         rarest = np.argsort(rows_of, kind="stable")
         kept = rarest[: max(1, int(np.searchsorted(np.cumsum(rows_of[rarest]), POSTINGS, side="right")))]
@@ -57,15 +60,19 @@ class Neighbours:
 class Ridge:
     def __init__(self, fitted: Mapping[str, Any]) -> None:
         """items_K: catalog rows; -1: the catalog has it no more. inverse: (X'X + PENALTY I)^-1. weights: B."""
-        self.named_RK, self.wanted_RM, self.items_K = fitted["named_RK"], fitted["wanted_RM"], fitted["items_K"]
-        self.inverse_KK, self.weights_KK = fitted["inverse_KK"], fitted["weights_KK"]
+        self.named_RK = fitted["named_RK"]
+        self.wanted_RM = fitted["wanted_RM"]
+        self.items_K = fitted["items_K"]
+        self.inverse_KK = fitted["inverse_KK"]
+        self.weights_KK = fitted["weights_KK"]
         self.place_of = {int(item): k for k, item in enumerate(self.items_K) if item >= 0}
 
     def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
         """x B. Without the rows X', Y' it is x B - h (I - H)^-1 (Y' - X' B), where P is the inverse, h = x P X'^T and
         H = X' P X'^T: leave-out of linear regression."""
         scores_M = np.zeros(self.wanted_RM.shape[1])
-        if not (known := [self.place_of[item] for item in named if item in self.place_of]):
+        known = [self.place_of[item] for item in named if item in self.place_of]
+        if not known:
             return scores_M
         of_items_K = self.weights_KK[known].sum(axis=0, dtype=np.float64)
         if len(left_out):
@@ -86,10 +93,15 @@ def fit_ridge(named_RM: sparse.csr_matrix, wanted_RM: sparse.csr_matrix) -> dict
     most = np.argsort(-times_M, kind="stable")[:RIDGE_ITEMS]
     items_K = np.sort(most[times_M[most] > 0])
     named_RK = named_RM[:, items_K].astype(np.float64)
-    inverse_KK = np.linalg.inv((named_RK.T @ named_RK).toarray() + PENALTY * np.eye(len(items_K)))
-    weights_KK = np.ascontiguousarray((wanted_RM[:, items_K].T @ named_RK @ inverse_KK).T, np.float32)
-    arrays = {"weights_KK": weights_KK, "inverse_KK": inverse_KK.astype(np.float32)}
-    return {"items_K": items_K, "named_RK": named_RK.astype(np.float32), **arrays}
+    together_KK = (named_RK.T @ named_RK).toarray()
+    inverse_KK = np.linalg.inv(together_KK + PENALTY * np.eye(len(items_K)))
+    weights_KK = (wanted_RM[:, items_K].T @ named_RK @ inverse_KK).T
+    return {
+        "items_K": items_K,
+        "named_RK": named_RK.astype(np.float32),
+        "weights_KK": np.ascontiguousarray(weights_KK, np.float32),
+        "inverse_KK": inverse_KK.astype(np.float32),
+    }
 
 
 class ItemTexts:

@@ -59,11 +59,16 @@ class Retriever:
         self, fitted: Mapping[str, Any], texts_M: Sequence[str], choice: Choice, fusion: Fusion | None = None
     ) -> None:
         """fitted: as `fit` has it. texts_M: the catalog's words. fusion: with a model's lists, if chosen."""
-        self.conversation_R, self.wanted_RM = fitted["conversation_R"], fitted["wanted_RM"]
+        self.conversation_R = fitted["conversation_R"]
+        self.wanted_RM = fitted["wanted_RM"]
         self.text_R = fitted["text_R"]
-        self.prefix_P, self.prefix_row_P = fitted["prefix_P"], fitted["prefix_row_P"]
-        self.choice, self.fusion, self.ridge = choice, fusion, Ridge(fitted)
-        self.neighbours, self.text = Neighbours(fitted, choice.neighbours), ItemTexts(texts_M)
+        self.prefix_P = fitted["prefix_P"]
+        self.prefix_row_P = fitted["prefix_row_P"]
+        self.choice = choice
+        self.fusion = fusion
+        self.ridge = Ridge(fitted)
+        self.neighbours = Neighbours(fitted, choice.neighbours)
+        self.text = ItemTexts(texts_M)
         self.wanted_M = np.asarray(self.wanted_RM.sum(axis=0)).ravel()
 
     def lists(
@@ -141,5 +146,6 @@ def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:
 def table_of(rows: Iterable[Iterable[int]], items: int, dtype: type = np.float32) -> sparse.csr_matrix:
     """1 where a row has the item."""
     lists = [*map(list, rows)]
-    ends, flat = np.cumsum([0, *map(len, lists)]), [*chain.from_iterable(lists)]
+    ends = np.cumsum([0, *map(len, lists)])
+    flat = [*chain.from_iterable(lists)]
     return sparse.csr_matrix((np.ones(len(flat), dtype), flat, ends), shape=(len(lists), items))

@@ -81,13 +81,11 @@ def number_of(record: Mapping[str, Any], name: str, low: float, high: float, *, 
     return value
 
 
-def compare(
-    messages: list[Message], first: str, second: str, better: str | None, reason: str | None = None
-) -> Comparison:
-    """better: "A" for the first, "B" for the second, None for a tie."""
+def compare(messages: list[Message], first: str, second: str, *, better: str | None, reason: str | None) -> Comparison:
+    """Two responses as a Comparison. better: "A" for the first, "B" for the second, None for a tie."""
     if better == "B":
-        return Comparison(messages, second, first, False, reason)
-    return Comparison(messages, first, second, better is None, reason)
+        return Comparison(messages, better=second, worse=first, reason=reason)
+    return Comparison(messages, better=first, worse=second, tie=better is None, reason=reason)
 
 
 Record = Mapping[str, Any]
@@ -115,7 +113,7 @@ def read_chosen_rejected(record: Record, scores: Scores) -> Iterator[Item]:
         chosen, rejected = (text(record[name], name) for name in ("chosen", "rejected"))
     else:
         messages, chosen, rejected = _two_conversations(record)
-    yield compare(messages, chosen, rejected, better, _reason(record))
+    yield compare(messages, chosen, rejected, better=better, reason=_reason(record))
 
 
 def _two_conversations(record: Record) -> tuple[list[Message], str, str]:
@@ -150,9 +148,10 @@ def _two_responses(columns: tuple[str, str, str, str], better: Callable[[Record,
     prompt, one, other, verdict = columns
 
     def read(record: Record, scores: Scores) -> Iterator[Item]:
-        first, second = text(record[one], one), text(record[other], other)
+        first = text(record[one], one)
+        second = text(record[other], other)
         messages = _turns(prompt_messages(record[prompt], prompt))
-        yield compare(messages, first, second, better(record, verdict), _reason(record))
+        yield compare(messages, first, second, better=better(record, verdict), reason=_reason(record))
 
     return Format(columns, read)
 
@@ -187,21 +186,24 @@ def _turns(messages: list[Message]) -> list[Message]:
 
 
 def read_ratings(record: Record, scores: Scores) -> Iterator[Item]:
-    score = int(number_of(record, "helpfulness", *scores, whole=True))
+    low, high = scores
+    score = int(number_of(record, "helpfulness", low, high, whole=True))
     messages = _turns(prompt_messages(record.get("prompt")))
-    yield Rating(messages, text(record["response"], "response"), score, score, _reason(record))
+    response = text(record["response"], "response")
+    yield Rating(messages, response, score=score, grade=score, reason=_reason(record))
 
 
 def read_ultra_feedback(record: Record, scores: Scores) -> Iterator[Item]:
     """Completions with an overall score of 1 to 10, which is mapped to the judge's scale."""
-    messages, (low, high) = prompt_messages(record["instruction"], "instruction"), scores
+    messages = prompt_messages(record["instruction"], "instruction")
+    low, high = scores
     completions = record["completions"]
     if not isinstance(completions, list) or not all(isinstance(one, Mapping) for one in completions):
         raise BadRecord(f"`completions` is no list of {{response, overall_score}}; {DROP}")
     for one in completions:
         grade = number_of(one, "overall_score", 1, 10)
         score = low + round((grade - 1) / 9 * (high - low))
-        yield Rating(messages, text(one.get("response"), "response"), score, grade)
+        yield Rating(messages, text(one.get("response"), "response"), score=score, grade=grade)
 
 
 def _reason(record: Record) -> str | None:
@@ -269,13 +271,15 @@ def load(paths: Sequence[str | Path], mode: str, scores: Scores, form: str | Non
 
     Raises UserError that names the broken records and the fix.
     """
-    loaded, damage = [], Damage()
+    loaded = []
+    damage = Damage()
     for path in map(Path, paths):
         for row, record in read_records(path, damage):
             with damage.of(path, row):
                 items = items_of(record, form, scores)
                 for item in items:
-                    if isinstance(item, dict) and (problem := row_problem(item, mode, scores, ties=True)):
+                    problem = row_problem(item, mode, scores, ties=True) if isinstance(item, dict) else None
+                    if problem:
                         raise BadRecord(problem)
                 source = source_of(record, path.name.partition(".")[0])
                 loaded.append(Loaded(items, source, place_of(path.name, row)))

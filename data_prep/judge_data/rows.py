@@ -25,9 +25,20 @@ class LeftOut(NamedTuple):
 
 
 def row_of(
-    record: Loaded, messages: Sequence[Message], responses: Sequence[str], label: int | str, reason: str | None = None
+    record: Loaded,
+    messages: Sequence[Message],
+    responses: Sequence[str],
+    *,
+    label: int | str,
+    reason: str | None = None,
 ) -> JudgeRow:
     return make_row(messages, responses, label, record.source, reason) | {"place": record.place}
+
+
+def _copy_row(record: Loaded, item: dict[str, Any], mode: str) -> JudgeRow:
+    """The row of a record that is one already."""
+    label = label_of(item, mode)
+    return row_of(record, item["input"], responses_of(item), label=label, reason=item["reason"])
 
 
 def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[JudgeRow], list[LeftOut]]:
@@ -44,7 +55,8 @@ def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[JudgeRow], list[LeftO
             left_out.append(LeftOut(record.place, "ties", "the two responses are the same text"))
         else:
             label = TIE if item.tie else "A"
-            rows.append(row_of(record, item.messages, [item.better, item.worse], label, item.reason))
+            responses = [item.better, item.worse]
+            rows.append(row_of(record, item.messages, responses, label=label, reason=item.reason))
 
     for record in records:
         for item in record.items:
@@ -53,13 +65,19 @@ def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[JudgeRow], list[LeftO
             elif isinstance(item, Comparison):
                 add(item, record)
             else:
-                row = row_of(record, item["input"], responses_of(item), label_of(item, "pairwise"), item["reason"])
+                row = _copy_row(record, item, "pairwise")
                 rows.append(swapped_row(row) if label_of(row, "pairwise") == "B" else row)
     for ratings in rated.values():
         for (one, record), (other, _) in itertools.combinations(ratings, 2):
             better, worse = (one, other) if one.grade >= other.grade else (other, one)
-            tie = one.grade == other.grade
-            add(Comparison(one.messages, better.response, worse.response, tie, better.reason), record)
+            item = Comparison(
+                one.messages,
+                better=better.response,
+                worse=worse.response,
+                tie=one.grade == other.grade,
+                reason=better.reason,
+            )
+            add(item, record)
     return rows, left_out
 
 
@@ -72,15 +90,15 @@ def pointwise_rows(records: Iterable[Loaded], chosen: int, rejected: int) -> tup
         scored: dict[tuple[str, int], Comparison] = {}
         for item in record.items:
             if isinstance(item, Rating):
-                rows.append(row_of(record, item.messages, [item.response], item.score, item.reason))
+                rows.append(row_of(record, item.messages, [item.response], label=item.score, reason=item.reason))
             elif isinstance(item, dict):
-                score = label_of(item, "pointwise")
-                rows.append(row_of(record, item["input"], responses_of(item), score, item["reason"]))
+                rows.append(_copy_row(record, item, "pointwise"))
             elif item.tie or item.better.strip() == item.worse.strip():
                 left_out.append(LeftOut(record.place, "ties", "a tie gives no score"))
             else:
                 scored[item.better, chosen] = scored[item.worse, rejected] = item
-        rows += [row_of(record, item.messages, [response], score) for (response, score), item in scored.items()]
+        for (response, score), item in scored.items():
+            rows.append(row_of(record, item.messages, [response], label=score))
     return rows, left_out
 
 
@@ -117,7 +135,8 @@ def _said(row: JudgeRow, mode: str) -> Any:
 def balance_order(rows: Sequence[JudgeRow], seed: int) -> list[JudgeRow]:
     """Swap A and B in half of the pairwise rows that have a better side, and in half of the ties, drawn with the seed
     (of an odd number, the larger half keeps A)."""
-    draw, swap = random.Random(seed), set[int]()
+    draw = random.Random(seed)
+    swap = set[int]()
     parts: tuple[list[int], list[int]] = ([], [])
     for index, row in enumerate(rows):
         parts[label_of(row, "pairwise") == TIE].append(index)

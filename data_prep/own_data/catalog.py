@@ -197,7 +197,7 @@ class ItemIds:
         ):
             if item_id is not None and year is not None:
                 self._item_of.setdefault(str(item_id), Item(title, year))
-        self._forms = {form for item_id in self._item_of if "0" in (form := _form(item_id))}
+        self._forms = {form for form in map(_form, self._item_of) if "0" in form}
         self._titles = {normalise(title) for title in catalog.titles} if self._item_of else set()
 
     def __bool__(self) -> bool:
@@ -215,7 +215,8 @@ class ItemIds:
 
     def read(self, text: str) -> Item | None:
         """The item of a text that is an id; None for one that is no id. Raises BadRecord where it can be either."""
-        item, is_title = self._item_of.get(text), normalise(text) in self._titles
+        item = self._item_of.get(text)
+        is_title = normalise(text) in self._titles
         if item and is_title and normalise(item.title) != normalise(text):
             raise BadRecord('holds %r, an item_id and a title; write {"item_id": ...} or {"title": ...}', text)
         if item is None and not is_title and _form(text) in self._forms:
@@ -233,7 +234,8 @@ def _form(text: str) -> str:
 
 def _read_id(record: Mapping[str, Any]) -> str | None:
     """The item's id as text, None for none; what lists show beside the title is checked, too."""
-    item_id, display = record.get("item_id"), record.get("display")
+    item_id = record.get("item_id")
+    display = record.get("display")
     is_number = isinstance(item_id, float) and plain_id(item_id) is not None
     if isinstance(item_id, bool) or not (is_number or isinstance(item_id, str | int | None)):
         raise BadRecord("item_id is %r; write a text or a whole number", item_id)
@@ -249,12 +251,12 @@ def _tell_apart(path: Path, items: Mapping[int, dict[str, Any]]) -> list[str]:
         same.setdefault((normalise(shown_title(item["title"], item.get("display"))), item["year"]), []).append(item)
     twins = [alike for alike in same.values() if len(alike) > 1]
     for item in (item for alike in twins for item in alike):
-        shown = [str(part) for name in ("display", "item_id") if (part := item.get(name)) not in (None, "")]
-        item["display"] = ", ".join(shown)
+        parts = (item.get("display"), item.get("item_id"))
+        item["display"] = ", ".join(str(part) for part in parts if part not in (None, ""))
     if any(isinstance(item.get("display"), str) for item in items.values()):  # numbers beside texts
         for item in items.values():
-            if (display := item.get("display")) is not None:
-                item["display"] = str(display)
+            if item.get("display") is not None:
+                item["display"] = str(item["display"])
     if not twins:
         return []
     ids = " and ".join(str(item["item_id"]) for item in twins[0][:2])
@@ -279,7 +281,8 @@ def _further_columns(
             values = column.values
             if column.majority:
                 told.append(_describe_exception(path, rows[column.exception], name, column))
-        if (problem := _mixed(values)) is None:
+        problem = _mixed(values)
+        if problem is None:
             columns[name] = pa.array(values)
         else:
             index = bisect_left(range(1, len(values)), True, key=lambda count: _mixed(values[:count]) is not None)

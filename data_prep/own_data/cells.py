@@ -1,7 +1,7 @@
 """The one reader of cells with items: ground truth, seen, demonstration. docs/how-to/data.md has the table of cells.
 
-A cell is a list, or a text that holds one: JSON, Python's or numpy's; else line breaks and `|` always divide its items,
-`;` and `,` where that leaves items and nothing else. What can be read in two ways is a finding that shows both.
+A cell is a list, or a text that holds one, as JSON, Python, numpy, Spark and YAML write it. Any other text is divided
+into its items by data_prep/own_data/division.py.
 """
 
 import ast
@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 from convrec.data.damage import BadRecord, BadRow, collected
 from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
@@ -20,36 +20,34 @@ from convrec.lists.matching import Matcher
 from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
 from convrec.lists.titles import CACHE_SIZE, normalise
 from data_prep.own_data.catalog import ItemIds
+from data_prep.own_data.division import AS_LIST, KnownTexts, divide
 
-Knows: TypeAlias = Callable[[str], bool]  # whether a text is an item, by what the catalog has
-AS_LIST = 'write a JSON list, ["...", "..."], or | between items'
 NO_ITEMS = ("none", "nan", "null", "n/a", "<na>")  # cells that programs write for an empty one
-LONGEST_TITLE = 6  # parts at commas and semicolons
-_MARK = re.compile(r"\s*(?:\d{1,3}[.)]|[a-z]\)|[-–—*•])\s+(?=\S)")  # an item of a numbered or bulleted list
-_COUNTED = re.compile(r"[(#]?(\d{1,3})\b\s*[-–.):]{0,2}\s*(?=\S)")  # and of one that counts 1, 2, ...
-_NUMBER = re.compile(r"(?:^|\s)\(?(\d{1,3})[.)]\s+")
-_IN_BRACKETS, _IN_QUOTES = re.compile(r"[\[{][^\[\]{}]+[\]}]"), re.compile(r"([\"']).+\1", re.DOTALL)
+_IN_BRACKETS = re.compile(r"[\[{][^\[\]{}]+[\]}]")
+_IN_QUOTES = re.compile(r"([\"']).+\1", re.DOTALL)
 _OPENS_LIST = re.compile(r"[\[({]\s*['\"]")
 _CALL = re.compile(r"^(?:array|list|tuple|set|frozenset)\([\[{(]?(.*?)[\]})]?(?:,\s*dtype=\w+)?\)$", re.DOTALL)
-_AND = re.compile(r"(?<=\d\)), (?:and|or|&) ")  # `Heat (1995), Alien (1979), and Dune (2021)`
-# what stands between items too, and in titles
-_BETWEEN = re.compile(r"(?:^|\s+)(?:and|or|&|\+|/|•|·|[-–—])\s+|<br\s*/?>|\\n|\s*[\t、，；•]\s*")
 _NOTE = re.compile(r"\W*?(?:\s[-–—]\s|[-–—:.(\[])")  # after a year: `Heat (1995) - a heist`
 _DECORATION = " -–—:.,;()[]*_\"'"
 _YEAR = re.compile(r"[(（]\d{4}[)）]")
-_SYNTAX = (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
+# What `ast` and `tokenize` raise for a text that is no list, and a walk over a number in brackets.
+_NOT_A_LIST = (ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError)
 
 
 class ItemReader:
     """Reads cells with a catalog at hand: what it knows decides where a text is divided."""
 
     def __init__(self, matcher: Matcher, ids: ItemIds) -> None:
-        self.matcher, self.ids, self.dated = matcher, ids, matcher.catalog.dated
+        self.matcher = matcher
+        self.ids = ids
+        self.dated = matcher.catalog.dated
         self.editions: dict[str, list[Item]] = {}  # title without `display` -> its items, as lists write them
         catalog = matcher.catalog
         for row, (title, year) in enumerate(zip(catalog.titles, catalog.years, strict=True)):
             if catalog.displays and year is not None:
                 self.editions.setdefault(normalise(catalog.clean_title(row)), []).append(Item(title, year))
+        self._known_with_years = self._known_texts(self.knows)
+        self._known_titles = self._known_texts(self._is_title)
         self._seen_in = lru_cache(maxsize=CACHE_SIZE)(self._titles_in)  # titles recur, and rows are read twice
 
     def items(self, cell: Any) -> list[Item]:
@@ -60,94 +58,35 @@ class ItemReader:
         """The titles of a cell of seen items; years that are written all the same are taken off. Raises BadRow."""
         if isinstance(cell, list) and all(isinstance(entry, str) for entry in cell):
             return list(chain.from_iterable(_read_all(cell, self._seen_in)))
-        return list(chain.from_iterable(_read_all(self._entries(cell, self._is_title), self._titles)))
+        return list(chain.from_iterable(_read_all(_find_entries(cell, self._known_titles), self._titles)))
 
     def _titles_in(self, entry: str) -> list[str]:
-        return list(chain.from_iterable(_read_all(self._entries([entry], self._is_title), self._titles)))
+        return list(chain.from_iterable(_read_all(_find_entries([entry], self._known_titles), self._titles)))
 
     # ---- from a cell to its entries
 
     def split(self, cell: Any) -> list[Any]:
         """The entries of a cell of ground truth. Raises BadRecord."""
-        return self._entries(cell, self.knows)
+        return _find_entries(cell, self._known_with_years)
 
-    def _entries(self, cell: Any, knows: Knows) -> list[Any]:
-        if isinstance(cell, str):
-            cell = text = _CALL.sub(r"[\1]", cell.strip())
-            if text.lower() in NO_ITEMS and not knows(text):
-                return []
-            if (listed := _as_list(text)) is None and not knows(text):
-                if _IN_QUOTES.fullmatch(text):  # "Heat", "Alien"
-                    listed = _as_list(f"[{text}]")
-                elif _IN_BRACKETS.fullmatch(text):  # [Heat (1995), Alien (1979)], as Spark and YAML write it
-                    cell = text[1:-1]
-            return self._divided(cell, knows) if listed is None else self._entries(listed, knows)
-        if not isinstance(cell, list | tuple | None):
-            raise BadRecord("is a %s; write a list of items", type(cell).__name__)
-        entries: list[Any] = []
-        for entry in cell or []:
-            entries += (
-                self._divided(entry, knows, is_entry=True) if isinstance(entry, str) and entry.strip() else [entry]
-            )
-        return entries
-
-    def _divided(self, text: str, knows: Knows, is_entry: bool = False) -> list[str]:
-        """is_entry: of a list, which is one item unless it can be none."""
-        lines = text.splitlines() if is_entry else "|".join(text.splitlines()).split("|")
-        pieces = [piece.strip() for piece in lines if piece.strip()]
-        if len(pieces) > 1 and not _MARK.match(pieces[-1]) and knows(whole := " ".join(text.split())):
-            if not is_entry and all(map(knows, pieces)):
-                raise _in_two_ways(text, pieces)
-            return [whole]  # a title that a line was broken in
-        pieces = [part for piece in pieces for part in _at_numbers(piece, knows)]
-        if (rests := _counted(pieces)) and not all(map(knows, pieces)):
-            pieces = [f"- {rest}" for rest in rests]
-        is_list = len(pieces) > 1 and all(map(_MARK.match, pieces))
-        return [
-            part
-            for piece in pieces
-            for part in self._at_commas(self._without_mark(piece, knows, is_list), knows, is_entry)
-        ]
-
-    def _without_mark(self, piece: str, knows: Knows, is_list: bool) -> str:
-        """Without the number or bullet of a list, which is part of some titles: `1. FC Köln`."""
-        mark = _MARK.match(piece)
-        if not mark or (knows(piece) and not is_list):
-            return piece
-        rest = piece[mark.end() :]
-        if not is_list or knows(rest) or self.dated:
-            return rest if is_list or knows(rest) else piece
-        bare = parse_item(rest, dated=False)
-        return bare.title if bare else rest
-
-    def _at_commas(self, text: str, knows: Knows, is_entry: bool) -> list[str]:
-        text = _AND.sub(", ", text)
-        cuts = [match.start() for match in re.finditer("[;,|]", text)]
-        if not cuts or (is_entry and knows(text)):
-            others = [part for part in _BETWEEN.split(text) if part]
-            if len(others) > 1 and not is_entry and not knows(text) and all(map(knows, others)):
-                raise _in_two_ways(text, others)
-            return [text] if text else []
-        ways = _groupings(text, cuts, knows)
-        ways = ways or _groupings(text, cuts, lambda part: self.dated and self._whole_item(part) is not None)
-        parts = [part.strip() for part in re.split("[;,|]", text) if part.strip()]
-        is_one = is_entry or knows(text) or not any(map(self._is_title, parts))
-        if len(ways) == 1 and (is_one or ways != [[text]]):
-            return ways[0]
-        if not ways and not is_one and ";" in text:
-            return [item for part in text.split(";") for item in self._at_commas(part.strip(), knows, is_entry)]
-        if ways or not is_one or (";" in text and not is_entry):
-            raise _in_two_ways(text, max([*ways, parts], key=len))
-        return [text]
+    def _known_texts(self, is_item: Callable[[str], bool]) -> KnownTexts:
+        return KnownTexts(
+            is_item=is_item,
+            is_title=self._is_title,
+            is_dated_item=lambda text: self.dated and self._whole_item(text) is not None,
+            dated=self.dated,
+        )
 
     def knows(self, text: str) -> bool:
         """Whether the catalog has it: by id, or by title and, where items have years, year. Misspelt ones do not count:
         with a word too many a title is still similar."""
         if text in self.ids or not self.dated:
             return text in self.ids or self._is_title(text)
-        item, years = self._whole_item(text), self.matcher.catalog.years
-        rows = self.matcher.seen_rows([item.title]) if item else ()
-        return any(abs(years[row] - item.year) <= self.matcher.year_tolerance for row in rows)  # type: ignore[operator, union-attr]
+        item = self._whole_item(text)
+        if item is None:
+            return False
+        years = [self.matcher.catalog.years[row] for row in self.matcher.seen_rows([item.title])]
+        return any(year is not None and abs(year - item.year) <= self.matcher.year_tolerance for year in years)
 
     def _is_title(self, text: str) -> bool:
         return text in self.ids or bool(self.matcher.seen_rows([text]) and not _behind_year(text, parse_item(text)))
@@ -235,64 +174,73 @@ def _read_all(entries: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
     return found
 
 
-def _as_list(text: str) -> list[Any] | None:
+# ---- lists
+
+
+def _find_entries(cell: Any, known: KnownTexts) -> list[Any]:
+    """The entries of a cell, each for one item. Raises BadRecord."""
+    if isinstance(cell, str):
+        return _find_entries_in_text(cell, known)
+    if isinstance(cell, list | tuple | None):
+        return _divide_entries(cell or [], known)
+    raise BadRecord("is a %s; write a list of items", type(cell).__name__)
+
+
+def _find_entries_in_text(cell: str, known: KnownTexts) -> list[Any]:
+    text = _CALL.sub(r"[\1]", cell.strip())
+    listed = _parse_list(text)
+    if listed is not None:
+        return _divide_entries(listed, known)
+    if known.is_item(text):
+        return divide(text, known)
+    if text.lower() in NO_ITEMS:
+        return []
+    if _IN_QUOTES.fullmatch(text):  # "Heat", "Alien"
+        listed = _parse_list(f"[{text}]")
+        return divide(text, known) if listed is None else _divide_entries(listed, known)
+    if _IN_BRACKETS.fullmatch(text):  # [Heat (1995), Alien (1979)], as Spark and YAML write it
+        return divide(text[1:-1], known)
+    return divide(text, known)
+
+
+def _divide_entries(listed: Sequence[Any], known: KnownTexts) -> list[Any]:
+    """The entries of a list; a text with several lines, as in `["Heat\\nAlien"]`, is one for each."""
+    entries: list[Any] = []
+    for entry in listed:
+        if isinstance(entry, str) and entry.strip():
+            entries += divide(entry, known, is_entry=True)
+        else:
+            entries.append(entry)
+    return entries
+
+
+def _parse_list(text: str) -> list[Any] | None:
     """The list that a text is, as JSON, Python or numpy write it; None for another text. Raises BadRecord for one that
     begins as a list of texts and is none."""
     if text[:1] not in ("[", "(", "{"):
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        try:
-            value = ast.literal_eval(text)
-            if not isinstance(value, dict) and all(isinstance(entry, str) for entry in value):
-                # the texts one by one: Python joins those without a comma between, as numpy prints them
-                tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-                value = [ast.literal_eval(token.string) for token in tokens if token.type == tokenize.STRING]
-        except (*_SYNTAX, TypeError):
-            if _OPENS_LIST.match(text):
-                raise BadRecord(f"holds %r, which begins as a list and is none; {AS_LIST}", text) from None
-            return None
+        value = _parse_json_or_python(text)
+    except _NOT_A_LIST:
+        if _OPENS_LIST.match(text):
+            raise BadRecord(f"holds %r, which begins as a list and is none; {AS_LIST}", text) from None
+        return None
     return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
-def _at_numbers(text: str, knows: Knows) -> list[str]:
-    """`1. Heat 2. Alien` at its numbers, where they count 1, 2, ... and the whole is no item."""
-    numbers = list(_NUMBER.finditer(text))
-    if len(numbers) < 2 or [int(n[1]) for n in numbers] != list(range(1, len(numbers) + 1)) or knows(text):
-        return [text]
-    starts = [number.start() for number in numbers]
-    if text[: starts[0]].strip():
-        return [text]
-    return [text[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
+def _parse_json_or_python(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        value = ast.literal_eval(text)
+    if isinstance(value, dict) or not all(isinstance(entry, str) for entry in value):
+        return value
+    # Read the texts one by one: Python joins those without a comma between, as numpy prints them.
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [ast.literal_eval(token.string) for token in tokens if token.type == tokenize.STRING]
 
 
-def _counted(pieces: Sequence[str]) -> list[str]:
-    """What stands behind 1, 2, ...; nothing for pieces that do not count so."""
-    marks = [mark for piece in pieces if (mark := _COUNTED.match(piece))]
-    if len(pieces) < 2 or [mark[1] for mark in marks] != [*map(str, range(1, len(pieces) + 1))]:
-        return []
-    return [mark.string[mark.end() :] for mark in marks]
-
-
-def _groupings(text: str, cuts: Sequence[int], is_item: Knows) -> list[list[str]]:
-    """At most two ways to divide a text at some of the cuts so that every part is an item."""
-    starts, ends = [0, *(cut + 1 for cut in cuts)], [*cuts, len(text)]
-    ways: list[list[list[str]]] = [[[]]]  # of what is before each cut
-    for last, end in enumerate(ends):
-        found: list[list[str]] = []
-        for first in range(last, max(-1, last - LONGEST_TITLE), -1):
-            part = text[starts[first] : end].strip()
-            if ways[first] and (not part or (part == part.strip(";,| ") and is_item(part))):
-                found += [[*way, part] if part else way for way in ways[first]]
-        ways.append(found[:2])
-    return [way for way in ways[-1] if way]
-
-
-def _in_two_ways(text: str, parts: Sequence[str]) -> BadRecord:
-    return BadRecord(
-        f"holds %r, which can be one item or {len(parts)} (%s); {AS_LIST}", text, " | ".join(map(str, parts))
-    )
+# ---- parts of an entry
 
 
 def _behind_year(text: str, item: Item | None) -> str:
@@ -310,9 +258,11 @@ def _title_and_year(entry: Any) -> tuple[str, Any]:
     if isinstance(entry, str):
         title = entry
     elif isinstance(entry, list | tuple) and 1 <= len(entry) <= 2:
-        title, year = (*entry, None)[:2]
+        title = entry[0]
+        year = entry[1] if len(entry) == 2 else None
     elif isinstance(entry, dict) and set(entry) <= {"title", "year"}:
-        title, year = entry.get("title"), entry.get("year")
+        title = entry.get("title")
+        year = entry.get("year")
     if not isinstance(title, str) or not title.strip():
         raise BadRecord('holds %r, which is no item; write "Title (1999)" or [title, year]', entry)
     return " ".join(title.split()), year

@@ -7,7 +7,7 @@ Prices are decimals also where all are whole today: the service must be able to 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from data_prep.own_data import NAMES
@@ -48,19 +48,30 @@ def infer_type(name: str, cells: Sequence[Cell]) -> TypedColumn:
         return TypedColumn(cells)
     booleans = {index: value for index, value in filled.items() if isinstance(value, bool)}
     numbers = {index: value for index, value in filled.items() if value is not None and index not in booleans}
-    are_booleans = len(booleans) > len(numbers)
-    majority = booleans if are_booleans else numbers
-    if 2 * len(majority) < len(filled):
+    if len(booleans) > len(numbers):
+        return _type_column(cells, list(filled), booleans, "true or false")
+    if has_decimals(name) or any(isinstance(number, float) for number in numbers.values()):
+        floats = {index: None if _is_inexact_float(number) else float(number) for index, number in numbers.items()}
+        return _type_column(cells, list(filled), floats, "numbers")
+    return _type_column(cells, list(filled), numbers, "numbers")
+
+
+def _type_column(cells: Sequence[Cell], filled: Sequence[int], values: Mapping[int, Any], words: str) -> TypedColumn:
+    """A column with these values, if they are those of all its cells.
+
+    Args:
+        cells: as the file has them.
+        filled: the indices of the cells that are not empty.
+        values: index -> value of the cells of one type; None for one that the type cannot hold.
+        words: the type's name in messages.
+    """
+    if 2 * len(values) < len(filled):
         return TypedColumn(cells)
-    are_decimals = not are_booleans and (has_decimals(name) or any(isinstance(n, float) for n in numbers.values()))
-    exceptions = [index for index in filled if index not in majority]
-    if are_decimals:
-        exceptions += [index for index, number in numbers.items() if _is_inexact_float(number)]
-    if exceptions:
-        return TypedColumn(cells, "true or false" if are_booleans else "numbers", exceptions[0])
-    if are_decimals:
-        majority = {index: float(number) for index, number in numbers.items()}
-    return TypedColumn([majority.get(index) for index in range(len(cells))])
+    others = [index for index in filled if index not in values]
+    lost = [index for index in values if values[index] is None]
+    if others or lost:
+        return TypedColumn(cells, words, (others + lost)[0])
+    return TypedColumn([values.get(index) for index in range(len(cells))])
 
 
 def has_names(column: str) -> bool:
@@ -82,8 +93,8 @@ def _last_word(column: str) -> str:
 def _parse(cell: Cell) -> bool | int | float | None:
     """The boolean or the number that a cell is; None for a text."""
     text = str(cell).strip()
-    if (boolean := BOOLEANS.get(text.lower())) is not None:
-        return boolean
+    if text.lower() in BOOLEANS:
+        return BOOLEANS[text.lower()]
     if _INTEGER.fullmatch(text):
         return int(text)
     if _DECIMAL.fullmatch(text) and math.isfinite(float(text)):

@@ -46,7 +46,8 @@ def cut(
     items, or nothing that it wants is in train.
     """
     begin_S = np.append(0, np.flatnonzero(np.diff(users_E) | np.diff(split_E)) + 1)
-    stop_S, in_split_S = np.append(begin_S[1:], len(users_E)), split_E[begin_S]
+    stop_S = np.append(begin_S[1:], len(users_E))
+    in_split_S = split_E[begin_S]
     first_S = np.searchsorted(users_E, users_E[begin_S])
     parts = []
     for place in range(rows):
@@ -56,8 +57,9 @@ def cut(
         end_S = np.where(is_next_S, np.minimum(middle_S + wanted, stop_S), last_S)
         start_S = np.maximum(first_S, middle_S - max_history)
         chosen = (middle_S < end_S) & ((in_split_S == 0) | (place == 0))
-        parts.append([values[chosen] for values in (start_S, middle_S, end_S, in_split_S, first_S)])
-    start_R, middle_R, end_R, split_R, first_R = (np.concatenate(part) for part in zip(*parts, strict=True))
+        cuts_S5 = np.stack([start_S, middle_S, end_S, in_split_S, first_S], axis=1)
+        parts.append(cuts_S5[chosen])
+    start_R, middle_R, end_R, split_R, first_R = np.concatenate(parts).T
     met_E = np.isin(items_E, np.unique(items_E[split_E == 0]))
     num_met_E = np.append(0, np.cumsum(met_E))  # before each rating
     is_short_R = middle_R - start_R < min(COLD, max_history)
@@ -69,7 +71,8 @@ def rows_of(cuts_R6: np.ndarray, items_E: np.ndarray, users_E: pa.Array, catalog
     """cuts_R6: see `cut`. items_E: rows of the catalog. users_E: names. The wording is of the seed and the row's id."""
     for start, middle, end, split, is_cold, first in cuts_R6:
         items = items_E[start:end].tolist()
-        titles, years = [catalog.titles[item] for item in items], [catalog.years[item] or NO_YEAR for item in items]
+        titles = [catalog.titles[item] for item in items]
+        years = [catalog.years[item] or NO_YEAR for item in items]
         user = users_E[middle].as_py()
         name = f"{user}_t{middle - first}"
         seen = titles[: middle - start]

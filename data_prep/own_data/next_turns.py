@@ -8,8 +8,8 @@ or quotes, bold or a line around it. Other single words are no titles: Heat, Up 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from typing import Any
 
 from convrec.data.damage import BadRecord
@@ -22,14 +22,16 @@ from data_prep.own_data.rows import Turn
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _YEAR = re.compile(r"\W{0,3}\((\d{4})\)")
 _GOES_ON = re.compile(r" [A-Z\d]")  # Despicable Me 2 is not Despicable Me
-_OPENING, _CLOSING = re.compile(r"(?:^|[\"“'‘«*_]|\d[.)]|[-•])\s*$"), re.compile(r"\s*(?:$|[\"”'’»*_])")
+_OPENING = re.compile(r"(?:^|[\"“'‘«*_]|\d[.)]|[-•])\s*$")
+_CLOSING = re.compile(r"\s*(?:$|[\"”'’»*_])")
 
 
 class Mentions:
     """The catalog's titles in a text."""
 
     def __init__(self, reader: ItemReader) -> None:
-        self.reader, self.matcher = reader, reader.matcher
+        self.reader = reader
+        self.matcher = reader.matcher
         self.rows: dict[str, list[int]] = {}
         self.longest: Counter[str] = Counter()  # first word -> most words of a title that begins with it
         catalog = self.matcher.catalog
@@ -70,7 +72,8 @@ class Mentions:
     def _title_at(self, line: str, words: Sequence[re.Match[str]]) -> tuple[int, int]:
         """(row of the longest title that begins with the first of these words, its words); (-1, 1) for none."""
         for length in range(len(words), 0, -1):
-            first, last = words[0], words[length - 1]
+            first = words[0]
+            last = words[length - 1]
             rows = self.rows.get(_key([word[0] for word in words[:length]]))
             if not rows:
                 continue
@@ -99,19 +102,35 @@ def rows_of(
 
     named: the items of each turn. also_user: what the user's next turns name was wanted, too.
     """
-    runs = [list(run) for _, run in groupby(range(len(turns)), key=lambda index: turns[index].role)]
+    runs = _group_by_speaker(turns)
     for number, run in enumerate(runs):
-        if turns[run[0]].role == "user" or number == 0:
+        start = run[0]
+        if turns[start].role == "user" or number == 0:
             continue
-        after = [*run, *(runs[number + 1] if also_user and number + 1 < len(runs) else [])]
-        before = [item for items in named[: run[0]] for item in items]
-        earlier = {_identity(item, matcher) for item in before}
-        wanted = {_identity(item, matcher): item for index in after for item in named[index]}
-        truth = [item for identity, item in wanted.items() if identity not in earlier]
+        reply = runs[number + 1] if also_user and number + 1 < len(runs) else []
+        before = list(chain.from_iterable(named[:start]))
+        after = [item for index in [*run, *reply] for item in named[index]]
+        truth = _find_new_items(after, before, matcher)
         if truth:
             seen = [[title] for title in dict.fromkeys(item.title for item in before)]
-            entries = [[*item][: 1 + (item.year != NO_YEAR)] for item in truth]
-            yield {**record, "ground_truth": entries, "seen": seen}, turns[: run[0]]
+            yield {**record, "ground_truth": list(map(_cell_entry, truth)), "seen": seen}, turns[:start]
+
+
+def _group_by_speaker(turns: Sequence[Turn]) -> list[list[int]]:
+    """The indices of turns, those of one speaker in a row together."""
+    return [list(run) for _, run in groupby(range(len(turns)), key=lambda index: turns[index].role)]
+
+
+def _find_new_items(after: Iterable[Item], before: Iterable[Item], matcher: Matcher) -> list[Item]:
+    """The items named in `after`, each once, that are none of `before`."""
+    earlier = {_identity(item, matcher) for item in before}
+    items = {_identity(item, matcher): item for item in after}
+    return [item for identity, item in items.items() if identity not in earlier]
+
+
+def _cell_entry(item: Item) -> list[Any]:
+    """[title, year], or [title] in a catalog without years."""
+    return [item.title] if item.year == NO_YEAR else [item.title, item.year]
 
 
 def _identity(item: Item, matcher: Matcher) -> object:

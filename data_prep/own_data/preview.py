@@ -4,14 +4,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from convrec.data.damage import Damage, place_of
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
 from convrec.lists.ranks import format_item
 from data_prep.own_data.rows import Row
-from data_prep.own_data.source import open_source
+from data_prep.own_data.source import ReadingOptions, open_source
 
 LINES_OF_CONVERSATION = 8
 LONGEST_LINE = 160  # characters
@@ -19,7 +18,13 @@ LINES_OF_FINDINGS = 6
 
 
 def preview(
-    count: int, conversations: Sequence[str | Path], catalog: str | Path, num_items: int, item: str, **reading: Any
+    count: int,
+    conversations: Sequence[str | Path],
+    catalog: str | Path,
+    *,
+    num_items: int,
+    item: str,
+    reading: ReadingOptions,
 ) -> str:
     """Show what would become of the first rows, what was guessed and left out up to there, and what is wrong.
 
@@ -29,13 +34,13 @@ def preview(
         catalog: the catalog's file.
         num_items: the items that a prompt asks for.
         item: what a prompt calls an item.
-        reading: what `open_source` takes.
+        reading: how the conversations are read.
 
     Raises:
         UserError: A file cannot be read at all.
     """
     damage = Damage()
-    items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, **reading)
+    items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, reading)
     lines: list[str] = []
     for path, number, row in islice(source.rows(damage), count):
         instruction = prompt_text("", num_items, item, source.reader.dated) if not lines else ""

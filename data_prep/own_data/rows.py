@@ -169,7 +169,8 @@ def _read_split(split: Any) -> str:
 
 def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[Item]:
     """Raises BadRow where the list is too long, names an item twice, or has a line that is read as another item."""
-    items, matcher = reader.items(without_missing(cell)), reader.matcher
+    items = reader.items(without_missing(cell))
+    matcher = reader.matcher
     problems: list[BadRecord] = []
     if len(items) > num_items:
         told = "holds %s items, the prompt asks for %s; shorten it, or give --num-items"
@@ -282,25 +283,23 @@ def _is_block(part: Any) -> bool:
 
 def _read_turn(role: Any, content: str, index: int, items: Any) -> Turn:
     if role in INSTRUCTIONS:
-        raise BadRecord(
+        told = (
             "turn %s has the role %r, which is an instruction to a model and no turn of the user or the recommender; "
-            "write assistant for the recommender, or leave it out",
-            *(index, role),
+            "write assistant for the recommender, or leave it out"
         )
+        raise BadRecord(told, index, role)
     if role not in tuple(SPEAKERS):  # a tuple also takes what has no hash
         raise BadRecord("turn %s has the role %r; write user, or assistant for the recommender", index, role)
     if not content:
         raise BadRecord("turn %s has no text; leave it out", index)
-    if another := TURN.search(content, 1):
-        raise BadRecord(
-            "turn %s has a line that begins with %r, which would be another turn; make it one, or change the line",
-            *(index, another[0].strip()),
-        )
-    if marker := TEMPLATE_MARKER.search(content):
-        raise BadRecord(
-            "turn %s has %r, which a chat template puts between turns; give the messages as they were before it",
-            *(index, marker[0].strip()),
-        )
+    another = TURN.search(content, 1)
+    if another:
+        told = "turn %s has a line that begins with %r, which would be another turn; make it one, or change the line"
+        raise BadRecord(told, index, another[0].strip())
+    marker = TEMPLATE_MARKER.search(content)
+    if marker:
+        told = "turn %s has %r, which a chat template puts between turns; give the messages as they were before it"
+        raise BadRecord(told, index, marker[0].strip())
     return Turn(role, content, items)
 
 

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from convrec.data.damage import BadRecord, Damage
@@ -215,8 +214,7 @@ def open_source(
     catalog: Path,
     num_items: int,
     damage: Damage,
-    columns: Mapping[str, str] = MappingProxyType({}),
-    **reading: Any,
+    reading: ReadingOptions = ReadingOptions(),
 ) -> tuple[CatalogRead, Source]:
     """Read the catalog, and open the conversations that are read with it.
 
@@ -225,22 +223,22 @@ def open_source(
         catalog: the catalog's file.
         num_items: the items that a prompt asks for.
         damage: gets the catalog's damaged items.
-        columns: our name of a column -> the one in the files; CONVERSATION_COLUMNS are of the conversations.
-        reading: further fields of ReadingOptions.
+        reading: how the conversations are read. Of its columns, those that are none of CONVERSATION_COLUMNS are the
+            catalog's.
 
     Raises:
         UserError: The catalog or a file cannot be read, or is of no known form.
     """
     if not 1 <= num_items <= 100:
         raise UserError(f"--num-items {num_items}: give 1 to 100")
-    of_conversations = {ours: theirs for ours, theirs in columns.items() if ours in CONVERSATION_COLUMNS}
-    of_catalog = {ours: theirs for ours, theirs in columns.items() if ours not in CONVERSATION_COLUMNS}
+    of_conversations = {ours: theirs for ours, theirs in reading.columns.items() if ours in CONVERSATION_COLUMNS}
+    of_catalog = {ours: theirs for ours, theirs in reading.columns.items() if ours not in CONVERSATION_COLUMNS}
     items = read_catalog(catalog, damage, of_catalog)
     if not items.dated or damage.share is not None:
         damage.check([catalog], len(items.table))  # whether years are missed in the rows depends on it
     known = items.catalog()
     reader = ItemReader(Matcher(known), ItemIds(known))
-    return items, Source(paths, reader, num_items, ReadingOptions(columns=of_conversations, **reading))
+    return items, Source(paths, reader, num_items, replace(reading, columns=of_conversations))
 
 
 def parse_file_splits(texts: Sequence[str]) -> dict[Path, str]:
@@ -259,7 +257,8 @@ def parse_file_splits(texts: Sequence[str]) -> dict[Path, str]:
     for place, text in enumerate(texts):
         name, equals, file = text.partition("=")
         if not equals:
-            name, file = SPLITS[place] if place < len(SPLITS) else "", text
+            name = SPLITS[place] if place < len(SPLITS) else ""
+            file = text
         if name not in SPLITS:
             raise UserError(f"--split {text}: give at most three files, train, validation and test, or SPLIT=FILE")
         if Path(file) in split_of_file:

@@ -19,7 +19,9 @@ from data_prep.own_data.rows import SPLITS
 from data_prep.own_data.times import parse_time
 from data_prep.tables import split_by_hash
 
-LARGE_SHARE, LARGE_COUNT = 0.05, 20  # of the rows: a conversation has fewer, a common opening more
+# A conversation has fewer rows than both, a common opening has more.
+LARGE_SHARE = 0.05
+LARGE_COUNT = 20
 
 
 class SplitRule(NamedTuple):
@@ -75,18 +77,23 @@ def borders_at_shares(times_R: np.ndarray, validation: float, test: float) -> Bo
     times_R: the latest of each row's conversation. Rows of one time stay together, so that a share is reached, or
     exceeded by the rows of one time. Raises UserError when nothing is left for train.
     """
-    left_R = np.sort(times_R)
-    borders: list[float | None] = []
-    for share in (test, validation):
-        count = min(math.ceil(share * len(times_R)), len(left_R))
-        borders.append(float(left_R[-count]) if count else None)
-        left_R = left_R[left_R < left_R[-count]] if count else left_R
+    test_from, earlier_R = _cut_off_last(np.sort(times_R), math.ceil(test * len(times_R)))
+    validation_from, left_R = _cut_off_last(earlier_R, math.ceil(validation * len(times_R)))
     if not len(left_R):
         raise UserError(
             f"--validation-share {validation} and --test-share {test} leave nothing for train: the rows have "
             f"{len(np.unique(times_R))} different times; lower the shares"
         )
-    return Borders(*reversed(borders))
+    return Borders(validation_from=validation_from, test_from=test_from)
+
+
+def _cut_off_last(sorted_R: np.ndarray, count: int) -> tuple[float | None, np.ndarray]:
+    """(the time from which on the last `count` are, None for none; the times before it)."""
+    count = min(count, len(sorted_R))
+    if not count:
+        return None, sorted_R
+    border = sorted_R[-count]
+    return float(border), sorted_R[sorted_R < border]
 
 
 def check_rule(rule: SplitRule) -> Borders:
@@ -100,27 +107,33 @@ def check_rule(rule: SplitRule) -> Borders:
             raise UserError(f"{name} {share}: give a share from 0 to below 1, 0.05 say")
     if rule.validation_share + rule.test_share >= 1:
         raise UserError("--validation-share and --test-share are the whole together: leave something for train")
-    times: list[float | None] = []
-    for name, date in (("--validation-from", rule.validation_from), ("--test-from", rule.test_from)):
-        try:
-            times.append(parse_time(date) if date else None)
-        except BadRecord as problem:
-            raise UserError(f"{name} {problem}") from None
-    if None not in times and times[0] >= times[1]:  # type: ignore[operator]
+    validation_from = _parse_border("--validation-from", rule.validation_from)
+    test_from = _parse_border("--test-from", rule.test_from)
+    if validation_from is not None and test_from is not None and validation_from >= test_from:
         raise UserError(
             f"--validation-from {rule.validation_from} must be before --test-from {rule.test_from}: validation is what "
             "lies between them"
         )
-    return Borders(*times)
+    return Borders(validation_from=validation_from, test_from=test_from)
+
+
+def _parse_border(option: str, date: str | None) -> float | None:
+    """The time of an option, None where it is not given. Raises UserError for what is no time."""
+    try:
+        return parse_time(date) if date else None
+    except BadRecord as problem:
+        raise UserError(f"{option} {problem}") from None
 
 
 def complete(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage) -> list[SplitKey]:
     """The rows that have what they are split by: a split where any has one, a time where the rule goes by time. The
     others go to `damage`."""
     if any(key.split is not None for key in keys):
-        field, problem = "split", "no split, but other rows have one; write it in every row"
+        field = "split"
+        problem = "no split, but other rows have one; write it in every row"
     elif any(rule) and (rule.validation_from or rule.test_from or any(key.time is not None for key in keys)):
-        field, problem = "time", "no time, which splitting by time needs in every row; write it"
+        field = "time"
+        problem = "no time, which splitting by time needs in every row; write it"
     else:
         return list(keys)
     for key in keys:
@@ -155,8 +168,9 @@ def assign(keys: Sequence[SplitKey], rule: SplitRule, borders: Borders) -> tuple
     if not by_rule:
         return {key.conversation: "train" for key in keys}, {"by": "nothing: all is train"}
     if keys[0].time is None:
-        shares = (rule.validation_share, rule.test_share)
-        by_name = {key.conversation: split_by_hash(key.conversation, *shares) for key in keys}
+        by_name = {
+            key.conversation: split_by_hash(key.conversation, rule.validation_share, rule.test_share) for key in keys
+        }
         return by_name, {"by": "hash of the conversation: rows have no time"}
     latest: dict[int, float] = {}  # of each conversation
     for key in keys:

@@ -24,7 +24,8 @@ import pandas as pd
 from convrec.data.damage import BadRecord
 
 USUAL_FORMS = "write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"
-FIRST_YEAR, END_YEAR = 1900, 2100  # of dates that are texts
+FIRST_YEAR = 1900  # of dates that are texts
+END_YEAR = 2100
 EARLIEST_SECONDS = 1e8  # in 1973; a smaller number is a year, a date without dividers or a count of something
 LATEST_SECONDS = 4_102_444_800  # 2100-01-01
 UNITS_PER_SECOND = (1, 10**3, 10**6, 10**9)  # what numbers count; the ranges of two units never overlap
@@ -105,7 +106,7 @@ def parse_time(value: Any, order: DateOrder | None = None) -> float:
     if order is not None:
         raise BadRecord(f"is %r, but the file's dates have the {order.value}; {USUAL_FORMS}", value)
     if reading.is_open:
-        raise BadRecord(*_two_readings(str(value), reading))
+        raise _two_readings_error(str(value), reading)
     seconds = reading.month_first if reading.day_first is None else reading.day_first
     assert seconds is not None  # `read_both_orders` finds one at least
     return seconds
@@ -137,7 +138,8 @@ def _read_text(text: str) -> Reading:
                 return Reading(seconds, seconds)
     if match := _NUMERIC_DATE.fullmatch(text):
         parts = match.groupdict()
-        first, other = int(parts["first"]), int(parts["other"])
+        first = int(parts["first"])
+        other = int(parts["other"])
         reading = Reading(_seconds_of_parts(parts, other, first), _seconds_of_parts(parts, first, other))
         if any(seconds is not None for seconds in reading):
             return reading
@@ -146,7 +148,8 @@ def _read_text(text: str) -> Reading:
         return Reading(seconds, seconds)
     if _BY_SPREADSHEET.fullmatch(text):
         raise BadRecord("is %r, of which a spreadsheet has lost digits; export the column as text", text)
-    if (moment := _read_rare_iso(text)) is not None:
+    moment = _read_rare_iso(text)
+    if moment is not None:
         return Reading(_seconds_of(moment), _seconds_of(moment))
     raise BadRecord(f"is %r; {USUAL_FORMS}", text)
 
@@ -179,34 +182,48 @@ def _read_number(value: Any) -> float:
 
 def _seconds_of_parts(parts: dict[str, str | None], month: int, day: int) -> float | None:
     """Compute the seconds since 1970 of what a form has found; None for what no calendar or clock has."""
-    hour = int(parts.get("hour") or 0)
-    if half := parts.get("half"):
-        if not 1 <= hour <= 12:
-            return None
-        hour = hour % 12 + (12 if half.lower() == "p" else 0)
+    hour = _hour_of_day(int(parts.get("hour") or 0), parts.get("half"))
+    if hour is None:
+        return None
+    minute = int(parts.get("minute") or 0)
     second = float(f"{parts.get('second') or 0}.{parts.get('fraction') or 0}")
     try:
-        moment = datetime(int(parts["year"] or 0), month, day, hour, int(parts.get("minute") or 0), tzinfo=UTC)
+        zone = _parse_zone(parts.get("zone"))
+        moment = datetime(int(parts["year"] or 0), month, day, hour, minute, tzinfo=zone)
     except ValueError:
         return None
     if not FIRST_YEAR <= moment.year < END_YEAR or second >= 61:  # 60 is a leap second
         return None
-    zone = parts.get("zone") or "z"
-    if zone[0] in "+-":
-        offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]) if len(zone) > 3 else 0)
-        moment = moment.replace(tzinfo=timezone(offset if zone[0] == "+" else -offset))
     return moment.timestamp() + second
+
+
+def _hour_of_day(hour: int, half: str | None) -> int | None:
+    """An hour from 0 to 23 of one with "a" or "p" (am, pm), which begins at 12; None for what such a clock lacks."""
+    if half is None:
+        return hour
+    if not 1 <= hour <= 12:
+        return None
+    return hour % 12 + (12 if half.lower() == "p" else 0)
+
+
+def _parse_zone(text: str | None) -> timezone:
+    """The time zone of `+02:00`, `-0330`, `+02` or a name of UTC, which is also that of None. Raises ValueError for an
+    offset of a day or more."""
+    if text is None or text[0] not in "+-":
+        return UTC
+    minutes = int(text[-2:]) if len(text) > 3 else 0
+    offset = timedelta(hours=int(text[1:3]), minutes=minutes)
+    return timezone(offset if text[0] == "+" else -offset)
 
 
 def _seconds_of(moment: datetime) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _two_readings(text: str, reading: Reading) -> tuple[str, str]:
-    """The problem, and its value, of a date whose order nobody knows."""
+def _two_readings_error(text: str, reading: Reading) -> BadRecord:
+    """The error of a date whose order nobody knows."""
     days = [f"{datetime.fromtimestamp(seconds, UTC):%-d %B}" for seconds in reading if seconds is not None]
-    problem = f"is %r, {days[0]} or {days[1]}, and no date of the file says which; write 2021-12-31"
-    return problem, text
+    return BadRecord(f"is %r, {days[0]} or {days[1]}, and no date of the file says which; write 2021-12-31", text)
 
 
 @dataclass
@@ -243,16 +260,19 @@ class DateEvidence:
             BadRecord: Two dates contradict each other, or no date says which of two readings another has.
         """
         if self.day_first and self.month_first:
-            raise BadRecord(
-                "is %r in row %s, with the day first, and %r in row %s, with the month first; write all as 2021-12-31",
-                self.day_first[1], self.day_first[0], self.month_first[1], self.month_first[0],
-            )  # fmt: skip
+            day_row, day_text = self.day_first
+            month_row, month_text = self.month_first
+            told = (
+                "is %r in row %s, with the day first, and %r in row %s, with the month first; write all as 2021-12-31"
+            )
+            raise BadRecord(told, day_text, day_row, month_text, month_row)
         if self.day_first:
             return DateOrder.DAY_FIRST
         if self.month_first:
             return DateOrder.MONTH_FIRST
         if self.is_open:
-            raise BadRecord(*_two_readings(self.is_open[1], read_both_orders(self.is_open[1])))
+            _, text = self.is_open
+            raise _two_readings_error(text, read_both_orders(text))
         return None
 
 

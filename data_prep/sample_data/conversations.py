@@ -18,50 +18,99 @@ LONG_SHARE = 0.02  # of conversations with a rambling first turn, as in Reddit p
 
 def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator) -> str:
     """A conversation of one to five turns, the last one the user's, that states `taste` and names its films as seen. Of
-    an empty taste it says nothing."""
+    an empty taste it says nothing.
 
-    def pick(lines: Sequence[str]) -> str:
-        return lines[int(rng.integers(len(lines)))]
-
-    def say(kind: str) -> str:
-        return pick(LINES[kind])
-
-    def genre_phrase() -> str:
-        return " ".join(pick(GENRE_WORDS[genre]) for genre in taste.genres)
-
+    The order of the draws is part of the sample data: another one makes other conversations of the same seed.
+    """
+    wordings = _Wordings(rng)
     turns_wanted = 1 + int(rng.choice(MAX_TURNS, p=[0.3, 0.2, 0.25, 0.15, 0.1]))
     named = [table.films[row].name for row in taste.named]
-    suggested = named.pop() if named and turns_wanted >= 3 and rng.random() < 0.5 else None
+    suggested = None
+    if named and turns_wanted >= 3 and rng.random() < 0.5:
+        suggested = named.pop()
 
-    statements = []
-    if taste.genres and taste.era and rng.random() < 0.6:
-        statements.append(say("genre_era").format(g=genre_phrase(), e=pick(ERA_WORDS[taste.era])))
-    else:
-        if taste.genres:
-            statements.append(say("genre").format(g=genre_phrase()))
-        if taste.era:
-            statements.append(say("era").format(e=pick(ERA_WORDS[taste.era])))
-    statements += [say("liked" if rng.random() < 0.7 else "seen").format(f=name) for name in named]
-
+    statements = _state_taste(taste, wordings)
+    for name in named:
+        kind = "liked" if rng.random() < 0.7 else "seen"
+        statements.append(wordings.draw(kind).format(f=name))
     if not (taste.genres or taste.era or taste.named):
-        statements.append(say("vague"))
-    user_turns = min(max(turns_wanted // 2 + turns_wanted % 2 - (suggested is not None), 1), max(len(statements), 1))
-    spoken: list[list[str]] = [[] for _ in range(user_turns)]
-    for index, statement in enumerate(statements):
-        spoken[index * user_turns // len(statements)].append(statement)
-    if rng.random() < LONG_SHARE:
-        spoken[0][:0] = [LINES["chatter"][i] for i in rng.integers(len(LINES["chatter"]), size=rng.integers(10, 22))]
+        statements.append(wordings.draw("vague"))
 
-    lines = []
-    if turns_wanted % 2 == 0:
-        lines.append(f"SYSTEM: {say('system_opener')}")
-    for index, said in enumerate(spoken):
-        if index:
-            lines.append(f"SYSTEM: {say('system')}")
-        opener = say("opener") if index == 0 else ""
-        lines.append(f"USER: {opener}{' '.join(said)}")
+    turns = _spread_over_turns(statements, _count_user_turns(turns_wanted, suggested, statements))
+    if rng.random() < LONG_SHARE:
+        turns[0][:0] = wordings.draw_chatter()
+    lines = _write_turns(turns, wordings, system_begins=turns_wanted % 2 == 0)
     if suggested is not None:
-        lines.append(f"SYSTEM: {say('suggestion').format(f=suggested)}")
-        lines.append(f"USER: {say('suggestion_reply')}")
-    lines[-1] = f"{lines[-1]} {say('closer')}".rstrip()
+        lines.append(f"SYSTEM: {wordings.draw('suggestion').format(f=suggested)}")
+        lines.append(f"USER: {wordings.draw('suggestion_reply')}")
+    lines[-1] = f"{lines[-1]} {wordings.draw('closer')}".rstrip()
     return "\n".join(lines) + "\n"
+
+
+class _Wordings:
+    """What phrases.yaml has, drawn with the conversation's generator."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def pick(self, lines: Sequence[str]) -> str:
+        return lines[int(self.rng.integers(len(lines)))]
+
+    def draw(self, kind: str) -> str:
+        return self.pick(LINES[kind])
+
+    def draw_genres(self, taste: Taste) -> str:
+        return " ".join(self.pick(GENRE_WORDS[genre]) for genre in taste.genres)
+
+    def draw_era(self, taste: Taste) -> str:
+        return self.pick(ERA_WORDS[taste.era])
+
+    def draw_chatter(self) -> list[str]:
+        """10 to 21 sentences that say nothing."""
+        count = self.rng.integers(10, 22)
+        return [LINES["chatter"][index] for index in self.rng.integers(len(LINES["chatter"]), size=count)]
+
+
+def _state_taste(taste: Taste, wordings: _Wordings) -> list[str]:
+    """Sentences that say the genres and the era, sometimes both in one; none where the taste has neither."""
+    if taste.genres and taste.era and wordings.rng.random() < 0.6:
+        sentence = wordings.draw("genre_era")
+        genres = wordings.draw_genres(taste)
+        return [sentence.format(g=genres, e=wordings.draw_era(taste))]
+    statements = []
+    if taste.genres:
+        statements.append(wordings.draw("genre").format(g=wordings.draw_genres(taste)))
+    if taste.era:
+        statements.append(wordings.draw("era").format(e=wordings.draw_era(taste)))
+    return statements
+
+
+def _count_user_turns(turns_wanted: int, suggested: str | None, statements: Sequence[str]) -> int:
+    """How many turns of the user have statements: every second turn, without the reply to a suggestion, none empty."""
+    user_turns = (turns_wanted + 1) // 2
+    if suggested is not None:
+        user_turns -= 1
+    return min(max(user_turns, 1), max(len(statements), 1))
+
+
+def _spread_over_turns(statements: Sequence[str], user_turns: int) -> list[list[str]]:
+    """The statements of each turn, in their order and as evenly as they can be."""
+    turns: list[list[str]] = [[] for _ in range(user_turns)]
+    for index, statement in enumerate(statements):
+        turns[index * user_turns // len(statements)].append(statement)
+    return turns
+
+
+def _write_turns(turns: Sequence[Sequence[str]], wordings: _Wordings, system_begins: bool) -> list[str]:
+    """Lines of the user's turns, and of the system's between them."""
+    lines = []
+    if system_begins:
+        lines.append(f"SYSTEM: {wordings.draw('system_opener')}")
+    for index, statements in enumerate(turns):
+        opener = ""
+        if index == 0:
+            opener = wordings.draw("opener")
+        else:
+            lines.append(f"SYSTEM: {wordings.draw('system')}")
+        lines.append(f"USER: {opener}{' '.join(statements)}")
+    return lines

@@ -19,8 +19,10 @@ import numpy as np
 
 FILMS_FILE = Path(__file__).with_name("films.csv")
 POPULARITY_SEED = 20  # of the world, not of a sample: every sample has the same popular films
-ZIPF_EXPONENT, ZIPF_SHIFT = 1.3, 12.0
-GENRE_WEIGHT, ERA_WEIGHT = 5.0, 2.5
+ZIPF_EXPONENT = 1.3
+ZIPF_SHIFT = 12.0
+GENRE_WEIGHT = 5.0
+ERA_WEIGHT = 2.5
 YEARS_WEIGHT = 5.0  # a bound that is said is meant: as much as the genre
 
 ERAS: dict[str, range] = {  # an era's name as conversations spell it
@@ -79,7 +81,8 @@ class FilmTable:
         unwanted_C = np.array([genre in taste.unwanted for genre in self.genres], float)
         affinity_F -= GENRE_WEIGHT * (self.has_genre_FC @ unwanted_C > 0)
         if taste.years != (None, None):
-            first, last = (taste.years[0] or -np.inf), (taste.years[1] or np.inf)
+            first = taste.years[0] or -np.inf
+            last = taste.years[1] or np.inf
             affinity_F += YEARS_WEIGHT * np.array([first <= film.year <= last for film in self.films])
         return affinity_F + ERA_WEIGHT * self.in_era_F[taste.era] if taste.era else affinity_F
 

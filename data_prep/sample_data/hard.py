@@ -27,7 +27,8 @@ def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste
     def say(line: str) -> str:
         return pick(LINES[line])
 
-    kind, row = pick(KINDS), int(rng.integers(len(table.films)))
+    kind = pick(KINDS)
+    row = int(rng.integers(len(table.films)))
     genre, other = rng.permutation(pick([film.genres for film in table.films if len(film.genres) > 1]))[:2].tolist()
     turns = [say("genre").format(g=pick(GENRE_WORDS[genre]))]
     if kind == "negation":  # of two genres that films have together: the second decides between films of the first
@@ -35,14 +36,17 @@ def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste
         turns.append(say("negation").format(n=pick(GENRE_WORDS[other])))
         turns = pick((turns, [" ".join(turns)]))
     elif kind == "comparison":
-        film, is_newer = table.films[row], pick((True, False))
+        film = table.films[row]
+        is_newer = pick((True, False))
         taste = Taste((), named=(row,), years=(film.year + 1, None) if is_newer else (None, film.year - 1))
         turns = [say("comparison").format(f=film.name, d=say("newer" if is_newer else "older"))]
     elif kind == "reversal":
         taste = Taste((other,))
         turns.append(say("reversal").format(n=pick(GENRE_WORDS[genre]), g=pick(GENRE_WORDS[other])))
     else:
-        said, first, years = say("quantity"), int(rng.integers(1950, 2011)), int(rng.integers(5, 16))
+        said = say("quantity")
+        first = int(rng.integers(1950, 2011))
+        years = int(rng.integers(5, 16))
         taste = Taste((genre,), years=(first if "{a}" in said else None, first + years if "{b}" in said else None))
         turns = [f"{turns[0]} Please {said.format(a=first, b=first + years)}."]
     turns[0] = say("opener") + turns[0]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import joblib
 import numpy as np
@@ -64,18 +65,25 @@ def run(folder: Path, settings: AdjustSettings, workers: int = 1) -> Summary:
     softmax = settings.softmax
     matcher, writable_M = remap.writable_catalog(folder)
     with scratch_folder(folder / "adjust") as scratch, processes(workers) as map_ranges:
-        conversations, truths, candidates, truth_M = set[int](), 0, 0, np.zeros(len(writable_M), int)
+        conversations = set[int]()
+        truths = 0
+        candidates = 0
+        truth_M = np.zeros(len(writable_M), int)
         prepared = map_ranges(partial(prepare_range, folder, scratch, softmax), ranges)
-        for some in Progress(prepared, total=len(ranges), desc="read", unit="range"):
-            conversations |= some[0]
-            truths, candidates, truth_M = truths + some[1], candidates + some[2], truth_M + some[3]
-        if not (num_fitted := int(truth_M.sum())):
+        for counts in Progress(prepared, total=len(ranges), desc="read", unit="range"):
+            conversations |= counts.groups
+            truths += counts.truths
+            candidates += counts.candidates
+            truth_M += counts.truth_M
+        num_fitted = int(truth_M.sum())
+        if not num_fitted:
             where = "among its candidates; raise --candidates" if softmax == "candidates" else "in the catalog"
             raise UserError(f"{folder}: no training conversation has a ground truth {where}")
         sums_of = partial(sum_range, folder, scratch, softmax)
         fitted = _fit(sums_of, settings, writable_M, ranges, map_ranges)
-        top = _rewrite(folder, scratch, softmax, _weights(fitted.w_M, fitted.b_M, writable_M), ranges, map_ranges)
-    write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, truth_M, *top))
+        weights = _weights(fitted.w_M, fitted.b_M, writable_M)
+        before_M, after_M = _rewrite(folder, scratch, softmax, weights, ranges, map_ranges)
+    write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, truth_M, before_M, after_M))
     summary = {
         "conversations": len(conversations),
         "ground_truths": truths,
@@ -109,45 +117,72 @@ def _warnings(summary: Summary, settings: AdjustSettings, fitted: Fit) -> list[s
 # ---- what the fit reads, written once: a part for each range
 
 
-def prepare_range(
-    folder: Path, scratch: Path, softmax: str, start: int, stop: int
-) -> tuple[set[int], int, int, np.ndarray]:
-    """Leave the range's Part in `scratch`. Returns, of the training split's ground truths: checksums of the groups with
-    one that is fitted, how many there are, how many are candidates, how often each item is one that is fitted."""
+class RangeCounts(NamedTuple):
+    """Of the training split's ground truths in a range."""
+
+    groups: set[int]  # checksums of those with one that is fitted
+    truths: int
+    candidates: int  # ground truths that are candidates
+    truth_M: np.ndarray  # how often each item is one that is fitted
+
+
+def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: int) -> RangeCounts:
+    """Leave the range's Part in `scratch`, and count its ground truths."""
     rows = read_range(folder / ROWS, start, stop, ["split", "group", "seen_titles", TRUTH]).to_pylist()
-    kept = read_range(folder / remap.FILE, start, stop, ["candidates", "scores", "query"])
-    rated = read_range(folder / reflect.FILE, start, stop, ["scores"])
     matcher, writable_M = remap.writable_catalog(folder)
-    shape = len(rows), len(writable_M)
-    sizes, candidates = _lists(kept["candidates"])
-    scores = _lists(rated["scores"])[1]
-    query_BD, spaces_B = np.zeros((shape[0], 0), np.float32), np.zeros(shape[0], int)
-    if softmax == "catalog":
-        query_BD = _lists(kept["query"])[1].reshape(shape[0], -1)
-        num_spaces = len(_vectors(folder, softmax))
-        spaces_B = np.array([space_of(row, num_spaces) for row in rows])
-        ratings = scores - _lists(kept["scores"])[1]
-        items = read_range(folder / TEACHER, start, stop, ["items"])["items"].to_pylist()
-        named_BM = remap.rank_weights([[m if m < shape[1] else -1 for m in some] for some in items], shape[1])
-        added_BM = _matrix(sizes, candidates, ratings, shape) + named_BM
-    else:
-        added_BM = _matrix(sizes, candidates, scores, shape)
+    num_items = len(writable_M)
+    query_BD, spaces_B, added_BM, candidates = _read_scores(folder, softmax, rows, num_items, start, stop)
     seen = [matcher.seen_rows(row["seen_titles"]) for row in rows]
-    truth: list[list[int]] = []
-    groups, total, hits = set(), 0, 0
-    for row, its_seen, its_candidates in zip(rows, seen, np.split(candidates, np.cumsum(sizes)[:-1]), strict=True):
+    fitted_truths: list[list[int]] = []
+    groups = set()
+    total = 0
+    hits = 0
+    for row, its_seen, its_candidates in zip(rows, seen, candidates, strict=True):
         pairs = truth_of(row) if row["split"] == "train" else []
-        known = {matcher.wanted(*pair).index for pair in pairs} - {-1}
-        among = usable = known.intersection(its_candidates.tolist())
+        known = {matcher.wanted(title, year).index for title, year in pairs} - {-1}
+        among = known.intersection(its_candidates.tolist())
+        usable = among
         if softmax == "catalog" and len(its_candidates):  # none: the teacher gave no list
             usable = {m for m in known.difference(its_seen) if writable_M[m]}
-        truth.append(sorted(usable))
-        total, hits = total + len(pairs), hits + len(among)
+        fitted_truths.append(sorted(usable))
+        total += len(pairs)
+        hits += len(among)
         if usable:
             groups.add(zlib.crc32(row["group"].encode()))
-    seen_BM, truth_BM = (table_of(lists, shape[1]) for lists in (seen, truth))
-    joblib.dump(Part(query_BD, spaces_B, added_BM, seen_BM, truth_BM), scratch / str(start))
-    return groups, total, hits, np.bincount(truth_BM.indices, minlength=shape[1])
+    seen_BM = table_of(seen, num_items)
+    truth_BM = table_of(fitted_truths, num_items)
+    part = Part(query_BD=query_BD, spaces_B=spaces_B, added_BM=added_BM, seen_BM=seen_BM, truth_BM=truth_BM)
+    joblib.dump(part, scratch / str(start))
+    return RangeCounts(
+        groups=groups,
+        truths=total,
+        candidates=hits,
+        truth_M=np.bincount(truth_BM.indices, minlength=num_items),
+    )
+
+
+def _read_scores(
+    folder: Path, softmax: str, rows: Sequence[dict], num_items: int, start: int, stop: int
+) -> tuple[np.ndarray, np.ndarray, sparse.csr_matrix, list[np.ndarray]]:
+    """(queries, spaces, what is added to their products: as `Part` has them; the candidates of each row)."""
+    kept = read_range(folder / remap.FILE, start, stop, ["candidates", "scores", "query"])
+    rated = read_range(folder / reflect.FILE, start, stop, ["scores"])
+    shape = len(rows), num_items
+    sizes, candidates = _lists(kept["candidates"])
+    _, scores = _lists(rated["scores"])
+    by_row = np.split(candidates, np.cumsum(sizes)[:-1])
+    if softmax != "catalog":
+        no_query_BD = np.zeros((len(rows), 0), np.float32)
+        return no_query_BD, np.zeros(len(rows), int), _matrix(sizes, candidates, scores, shape), by_row
+    _, queries = _lists(kept["query"])
+    _, scores_of_remap = _lists(kept["scores"])
+    num_spaces = len(_vectors(folder, softmax))
+    spaces_B = np.array([space_of(row, num_spaces) for row in rows])
+    lists_of_teacher = read_range(folder / TEACHER, start, stop, ["items"])["items"].to_pylist()
+    in_catalog = [[m if m < num_items else -1 for m in items] for items in lists_of_teacher]
+    named_BM = remap.rank_weights(in_catalog, num_items)
+    added_BM = _matrix(sizes, candidates, scores - scores_of_remap, shape) + named_BM
+    return queries.reshape(len(rows), -1), spaces_B, added_BM, by_row
 
 
 def _lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +231,8 @@ def _weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> Weight
 
 
 def sum_range(folder: Path, scratch: Path, softmax: str, weights: Weights, powers: int, start: int, stop: int) -> Sums:
-    return sums(joblib.load(scratch / str(start)), _vectors(folder, softmax), *weights, powers)
+    w_M, b_M = weights
+    return sums(joblib.load(scratch / str(start)), _vectors(folder, softmax), w_M, b_M, powers)
 
 
 # ---- the lists
@@ -209,7 +245,8 @@ def _rewrite(
     record = read_record(folder, "rows")
     assert record is not None
     rewrite = partial(rewrite_range, folder, scratch, softmax, weights, record["settings"]["num_items"])
-    before_M, after_M = np.zeros(len(weights[0]), np.int64), np.zeros(len(weights[0]), np.int64)
+    before_M = np.zeros(len(weights[0]), np.int64)
+    after_M = np.zeros(len(weights[0]), np.int64)
     with (
         parquet_writer(folder / ADJUSTED, remap.CANDIDATES_SCHEMA) as writer,
         Progress(total=ranges[-1][1], desc="lists", unit="row") as bar,
@@ -233,7 +270,8 @@ def rewrite_range(
     kept: list[np.ndarray] = [np.empty(0, np.int32)] * len(candidates)
     scores: list[np.ndarray] = [np.empty(0, np.float32)] * len(candidates)
     part = joblib.load(scratch / str(start))
-    for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), *weights):
+    w_M, b_M = weights
+    for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), w_M, b_M):
         for b, final_M in zip(rows, final_BM, strict=True):
             kept[b] = remap.top_candidates(final_M, len(candidates[b]))
             scores[b] = final_M[kept[b]].astype(np.float32)

@@ -26,13 +26,15 @@ def run(folder: Path, settings: ListLength) -> Summary:
     matcher = catalog_matcher(folder)
     n = settings.num_items
     names = list(zip(matcher.catalog.titles, matcher.catalog.years, strict=True))
-    written, short = dict.fromkeys(FILES, 0), 0
+    written = dict.fromkeys(FILES, 0)
+    short = 0
     scored: dict[str, list[tuple[str, dict]]] = {split: [] for split in FILES}
     columns = [*RL_SCHEMA.names, "split"]
     with ExitStack() as stack:
         add = {split: stack.enter_context(table_writer(folder / file, SFT_SCHEMA)) for split, file in FILES.items()}
         for row, entry in zip(read_rows(folder / ROWS, columns), read_rows(folder / ADJUSTED), strict=True):
-            split, items = row.pop("split"), [Item(*names[m]) for m in entry["candidates"][:n]]
+            split = row.pop("split")
+            items = [Item(*names[m]) for m in entry["candidates"][:n]]
             if len(items) < n:
                 short += 1
                 continue

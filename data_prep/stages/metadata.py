@@ -66,7 +66,8 @@ def run(folder: Path, settings: MetadataSettings, asker: Asker | None) -> Summar
     fallbacks = 0
     with table_writer(folder / FILE, SCHEMA) as add:
         for start in range(0, len(items), BLOCK):
-            block, known = items[start : start + BLOCK], catalog[start : start + BLOCK]
+            block = items[start : start + BLOCK]
+            known = catalog[start : start + BLOCK]
             names = [format_item(item["title"], item["year"] or NO_YEAR) for item in block]
             texts = ["\n".join(filter(None, both)) for both in zip(names, known, strict=True)]
             if asker:

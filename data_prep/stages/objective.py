@@ -15,7 +15,6 @@ from vectors, a block at a time; what is summed of them is float64, or its round
 """
 
 from collections.abc import Callable, Iterator
-from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +36,14 @@ class Part(NamedTuple):
     truth_BM: sparse.csr_matrix  # set for ground truths that are fitted
 
     def rows(self, index: np.ndarray) -> "Part":
-        return Part(*(value[index] for value in self))
+        """These conversations."""
+        return Part(
+            query_BD=self.query_BD[index],
+            spaces_B=self.spaces_B[index],
+            added_BM=self.added_BM[index],
+            seen_BM=self.seen_BM[index],
+            truth_BM=self.truth_BM[index],
+        )
 
 
 def final_blocks(
@@ -70,13 +76,19 @@ class Sums(NamedTuple):
     model_PM: np.ndarray  # sum over x of n_x pi_xm s_xm^p
 
     def __add__(self, other: "Sums") -> "Sums":  # type: ignore[override]
-        return Sums(*map(add, self, other))
+        return Sums(
+            log_likelihood=self.log_likelihood + other.log_likelihood,
+            truth_PM=self.truth_PM + other.truth_PM,
+            model_PM=self.model_PM + other.model_PM,
+        )
 
 
 def sums(part: Part, vectors_SMD: np.ndarray, w_M: np.ndarray, b_M: np.ndarray, powers: int = 2) -> Sums:
     """One pass: `log_likelihood` is F without its penalty, truth - model its gradient by b (power 0) and w (1)."""
     shape = powers, part.added_BM.shape[1]
-    log_likelihood, truth_PM, model_PM = 0.0, np.zeros(shape), np.zeros(shape)
+    log_likelihood = 0.0
+    truth_PM = np.zeros(shape)
+    model_PM = np.zeros(shape)
     part = part.rows(np.flatnonzero(np.diff(part.truth_BM.indptr)))
     for rows, scores_BM, final_BM in final_blocks(part, vectors_SMD, w_M, b_M):
         truth = part.truth_BM[rows].tocoo()
@@ -106,10 +118,11 @@ class Fit(NamedTuple):
 
 def fit(pass_over: Callable[[np.ndarray, np.ndarray, int], Sums], num_items: int, penalty: float, most: int) -> Fit:
     """pass_over(w, b, powers): the sums of all conversations. most: passes (0: w = 1, b = 0); a step is finished."""
-    start = np.ones(num_items), np.zeros(num_items)
+    start_w_M = np.ones(num_items)
+    start_b_M = np.zeros(num_items)
     if not most:
-        return Fit(*start, [])
-    first = pass_over(*start, 3)
+        return Fit(start_w_M, start_b_M, history=[])
+    first = pass_over(start_w_M, start_b_M, 3)
     history: list[float] = []
     to_weights, to_gradient = _scaled(first.truth_PM + first.model_PM, penalty)
 

@@ -163,7 +163,8 @@ def read_range(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.
     with pq.ParquetFile(path) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         ends = list(accumulate(sizes))
-        first, last = bisect_right(ends, start), bisect_left(ends, stop)
+        first = bisect_right(ends, start)
+        last = bisect_left(ends, stop)
         table = file.read_row_groups(list(range(first, last + 1)), columns)
         return table.slice(start - (ends[first] - sizes[first]), stop - start)
 

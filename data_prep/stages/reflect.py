@@ -42,7 +42,8 @@ SCHEMA = pa.schema(
         ("scores", pa.list_(pa.float32())),  # s + gamma * rating, in the same order
     ]
 )
-LOWEST, HIGHEST = -2.0, 2.0
+LOWEST = -2.0
+HIGHEST = 2.0
 SHRINKAGE = 5.0  # pairs added to what is observed and to what is expected: a few of them say little
 
 _RATING = re.compile(r"[^\d+\-−–]*([+\-−–]?)\s?(\d+(?:\.\d+)?)(?![\d%])")
@@ -79,7 +80,8 @@ def parse_ratings(text: str, candidates: Sequence[int], matcher: Matcher) -> dic
 
 def pointwise_rating(text: str, scores: Scores = SCORES) -> float | None:
     """-2..2 from a verdict 0-4, or of another range; None where the answer has none."""
-    score, (low, high) = score_verdict(text, scores), scores
+    score = score_verdict(text, scores)
+    low, high = scores
     return None if score is None else 4 * (score - low) / (high - low) - 2
 
 
@@ -146,7 +148,9 @@ def cooccurrence_judge(matcher: Matcher, train_rows: list[dict]) -> Judge:
     named here is named and m recommended; expected: as many as if m were recommended there as often as anywhere.
     A conversation that names no title known from training gets 0 everywhere."""
     item_of = {pair: m for m, pair in enumerate(catalog_pairs(matcher.catalog))}
-    named, wanted = defaultdict[str, set[str]](set), defaultdict[str, set[int]](set)  # by conversation, each alike
+    # both by conversation, in the same order
+    named = defaultdict[str, set[str]](set)
+    wanted = defaultdict[str, set[int]](set)
     for row in train_rows:
         named[group_of(row)].update(row["seen_titles"], (title for title, _ in truth_of(row)))
         wanted[group_of(row)].update(item_of[pair] for pair in truth_of(row) if pair in item_of)
@@ -154,7 +158,9 @@ def cooccurrence_judge(matcher: Matcher, train_rows: list[dict]) -> Judge:
     number_of = {title: t for t, title in enumerate(sorted(set().union(*named.values())))}
     named_CT = table_of(([number_of[title] for title in titles] for titles in named.values()), len(number_of))
     wanted_CM = table_of(wanted.values(), len(item_of))
-    together_TM, named_T, wanted_M = (named_CT.T @ wanted_CM).tocsr(), named_CT.sum(axis=0).A1, wanted_CM.sum(axis=0).A1
+    together_TM = (named_CT.T @ wanted_CM).tocsr()
+    named_T = named_CT.sum(axis=0).A1
+    wanted_M = wanted_CM.sum(axis=0).A1
 
     def rate(block: Block) -> list[list[float]]:
         ratings = []

@@ -56,7 +56,9 @@ NAMESAKES = (
 
 def rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr_matrix:
     """(B, I): 1/sqrt(k) at the item of rank k, from 1. An entry is an item or -1 for none; first mentions count."""
-    rows, columns, values = [], [], []
+    rows = []
+    columns = []
+    values = []
     for b, items in enumerate(teacher):
         first: dict[int, int] = {}
         for k, item in enumerate(items, start=1):
@@ -164,7 +166,8 @@ def run(folder: Path, settings: RemapSettings, num_items: int = 0, is_chosen: bo
             for table in by_rows(map_ranges(vectors_of, ranges_of(total)), total, "remap"):
                 writer.write_table(table)
                 sizes = pc.list_value_length(table["candidates"]).to_numpy()
-                kept, short = kept + int(sizes.sum()), short + int((sizes < num_items).sum())
+                kept += int(sizes.sum())
+                short += int((sizes < num_items).sum())
             if not (num_spaces or is_chosen) and 2 * short > total:
                 raise UserError(
                     f"{folder}: the catalog has nothing but titles, so --remap is none, and {short:,} of {total:,} "

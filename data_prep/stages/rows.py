@@ -19,8 +19,10 @@ from convrec.lists.matching import Matcher
 from data_prep.stages.record import Summary, read_record, read_rows
 from data_prep.tables import table_writer
 
-ROWS, CATALOG = "rows.parquet", "catalog.parquet"
-ADJUSTED, ADJUST_WEIGHTS = "adjusted.parquet", "adjust_weights.parquet"  # here: readers need no torch
+ROWS = "rows.parquet"
+CATALOG = "catalog.parquet"
+ADJUSTED = "adjusted.parquet"  # here: readers need no torch
+ADJUST_WEIGHTS = "adjust_weights.parquet"
 SCHEMA = RL_SCHEMA.append(pa.field("split", pa.string())).append(pa.field("group", pa.string()))
 _ASKED_FOR = re.compile(r"reply with (\d+) recommendations")
 
@@ -56,7 +58,8 @@ def run(folder: Path, settings: RowsSettings, sources: Mapping[str, str]) -> Sum
         sources: the paths of train, validation and catalog.
     """
     catalog = load_catalog(sources["catalog"])
-    counts, warnings = {}, []
+    counts = {}
+    warnings = []
     with table_writer(folder / ROWS, SCHEMA) as add:
         for split in ("train", "validation"):
             path = sources[split]

@@ -29,7 +29,8 @@ from data_prep.stages.rows import ROWS, catalog_matcher
 
 FIT_TEXTS = 20_000  # training conversations that tfidf-svd is fitted on, at most
 FOLDS = 4
-TEXTS, CONVERSATIONS = "texts.json", "conversations.npy"
+TEXTS = "texts.json"
+CONVERSATIONS = "conversations.npy"
 
 
 def space_of(row: dict, num_spaces: int) -> int:

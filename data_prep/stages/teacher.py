@@ -20,7 +20,8 @@ from data_prep.stages.record import Summary, count_rows, read_blocks, read_rows
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column
 from data_prep.tables import table_writer
 
-FILE, ITEMS = "teacher.parquet", "items.parquet"
+FILE = "teacher.parquet"
+ITEMS = "items.parquet"
 FREQUENT = 0.5  # share of the lists
 FEWEST_LISTS = 100
 SCHEMA = pa.schema(
@@ -88,7 +89,8 @@ def run(folder: Path, settings: TeacherSettings, asker: Asker | None) -> Summary
     """
     matcher = catalog_matcher(folder)
     n = settings.num_items
-    catalog, numbers = matcher.catalog, ItemTable(matcher)
+    catalog = matcher.catalog
+    numbers = ItemTable(matcher)
     lists = llm_lists(folder, n, asker, catalog.dated) if asker else retrieval_lists(folder, n, matcher)
     lines = items = in_catalog = num_lists = 0
     listed: Counter[int] = Counter()
@@ -156,7 +158,9 @@ def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterat
 def retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iterator[tuple[str, str | None]]:
     """(sample_id, list) of each row by the retrieval, which has read the whole training split; a row's own conversation
     has no part in its list."""
-    catalog, lines, train = matcher.catalog, matcher.catalog.lines, train_file(folder)
+    catalog = matcher.catalog
+    lines = matcher.catalog.lines
+    train = train_file(folder)
     rows = (read_row(row, matcher) for row in read_rows(train, RL_SCHEMA.names))
     retriever = Retriever(fit(rows, count_rows(train), len(catalog)), catalog.titles, Choice())
     usable_M = np.array([year is not None for year in catalog.years])

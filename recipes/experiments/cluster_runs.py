@@ -43,7 +43,8 @@ def check_slots(address: str, evaluate: Mapping[str, Any]) -> None:
 
     nodes = list_nodes(address=address, filters=[("state", "=", "ALIVE")], limit=1000)
     most = max((node.resources_total.get("GPU", 0) for node in nodes), default=0)
-    if (needed := slots_of(evaluate)) > most:
+    needed = slots_of(evaluate)
+    if needed > most:
         raise UserError(
             f"evaluate: tensor_parallel x replicas = {needed} GPU slots of one node, and no node has more than "
             f"{most:g}: lower them, or start Ray with more"
@@ -111,8 +112,9 @@ class MatrixJobs:
         """The job of the last attempt, "" where there was none."""
         attempt = re.compile(rf"{self.stem}-{re.escape(name)}-(\d+)")
         infos = persist(self.client.list_jobs, "the list of jobs")
-        found = [match for info in infos if (match := attempt.fullmatch(info.submission_id or ""))]
-        return max(found, key=lambda match: int(match[1]))[0] if found else ""
+        matches = [attempt.fullmatch(info.submission_id or "") for info in infos]
+        attempts = {int(match[1]): match[0] for match in matches if match}
+        return attempts[max(attempts)] if attempts else ""
 
     def _submit(self, run: MatrixRun, kind: str, job: str) -> None:
         recipe = RECIPES[run.recipe]

@@ -72,7 +72,8 @@ def train(run: MatrixRun, out: Path) -> None:
     It ends with this process. Each Ctrl-C here is one there: after the first it saves, the second ends it at once.
     """
     words = RECIPES[run.recipe].command
-    command, environment = [*OURS["convrec"], *words.split(), *run.overrides], run.environment(out)
+    command = [*OURS["convrec"], *words.split(), *run.overrides]
+    environment = run.environment(out)
     status = None
     was_interrupted = False
     with subprocess.Popen(command, env=environment, preexec_fn=partial(die_with, os.getpid())) as process:

@@ -109,7 +109,8 @@ def checked(section: type[Checked], values: dict[str, Any], prefix: str = "") ->
     except ValidationError as error:
         # first a name that is none: it may be what is missing, misspelt
         mistake = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    name, known = str(mistake["loc"][0]), section.model_fields
+    name = str(mistake["loc"][0])
+    known = section.model_fields
     where = prefix + ".".join(map(str, mistake["loc"]))
     if name not in known:
         raise UserError(f"{where} is no setting here; {did_you_mean(name, known)}")

@@ -75,7 +75,8 @@ def runs_of(matrix: Matrix) -> list[MatrixRun]:
 
 
 def _add_runs(runs: list[MatrixRun], group: str, section: RunSection, matrix: Matrix) -> None:
-    recipe, before = RECIPES[section.recipe], [run for run in runs if not run.model]
+    recipe = RECIPES[section.recipe]
+    before = [run for run in runs if not run.model]
     seeds = matrix.seeds if section.seeds is None else section.seeds
     for values, point in combinations(recipe, matrix.variables or {}, section.variables or {}):
         variant = "-".join([group, *(f"{name}={_UNSAFE.sub('_', text).strip('_')}" for name, text in point.items())])
@@ -89,9 +90,18 @@ def _add_runs(runs: list[MatrixRun], group: str, section: RunSection, matrix: Ma
                 raise UserError(
                     f"{name}: longer than {LONGEST_NAME} letters; name it otherwise, or give shorter values"
                 )
-            start = _start(section.start, variables, before) if section.start else None
-            overrides = section.overrides or ()
-            runs.append(MatrixRun(name, variant, recipe.name, start, variables, overrides, group, point, section.model))
+            run = MatrixRun(
+                name=name,
+                variant=variant,
+                recipe=recipe.name,
+                start=_start(section.start, variables, before) if section.start else None,
+                variables=variables,
+                overrides=section.overrides or (),
+                group=group,
+                point=point,
+                model=section.model,
+            )
+            runs.append(run)
 
 
 def _start(start: str, variables: Mapping[str, str], before: Sequence[MatrixRun]) -> str:

@@ -26,6 +26,7 @@ from recipes.experiments.matrix_runs import MatrixRun
 COMPARABLE = ("data", "catalog", "sha256", *SCORED_WITH, "max_tokens", "max_prompt_tokens")
 HOURS = "training hours"  # a column of table.csv
 Values = Mapping[str, Any]
+RowsOfSeed = dict[tuple[str, str], dict[str, Any]]  # (sample, prompt) -> row of an evaluation
 Column = tuple[str, Callable[[Sequence[Values], str], str], str]  # title, cell of a variant's rows, of what
 
 
@@ -35,7 +36,8 @@ def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
     from convrec.report.drawing import write_bars  # matplotlib
 
     metrics = metrics_of(metrics_file(out, like).parent)
-    settings, k = metrics["settings"], max(metrics["settings"]["ks"])
+    settings = metrics["settings"]
+    k = max(metrics["settings"]["ks"])
     of_runs = evaluated(runs, out, settings)
     baselines = [name for name in metrics["results"][settings["protocols"][0]] if name not in OF_MODEL]
     table = [{"run": name, "variant": name, "seed": ""} | model_line(metrics, name) for name in baselines] + of_runs
@@ -91,12 +93,19 @@ def markdown(table: Sequence[Values], k: int) -> str:
     accuracy = [f"recall@{k}", f"ndcg@{k}"]
     beyond = [name for name in MEASURES if all(name in row for row in table)]
     held = [name for name in (f"{name} constrained" for name in accuracy) if any(name in row for row in table)]
-    tables: list[list[Column]] = [
-        [column for name in names for column in ((name, _mean_cell, name), (gain, _gain_cell, f"{name} gain"))]
-        for names, gain in ((accuracy, "gain"), (beyond, "gain"), (held, "minus free"))
-    ]
-    tables[0] += [(HOURS, _mean_cell, HOURS)] if any(HOURS in row for row in table) else []
+    tables = [_mean_and_gain(accuracy, "gain"), _mean_and_gain(beyond, "gain"), _mean_and_gain(held, "minus free")]
+    if any(HOURS in row for row in table):
+        tables[0].append((HOURS, _mean_cell, HOURS))
     return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
+
+
+def _mean_and_gain(names: Sequence[str], gain_title: str) -> list[Column]:
+    """Two columns for each of the metrics."""
+    columns: list[Column] = []
+    for name in names:
+        columns.append((name, _mean_cell, name))
+        columns.append((gain_title, _gain_cell, f"{name} gain"))
+    return columns
 
 
 def _markdown_table(table: Sequence[Values], columns: Sequence[Column]) -> str:
@@ -104,15 +113,17 @@ def _markdown_table(table: Sequence[Values], columns: Sequence[Column]) -> str:
     lines.append("|---" * (2 + len(columns)) + "|")
     for variant in dict.fromkeys(row["variant"] for row in table):
         rows = [row for row in table if row["variant"] == variant]
-        cells = [variant, str(len(rows)) if rows[0]["seed"] else "", *(cell(rows, name) for _, cell, name in columns)]
-        lines.append("| " + " | ".join(cells) + " |")
+        seeds = str(len(rows)) if rows[0]["seed"] else ""
+        cells = [cell(rows, name) for _, cell, name in columns]
+        lines.append("| " + " | ".join([variant, seeds, *cells]) + " |")
     return "\n".join(lines)
 
 
 def _mean_cell(rows: Sequence[Values], name: str) -> str:
     """Mean over the seeds that have it and the standard deviation between them; of one its standard error."""
     values = [row[name] for row in rows if name in row]
-    if not values or math.isnan(mean := np.mean(values)):
+    mean = float(np.mean(values)) if values else math.nan
+    if math.isnan(mean):
         return ""
     errors = [f" ±{row[f'{name} se']:.4f}" for row in rows if row.get(f"{name} se", math.nan) >= 0]
     return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "".join(errors))
@@ -121,7 +132,8 @@ def _mean_cell(rows: Sequence[Values], name: str) -> str:
 def _gain_cell(rows: Sequence[Values], name: str) -> str:
     """Mean over the seeds that have it, and the standard error of each."""
     rows = [row for row in rows if name in row]
-    if not rows or math.isnan(mean := np.mean([row[name] for row in rows])):
+    mean = float(np.mean([row[name] for row in rows])) if rows else math.nan
+    if math.isnan(mean):
         return ""
     errors = "/".join(f"{row[f'{name} se']:.4f}" for row in rows)
     return f"{mean:+.4f} (se of each {errors})"
@@ -134,9 +146,8 @@ def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[di
     A row that one seed lacks is left out. Differences between seeds are not in them: table.md has those. num_items:
     different items of the catalog.
     """
-    names = (f"recall@{k}", f"ndcg@{k}")
     seeds: dict[str, list[str]] = {}
-    sides: dict[str, list[dict[tuple[str, str], dict[str, Any]]]] = {}  # of a variant: its rows, seed by seed
+    sides: dict[str, list[RowsOfSeed]] = {}  # of a variant: its rows, seed by seed
     for line in table:
         rows = pq.read_table(out / "evaluation" / line["run"] / "rows.parquet").to_pylist()
         seeds.setdefault(line["variant"], []).append(line["seed"])
@@ -145,17 +156,31 @@ def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[di
     for first, second in itertools.combinations(seeds, 2):
         if set(seeds[first]) != set(seeds[second]) and len(seeds[first]) > 1:
             continue
-        both = [*sides[first], *sides[second]]
-        shared = [key for key in both[0] if all(key in rows for rows in both)]
-        shared = [key for key in shared if not math.isnan(both[0][key][names[0]])]  # rows with ground truth
-        before, after = ([[rows[key] for key in shared] for rows in sides[variant]] for variant in (first, second))
-        contexts = [prompt for _, prompt in shared]
-        found = paired(_means(before, names), _means(after, names), names, contexts)
-        found |= figures_of(after, contexts, num_items, minus=before)
-        words = [(name, what) for name in found for what in ("mean", "se", "p") if what in found[name]]
         pair = {"variant": second, "minus": first, "seeds": len(seeds[second])}
-        compared.append(pair | {f"{name} {what}": found[name][what] for name, what in words})
+        compared.append(pair | _compare(sides[first], sides[second], k, num_items))
     return compared
+
+
+def _compare(first: Sequence[RowsOfSeed], second: Sequence[RowsOfSeed], k: int, num_items: int) -> dict[str, float]:
+    """`<metric> mean`, `se` and `p` of the second variant minus the first, on the rows that all seeds have."""
+    names = (f"recall@{k}", f"ndcg@{k}")
+    all_sides = [*first, *second]
+    shared = [
+        key
+        for key, row in all_sides[0].items()
+        if all(key in rows for rows in all_sides) and not math.isnan(row[names[0]])  # rows with ground truth
+    ]
+    before = [[rows[key] for key in shared] for rows in first]
+    after = [[rows[key] for key in shared] for rows in second]
+    contexts = [prompt for _, prompt in shared]
+    figures = paired(_means(before, names), _means(after, names), names, contexts)
+    figures |= figures_of(after, contexts, num_items, minus=before)
+    return {
+        f"{name} {what}": figure[what]
+        for name, figure in figures.items()
+        for what in ("mean", "se", "p")
+        if what in figure
+    }
 
 
 def _means(rows_of_seeds: Sequence[Sequence[Values]], names: Sequence[str]) -> list[dict[str, float]]:

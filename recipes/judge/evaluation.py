@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
-from convrec.data.chat import fits, render_prompt
+from convrec.data.chat import Message, fits, render_prompt
 from convrec.data.tokenizer import load_tokenizer
 from convrec.errors import UserError
 from convrec.files import file_hash, write_json, write_table
@@ -44,10 +44,15 @@ def rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> li
     """A line a row; verdicts None where there are none. texts: by whether A and B were swapped."""
     table: list[dict[str, Any]] = []
     for index, (number, row) in enumerate(kept):
-        query, source = query_text(row["input"]), row["source"] or ""
-        record = {"row": number, "query": query, "source": source, "label": label_of(row, mode)}
-        for is_swapped, of_order in texts.items():
-            text, end = of_order[index], "_swapped" if is_swapped else ""
+        record = {
+            "row": number,
+            "query": query_text(row["input"]),
+            "source": row["source"] or "",
+            "label": label_of(row, mode),
+        }
+        for is_swapped, texts_of_order in texts.items():
+            text = texts_of_order[index]
+            end = "_swapped" if is_swapped else ""
             verdict = score_verdict(text, scores_of(row)) if mode == "pointwise" else comparison_verdict(text)
             record |= {f"text{end}": text, f"verdict{end}": verdict}
         table.append(record)
@@ -76,11 +81,14 @@ def compare(
     ]
     if not both:
         raise UserError("--against: no row of that evaluation is in this data; compare evaluations of the same data")
-    new, old = (
-        [comparison_metrics(row) if mode == "pairwise" else score_metrics(row, scores) for row in rows]
-        for rows in zip(*both, strict=True)
-    )
-    return {"n": len(both)} | paired(old, new, COMPARED[mode], [row["query"] for row, _ in both], seed)
+    queries = [row["query"] for row, _ in both]
+    new = [_row_metrics(row, mode, scores) for row, _ in both]
+    old = [_row_metrics(row, mode, scores) for _, row in both]
+    return {"n": len(both)} | paired(old, new, COMPARED[mode], queries, seed)
+
+
+def _row_metrics(row: dict[str, Any], mode: str, scores: Scores) -> dict[str, Any]:
+    return comparison_metrics(row) if mode == "pairwise" else score_metrics(row, scores)
 
 
 def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
@@ -90,47 +98,52 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     whose prompt has more than max_prompt_length tokens are left out and counted. Raises UserError for bad input, before
     vLLM starts.
     """
-    mode, model, data, out, seed = options.mode, options.model, options.data, Path(options.out), options.seed
-    placement = Placement(options.placement.replicas, options.placement.tensor_parallel)
-    is_api = model.startswith(API)
-    model_path = model if is_api else resolve_model(model, "--model ")
-    if not is_api:
-        hub.require(model_path, "--model ")
+    mode = options.mode
+    out = Path(options.out)
+    is_api = options.model.startswith(API)
+    model_path = options.model if is_api else _find_model(options.model)
     if options.sampling and not is_api:
         raise UserError("--sampling: it is for a model behind an API; give --model api:NAME")
-    rows: Rows = list(enumerate(read_judge_table(data, mode, ties=True)))[: options.limit]
+    rows: Rows = list(enumerate(read_judge_table(options.data, mode, ties=True)))[: options.limit]
     scores = scores_of(rows[0][1])
-    contents = {"data": file_hash(data)}
+    contents = {"data": file_hash(options.data)}
     other = read_other(Path(options.against), mode, contents) if options.against else None
     warnings = _warnings(Path(model_path), rows[0][1], mode)
     kept, in_thinking = (rows, False) if is_api else _short_enough(model_path, rows, options)
     if not kept:
         raise UserError(
-            f"{data}: no prompt fits --max-prompt-length {options.max_prompt_length} and the model beside "
+            f"{options.data}: no prompt fits --max-prompt-length {options.max_prompt_length} and the model beside "
             f"--max-response-length {options.max_response_length}"
         )
 
-    orders = (False, True) if mode == "pairwise" else (False,)
-    asked = {order: [prompt_of(row, mode, swapped=order) for _, row in kept] for order in orders}
-    prompts = {prompt_id(prompt): prompt for prompts_of_order in asked.values() for prompt in prompts_of_order}
-    settings: dict[str, Any] = {"max_tokens": options.max_response_length, "temperature": 0.0, "seed": seed}
-    settings |= {"max_prompt_tokens": options.max_prompt_length, "chat_template_kwargs": dict(TEMPLATE_SETTINGS)}
-    start, path = time.monotonic(), out / "generations.parquet"
-    asked_for = GenerationRequest(model_path, prompts, path)
-    answers, generated = answers_to(asked_for, placement, role="judge", api_sampling=options.sampling, **settings)
-    seconds = time.monotonic() - start
-    texts = {
-        order: [_whole_text(answers[prompt_id(prompt)], in_thinking) for prompt in prompts_of_order]
-        for order, prompts_of_order in asked.items()
+    prompts, ids = _make_prompts(kept, mode)
+    settings: dict[str, Any] = {
+        "max_tokens": options.max_response_length,
+        "temperature": 0.0,
+        "seed": options.seed,
+        "max_prompt_tokens": options.max_prompt_length,
+        "chat_template_kwargs": dict(TEMPLATE_SETTINGS),
     }
+    request = GenerationRequest(model_path, prompts, out / "generations.parquet")
+    placement = Placement(options.placement.replicas, options.placement.tensor_parallel)
+    start = time.monotonic()
+    answers, generated = answers_to(request, placement, role="judge", api_sampling=options.sampling, **settings)
+    seconds = time.monotonic() - start
+    texts = {order: [_whole_text(answers[key], in_thinking) for key in keys] for order, keys in ids.items()}
 
     table = rows_table(kept, mode, texts)
     metrics: dict[str, Any] = {
-        "settings": {"judge": mode, "model": model, "model_path": model_path, "data": data, "limit": options.limit}
-        | {"sha256": contents}
-        | ({"sampling": options.sampling} if options.sampling else {})
-        | settings,
-        "results": pairwise_summary(table, seed) if mode == "pairwise" else pointwise_summary(table, scores, seed),
+        "settings": {
+            "judge": mode,
+            "model": options.model,
+            "model_path": model_path,
+            "data": options.data,
+            "limit": options.limit,
+            "sha256": contents,
+            **({"sampling": options.sampling} if options.sampling else {}),
+            **settings,
+        },
+        "results": _summarise(table, mode, scores, options.seed),
         "generation": {
             "prompts": len(prompts),
             "generated": generated,
@@ -141,10 +154,32 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
         "warnings": warnings,
     }
     if other is not None:
-        metrics["paired"] = compare(other, table, mode, scores, seed) | {"against": options.against}
+        metrics["paired"] = compare(other, table, mode, scores, options.seed) | {"against": options.against}
     write_table(out / "rows.parquet", pa.Table.from_pylist(table))
     write_json(out / "metrics.json", metrics)
     return metrics
+
+
+def _make_prompts(kept: Rows, mode: str) -> tuple[dict[str, list[Message]], dict[bool, list[str]]]:
+    """(id -> prompt, the ids for the rows by whether A and B are swapped)."""
+    prompts: dict[str, list[Message]] = {}
+    ids: dict[bool, list[str]] = {}
+    for is_swapped in (False, True) if mode == "pairwise" else (False,):
+        prompts_of_order = [prompt_of(row, mode, swapped=is_swapped) for _, row in kept]
+        ids[is_swapped] = [prompt_id(prompt) for prompt in prompts_of_order]
+        prompts |= dict(zip(ids[is_swapped], prompts_of_order, strict=True))
+    return prompts, ids
+
+
+def _find_model(name: str) -> str:
+    """The folder or the id of a judge that vLLM loads. Raises UserError where there is none."""
+    path = resolve_model(name, "--model ")
+    hub.require(path, "--model ")
+    return path
+
+
+def _summarise(table: Sequence[dict[str, Any]], mode: str, scores: Scores, seed: int) -> dict[str, Any]:
+    return pairwise_summary(table, seed) if mode == "pairwise" else pointwise_summary(table, scores, seed)
 
 
 def _short_enough(model_path: str, rows: Rows, options: JudgeEvaluationOptions) -> tuple[Rows, bool]:
@@ -181,7 +216,9 @@ def _warnings(model: Path, row: Mapping[str, Any], mode: str) -> list[str]:
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
-    settings, results, generation = metrics["settings"], metrics["results"], metrics["generation"]
+    settings = metrics["settings"]
+    results = metrics["results"]
+    generation = metrics["generation"]
     lines = [f"{settings['data']}: {results['n']} rows, {results['num_contexts']} queries, {settings['judge']} judge"]
     for name, value in results.items():
         if isinstance(value, Mapping) and "mean" in value:

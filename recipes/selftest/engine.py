@@ -14,7 +14,9 @@ from convrec.training.attention import varlen, without_flash
 from convrec.training.log_prob_head import fuse
 from recipes.selftest.checks import Machine
 
-ROWS, RANKS, TOKENS_OF_A_RANK = 12, 4, 3
+ROWS = 12
+RANKS = 4
+TOKENS_OF_A_RANK = 3
 LORA_RANK = 8
 
 
@@ -90,11 +92,12 @@ def make_batch(packed: bool = False, rows: Sequence[int] = range(ROWS), seed: in
 
 def _row(generator: torch.Generator) -> dict[str, torch.Tensor]:
     """A prompt of any length, a response of `RANKS` ranks at most, an advantage for each rank."""
-    prompt_length, ranks = (int(torch.randint(*ends, (), generator=generator)) for ends in ((4, 60), (1, RANKS + 1)))
-    prompt, response = (
-        torch.randint(3, 500, (length,), generator=generator) for length in (prompt_length, ranks * TOKENS_OF_A_RANK)
-    )
-    whole, mask = torch.cat([prompt, response]), torch.ones_like(response)
+    prompt_length = int(torch.randint(4, 60, (), generator=generator))
+    ranks = int(torch.randint(1, RANKS + 1, (), generator=generator))
+    prompt = torch.randint(3, 500, (prompt_length,), generator=generator)
+    response = torch.randint(3, 500, (ranks * TOKENS_OF_A_RANK,), generator=generator)
+    whole = torch.cat([prompt, response])
+    mask = torch.ones_like(response)
     return {
         "input_ids": whole,
         "position_ids": torch.arange(len(whole)),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,13 @@ from convrec.lists.token_ranks import table_from_bytes, token_rank_ids
 from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
 from recipes.selftest.checks import Machine, require, require_at_most
 
-B, T, RANKS, TOKENS_OF_A_RANK = 384, 1024, 20, 10
-NEWLINE, WORDS, EOS = 1, 2000, 0
+B = 384
+T = 1024
+RANKS = 20
+TOKENS_OF_A_RANK = 10
+NEWLINE = 1
+WORDS = 2000
+EOS = 0
 
 
 def kernels(machine: Machine) -> dict[str, Any]:
@@ -25,9 +31,9 @@ def kernels(machine: Machine) -> dict[str, Any]:
     mask = (torch.arange(T) < length).long().expand(B, T).contiguous()
     expected = (torch.arange(T) // TOKENS_OF_A_RANK).masked_fill(torch.arange(T) >= length, -1).expand(B, T)
     table = table_from_bytes([b"", b"\n", *[b" word%d" % number for number in range(2, WORDS)]]).to(machine.device)
-    on_device = responses.to(machine.device), mask.to(machine.device), table, [EOS]
-    require(bool((token_rank_ids(*on_device).cpu() == expected).all()), "ranks of tokens are not those of the lines")
-    figures: dict[str, Any] = {"ranks, ms": milliseconds(lambda: token_rank_ids(*on_device))}
+    find_ranks = partial(token_rank_ids, responses.to(machine.device), mask.to(machine.device), table, [EOS])
+    require(bool((find_ranks().cpu() == expected).all()), "ranks of tokens are not those of the lines")
+    figures: dict[str, Any] = {"ranks, ms": milliseconds(find_ranks)}
 
     advantages = torch.randn(B, RANKS, generator=generator).repeat_interleave(TOKENS_OF_A_RANK, dim=1)
     advantages = torch.nn.functional.pad(advantages, (0, T - length))

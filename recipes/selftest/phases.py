@@ -6,11 +6,36 @@ from recipes.selftest import kernels, rollout, software, step, training
 from recipes.selftest.runner import Phase
 
 ROLLOUT = (
-    Phase("rollout", "vLLM's log-probs are the policy's", rollout.rollout, 150, "rollout"),
-    Phase("weights", "new weights reach vLLM through verl's transfer", rollout.weights, 90, "rollout"),
-    Phase("sleep", "vLLM's sleep gives memory back, wake restores", rollout.sleep, 60, "rollout", gpus=1),
+    Phase(
+        name="rollout",
+        what="vLLM's log-probs are the policy's",
+        function=rollout.rollout,
+        seconds=150,
+        process="rollout",
+    ),
+    Phase(
+        name="weights",
+        what="new weights reach vLLM through verl's transfer",
+        function=rollout.weights,
+        seconds=90,
+        process="rollout",
+    ),
+    Phase(
+        name="sleep",
+        what="vLLM's sleep gives memory back, wake restores",
+        function=rollout.sleep,
+        seconds=60,
+        process="rollout",
+        gpus=1,
+    ),
 )
-CONSTRAINED = Phase("constrained", "constrained lists, and their log-probs", rollout.constrained, 150, "constrained")
+CONSTRAINED = Phase(
+    name="constrained",
+    what="constrained lists, and their log-probs",
+    function=rollout.constrained,
+    seconds=150,
+    process="constrained",
+)
 
 
 def phases_of(model_type: str) -> list[Phase]:
@@ -28,19 +53,88 @@ def phases_of(model_type: str) -> list[Phase]:
 
 
 PHASES = (
-    Phase("versions", "verl, vLLM, torch, transformers fit together", software.versions, 60, "software"),
-    Phase("fsdp2", "updates of verl's FSDP2 engine lower the loss", training.fsdp2, 60, "training"),
-    Phase("packed", "packed rows are what padded rows are", training.packed, 90, "training"),
-    Phase("fused", "fused log-probs are the plain ones", training.fused, 90, "training"),
-    Phase("resume", "a resumed engine goes on with the same numbers", training.resume, 60, "training"),
-    Phase("lora", "LoRA trains its adapters and nothing else", training.lora, 60, "training"),
-    Phase("two_ranks", "two data-parallel processes train as one", training.two_ranks, 180, "training", 2, on_cpu=True),
-    Phase("kernels", "ranks and loss: right, and how fast", kernels.kernels, 120, "kernels"),
+    Phase(
+        name="versions",
+        what="verl, vLLM, torch, transformers fit together",
+        function=software.versions,
+        seconds=60,
+        process="software",
+    ),
+    Phase(
+        name="fsdp2",
+        what="updates of verl's FSDP2 engine lower the loss",
+        function=training.fsdp2,
+        seconds=60,
+        process="training",
+    ),
+    Phase(
+        name="packed",
+        what="packed rows are what padded rows are",
+        function=training.packed,
+        seconds=90,
+        process="training",
+    ),
+    Phase(
+        name="fused",
+        what="fused log-probs are the plain ones",
+        function=training.fused,
+        seconds=90,
+        process="training",
+    ),
+    Phase(
+        name="resume",
+        what="a resumed engine goes on with the same numbers",
+        function=training.resume,
+        seconds=60,
+        process="training",
+    ),
+    Phase(
+        name="lora",
+        what="LoRA trains its adapters and nothing else",
+        function=training.lora,
+        seconds=60,
+        process="training",
+    ),
+    Phase(
+        name="two_ranks",
+        what="two data-parallel processes train as one",
+        function=training.two_ranks,
+        seconds=180,
+        process="training",
+        gpus=2,
+        on_cpu=True,
+    ),
+    Phase(
+        name="kernels",
+        what="ranks and loss: right, and how fast",
+        function=kernels.kernels,
+        seconds=120,
+        process="kernels",
+    ),
     *ROLLOUT,
-    Phase("lora_rollout", "an adapter reaches vLLM", rollout.lora_rollout, 150, "lora rollout"),
-    Phase("tensor_parallel", "a rollout over two GPUs", rollout.tensor_parallel, 180, "parallel", gpus=2),
+    Phase(
+        name="lora_rollout",
+        what="an adapter reaches vLLM",
+        function=rollout.lora_rollout,
+        seconds=150,
+        process="lora rollout",
+    ),
+    Phase(
+        name="tensor_parallel",
+        what="a rollout over two GPUs",
+        function=rollout.tensor_parallel,
+        seconds=180,
+        process="parallel",
+        gpus=2,
+    ),
     CONSTRAINED,
     *phases_of("llama"),
     *phases_of("qwen3"),
-    Phase("step", "0.5B-shaped model, 48 x 8 responses: the recipe", step.step, 560, "step"),
+    Phase(
+        name="step",
+        what="0.5B-shaped model, 48 x 8 responses: the recipe",
+        function=step.step,
+        seconds=560,
+        process="step",
+    ),
 )

@@ -9,7 +9,7 @@ vLLM 0.24 runs Llama and Qwen3 by its model runner V2 on a GPU, Qwen2 and whatev
 import asyncio
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
@@ -29,7 +29,9 @@ from convrec.lists.matching import Matcher
 from convrec.runs.guard import in_run_folder
 from recipes.selftest.checks import Machine, require, require_at_most
 
-PROMPTS, RESPONSES, NEW_TOKENS = 6, 4, 32
+PROMPTS = 6
+RESPONSES = 4
+NEW_TOKENS = 32
 # of the mean difference; engines with other weights than the policy's are at 0.3 and more
 BOUND = {"bfloat16": 0.05, "float32": 1e-4}
 LORA_RANK = 8
@@ -109,7 +111,8 @@ def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> 
 @torch.no_grad()
 def policy_log_probs(policy: torch.nn.Module, rows: Rows) -> torch.Tensor:
     """Of the sampled tokens, row after row, by transformers' model."""
-    device, found = next(policy.parameters()).device, []
+    device = next(policy.parameters()).device
+    found = []
     for prompt, response in rows:
         logits = policy(torch.tensor([prompt + response], device=device)).logits[0, len(prompt) - 1 : -1].float()
         found.append(logits.log_softmax(-1).gather(1, torch.tensor(response, device=device)[:, None])[:, 0].cpu())
@@ -119,7 +122,10 @@ def policy_log_probs(policy: torch.nn.Module, rows: Rows) -> torch.Tensor:
 @torch.no_grad()
 def constrained_log_probs(policy: Any, rows: Rows, trie: CatalogTrie) -> torch.Tensor:
     """The same under CONSTRAINT, as a run's update has them. Raises ValueError for a response that is no such list."""
-    device, reader, head, found = policy.device, ChoiceReader(trie), ConstrainedHead(trie), []
+    device = policy.device
+    reader = ChoiceReader(trie)
+    head = ConstrainedHead(trie)
+    found = []
     for prompt, response in rows:
         hidden = policy.model(torch.tensor([prompt + response], device=device)).last_hidden_state[0]
         choices = reader.read(response, CONSTRAINT)
@@ -165,12 +171,22 @@ def apart(engine: Any, policy: torch.nn.Module) -> float:
     return difference
 
 
-def send(machine: Machine, engine: Any, weights: Iterable[tuple[str, torch.Tensor]], **settings: Any) -> float:
-    """Hand weights to vLLM's worker as verl does, through CUDA IPC, or shared memory on a CPU; seconds."""
+def send(
+    machine: Machine,
+    engine: Any,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    adapter_settings: Mapping[str, Any] | None = None,
+) -> float:
+    """Hand weights to vLLM's worker as verl does, through CUDA IPC, or shared memory on a CPU; seconds.
+
+    adapter_settings: of PEFT, where the weights are those of an adapter.
+    """
     from verl.utils.device import is_support_ipc
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-    settings["use_shm"] = not is_support_ipc()
+    settings: dict[str, Any] = {"use_shm": not is_support_ipc()}
+    if adapter_settings is not None:
+        settings |= {"peft_config": adapter_settings, "base_sync_done": True}
     handle = f"rl-colocate-zmq-{os.environ['VERL_RAY_JOB_ID']}-replica-0-rank-0.sock"
     sender = BucketedWeightSender(in_run_folder(handle), bucket_size_mb=64, use_shm=settings["use_shm"])
     start = time.perf_counter()
@@ -195,7 +211,8 @@ def rollout(machine: Machine) -> dict[str, Any]:
 
 def weights(machine: Machine) -> dict[str, Any]:
     """Other weights, tied head included, reach a running engine: it then samples from them."""
-    engine, policy = start_engine(machine), load_policy(machine, noise=0.02)
+    engine = start_engine(machine)
+    policy = load_policy(machine, noise=0.02)
     before = apart(engine, policy)
     seconds = send(machine, engine, in_dtype(machine, policy))
     return {"seconds": seconds, "mean difference before": before} | compare(machine, engine, policy)
@@ -213,16 +230,16 @@ def lora_rollout(machine: Machine) -> dict[str, Any]:
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:  # zero at the beginning
             torch.nn.init.normal_(parameter, std=0.1)
-    before, settings = apart(engine, policy), policy.peft_config["default"].to_dict()
-    seconds = send(
-        machine, engine, get_peft_model_state_dict(policy).items(), peft_config=settings, base_sync_done=True
-    )
+    before = apart(engine, policy)
+    settings = policy.peft_config["default"].to_dict()
+    seconds = send(machine, engine, get_peft_model_state_dict(policy).items(), settings)
     return {"seconds": seconds, "mean difference without": before} | compare(machine, engine, policy, adapter=True)
 
 
 def sleep(machine: Machine) -> dict[str, Any]:
     """Between two steps: level 2 drops weights and KV cache; woken, it gets new weights and samples with them."""
-    engine, policy = start_engine(machine), load_policy(machine, noise=0.02)
+    engine = start_engine(machine)
+    policy = load_policy(machine, noise=0.02)
 
     def used() -> float:
         free, total = torch.cuda.mem_get_info()
@@ -231,7 +248,8 @@ def sleep(machine: Machine) -> dict[str, Any]:
     awake = used()
     start = time.perf_counter()
     engine.sleep(level=2)
-    asleep, seconds = used(), time.perf_counter() - start
+    asleep = used()
+    seconds = time.perf_counter() - start
     require(asleep < awake - 1, f"{awake:.2f} GiB were in use, {asleep:.2f} GiB are while vLLM sleeps")
     engine.wake_up(tags=["weights"])
     sent = send(machine, engine, in_dtype(machine, policy))
@@ -242,7 +260,8 @@ def sleep(machine: Machine) -> dict[str, Any]:
 
 def constrained(machine: Machine) -> dict[str, Any]:
     """Lists under a catalog's constraint: they hold nothing else, and their log-probs are those that train."""
-    (tokenizer, _), file = load_tokenizer(str(machine.model())), machine.folder / "catalog.npz"
+    tokenizer, _ = load_tokenizer(str(machine.model()))
+    file = machine.folder / "catalog.npz"
     trie = build_catalog_trie(Matcher(CATALOG, "exact"), tokenizer, "\n")
     save_catalog_trie(file, trie)
     return compare(machine, start_engine(machine, trie_file=file), load_policy(machine), trie=trie)

@@ -57,7 +57,8 @@ def run(phases: Sequence[Phase], machine: Machine, seconds: float) -> Generator[
         waiting = list[Phase]()
         for phase in group:
             if machine.gpus < phase.gpus and (machine.gpus or not phase.on_cpu):
-                count, are = "a GPU" if phase.gpus == 1 else f"{phase.gpus} GPUs", "is" if machine.gpus == 1 else "are"
+                count = "a GPU" if phase.gpus == 1 else f"{phase.gpus} GPUs"
+                are = "is" if machine.gpus == 1 else "are"
                 yield Outcome(phase.name, "skipped", f"needs {count}, there {are} {machine.gpus}")
             else:
                 waiting.append(phase)
@@ -110,7 +111,8 @@ def _try(machine: Machine, phase: Phase, _: object) -> Outcome:
 
 def _ask(process: Process, phase: Phase, limit: float) -> Outcome:
     """For the phase's end, its process's, or the limit."""
-    start, at_limit = time.monotonic(), Timer(limit, process.end)
+    start = time.monotonic()
+    at_limit = Timer(limit, process.end)
     at_limit.start()
     try:
         outcome = process.ask(phase, lambda number: None)

@@ -29,7 +29,8 @@ UPDATES = 5
 
 def fsdp2(machine: Machine) -> dict[str, Any]:
     """Updates with one batch make tokens of positive advantage likelier than those of negative advantage."""
-    engine, batch = build_engine(machine), make_batch()
+    engine = build_engine(machine)
+    batch = make_batch()
     advantages = batch["advantages"].values()
 
     def gain() -> float:
@@ -55,7 +56,8 @@ def _same_updates(machine: Machine, plain: dict[str, bool], other: dict[str, boo
 def _same_update(machine: Machine, plain: dict[str, bool], other: dict[str, bool], tied: bool) -> dict[str, Any]:
     found = []
     for settings in (plain, other):
-        engine, batch = build_engine(machine, tied=tied, **settings), make_batch(settings.get("packed", False))
+        engine = build_engine(machine, tied=tied, **settings)
+        batch = make_batch(settings.get("packed", False))
         found.append((log_probs(engine, batch), update(engine, batch), log_probs(engine, batch)))
     (before, step, after), (other_before, other_step, other_after) = found
     differences = {
@@ -115,7 +117,8 @@ def lora(machine: Machine) -> dict[str, Any]:
 
 
 def _lora(machine: Machine, tied: bool) -> dict[str, Any]:
-    plain, adapted = build_engine(machine, tied=tied), build_engine(machine, lora_rank=LORA_RANK, tied=tied)
+    plain = build_engine(machine, tied=tied)
+    adapted = build_engine(machine, lora_rank=LORA_RANK, tied=tied)
     batch = make_batch()
     difference = float((log_probs(plain, batch) - log_probs(adapted, batch)).abs().mean())
     require_at_most("log-probs with new adapters, mean difference", difference, 0.02 if machine.gpus else 1e-5)

@@ -20,6 +20,7 @@ from data_prep import judge, judge_demonstrations
 from data_prep.judge import convert
 from data_prep.judge_data.rows import SPLITS, balance_order
 from data_prep.judge_sample import preferences, ratings, write_sample
+from data_prep.options.judge import JudgeOptions
 
 USER = [{"role": "user", "content": "Why?"}]
 GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
@@ -33,7 +34,8 @@ def jsonl(path: Path, records: list[Any]) -> Path:
 
 def converted(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> dict[str, Any]:
     """The summary of these records in OUT."""
-    return convert(mode, [jsonl(tmp_path / "in.jsonl", records)], tmp_path / "out", **options)
+    path = jsonl(tmp_path / "in.jsonl", records)
+    return convert(JudgeOptions(mode=mode, inputs=[str(path)], out=str(tmp_path / "out"), **options))
 
 
 def train_rows(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> list[dict[str, Any]]:
@@ -126,7 +128,8 @@ def test_a_querys_rows_stay_in_one_split_and_more_data_moves_none(tmp_path: Path
     parts = []
     for count in (120, 180):
         folder = tmp_path / f"out{count}"
-        convert("pairwise", [jsonl(tmp_path / "in.jsonl", records[:count])], folder, test_share=0.2)
+        path = jsonl(tmp_path / "in.jsonl", records[:count])
+        convert(JudgeOptions(mode="pairwise", inputs=[str(path)], out=str(folder), test_share=0.2))
         tables = {name: read_judge_table(folder / f"{name}.parquet", "pairwise") for name in SPLITS}
         parts.append({name: {query_text(row["input"]) for row in rows} for name, rows in tables.items()})
     assert parts[0] == parts[1]
@@ -154,10 +157,9 @@ def test_a_querys_rows_stay_in_one_split_and_more_data_moves_none(tmp_path: Path
 )
 def test_a_broken_record_is_named_with_file_line_and_fix(record: Any, mode: str, said: str, tmp_path: Path) -> None:
     good = FORMS["texts"]
-    path = jsonl(tmp_path / "in.jsonl", [good, record])
     with pytest.raises(UserError) as error:
-        convert(mode, [path], tmp_path / "out")
-    assert str(error.value).startswith(f"{path}: line 2: ")
+        converted(tmp_path, mode, [good, record])
+    assert str(error.value).startswith(f"{tmp_path / 'in.jsonl'}: line 2: ")
     assert said in str(error.value)
     assert "; " in str(error.value)
     assert not (tmp_path / "out").exists()
@@ -215,7 +217,7 @@ def test_criteria_are_shipped_with_the_data_and_shown_to_the_judge(tmp_path: Pat
     own = tmp_path / "own.yaml"
     own.write_text("task: Rate how polite it is.\nprinciples: [Rude words count double.]\nscores: [1, 5]\n")
     records = [FORMS["texts"], {"prompt": "How?", "response": "so", "helpfulness": 5}]
-    rows = train_rows(tmp_path, "pointwise", records, criteria=own)
+    rows = train_rows(tmp_path, "pointwise", records, criteria=str(own))
     assert [label_of(row, "pointwise") for row in rows] == [5, 1, 5]  # chosen and rejected: the ends of the scale
     (message,) = prompt_of(rows[0], "pointwise")
     assert message["content"].startswith("Rate how polite it is.\n\nPrinciples:\n1. Rude words count double.\n")
@@ -223,7 +225,7 @@ def test_criteria_are_shipped_with_the_data_and_shown_to_the_judge(tmp_path: Pat
     assert read_criteria(tmp_path / "out" / "criteria.yaml", "pointwise") == rows[0]["criteria"]
     zero = jsonl(tmp_path / "zero.jsonl", [{"prompt": "How?", "response": "so", "helpfulness": 0}])
     with pytest.raises(UserError, match="`helpfulness` is no whole number from 1 to 5"):
-        convert("pointwise", [zero], tmp_path / "other", criteria=own)
+        convert(JudgeOptions(mode="pointwise", inputs=[str(zero)], out=str(tmp_path / "other"), criteria=str(own)))
 
 
 # ---- demonstrations

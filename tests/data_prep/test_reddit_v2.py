@@ -412,7 +412,7 @@ def test_batches_are_small_whatever_the_shard_holds(tmp_path):
     with pa.OSFile(str(tmp_path / "one.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "one.arrow"}]}')
-    split = find_split(tmp_path, ".")
+    split = find_split(tmp_path, ["."])
     assert [len(rows) for rows in read_split(split, ("seen_titles",))] == [1000, 1000, 1000, 500]
 
 

@@ -147,8 +147,10 @@ def _remove_signs(name: str) -> str:
 ROLES = {name: role for role in ("user", "assistant") for name in NAMES[role]}
 
 
-def turn(role: str, content: Any, **items: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **items}
+def turn(role: str, content: Any, items: Any = None) -> dict[str, Any]:
+    """A message under our keys. items: what a source says that it names; None where a source does not say."""
+    message = {"role": role, "content": content}
+    return message if items is None else message | {"items": items}
 
 
 def has_keys(*names: str) -> Callable[[Record], bool]:

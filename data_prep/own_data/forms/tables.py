@@ -136,8 +136,8 @@ def _turn_reader(
             if not columns.read_speakers(row.record):
                 raise BadRecord("row %s has no %s; fill it in", row.row, columns.speakers[0])
             role = TOOL if columns.is_internal(row.record) else find_role(row.record)
-            items = {"items": row.record.get(_ITEMS[0], [])} if has_items else {}
-            turns.append(turn(role, row.record.get(columns.text), **items))
+            items = row.record.get(_ITEMS[0], []) if has_items else None
+            turns.append(turn(role, row.record.get(columns.text), items))
         return Dialog(turns, name, order.time_of(rows[0]))
 
     return read

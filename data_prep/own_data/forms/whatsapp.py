@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from data_prep.own_data.forms.base import NAMES, TOOL, Candidate, Form, Placed, Reading, Speakers
@@ -47,11 +47,16 @@ def _read_lines(records: Sequence[Placed]) -> list[_Line]:
     for placed in records:
         text = placed.record["line"]
         if match := _MESSAGE.match(text):
-            seconds = _seconds_of_day(match)
-            lines.append(_Line(placed, match["day"], seconds, match["name"], match["text"]))
+            line = _Line(
+                placed=placed,
+                day=match["day"],
+                seconds=_seconds_of_day(match),
+                name=match["name"],
+                text=match["text"],
+            )
+            lines.append(line)
         elif lines:
-            last = lines.pop()
-            lines.append(_Line(last.placed, last.day, last.seconds, last.name, f"{last.text}\n{text}"))
+            lines[-1] = replace(lines[-1], text=f"{lines[-1].text}\n{text}")
     return lines
 
 
@@ -71,8 +76,14 @@ def _read_messages(lines: Sequence[_Line], speakers: Speakers) -> list[Message]:
         text = _EDITED.sub("", line.text.strip())
         is_said = bool(line.name and text and not _is_notice(text))
         role = speakers.find_role(line.name) if is_said else TOOL
-        time = days[line.day] * 86_400.0 + line.seconds
-        messages.append(Message(line.placed, line.name or "", role, text, time))
+        message = Message(
+            placed=line.placed,
+            speaker=line.name or "",
+            role=role,
+            text=text,
+            time=days[line.day] * 86_400.0 + line.seconds,
+        )
+        messages.append(message)
     return messages
 
 

@@ -12,6 +12,7 @@ from convrec.data.damage import BadRecord
 from convrec.judges.schema import label_of, make_row, read_judge_table, responses_of
 from data_prep.judge import convert
 from data_prep.judge_data.formats import FORMATS, Comparison, Rating, items_of, source_of
+from data_prep.options.judge import JudgeOptions
 
 USER = [{"role": "user", "content": "Why?"}]
 TALK = [*USER, {"role": "assistant", "content": "Which?"}, {"role": "user", "content": "That."}]
@@ -151,7 +152,8 @@ def test_reward_bench_2_in_both_modes(tmp_path: Path) -> None:
     """The source that the task itself names, as its parquet has it."""
     pq.write_table(pa.Table.from_pylist([RECORDS["reward_bench_2"][0]]), tmp_path / "test.parquet")
     for mode, count in (("pairwise", 3), ("pointwise", 4)):
-        convert(mode, [tmp_path / "test.parquet"], tmp_path / mode, test_share=1.0)
+        path = str(tmp_path / "test.parquet")
+        convert(JudgeOptions(mode=mode, inputs=[path], out=str(tmp_path / mode), test_share=1.0))
         rows = read_judge_table(tmp_path / mode / "test.parquet", mode)
         assert len(rows) == count
         assert {row["source"] for row in rows} == {"Factuality"}
@@ -160,7 +162,8 @@ def test_reward_bench_2_in_both_modes(tmp_path: Path) -> None:
 
 
 def test_the_shared_llmbar_is_read_whole(shared_dir: Path, tmp_path: Path) -> None:
-    summary = convert("pairwise", [shared_dir / "data" / "llmbar" / "llmbar.jsonl"], tmp_path / "out", test_share=1.0)
+    path = str(shared_dir / "data" / "llmbar" / "llmbar.jsonl")
+    summary = convert(JudgeOptions(mode="pairwise", inputs=[path], out=str(tmp_path / "out"), test_share=1.0))
     assert summary["records"] == 419
     assert sum(summary["rows"].values()) + summary["identical_left_out"] + summary["contradictory_left_out"] == 419
     assert len(summary["sources"]) > 1

@@ -14,6 +14,7 @@ from convrec.judges.schema import label_of, make_row, read_judge_table, response
 from data_prep import judge
 from data_prep.judge import convert
 from data_prep.judge_data.rows import BEGINNING, SPLITS, large_group, split_rows
+from data_prep.options.judge import JudgeOptions
 
 TEST_ALONE = {"test_share": 1.0}
 
@@ -22,7 +23,8 @@ def written(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> tu
     """(summary, rows of test.parquet)"""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    summary = convert(mode, [path], tmp_path / "out", **(TEST_ALONE | options))
+    chosen = TEST_ALONE | options
+    summary = convert(JudgeOptions(mode=mode, inputs=[str(path)], out=str(tmp_path / "out"), **chosen))
     return summary, read_judge_table(tmp_path / "out" / "test.parquet", mode, ties=True)
 
 

@@ -1,6 +1,7 @@
 """Files of conversations: what is said of a form that is not known, of columns that nothing reads, of speakers."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 
 from convrec.errors import UserError
 from data_prep.own import convert_own, format_summary, main
-from data_prep.own_data.source import parse_file_splits
+from data_prep.own_data.source import ReadingOptions, parse_file_splits
 from tests.data_prep.own_data.forms import samples
 
 CATALOG = "title,year\nHeat,1995\nAlien,1979\nBlade Runner,1982\nDune,2021\n"
 OWN = {"conversation": [{"role": "user", "content": "Like Heat?"}], "ground_truth": ["Alien (1979)"]}
+READING = {field.name for field in fields(ReadingOptions)}
 
 
 @pytest.fixture
@@ -24,7 +26,9 @@ def convert(tmp_path: Path):
     def converted(content: Any, suffix: str = ".jsonl", **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         path = tmp_path / f"a{suffix}"
         path.write_text(content if isinstance(content, str) else samples.lines(*content))
-        summary = convert_own([path], tmp_path / "catalog.csv", tmp_path / "out", overwrite=True, **options)
+        reading = ReadingOptions(**{name: options.pop(name) for name in READING & options.keys()})
+        catalog = tmp_path / "catalog.csv"
+        summary = convert_own([path], catalog, tmp_path / "out", overwrite=True, reading=reading, **options)
         return pq.read_table(tmp_path / "out" / "train.parquet").to_pylist(), summary
 
     return converted

@@ -74,6 +74,7 @@ def test_fractions_of_seconds_are_kept() -> None:
         ("29.08.21", "write 2022-10-31"),
         ("2021-08-29 25:00", "write 2022-10-31"),
         ("2021-08-29 13:05 PM", "write 2022-10-31"),
+        ("2021-08-29 18:05:00+25:00", "write 2022-10-31"),  # no zone is a day away
         ("1850-01-01", "write 2022-10-31"),
         ("yesterday", "write 2022-10-31"),
         ("", "write 2022-10-31"),

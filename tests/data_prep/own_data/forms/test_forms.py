@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from convrec.errors import UserError
 from data_prep.own import convert_own, format_summary
 from data_prep.own_data.conversations import guess_form
 from data_prep.own_data.forms import FORMS
-from data_prep.own_data.source import open_source
+from data_prep.own_data.source import ReadingOptions, open_source
 from tests.data_prep.own_data.forms import samples
 
 CATALOG = "title,year\nHeat,1995\nAlien,1979\nBlade Runner,1982\nDune,2021\nIt,2017\n"
 WANTED = [["Blade Runner", "1982"], ["Alien", "1979"]]
+READING = {field.name for field in fields(ReadingOptions)}
 
 
 @pytest.fixture
@@ -30,7 +32,9 @@ def convert(tmp_path: Path):
     def converted(name: str, content: str | bytes, **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         path = tmp_path / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        summary = convert_own([path], tmp_path / "catalog.csv", tmp_path / "out", overwrite=True, **options)
+        reading = ReadingOptions(**{name: options.pop(name) for name in READING & options.keys()})
+        catalog = tmp_path / "catalog.csv"
+        summary = convert_own([path], catalog, tmp_path / "out", overwrite=True, reading=reading, **options)
         table = tmp_path / "out" / f"{'train' if 'train' in summary['files'] else 'sft_train'}.parquet"
         return pq.read_table(table).to_pylist(), summary
 
@@ -289,7 +293,8 @@ def test_a_damaged_export_is_a_finding_and_no_crash(tmp_path: Path, seed: int) -
         path.write_text(samples.lines(*(record for one in records if isinstance(record := damaged(one, draw), dict))))
         for truth in ("given", "from-next-turns"):
             damage = Damage()
-            _, source = open_source([path], tmp_path / "catalog.csv", 5, damage, form=form, truth=truth)
+            reading = ReadingOptions(form=form, truth=truth)
+            _, source = open_source([path], tmp_path / "catalog.csv", 5, damage, reading)
             rows = list(source.rows(damage))
             assert all(row.truth or row.demonstration for *_, row in rows)
             assert all(str(finding.problem) for finding in damage.findings)
