@@ -171,7 +171,7 @@ def serve(way: str, options: argparse.Namespace, pipe: Connection) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # verl prints; standard output is for the figures
     options.way = way
     torch.manual_seed(options.seed)
-    trainer = Engine(options) if way == "engine" else PlainLoop(options)
+    trainer: Engine | PlainLoop = Engine(options) if way == "engine" else PlainLoop(options)
     rows = make_rows(options)
     trainer.step(rows)
     pipe.send("ready")

@@ -28,7 +28,7 @@ def register_engine() -> None:
             forward_only = self.engine_config.forward_only
             object.__setattr__(self.engine_config, "forward_only", False)
             try:
-                built: torch.nn.Module = super()._build_fsdp_module(module)
+                built: Any = super()._build_fsdp_module(module)
             finally:
                 object.__setattr__(self.engine_config, "forward_only", forward_only)
             self.is_alone = torch.distributed.get_world_size() == 1 and isinstance(built, FSDPModule)
