@@ -24,6 +24,7 @@ from convrec.training.registration import register_rollout
 from recipes.launch import ray_training
 from recipes.launch.environment import process_environment
 from recipes.launch.settings import compose, save_config
+from recipes.preflight.precision import set_precision
 
 STOCK = [
     "trainer.v1.trainer_mode=stock",
@@ -69,6 +70,7 @@ class StockTrainer(PPOTrainerSync):
 def main() -> None:
     is_bare, overrides = sys.argv[1] == "--bare", [text for text in sys.argv[1:] if text != "--bare"]
     run = compose("rank_grpo", [*STOCK, *overrides])
+    set_precision(run)
     config = run.verl_config
     run_folder = run.folder
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

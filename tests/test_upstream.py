@@ -35,6 +35,24 @@ PINS = {
         "verl.utils.distributed:initialize_global_process_group_ray": "97e4987875d8f49c",
         # replaced
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": "25b31b8419f7edfb",
+        # entered around every micro-batch that trains
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._gradient_sync_context": "29511ca73671f860",
+        # in a process alone it copies the weights into `all_gather_outputs`, which are the weights here
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.wait_for_unshard": "e258f5d557434003",
+        # replaced: it would free the weights
+        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.free_unsharded_param": "ad404ff4e49a6413",
+        # leaves what is there already
+        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.init_all_gather_outputs": "729994505ffa1b75",
+        # replaced in a process alone
+        "torch.distributed.fsdp._fully_shard._fsdp_collectives:foreach_reduce": "4ca6aac4bc4dc420",
+        # where gradients are after a backward pass that does not reduce them
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward": "040e4b44349740a5",
+        # what layers compute with is a view of them
+        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.init_unsharded_param": "41de55df9b416c67",
+        # without a mask keys and values are not copied for each head that shares them
+        "transformers.integrations.sdpa_attention:sdpa_attention_forward": "e2d02e2d29fb2651",
+        # why positions go on in the padding
+        "transformers.masking_utils:find_packed_sequence_indices": "6e107a4d026b2375",
     },
     "convrec.training.log_prob_head": {
         # places of hidden states, packed and padded; the forward's arguments

@@ -1,8 +1,12 @@
 """verl's FSDP engine for the device "cpu"."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from convrec.cpu.platform import PLATFORM
 from convrec.runs import guard
@@ -24,9 +28,114 @@ def register_engine() -> None:
             forward_only = self.engine_config.forward_only
             object.__setattr__(self.engine_config, "forward_only", False)
             try:
-                return super()._build_fsdp_module(module)
+                built: Any = super()._build_fsdp_module(module)
             finally:
                 object.__setattr__(self.engine_config, "forward_only", forward_only)
+            self.is_alone = torch.distributed.get_world_size() == 1 and isinstance(built, FSDPModule)
+            if self.is_alone:
+                share_weights(built)
+                built.set_reshard_after_forward(forward_only)
+                built.set_requires_gradient_sync(False)
+            return built
+
+        @contextmanager
+        def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> Iterator[None]:
+            if self.is_alone:
+                # The process has the weights whole: what it casts them to is good until the optimizer changes them.
+                self.module.set_reshard_after_backward(is_last_micro_batch)
+                yield
+                return
+            with super()._gradient_sync_context(is_last_micro_batch=is_last_micro_batch):
+                yield
+
+        def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+            output = super().forward_backward_batch(data, loss_function, forward_only)
+            if self.is_alone and forward_only:
+                free_cast_weights(self.module)
+            elif self.is_alone:
+                share_gradients(self.module)
+            return output
+
+        def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            inputs, output_arguments = super().prepare_model_inputs(micro_batch=micro_batch)
+            leave_out_mask(inputs)
+            return inputs, output_arguments
+
+
+def share_weights(module: torch.nn.Module) -> None:
+    """Have FSDP2 of one process compute with the weights themselves, where it would copy them for every pass.
+
+    Before a layer's forward and backward pass FSDP2 gathers its weights, and frees them after it. In a process alone
+    that is a copy, of weights that nothing casts to another dtype.
+
+    Args:
+        module: sharded over one process; its weights are there.
+    """
+    for parameter in _iter_parameters(module):
+        weights = parameter._sharded_param_data
+        is_cast = parameter.mp_policy.param_dtype not in (None, weights.dtype)
+        is_whole = weights.untyped_storage().size() == weights.numel() * weights.itemsize
+        if not is_cast and is_whole:
+            parameter.all_gather_outputs = [weights]  # what is gathered is copied there: to itself
+            parameter.free_unsharded_param = lambda: None
+
+
+def share_gradients(module: torch.nn.Module) -> None:
+    """Give the optimizer the gradients of one process as they are, where FSDP2 would copy them twice to reduce them.
+
+    Args:
+        module: sharded over one process, after the backward passes of a batch without a synchronisation of gradients.
+    """
+    for parameter in _iter_parameters(module):
+        unsharded = getattr(parameter, "_unsharded_param", None)
+        if unsharded is None:  # no pass has used it
+            continue
+        gradient = parameter.unsharded_accumulated_grad  # in the dtype to reduce in, where passes have another one
+        if gradient is None:
+            gradient = unsharded.grad
+        parameter.unsharded_accumulated_grad = None
+        unsharded.grad = None
+        if gradient is None:  # it is frozen
+            continue
+        sharded = parameter.to_sharded_dtensor(gradient.to(parameter.sharded_param.dtype))
+        before = parameter.sharded_param.grad
+        parameter.sharded_param.grad = sharded if before is None else before + sharded
+
+
+def free_cast_weights(module: torch.nn.Module) -> None:
+    """Free what FSDP2 has gathered: other weights may be loaded before the next pass."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def _iter_parameters(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield FSDP2's record of each parameter."""
+    for part in module.modules():
+        group = part._get_fsdp_state()._fsdp_param_group if isinstance(part, FSDPModule) else None
+        yield from group.fsdp_params if group else ()
+
+
+def leave_out_mask(inputs: dict[str, Any]) -> None:
+    """Remove the padding mask from a model's inputs where it changes nothing.
+
+    verl pads behind the last token of a row, so that causal attention never sees the padding. A mask would have
+    attention copy keys and values for every head that shares them, and compute what lies above the diagonal.
+
+    Args:
+        inputs: of the model, changed in place; those without a mask, or with other positions than 0, 1, 2 ..., stay.
+    """
+    mask_BT = inputs["attention_mask"]
+    positions_BT = inputs["position_ids"]
+    if mask_BT is None or positions_BT.dim() != 2:
+        return
+    places_BT = torch.arange(mask_BT.shape[1], device=mask_BT.device).expand_as(positions_BT)
+    is_token_BT = mask_BT.bool()
+    is_before_end_BT = places_BT < is_token_BT.sum(dim=1, keepdim=True)
+    if torch.equal(is_token_BT, is_before_end_BT) and torch.equal(positions_BT[is_token_BT], places_BT[is_token_BT]):
+        inputs["attention_mask"] = None
+        # transformers takes positions that begin again, as verl's do in the padding, for rows packed into one
+        inputs["position_ids"] = places_BT
 
 
 def init_process_group() -> None:

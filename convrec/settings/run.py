@@ -22,6 +22,8 @@ from convrec.settings.training import TrainingConfig
 TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
 FILE_KEYS = ("data.train_files", "data.val_files", "convrec.catalog_file", TRIE_KEY)
 
+AUTO = "auto"  # a dtype that the run chooses by what its machine computes faster
+
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig, covariant=True)
 
 
@@ -197,6 +199,31 @@ class Run(Generic[ConfigT]):
             offloads_parameters=bool(engine.get("param_offload")),
             offloads_optimizer=bool(engine.get("optimizer_offload")),
         )
+
+    # ---- precision ----
+
+    @property
+    def passes_dtype_key(self) -> str:
+        """The key of the dtype of forward and backward passes."""
+        section = "engine" if self.is_sft else "actor_rollout_ref.actor.fsdp_config"
+        return f"{section}.mixed_precision.param_dtype"
+
+    @property
+    def precision(self) -> str | None:
+        """The dtype of the passes and why it was chosen, in words; None where that was no choice (on a GPU)."""
+        return OmegaConf.select(self.verl_config, "run.precision")
+
+    @property
+    def rollout_is_exact(self) -> bool:
+        """Whether the rollout's log-probs and the actor's are of one policy, both in fp32."""
+        is_fp32 = (
+            str(OmegaConf.select(self.verl_config, self.passes_dtype_key)) in ("fp32", "float32")
+            and self.rollout_memory.dtype == "float32"
+        )
+        is_quantized = bool(self.verl_config.actor_rollout_ref.rollout.get("quantization"))
+        # Asynchronous rollouts, and those whose log-probs stand for the policy's, may be some updates old.
+        is_of_now = self.colocates_rollout and not self.rollout_correction.bypass
+        return is_fp32 and is_of_now and not is_quantized
 
     # ---- the method ----
 

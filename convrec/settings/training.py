@@ -288,11 +288,13 @@ class RLConfig(TrainingConfig):
         Schedule | None,
         Setting("learning rate from each of these steps on", null="verl's schedule of optim.lr"),
     ] = None
-    # bf16 noise is about 0.01
     rollout_check_bound: Annotated[
-        PositiveNumber,
-        Setting("mean difference of vLLM's and the actor's log-probs above which a run stops at its start"),
-    ] = 0.1
+        PositiveNumber | None,
+        Setting(
+            "mean difference of vLLM's and the actor's log-probs above which a run stops at its start",
+            null="0.01 where both compute in fp32, else 0.1",
+        ),
+    ] = None
     reward_timeout: Annotated[
         PositiveNumber,
         Setting("seconds a reward may take; after three attempts the run stops"),

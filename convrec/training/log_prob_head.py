@@ -132,7 +132,8 @@ def _compute_in_head(
         tensordict_utils.assign_non_tensor(micro_batch, use_fused_kernels=True)  # log-probs are asked for, no logits
         inputs, output_arguments = prepare(micro_batch=micro_batch)
         with_entropy = tensordict_utils.get_non_tensor_data(micro_batch, "calculate_entropy", False)
-        length = None if inputs["attention_mask"] is None else inputs["input_ids"].shape[1]
+        is_packed = tensordict_utils.get_non_tensor_data(micro_batch, "use_remove_padding", True)
+        length = None if is_packed else inputs["input_ids"].shape[1]
         # as a namespace: FSDP looks for tensors in tuples, mappings and dataclasses
         asked = (choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
         inputs["asked"] = SimpleNamespace(arguments=asked)

@@ -30,7 +30,7 @@ from convrec.settings.run import Run
 from convrec.training.batch import read_log_probs, read_rank_batch, write_credit
 from convrec.training.dataset import ConvRecDataset
 from convrec.training.loss import rank_grpo_loss
-from convrec.training.rollout_check import warn_about_drift
+from convrec.training.rollout_check import choose_bound, warn_about_drift
 
 
 class RankMethod:
@@ -151,7 +151,7 @@ class RankMethod:
             metrics.update(finish_policy_metrics(by_name, "actor/"))
         for feature in self.features:
             feature.finish_metrics(metrics)
-        warn_about_drift(step, metrics, self.settings.rollout_check_bound)
+        warn_about_drift(step, metrics, choose_bound(self.run))
 
     def write_card(self, engine: Any, folder: Any) -> None:
         """Nothing to add: the run's card is enough."""

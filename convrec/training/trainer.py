@@ -28,13 +28,13 @@ from convrec.rollout import queue as rollout_queue
 from convrec.runs import card
 from convrec.runs.folder import lacks_validation
 from convrec.runs.phases import Phases
-from convrec.settings.run import read_settings
+from convrec.settings.run import Run, read_settings
 from convrec.settings.training import RLConfig
 from convrec.training import registration, validation
 from convrec.training.batch import clear_rows, padding_flags, read_rollout_and_actor
 from convrec.training.loop import TrainingLoop
 from convrec.training.loss import NUM_PADDING
-from convrec.training.rollout_check import check_rollout_is_policy
+from convrec.training.rollout_check import check_rollout_is_policy, choose_bound
 from convrec.training.trackers import tracking
 from convrec.training.watch import liveness
 from convrec.training.worker import ConvRecWorker
@@ -185,7 +185,7 @@ class TrainingEngine:
             temperature = self.config.actor_rollout_ref.rollout.temperature
             batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
             self.actor_rollout_wg.compute_log_prob(batch)
-        check_rollout_is_policy(read_rollout_and_actor(batch), self.settings.rollout_check_bound)
+        check_rollout_is_policy(read_rollout_and_actor(batch), choose_bound(Run.from_config(self.config)))
 
     @property
     def bypass_mode(self) -> bool:

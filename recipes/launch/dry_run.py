@@ -43,6 +43,7 @@ def _described(recipe: Recipe, run: Run[TrainingConfig], warnings: list[str]) ->
 
     where = f"{run.settings.num_nodes} x {run.gpus_per_node} {run.device}"
     lines = [f"{recipe.describe_method(run)} of {run.settings.model} on {where} into {run.folder}"]
+    lines += [f"passes in {run.precision}"] if run.precision else []
     lines += summary(run)
     examined = findings.examine(run, on_cluster=False)
     lines += [f"{found.check}: {found.what}" for found in examined if found.check in ("disk", "memory", "model")]

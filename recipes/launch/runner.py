@@ -208,6 +208,8 @@ def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resum
     note_start(run_folder)
     title = recipe.describe_method(training)
     console.say(f"{title} of {training.settings.model} into {run_folder}, full log in {log_file}")
+    if training.precision:
+        console.say(f"passes in {training.precision}")
     if resume_step:
         console.say(f"resuming after step {resume_step}")
     parts = "verl's SFT trainer" if recipe.is_sft else "Ray, the FSDP actor and the vLLM rollout server"

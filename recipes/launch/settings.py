@@ -23,7 +23,7 @@ from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.runs.folder import latest_step, read_config, setting, step_of
 from convrec.settings import secrets
 from convrec.settings.rank_grpo import ALGORITHM_GROUP, default_matching
-from convrec.settings.run import Run, find_model_key
+from convrec.settings.run import AUTO, Run, find_model_key
 from convrec.settings.sft import SEQUENCES_PER_DEVICE
 from convrec.settings.training import default_run_folder
 from convrec.shipped import CONF
@@ -256,7 +256,7 @@ def _fit_weight_bucket(models: DictConfig) -> None:
     """On a CPU weights reach the rollout through shared memory, which the largest of them must fit: the embedding."""
     model = model_settings(models.model.path)
     engine = models.rollout.checkpoint_engine
-    size = 4 if models.rollout.dtype == "float32" else 2
+    size = 4 if models.rollout.dtype in ("float32", AUTO) else 2
     megabytes = -(-size * model.get("vocab_size", 0) * model.get("hidden_size", 0) // 2**20)
     engine.update_weights_bucket_megabytes = max(engine.update_weights_bucket_megabytes, megabytes)
 

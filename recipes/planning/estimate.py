@@ -12,9 +12,9 @@ L layers, H hidden size, I size of the MLP:
                      in chunks: of C tokens at a time C x V x 6 (bf16 and fp32), and the head's gradient, V x H x 6
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 
-On a CPU activations are fp32, T counts the padding of rows too, and logits are made of trained tokens alone, 16 bytes
-each. The training process holds the weights once more, as they are loaded and exported. What processes take besides was
-measured: notes/real-size-on-cpu.md. A run that is resumed takes more while it loads.
+On a CPU activations are counted in fp32, T counts the padding of rows too, and logits are made of trained tokens alone,
+16 bytes each. The training process holds the weights once more, as they are loaded and exported. What processes take
+besides was measured: notes/real-size-on-cpu.md. A run that is resumed takes more while it loads.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from math import ceil
 from convrec.checkpoints.logits import find_logit_changes
 from convrec.lists.settings import ListSettings
 from convrec.settings.rank_grpo import RankGRPOConfig
-from convrec.settings.run import RolloutMemory, Run
+from convrec.settings.run import AUTO, RolloutMemory, Run
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import RLConfig, TrainingConfig
 from recipes.planning.models import ModelSize
@@ -312,7 +312,7 @@ def _kept_of_token(workload: Workload) -> int:
 
 def rollout_weights(workload: Workload) -> int:
     """Of each GPU of a replica; 0 in SFT."""
-    width = 4 if workload.rollout_dtype == "float32" else 2
+    width = 4 if workload.rollout_dtype in ("float32", AUTO) else 2
     return workload.size.parameters * width // workload.tensor_parallel if workload.tensor_parallel else 0
 
 

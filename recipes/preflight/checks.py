@@ -32,7 +32,7 @@ from convrec.settings.run import Run
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import RLConfig, TrainingConfig
 from recipes.planning import memory
-from recipes.preflight import pretrained
+from recipes.preflight import precision, pretrained
 from recipes.preflight.batch import check_batch, check_heads, check_micro_batch
 
 
@@ -56,6 +56,7 @@ def check_rank_grpo(run: Run[RankGRPOConfig]) -> list[str]:
     warnings += _check_candidates(settings)
     warnings += pretrained.prepare(run, catalog.titles)
     warnings += _check_list_length(run, catalog)
+    precision.set_precision(run)
     warnings += memory.fit_micro_batch(run)
     for feature in active_features(run):
         warnings += feature.check(catalog)
@@ -253,7 +254,9 @@ def check_sft(run: Run[SFTConfig]) -> list[str]:
             "share them: add rows, or use fewer devices"
         )
     are_lists = not all(map(is_demonstration_table, listed(settings.train_file)))  # else verdicts of a judge
-    return [*warnings, *pretrained.prepare(run, lists=are_lists), *memory.fit_micro_batch(run)]
+    warnings += pretrained.prepare(run, lists=are_lists)
+    precision.set_precision(run)
+    return [*warnings, *memory.fit_micro_batch(run)]
 
 
 def _check_devices(run: Run[TrainingConfig]) -> None:

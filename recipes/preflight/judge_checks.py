@@ -5,7 +5,7 @@ from convrec.judges.schema import validate_judge_table
 from convrec.settings.judges import JudgeConfig, PairwiseJudgeConfig
 from convrec.settings.run import Run
 from recipes.planning import memory
-from recipes.preflight import pretrained
+from recipes.preflight import precision, pretrained
 from recipes.preflight.checks import check_rl, check_tables, require_files
 
 
@@ -17,4 +17,6 @@ def check_judge(run: Run[JudgeConfig]) -> list[str]:
     require_files(settings)
     warnings = check_tables(run, lambda path: validate_judge_table(path, mode))
     check_orders(run)
-    return [*warnings, *pretrained.prepare(run, lists=False), *memory.fit_micro_batch(run)]
+    warnings += pretrained.prepare(run, lists=False)
+    precision.set_precision(run)
+    return [*warnings, *memory.fit_micro_batch(run)]

@@ -55,6 +55,14 @@ def test_training_beside_stock_verl(trained: Any) -> None:
 
 
 @pytest.mark.slow
+def test_the_engine_beside_a_plain_loop(trained: Any) -> None:
+    rows = "--rounds 1 --rows 3 --shortest 20 --longest 40 --completion 10"
+    found = run("engine", f"--model {trained.out / 'sft'} {rows}")
+    assert found["ways"].keys() == {"engine", "plain", "plain rows"}
+    assert found["plain_against_engine"] > 0
+
+
+@pytest.mark.slow
 def test_validation_replicas_and_serving_beside_plain_vllm(trained: Any) -> None:
     assert run("validation", f"--demo {trained.out} --contexts 8 --rounds 1")
     assert run("replicas", f"--demo {trained.out} --contexts 1 --rounds 1 --replicas 1")  # a start of each

@@ -6,6 +6,7 @@ On a CPU rollout and actor agree to 1e-4 nats, so that weights of the mismatch a
 import pytest
 
 from convrec.runs.folder import read_metrics
+from convrec.training.rollout_check import BF16_BOUND, FP32_BOUND
 
 pytestmark = pytest.mark.slow  # four starts of a minute: not in CI
 
@@ -77,3 +78,11 @@ def test_a_repair_changes_what_trains_and_not_what_is_logged_of_the_policy(two_s
     for row in (first, second):
         assert row["actor/rollout_diff_max"] < 1e-2
         assert not any(name.startswith("training/rollout_") for name in row)
+
+
+def test_in_bf16_rollout_and_actor_differ_by_its_rounding(two_steps):
+    """Each bound is far above what its dtype gives, and below what weights that have not arrived give (.3)."""
+    passes = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16"
+    for row, plain in zip(two_steps("bf16", passes), two_steps.plain, strict=True):
+        assert plain["actor/rollout_diff_mean"] < FP32_BOUND / 10
+        assert FP32_BOUND / 100 < row["actor/rollout_diff_mean"] < BF16_BOUND / 3

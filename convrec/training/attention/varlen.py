@@ -43,7 +43,7 @@ def varlen_attention(
     scale: float | None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """(T, H, D): causal attention within each sequence. Key and value have as many heads as the query.
+    """(T, H, D): causal attention within each sequence. On a GPU key and value have as many heads as the query.
 
     Args:
         starts: (S + 1,) int32, as `sequence_starts` gives it; longest: tokens of the longest sequence.
@@ -59,15 +59,17 @@ def varlen_attention(
     lengths = starts.diff().tolist()
     outputs = []
     for parts in zip(*(tensor.split(lengths) for tensor in (query_THD, key_THD, value_THD)), strict=True):
-        query, key, value = (part.transpose(0, 1) for part in parts)  # (H, tokens, D)
+        # (1, heads, tokens, D): without the 1 PyTorch does not take its fast kernel
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in parts)
+        length = query.shape[2]
         mask = None
-        if window is not None and window < query.shape[1]:
-            distance = torch.arange(query.shape[1])[:, None] - torch.arange(query.shape[1])
+        if window is not None and window < length:
+            distance = torch.arange(length)[:, None] - torch.arange(length)
             mask = (distance >= 0) & (distance < window)
         output = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
-        outputs.append(output.transpose(0, 1))
+        outputs.append(output.squeeze(0).transpose(0, 1))
     return torch.cat(outputs)
 
 
@@ -95,7 +97,7 @@ def attention_forward(
         raise ValueError("attn_implementation=varlen needs the position ids, which tell packed sequences apart")
     starts, longest = _packing(position_ids)
     groups = query.shape[1] // key.shape[1]
-    if groups > 1:
+    if groups > 1 and query.is_cuda:
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     # fp32 weights (a norm kept in fp32, say) under autocast: the kernel takes 16-bit tensors only
     dtype = torch.get_autocast_dtype("cuda") if query.is_cuda and query.dtype == torch.float32 else query.dtype

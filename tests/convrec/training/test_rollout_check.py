@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from convrec.rank_grpo.credit import NOT_SAMPLED
-from convrec.training.rollout_check import check_rollout_is_policy, warn_about_drift
+from convrec.training.rollout_check import (
+    BF16_BOUND,
+    FP32_BOUND,
+    check_rollout_is_policy,
+    choose_bound,
+    warn_about_drift,
+)
+from tests.convrec.settings.test_run import run_with
 
 ROLLOUT = torch.tensor([[-1.0, -2.0, 0.0], [-0.5, NOT_SAMPLED, -0.25]])
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
@@ -28,6 +35,33 @@ def test_a_difference_below_the_bound_is_noted(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO):
         check_rollout_is_policy(batch(-0.05), bound=0.1)
     assert "mean |d log p| 0.05, max 0.05" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bound"),
+    [
+        (("param_dtype=fp32", "dtype=float32"), FP32_BOUND),
+        (("param_dtype=bf16", "dtype=bfloat16"), BF16_BOUND),
+        (("param_dtype=fp32", "dtype=bfloat16"), BF16_BOUND),
+        (("param_dtype=bf16", "dtype=float32"), BF16_BOUND),
+        (("param_dtype=fp32", "dtype=float32", "quantization=fp8"), BF16_BOUND),
+    ],
+)
+def test_the_bound_fits_the_dtypes_of_actor_and_rollout(overrides: tuple[str, ...], bound: float) -> None:
+    passes, *rollout = overrides
+    arguments = [f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{passes}"]
+    arguments += [f"actor_rollout_ref.rollout.{override}" for override in rollout]
+    assert choose_bound(run_with("rank_grpo", *arguments, host="cpu")) == bound
+    assert choose_bound(run_with("rank_grpo", *arguments, "convrec.rollout_check_bound=0.5", host="cpu")) == 0.5
+
+
+@pytest.mark.parametrize(
+    "older", ["algorithm.rollout_correction.bypass_mode=true", "trainer.v1.trainer_mode=separate_async"]
+)
+def test_rollouts_that_may_be_older_than_the_actor_have_the_wider_bound(older: str) -> None:
+    in_fp32 = ["actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32"]
+    in_fp32 += ["actor_rollout_ref.rollout.dtype=float32"]
+    assert choose_bound(run_with("rank_grpo", *in_fp32, older, host="cpu")) == BF16_BOUND
 
 
 def test_a_difference_that_is_not_a_number_ends_the_run() -> None:

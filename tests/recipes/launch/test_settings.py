@@ -15,6 +15,7 @@ from convrec.errors import UserError
 from convrec.generation.engine_settings import ONE_PROCESS
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.settings.choices import ALGORITHMS
+from convrec.settings.run import AUTO
 from recipes.launch import settings
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import as_yaml, compose, register_defaults, save_config, secrets_in
@@ -55,7 +56,7 @@ def test_every_recipe_composes_for_both_hosts(recipe: str, on: str) -> None:
     config = shipped(recipe, f"{RECIPES[recipe].host_group}={on}")
     OmegaConf.resolve(config)
     engine = config.engine if recipe == "sft" else config.actor_rollout_ref.actor.fsdp_config
-    device, dtype = ("cpu", "fp32") if on == "cpu" else ("cuda", "bf16")
+    device, dtype = ("cpu", AUTO) if on == "cpu" else ("cuda", "bf16")
     assert (config.trainer.device, engine.mixed_precision.param_dtype) == (device, dtype)
     assert engine.model_dtype == "fp32"
 
