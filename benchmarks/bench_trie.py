@@ -17,10 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from convrec.features.constrained.catalog_trie import INNER, build_catalog_trie
-from convrec.features.constrained.vllm_lists import TrieMask
+from convrec.features.constrained.catalog_trie import INNER, CatalogTrie, build_catalog_trie
+from convrec.features.constrained.trie import Int64s
+from convrec.features.constrained.vllm_lists import OpenList, OpenLists, TrieMask
 from convrec.features.constrained.walk import Walk
 from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.matching import Matcher
@@ -69,11 +71,51 @@ def main() -> None:
             walk.advance(rng.choice(allowed))
         steps += 1
     report["tokens of a list"], report["forced"] = tokens / steps, forced / tokens
-    walks = {row: Walk(lines, NUM_ITEMS, excluded) for row in range(LISTS)}
-    mask, logits = TrieMask(lines, "cpu"), torch.randn(LISTS, len(tokenizer))
-    report["microseconds"]["mask"] = microseconds(lambda: mask.apply(logits, walks), 5)
+    mask = TrieMask(lines, "cpu")
+    logits = torch.randn(LISTS, len(tokenizer))
+    keys_B = np.arange(LISTS)
+    lists = OpenLists()
+    for key in range(LISTS):
+        lists.put(key, OpenList(Walk(lines, NUM_ITEMS, excluded), mask))
+    report["microseconds"]["mask"] = microseconds(lambda: lists.mask(logits, keys_B, keys_B), 5)
+    report["microseconds"] |= measure_steps(lines, mask, excluded, rng)
     report["microseconds"]["fill alone"] = microseconds(lambda: logits.fill_(-torch.inf), 5)
     print(json.dumps(report, indent=2))
+
+
+def measure_steps(catalog: CatalogTrie, mask: TrieMask, excluded: list[int], rng: random.Random) -> dict[str, float]:
+    """What it takes LISTS lists to take a token each: by their walks, and as vLLM's processor does."""
+    written = []
+    for _ in range(LISTS):
+        walk = Walk(catalog, NUM_ITEMS, excluded)
+        tokens = []
+        while len(walk.items) < NUM_ITEMS:
+            tokens.append(rng.choice(walk.allowed()))
+            walk.advance(tokens[-1])
+        written.append(tokens)
+    num_steps = min(map(len, written))
+    walks = [Walk(catalog, NUM_ITEMS, excluded) for _ in written]
+    lists = OpenLists()
+    for key in range(LISTS):
+        lists.put(key, OpenList(Walk(catalog, NUM_ITEMS, excluded), mask))
+    keys_B = np.arange(LISTS)
+
+    def take_one_by_one(number: int) -> None:
+        for walk, tokens in zip(walks, written, strict=True):
+            walk.advance(tokens[number])
+
+    def take_at_once(number: int) -> None:
+        def read(places: Int64s, numbers: Int64s) -> Int64s:
+            pairs = zip(places.tolist(), numbers.tolist(), strict=True)
+            return np.array([written[place][number] for place, number in pairs])
+
+        lists.catch_up(keys_B, np.full(LISTS, number + 1), read)
+
+    numbers = iter(range(num_steps))
+    one_by_one = microseconds(lambda: take_one_by_one(next(numbers)), num_steps)
+    numbers = iter(range(num_steps))
+    at_once = microseconds(lambda: take_at_once(next(numbers)), num_steps)
+    return {"tokens of a step, one by one": one_by_one, "tokens of a step, at once": at_once}
 
 
 def timed(report: dict[str, Any], name: str, call: Callable[[], Any]) -> Any:

@@ -26,10 +26,18 @@ SAMPLED_TOKENS = "rank_grpo/sampled_tokens"
 # Stands for the rollout's log-prob of a token that the rollout did not sample (a repair wrote it, or changed the text
 # before it). No log-prob is above 0. Readers ask `is_sampled`.
 NOT_SAMPLED = 1.0
+# Stands for the log-prob of a token that the rollout sampled without reporting how likely it was
+# (`convrec.rollout_check_share`). Readers ask `has_log_prob`.
+NOT_REPORTED = 2.0
 
 
 def is_sampled(rollout_log_probs: torch.Tensor) -> torch.Tensor:
     """Return where the rollout sampled the token itself; same shape, bool."""
+    return rollout_log_probs != NOT_SAMPLED
+
+
+def has_log_prob(rollout_log_probs: torch.Tensor) -> torch.Tensor:
+    """Return where the rollout sampled the token and reported its log-prob; same shape, bool."""
     return rollout_log_probs < NOT_SAMPLED
 
 

@@ -30,7 +30,7 @@ from convrec.features.responses import Prompt, SampledResponse
 from convrec.rollout.queue import keep_to_this_run
 from convrec.rollout.reward_manager import GroupRewardManager
 from convrec.rollout.rewards import RewardClient, with_retries
-from convrec.rollout.sampler import GroupSampler, seeded_params, split_into_groups
+from convrec.rollout.sampler import GroupSampler, count_reported_rollouts, seeded_params, split_into_groups
 from convrec.settings.run import Run, read_settings
 from convrec.settings.training import RLConfig
 
@@ -93,6 +93,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             features=self.features,
             response_length=self.rollout_config.response_length,
             seed=self.seed,
+            num_reported=count_reported_rollouts(Run.from_config(self.config)),
         )
 
     @cached_property

@@ -4,6 +4,7 @@ verl takes each response alone through an agent of its own and some ten calls be
 need. A list is one prompt and one answer.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,9 +15,28 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.workers.rollout.replica import TokenOutput
 
 from convrec.features.feature import RolloutFeature
+from convrec.features.registry import active_features
 from convrec.features.responses import Prompt, SampledResponse, rollout_seed
+from convrec.rank_grpo import NAME
+from convrec.rank_grpo.credit import NOT_REPORTED
+from convrec.rank_grpo.on_policy import is_on_policy
+from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.settings.run import Run
 
 GROUP = 32  # responses of a call at most, unless one prompt has more
+
+
+def count_reported_rollouts(run: Run[Any]) -> int | None:
+    """Return the number of rollouts of a prompt whose log-probs vLLM is asked for, the first ones; None: all.
+
+    vLLM's host spends more time on log-probs than on sampling. Where the loss has its own log-probs and no feature
+    reads the rollout's, they only serve the comparison of rollout and actor, which a share of the lists is enough for.
+    """
+    if not isinstance(run.settings, RankGRPOConfig) or run.trainer_mode != NAME or not is_on_policy(run.verl_config):
+        return None
+    if any("rollout_log_probs" in feature.fields for feature in active_features(run)):
+        return None
+    return math.ceil(run.settings.rollout_check_share * run.settings.num_generations)
 
 
 def split_into_groups(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
@@ -71,6 +91,7 @@ class GroupSampler:
         features: whose sampling parameters are added.
         response_length: tokens of a response at most.
         seed: as in `seeded_params`.
+        num_reported: as `count_reported_rollouts` returns it.
     """
 
     def __init__(
@@ -80,32 +101,47 @@ class GroupSampler:
         features: Sequence[RolloutFeature],
         response_length: int,
         seed: int | None,
+        num_reported: int | None = None,
     ) -> None:
         self.agent = agent
         self.llm_client = llm_client
         self.features = features
         self.response_length = response_length
         self.seed = seed
+        self.num_reported = num_reported
 
     async def sample(self, prompts: Sequence[Prompt]) -> list[SampledResponse]:
         """Return `n` responses to each prompt, those of a prompt next to each other."""
         samples: list[dict[str, Any]] = []
         requests: list[dict[str, Any]] = []
+        unreported: list[bool] = []
         for prompt in prompts:
             prompt_ids = await self.agent.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
             feature_params = merge_params([feature.sampling_params(prompt.sample) for feature in self.features])
             first = prompt.sample.get("session_id", 0)  # a further turn has its rollout's number
             for session in range(first, first + prompt.n):
                 params = seeded_params(prompt.sampling_params, prompt.trajectory, session, self.seed) | feature_params
+                unreported.append(self._leaves_out_log_probs(params, session))
+                if unreported[-1]:
+                    params["logprobs"] = False
                 requests.append({"prompt_ids": prompt_ids, "sampling_params": params, "request_id": uuid4().hex})
                 samples.append({**prompt.sample, "session_id": session})
         start = time.perf_counter()
         answers = await self._generate(requests, prompts[0].affinity or uuid4().hex)
         seconds = time.perf_counter() - start
-        return [
-            SampledResponse(sample, self._to_output(request["prompt_ids"], answer, seconds))
-            for sample, request, answer in zip(samples, requests, answers, strict=True)
+        outputs = [
+            self._to_output(request["prompt_ids"], answer, seconds)
+            for request, answer in zip(requests, answers, strict=True)
         ]
+        for output, is_unreported in zip(outputs, unreported, strict=True):
+            if is_unreported:
+                output.response_logprobs = [NOT_REPORTED] * len(output.response_ids)
+        return [SampledResponse(sample, output) for sample, output in zip(samples, outputs, strict=True)]
+
+    def _leaves_out_log_probs(self, params: dict[str, Any], session: int) -> bool:
+        """Whether vLLM is not asked for log-probs that the batch would have of every response."""
+        is_asked = bool(params.get("logprobs"))
+        return is_asked and self.num_reported is not None and session >= self.num_reported
 
     async def _generate(self, requests: list[dict[str, Any]], affinity: str) -> list[TokenOutput]:
         # what a balancer may want to choose by: the first request stands for all

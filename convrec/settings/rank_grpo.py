@@ -122,6 +122,14 @@ class RankGRPOConfig(ListSettings, RLConfig):
         PositiveNumber,
         Setting("ASK: what a question costs, in DCG of its list", variable="ASK_COST"),
     ] = 0.05  # a twentieth of a hit at the first rank
+    # 1/8 of the paper's 384 lists are 48, some 10,000 tokens
+    rollout_check_share: Annotated[
+        kinds.Fraction,
+        Setting(
+            "share of a prompt's lists, one at least, whose log-probs vLLM reports where they only serve the "
+            "comparison with the actor's: with one update per batch and neither rollout correction nor REPAIR"
+        ),
+    ] = 0.125
     overflow_penalty: Annotated[
         NonPositiveNumber,
         Setting("advantage of an item after the N-th"),

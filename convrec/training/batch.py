@@ -92,6 +92,12 @@ def read_log_probs(meta: KVBatchMeta) -> TensorDict:
     return read_fields(meta, "response_mask", "rollout_log_probs", "old_log_probs").to_padded_tensor()
 
 
+def read_comparison(meta: KVBatchMeta) -> TensorDict:
+    """Return what verl's comparison of rollout and actor reads, padded to (B, T)."""
+    names = ("responses", "response_mask", "rollout_log_probs", "old_log_probs")
+    return read_fields(meta, *names).to_padded_tensor()
+
+
 def read_rollout_and_actor(meta: KVBatchMeta) -> TensorDict:
     """Return the loss mask and the log-probs of rollout and actor, padded to (B, T).
 

@@ -8,11 +8,12 @@ from verl.utils.metric import Metric
 from verl.utils.tensordict_utils import get_non_tensor_data
 from verl.workers.utils.padding import no_padding_2_padding
 
-from convrec.rank_grpo.credit import is_sampled
+from convrec.rank_grpo.credit import has_log_prob, is_sampled
 from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
 from convrec.training.batch import UNITS, decode_units
 
 NUM_PADDING = "num_padding"  # rows that fill a mini-batch up to its processes, which are no responses
+COMPARED_TOKENS = "rollout_compared"  # share of the loss's tokens whose log-probs the rollout reported
 
 
 def rank_grpo_loss(
@@ -63,7 +64,10 @@ def rank_grpo_loss(
     # At temperature 1 without truncation, the mean surprisal of the samples estimates the entropy without bias.
     verl_metrics["entropy"] = Metric("sum", -(policy_log_prob * sampled).sum() * per_token)
     if "rollout_log_probs" in batch:
-        difference = (policy_log_prob - batch["rollout_log_probs"]).abs() * sampled
+        compared = mask & has_log_prob(batch["rollout_log_probs"])
+        difference = (policy_log_prob - batch["rollout_log_probs"]).abs() * compared
         verl_metrics["rollout_diff_mean"] = Metric("sum", difference.sum() * per_token)
         verl_metrics["rollout_diff_max"] = Metric("max", difference.max())
+        # The method divides the mean by this share, which is known once the whole mini-batch has been through here.
+        verl_metrics[COMPARED_TOKENS] = Metric("sum", compared.sum() * per_token)
     return loss, verl_metrics

@@ -21,7 +21,7 @@ from verl.utils.fs import copy_to_local
 from convrec.data.tokenizer import stop_token_ids
 from convrec.features.registry import active_features
 from convrec.lists.token_ranks import build_vocab_table
-from convrec.rank_grpo.credit import CreditSettings, assign_credit, is_sampled, list_metrics
+from convrec.rank_grpo.credit import CreditSettings, assign_credit, has_log_prob, list_metrics
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
@@ -29,7 +29,7 @@ from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
 from convrec.training.batch import read_log_probs, read_rank_batch, write_credit
 from convrec.training.dataset import ConvRecDataset
-from convrec.training.loss import rank_grpo_loss
+from convrec.training.loss import COMPARED_TOKENS, rank_grpo_loss
 from convrec.training.rollout_check import choose_bound, warn_about_drift
 
 
@@ -123,8 +123,8 @@ class RankMethod:
         correction = self.run.verl_config.algorithm.rollout_correction
         data = read_log_probs(meta)
         # A token that no rollout sampled has no mismatch.
-        is_sampled_BT = is_sampled(data["rollout_log_probs"])
-        data["rollout_log_probs"] = data["rollout_log_probs"].where(is_sampled_BT, data["old_log_probs"])
+        has_log_prob_BT = has_log_prob(data["rollout_log_probs"])
+        data["rollout_log_probs"] = data["rollout_log_probs"].where(has_log_prob_BT, data["old_log_probs"])
         if correction.rollout_is == "rank":
             log_ratio_BT = sum_over_units(data["old_log_probs"] - data["rollout_log_probs"], units_BT)
             weights_BT, correction_metrics = compute_rollout_correction_weights(
@@ -149,6 +149,9 @@ class RankMethod:
             parts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("actor/") and ":" in name}
             by_name = {name.removeprefix("actor/"): value for name, value in parts.items()}
             metrics.update(finish_policy_metrics(by_name, "actor/"))
+        share_compared = metrics.pop(f"actor/{COMPARED_TOKENS}", None)
+        if share_compared:
+            metrics["actor/rollout_diff_mean"] /= share_compared
         for feature in self.features:
             feature.finish_metrics(metrics)
         warn_about_drift(step, metrics, choose_bound(self.run))

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from convrec.rank_grpo.credit import is_sampled
+from convrec.rank_grpo.credit import has_log_prob
 from convrec.settings.run import Run
 from convrec.settings.training import RLConfig
 
@@ -28,20 +28,27 @@ def check_rollout_is_policy(data: Any, bound: float) -> None:
 
     Args:
         data: (B, T) `log_probs` of the actor, `rollout_log_probs` and `loss_mask`.
-        bound: on the mean absolute difference of tokens that the loss counts and the rollout sampled.
+        bound: on the mean absolute difference of tokens that the loss counts and whose log-probs the rollout reported.
 
     Raises:
         RuntimeError: the difference is larger, so the rollout is not the policy; or there is no token to compare.
     """
-    sampled_BT = data["loss_mask"].bool() & is_sampled(data["rollout_log_probs"])
-    if not sampled_BT.any():
+    compared_BT = data["loss_mask"].bool() & has_log_prob(data["rollout_log_probs"])
+    if not compared_BT.any():
         raise RuntimeError(
-            "the first batch has no token that the rollout sampled: all responses are empty or masked out"
+            "the first batch has no token whose log-prob the rollout reported: these responses are empty or masked out"
         )
-    difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[sampled_BT]
+    difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[compared_BT]
     mean = difference.mean().item()
     largest = difference.max().item()
-    logger.info("rollout against actor: mean |d log p| %.3g, max %.3g, bound on the mean %g", mean, largest, bound)
+    logger.info(
+        "rollout against actor: %d of %d responses compared, mean |d log p| %.3g, max %.3g, bound on the mean %g",
+        compared_BT.any(dim=1).sum(),
+        len(compared_BT),
+        mean,
+        largest,
+        bound,
+    )
     if not mean <= bound:
         raise RuntimeError(
             f"the rollout does not sample from the policy: mean |log p_vllm - log p_actor| of the first batch is "

@@ -19,19 +19,22 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY
+from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.utils.skip import SkipManager
 from verl.utils.tracking import DapoFilteredRewardTableLogger
 
 from convrec.checkpoints import saving
+from convrec.rank_grpo.credit import has_log_prob
 from convrec.rollout import failures
 from convrec.rollout import queue as rollout_queue
+from convrec.rollout.sampler import count_reported_rollouts
 from convrec.runs import card
 from convrec.runs.folder import lacks_validation
 from convrec.runs.phases import Phases
 from convrec.settings.run import Run, read_settings
 from convrec.settings.training import RLConfig
 from convrec.training import registration, validation
-from convrec.training.batch import clear_rows, padding_flags, read_rollout_and_actor
+from convrec.training.batch import clear_rows, padding_flags, read_comparison, read_rollout_and_actor
 from convrec.training.loop import TrainingLoop
 from convrec.training.loss import NUM_PADDING
 from convrec.training.rollout_check import check_rollout_is_policy, choose_bound
@@ -177,6 +180,15 @@ class TrainingEngine:
         metrics.update(age_metrics)
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         self.on_sample_end()
+        return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if count_reported_rollouts(Run.from_config(self.config)) is not None:
+            # verl has compared all tokens, those without a log-prob of the rollout included
+            data = read_comparison(batch)
+            data["response_mask"] = data["response_mask"].bool() & has_log_prob(data["rollout_log_probs"])
+            metrics.update(calculate_debug_metrics(DataProto(batch=data)))
         return batch
 
     def check_rollout(self, batch: KVBatchMeta) -> None:

@@ -3,6 +3,8 @@
 On a CPU rollout and actor agree to 1e-4 nats, so that weights of the mismatch are 1 and change nothing.
 """
 
+import re
+
 import pytest
 
 from convrec.runs.folder import read_metrics
@@ -28,6 +30,7 @@ def two_steps(recipe, trained, own_data, tmp_path_factory):
         assert [row["step"] for row in rows] == [1, 2]
         return rows
 
+    train.folder = folder
     train.plain = train("plain")
     assert max(row["critic/advantages/max"] for row in train.plain) > 0
     return train
@@ -39,6 +42,25 @@ def test_weights_of_the_mismatch_are_one_where_rollout_and_actor_agree(two_steps
         assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-3)
         for name in NAMES:
             assert row[name] == pytest.approx(plain[name], rel=1e-3, abs=1e-5), name
+
+
+def test_log_probs_of_a_share_of_the_lists_train_what_those_of_all_do(two_steps):
+    rows = two_steps("all", "convrec.rollout_check_share=1")
+    compares = ("actor/rollout_diff", "training/rollout_", "timing", "perf/", "actor/perf")
+    for row, plain in zip(rows, two_steps.plain, strict=True):
+        assert row.keys() == plain.keys()
+        same = [name for name in row if not name.startswith(compares)]
+        assert {name: row[name] for name in same} == {name: plain[name] for name in same}
+    assert two_steps.plain[0]["training/rollout_probs_diff_max"] < 1e-3
+    assert two_steps.plain[0]["actor/rollout_diff_mean"] != rows[0]["actor/rollout_diff_mean"]
+    weights, others = (
+        (two_steps.folder / name / "global_step_2/actor/huggingface/model.safetensors").read_bytes()
+        for name in ("plain", "all")
+    )
+    assert weights == others
+    log = (two_steps.folder / "plain" / "run.log").read_text(encoding="utf-8")
+    compared, num_responses = map(int, re.search(r"rollout against actor: (\d+) of (\d+) responses", log).groups())
+    assert 0 < compared < num_responses
 
 
 def test_dynamic_sampling_trains_on_groups_that_differ(two_steps):

@@ -10,9 +10,9 @@ import json
 import os
 import zipfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ INNER, LAST, END = 0, 1, 2
 # The roots of the first line of a list, where it has other tokens than the lines below it.
 FIRST, ONLY = 3, 4
 Rows = Sequence[int]
+REMEMBERED = 2**16  # items whose places in the trie are kept: lists write few of a large catalog's
 
 
 @dataclass(frozen=True)
@@ -85,22 +86,22 @@ class CatalogTrie:
         """The roots of the lines, in the order of their sequences."""
         return (INNER, LAST, FIRST, ONLY) if self.has_first_forms else (INNER, LAST)
 
-    @property
+    @cached_property
     def start_roots(self) -> tuple[int, int]:
         """The roots at which a list begins: one of several lines, and one of a single line."""
         return (FIRST, ONLY) if self.has_first_forms else (INNER, LAST)
 
-    @property
+    @cached_property
     def num_forms(self) -> int:
         """How many times each line is in the trie."""
         return len(self.line_roots)
 
-    @property
+    @cached_property
     def last_root(self) -> int:
         """The last of the trie's roots, which are its first nodes."""
         return max(*self.line_roots, END)
 
-    @property
+    @cached_property
     def first_question(self) -> int:
         """The number of the first question's sequence."""
         return self.num_forms * len(self.row_W) + 1
@@ -125,6 +126,24 @@ class CatalogTrie:
         """The lines that write an item; none for one that is not in the trie."""
         order, items = self._by_item
         return order[bisect_left(items, item) : bisect_right(items, item)].tolist()
+
+    @cached_property
+    def closing_paths(self) -> Callable[[int], tuple[Rows, ...]]:
+        """An item's sequences, each as its `closing_path`; none for an item that is not in the trie."""
+        return lru_cache(REMEMBERED)(self._find_closing_paths)
+
+    def _find_closing_paths(self, item: int) -> tuple[Rows, ...]:
+        num_lines = len(self.row_W)
+        lines = self.lines_of(item)
+        return tuple(self.closing_path(form * num_lines + line) for line in lines for form in range(self.num_forms))
+
+    def closing_path(self, sequence: int) -> Rows:
+        """Return the nodes from a sequence's own first one up to its root."""
+        parent_L = self.trie.parent_L
+        path = [int(self.trie.own_S[sequence])]
+        while path[-1] > self.last_root:
+            path.append(int(parent_L[path[-1]]))
+        return path
 
     @cached_property
     def num_items(self) -> int:

@@ -9,16 +9,18 @@ written, and each is finished with the trie that it began with. What vLLM's mode
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from convrec.errors import UserError
-from convrec.features.constrained.catalog_trie import CatalogTrie, load_catalog_trie
+from convrec.features.constrained.catalog_trie import END, CatalogTrie, load_catalog_trie
+from convrec.features.constrained.trie import Int64s
 from convrec.features.constrained.walk import Walk
 
 PROCESSOR = "convrec.features.constrained.vllm_processor:CatalogLogitsProcessor"
@@ -28,57 +30,171 @@ ITEMS, EXCLUDE, VERSION = "constrained_items", "constrained_exclude", "constrain
 TRIES_KEPT = 8  # besides those of lists that are being written
 _FILE_NAME = re.compile(r"\w[\w.-]*\.npz")
 _log = logging.getLogger("vllm.constrained")  # below vLLM's, whose handlers it has
+ReadTokens = Callable[[Int64s, Int64s], Int64s]
 
 
 class TrieMask:
     """The trie's arrays on a device. A step sends a few numbers a list, not its allowed tokens."""
 
     def __init__(self, catalog: CatalogTrie, device: torch.device | str):
-        self._first_child = catalog.trie.first_child
-        self._token_L = torch.from_numpy(catalog.trie.token_L).to(device)
+        trie = catalog.trie
+        self._first_child = trie.first_child
+        self._sequence_L = trie.sequence_L
+        self._token_L = torch.from_numpy(trie.token_L).to(device)
+        self._num_words = int(trie.token_L.max()) + 1
+        # parents and tokens of nodes as one number each; nodes are numbered so that these ascend
+        self._edge_L = trie.parent_L.astype(np.int64) * self._num_words + trie.token_L
 
-    def apply(self, logits_BV: torch.Tensor, walks: Mapping[int, Walk]) -> torch.Tensor:
-        """Set the logits of all tokens to -inf that a row's walk does not allow, in place; the others stay as they are.
+    def find_children(self, node_B: Int64s, token_B: Int64s) -> Int64s:
+        """Return the children to which these tokens lead; -1 where there is none."""
+        edge_B = node_B * self._num_words + token_B
+        child_B = np.searchsorted(self._edge_L, edge_B)
+        is_edge_B = (token_B >= 0) & (token_B < self._num_words)
+        is_edge_B &= self._edge_L[np.minimum(child_B, len(self._edge_L) - 1)] == edge_B
+        return np.where(is_edge_B, child_B, -1)
 
-        walks: row of the batch -> its list; one at least. Other rows are left alone.
+    def ends_line(self, node_B: Int64s) -> npt.NDArray[np.bool_]:
+        """Return at which of these nodes a line or question ends."""
+        return self._sequence_L[node_B] >= 0
+
+    def count_children(self, node_B: Int64s) -> Int64s:
+        return (self._first_child[node_B + 1] - self._first_child[node_B]).astype(np.int64)
+
+    def apply(
+        self, logits_BV: torch.Tensor, rows_B: Int64s, node_B: Int64s, closed: Mapping[int, Sequence[int]]
+    ) -> torch.Tensor:
+        """Set the logits of all tokens to -inf that a row's list does not allow, in place; the others stay as they are.
+
+        Args:
+            logits_BV: of a step.
+            rows_B: rows with a list, one at least; the others are left alone.
+            node_B: where their lists are.
+            closed: place in `rows_B` -> the node's children that are closed.
         """
-        nodes = np.fromiter((walk.node for walk in walks.values()), np.int64, len(walks))
-        starts = self._first_child[nodes].astype(np.int64)
-        counts = self._first_child[nodes + 1] - starts
-        ends = counts.cumsum()
-        closed = [
-            end - count + child - start
-            for walk, start, count, end in zip(walks.values(), starts, counts, ends, strict=True)
-            for child in walk.closed.get(walk.node, ())
-        ]
-        rows = np.fromiter(walks, np.int64, len(walks))
-        sent = torch.from_numpy(np.stack([rows, starts - (ends - counts), counts])).to(logits_BV.device)
+        counts_B = self.count_children(node_B)
+        ends_B = counts_B.cumsum()
+        shifts_B = self._first_child[node_B] - (ends_B - counts_B)  # from a token's place among all to its node
+        closed_places = [child - int(shifts_B[place]) for place, children in closed.items() for child in children]
+        sent = torch.from_numpy(np.stack([rows_B, shifts_B, counts_B])).to(logits_BV.device)
         rows_W, shift_W, counts_W = sent.unbind()
-        which = torch.repeat_interleave(counts_W, output_size=int(ends[-1]))  # row of `walks` of each allowed token
+        which = torch.repeat_interleave(counts_W, output_size=int(ends_B[-1]))  # place in `rows_B` of each token
         nodes_ = torch.arange(len(which), device=which.device) + shift_W[which]
-        places = (rows_W[which], self._token_L[nodes_].long())
-        kept = logits_BV[places]
-        if closed:
-            kept[torch.tensor(closed, device=kept.device)] = -torch.inf
+        allowed = (rows_W[which], self._token_L[nodes_].long())
+        kept = logits_BV[allowed]
+        if closed_places:
+            kept[torch.tensor(closed_places, device=kept.device)] = -torch.inf
         logits_BV.index_fill_(0, rows_W, -torch.inf)
-        logits_BV[places] = kept
+        logits_BV[allowed] = kept
         return logits_BV
 
 
-class OpenList:
-    """A request's walk, the mask of its trie and how many of its tokens the walk has taken."""
+class OpenList(NamedTuple):
+    """A request's list: its walk, which is told where lines end, and the mask of its trie."""
 
-    def __init__(self, walk: Walk, mask: TrieMask):
-        self.walk, self.mask, self.num_taken = walk, mask, 0
+    walk: Walk
+    mask: TrieMask
 
-    def take(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            self.walk.advance(token)
-            self.num_taken += 1
+
+class OpenLists:
+    """The lists of a batch, with their places in the trie in arrays: all take a token at once.
+
+    Only where a line ends is a walk asked in Python. Each list has a key. K: keys, B: lists of a step.
+    """
+
+    def __init__(self) -> None:
+        self._lists: dict[int, OpenList] = {}
+        self._mask_K = np.zeros(0, np.int64)  # the identity of the list's mask, 0 without a list
+        self._num_taken_K = np.zeros(0, np.int64)
+        self._node_K = np.zeros(0, np.int64)
+
+    def put(self, key: int, one: OpenList) -> None:
+        """Begin a list, in place of the one that had this key."""
+        self._reserve(key + 1)
+        self._lists[key] = one
+        self._mask_K[key] = id(one.mask)
+        self._num_taken_K[key] = 0
+        self._node_K[key] = one.walk.node
+
+    def remove(self, key: int) -> None:
+        if self._lists.pop(key, None):
+            self._mask_K[key] = 0
+
+    def has_list(self, keys_B: Int64s) -> npt.NDArray[np.bool_]:
+        """Return which of these keys have a list."""
+        self._reserve(int(keys_B.max(initial=-1)) + 1)
+        return self._mask_K[keys_B] > 0
+
+    def _reserve(self, num_keys: int) -> None:
+        lacking = num_keys - len(self._mask_K)
+        if lacking > 0:
+            lacking = max(lacking, len(self._mask_K))  # doubled: lists come one by one
+            self._mask_K = np.pad(self._mask_K, (0, lacking))
+            self._num_taken_K = np.pad(self._num_taken_K, (0, lacking))
+            self._node_K = np.pad(self._node_K, (0, lacking))
+
+    def catch_up(self, keys_B: Int64s, num_tokens_B: Int64s, read: ReadTokens) -> None:
+        """Take the tokens that lists have and their walks have not: one of each, or all of a list that was preempted.
+
+        Args:
+            keys_B: of the lists.
+            num_tokens_B: how many tokens each has; fewer than were taken while vLLM reads its prompt again.
+            read: (places in `keys_B`, numbers of tokens before) -> the next token of each.
+
+        Raises:
+            ValueError: a token is not allowed.
+        """
+        while True:
+            num_taken_B = self._num_taken_K[keys_B]
+            behind = np.flatnonzero(num_tokens_B > num_taken_B)
+            if not len(behind):
+                return
+            self._take(keys_B[behind], read(behind, num_taken_B[behind]))
+
+    def _take(self, keys_B: Int64s, token_B: Int64s) -> None:
+        self._num_taken_K[keys_B] += 1
+        for mask, places in self._by_mask(keys_B):
+            keys = keys_B[places]
+            node = self._node_K[keys]
+            is_open = node != END  # after the end everything is ignored
+            keys = keys[is_open]
+            child = mask.find_children(node[is_open], token_B[places][is_open])
+            for place in np.flatnonzero(child < 0).tolist():
+                self._refuse(int(keys[place]), int(token_B[places][is_open][place]))
+            self._node_K[keys] = child
+            for place in np.flatnonzero(mask.ends_line(child)).tolist():
+                key = int(keys[place])
+                walk = self._lists[key].walk
+                walk.end_line(int(child[place]))
+                self._node_K[key] = walk.node
+
+    def _refuse(self, key: int, token: int) -> None:
+        num_items = len(self._lists[key].walk.items)
+        raise ValueError(f"token {token} is not allowed after {num_items} items (node {self._node_K[key]})")
+
+    def mask(self, logits_BV: torch.Tensor, rows_B: Int64s, keys_B: Int64s) -> torch.Tensor:
+        """Mask the rows of these lists in place. Other rows are left alone."""
+        for mask, places in self._by_mask(keys_B):
+            keys = keys_B[places]
+            node = self._node_K[keys]
+            closed = {}
+            # A forced token is never closed: its list would have been led elsewhere.
+            for place in np.flatnonzero(mask.count_children(node) > 1).tolist():
+                children = self._lists[int(keys[place])].walk.closed.get(int(node[place]))
+                if children:
+                    closed[place] = children
+            mask.apply(logits_BV, rows_B[places], node, closed)
+        return logits_BV
+
+    def _by_mask(self, keys_B: Int64s) -> Iterator[tuple[TrieMask, Int64s]]:
+        """Yield each mask and the places in `keys_B` of its lists."""
+        mask_B = self._mask_K[keys_B]
+        for identity in np.unique(mask_B):
+            places = np.flatnonzero(mask_B == identity)
+            yield self._lists[int(keys_B[places[0]])].mask, places
 
 
 class ListWriter:
-    """Begins lists and masks logits for them. additional_config: vLLM's, with TRIE."""
+    """Begins lists. additional_config: vLLM's, with TRIE."""
 
     def __init__(self, additional_config: Any, device: torch.device):
         file = dict(additional_config).get(TRIE)
@@ -107,16 +223,6 @@ class ListWriter:
         if walk.num_items < arguments[0]:
             _log.warning("a list of %d items, not %d: the others are excluded", walk.num_items, arguments[0])
         return OpenList(walk, mask)
-
-    @staticmethod
-    def mask(logits_BV: torch.Tensor, lists: Mapping[int, OpenList]) -> torch.Tensor:
-        """In place. lists: row of the batch -> its list; other rows are left alone."""
-        walks_of: dict[TrieMask, dict[int, Walk]] = {}
-        for row, one in lists.items():
-            walks_of.setdefault(one.mask, {})[row] = one.walk
-        for mask, walks in walks_of.items():
-            mask.apply(logits_BV, walks)
-        return logits_BV
 
 
 def read_arguments(extra_args: Mapping[str, Any] | None) -> tuple[int, list[int], str] | None:

@@ -5,8 +5,10 @@ starts: before vLLM 0.31 the first where there is a processor, since then the se
 the class that vLLM is given by name passes for both and makes the adapter of the one that asks. Both use `vllm_lists`.
 """
 
+import itertools
 from typing import Any
 
+import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig
@@ -14,7 +16,8 @@ from vllm.v1.sample.logits_processor import BatchUpdate
 from vllm.v1.sample.logits_processor import LogitsProcessor as V1Interface
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from convrec.features.constrained.vllm_lists import ListWriter, OpenList, read_arguments
+from convrec.features.constrained.trie import Int64s
+from convrec.features.constrained.vllm_lists import ListWriter, OpenLists, read_arguments
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2Interface
@@ -44,36 +47,58 @@ class V1Processor(V1Interface):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):
         self.writer = ListWriter(vllm_config.additional_config, device)
-        self.of_row: dict[int, tuple[OpenList, list[int]]] = {}
+        self.open = OpenLists()
+        self.of_row: dict[int, tuple[int, list[int]]] = {}  # row -> key of its list, and its tokens
+        self._used_keys: set[int] = set()
+        self._keys_B = np.zeros(0, np.int64)
+        self._rows_B = np.zeros(0, np.int64)
 
     def is_argmax_invariant(self) -> bool:
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        process_dict_updates(self.of_row, batch_update, self._begin)
+        if not process_dict_updates(self.of_row, batch_update, self._begin):
+            return
+        keys = [key for key, _ in self.of_row.values()]
+        for key in self._used_keys.difference(keys):
+            self.open.remove(key)
+        self._used_keys = set(keys)
+        self._keys_B = np.array(keys, np.int64)
+        self._rows_B = np.array([*self.of_row], np.int64)
 
-    def _begin(self, params: SamplingParams, _: Any, tokens: list[int]) -> tuple[OpenList, list[int]] | None:
+    def _begin(self, params: SamplingParams, _: Any, tokens: list[int]) -> tuple[int, list[int]] | None:
         one = self.writer.begin(params.extra_args)
-        return (one, tokens) if one else None
+        if one is None:
+            return None
+        key = next(key for key in itertools.count() if key not in self._used_keys)
+        self._used_keys.add(key)
+        self.open.put(key, one)
+        return key, tokens
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        for one, tokens in self.of_row.values():
-            new = tokens[one.num_taken :]
-            if -1 in new:
+        written = [tokens for _, tokens in self.of_row.values()]
+        num_tokens_B = np.fromiter(map(len, written), np.int64, len(written))
+
+        def read(places: Int64s, numbers: Int64s) -> Int64s:
+            pairs = zip(places.tolist(), numbers.tolist(), strict=True)
+            token_B = np.array([written[place][number] for place, number in pairs], np.int64)
+            if token_B.min() < 0:
                 raise RuntimeError(
                     "vLLM's asynchronous scheduling hid a token from the constraint (vLLM issue 52461): give the "
                     "processor by its name, or start vLLM with async_scheduling=False"
                 )
-            one.take(new)
-        return self.writer.mask(logits, {row: one for row, (one, _) in self.of_row.items()})
+            return token_B
+
+        self.open.catch_up(self._keys_B, num_tokens_B, read)
+        return self.open.mask(logits, self._rows_B, self._keys_B)
 
 
 class V2Processor(V2Interface):
     """For the second runner (vLLM pull 56497), where a request keeps its slot and rows change with every step.
 
     Tokens are on the device alone; how many each request has is known on the host. What the walks have not taken yet
-    is read at once: a token of each list, or all of a list that was preempted. A slot that is free keeps its list
-    until the next request has it: vLLM does not say when one ends.
+    is read at once, a token of each list. A slot that is free keeps its list until the next request has it: vLLM does
+    not say when one ends.
     """
 
     def __init__(self, vllm_config: VllmConfig, req_states: Any):
@@ -81,24 +106,25 @@ class V2Processor(V2Interface):
             raise ValueError("constrained lists: start vLLM without speculative decoding")
         self.writer = ListWriter(vllm_config.additional_config, req_states.device)
         self.requests = req_states
-        self.of_slot: dict[int, OpenList] = {}
+        self.open = OpenLists()  # by slot
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        self.of_slot.pop(req_idx, None)
+        self.open.remove(req_idx)
         if one := self.writer.begin(sampling_params.extra_args):
-            self.of_slot[req_idx] = one
+            self.open.put(req_idx, one)
         return one is not None
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
-        slots, lengths = ctx.idx_mapping_np.tolist(), ctx.seq_lens_upper_bound_np.tolist()
-        lists = {row: self.of_slot[slot] for row, slot in enumerate(slots) if slot in self.of_slot}
-        new = [
-            (slots[row], place, one)
-            for row, one in lists.items()
-            for place in range(self.requests.prompt_len.np[slots[row]] + one.num_taken, lengths[row])
-        ]
-        if new:
-            tokens = self.requests.all_token_ids.gpu[[slot for slot, _, _ in new], [place for _, place, _ in new]]
-            for (_, _, one), token in zip(new, tokens.tolist(), strict=True):
-                one.take([token])
-        return self.writer.mask(logits, lists)
+        rows_B = np.flatnonzero(self.open.has_list(ctx.idx_mapping_np))
+        slots_B = ctx.idx_mapping_np[rows_B].astype(np.int64)
+        prompt_length_B = self.requests.prompt_len.np[slots_B].astype(np.int64)
+        num_tokens_B = ctx.seq_lens_upper_bound_np[rows_B] - prompt_length_B
+        all_token_ids = self.requests.all_token_ids.gpu
+
+        def read(places: Int64s, numbers: Int64s) -> Int64s:
+            sent = torch.from_numpy(np.stack([slots_B[places], prompt_length_B[places] + numbers]))
+            slots, positions = sent.to(all_token_ids.device).unbind()
+            return all_token_ids[slots, positions].cpu().numpy().astype(np.int64)
+
+        self.open.catch_up(slots_B, num_tokens_B, read)
+        return self.open.mask(logits, rows_B, slots_B)

@@ -5,7 +5,7 @@ nothing else: whoever has these four, the sampler or a trainer, has the same all
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from convrec.features.constrained.catalog_trie import END, CatalogTrie
 
@@ -25,14 +25,16 @@ class Walk:
         self.closed: dict[int, list[int]] = {}
         self._taken: dict[int, int] = {}
         trie = catalog.trie
-        self._token, self._parent = trie.token_L.data, trie.parent_L.data
-        self._first, self._leaves = trie.first_child.data, trie.leaves_L.data
-        self._own = trie.own_S.data
+        self._token = trie.token_L.data
+        self._first = trie.first_child.data
+        self._leaves = trie.leaves_L.data
+        self._sequence = trie.sequence_L.data
+        self._item = catalog.item_W.data
         self._last_root = catalog.last_root
-        given = set(excluded)
-        self._open = [question for question in range(len(catalog.questions)) if -1 - question in given]
+        self._excluded = set(excluded)
+        self._open = [question for question in range(len(catalog.questions)) if -1 - question in self._excluded]
         self._close_questions(set(range(len(catalog.questions))) - set(self._open))
-        left = catalog.num_items - sum(self._exclude(item) for item in given if item >= 0)
+        left = catalog.num_items - sum(self._exclude(item) for item in self._excluded if item >= 0)
         self.num_items = min(num_items, left)
         self.node = self._root()
 
@@ -41,18 +43,17 @@ class Walk:
 
     def _exclude(self, item: int) -> bool:
         """Take an item's lines out of the list's way, some microseconds; whether it was in the trie."""
-        lines = self.catalog.lines_of(item)
-        num_lines = len(self.catalog.row_W)
-        for line in lines:
-            for form in range(self.catalog.num_forms):
-                self._close(form * num_lines + line)
-        return bool(lines)
+        paths = self.catalog.closing_paths(item)
+        for path in paths:
+            self._close(path)
+        return bool(paths)
 
-    def _close(self, sequence: int) -> None:
-        node = self._own[sequence]
-        while node > self._last_root:
-            self._taken[node] = taken = self._taken.get(node, 0) + 1
-            parent = self._parent[node]
+    def _close(self, path: Sequence[int]) -> None:
+        """Take the sequence out of the list's way that this path leads to (`CatalogTrie.closing_path`)."""
+        node = path[0]
+        for parent in path[1:]:
+            taken = self._taken.get(node, 0) + 1
+            self._taken[node] = taken
             if taken == self._leaves[node]:
                 self.closed.setdefault(parent, []).append(node)
             node = parent
@@ -61,8 +62,8 @@ class Walk:
         first = self.catalog.first_question
         count = len(self.catalog.questions)
         for question in questions:
-            self._close(first + question)
-            self._close(first + count + question)
+            self._close(self.catalog.closing_path(first + question))
+            self._close(self.catalog.closing_path(first + count + question))
 
     def num_choices(self) -> int:
         """How many tokens may come next; one is forced."""
@@ -83,19 +84,32 @@ class Walk:
         child: int = bisect_left(self._token, token, self._first[self.node], stop)
         if child == stop or self._token[child] != token or child in self.closed.get(self.node, ()):
             raise ValueError(f"token {token} is not allowed after {len(self.items)} items (node {self.node})")
-        line = int(self.catalog.trie.sequence_L[child])
-        if line < 0:
+        if self._sequence[child] < 0:
             self.node = child
-            return child
+        else:
+            self.end_line(child)
+        return child
+
+    def end_line(self, leaf: int) -> None:
+        """Note the item or question that ends in a node without children, and go on to the next line.
+
+        Raises:
+            ValueError: the list must not have it.
+        """
+        line = self._sequence[leaf]
         question = line - self.catalog.first_question
         if question >= 0:
-            self.items.append(-1 - question % len(self.catalog.questions))
+            number = question % len(self.catalog.questions)
+            if self.items or number not in self._open:
+                raise ValueError(f"question {number} is not open after {len(self.items)} items")
+            self.items.append(-1 - number)
             self.node = END
-            return child
+            return
+        item = self._item[line % len(self._item)]
+        if item in self._excluded or item in self.items:
+            raise ValueError(f"item {item} is excluded, or is in the list already")
         if not self.items:
             self._close_questions(self._open)
-        item = int(self.catalog.item_W[line % len(self.catalog.row_W)])
         self.items.append(item)
         self._exclude(item)
         self.node = self._root()
-        return child

@@ -69,10 +69,9 @@ class Repair(Feature):
         # verl compares rollout and actor over all tokens, those that no rollout sampled included
         for name in [name for name in metrics if name.startswith(VERLS_COMPARISON)]:
             del metrics[name]
-        # our sums over sampled tokens were divided by the number of all tokens
-        for name in ("actor/entropy", "actor/rollout_diff_mean"):
-            if name in metrics:
-                metrics[name] /= metrics.get(SAMPLED_TOKENS, 1.0)
+        # our sum over sampled tokens was divided by the number of all tokens
+        if "actor/entropy" in metrics:
+            metrics["actor/entropy"] /= metrics.get(SAMPLED_TOKENS, 1.0)
 
 
 def _same_row(item: int) -> int | None:

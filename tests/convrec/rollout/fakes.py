@@ -150,10 +150,20 @@ class RolloutWorld:
         }
         return OmegaConf.create(
             {
-                "actor_rollout_ref": {"rollout": rollout},
-                "data": {"seed": 5, "apply_chat_template_kwargs": {}, "max_prompt_length": 300},
+                "actor_rollout_ref": {"rollout": rollout, "actor": {"ppo_epochs": 1, "ppo_mini_batch_size": 3}},
+                "algorithm": {
+                    "adv_estimator": "rank_grpo",
+                    "rollout_correction": {"rollout_is": None, "bypass_mode": False},
+                },
+                "trainer": {"v1": {"trainer_mode": "rank_grpo"}},
+                "data": {
+                    "seed": 5,
+                    "apply_chat_template_kwargs": {},
+                    "max_prompt_length": 300,
+                    "train_batch_size": 3,
+                },
                 "reward": reward,
-                "convrec": {"deterministic": True, "reward_timeout": 5.0, **settings},
+                "convrec": {"deterministic": True, "reward_timeout": 5.0, "rollout_check_share": 1.0, **settings},
             }
         )
 
@@ -195,9 +205,10 @@ class RolloutWorld:
         self.calls.append("generate")
         self.seeds.append(sampling_params["seed"])
         text = self.write_text(place, {"prompt_ids": prompt_ids, "sampling_params": sampling_params})
-        sampling_params["logprobs"] = 0  # verl's server changes the dict that it gets
+        is_asked = sampling_params["logprobs"]
+        sampling_params["logprobs"] = 0 if is_asked else None  # verl's server changes the dict that it gets
         ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
-        log_probs = [-position / 10 for position in range(len(ids))]
+        log_probs = [-position / 10 for position in range(len(ids))] if is_asked else None
         return TokenOutput(token_ids=ids, log_probs=log_probs, extra_fields={"global_steps": 4})
 
     async def _generate_group(self, requests: list[dict]) -> list[TokenOutput]:

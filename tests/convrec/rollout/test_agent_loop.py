@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from convrec.rank_grpo.credit import NOT_REPORTED
 from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
 from convrec.training.validation import add_means, validate_directly
 from tests.convrec.rollout.fakes import RolloutWorld, make_samples, to_plain, write_catalog
@@ -59,6 +60,15 @@ def test_groups_put_what_verl_puts(catalog: str, validate: bool) -> None:
         if fields:
             scores.add(to_plain(fields["extra_fields"])["reward_extra_info"]["dcg"])
     assert len(scores) > 1
+
+
+def test_a_share_of_the_lists_has_log_probs(catalog: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        world = RolloutWorld(catalog, patch, rollout_check_share=0.3).run()
+    for index in range(3):
+        log_probs = [to_plain(world.rows[f"train/u{index}_{n}_0"][1]["rollout_log_probs"]) for n in range(3)]
+        assert max(log_probs[0]) <= 0
+        assert {*log_probs[1], *log_probs[2]} == {NOT_REPORTED}
 
 
 def test_a_reward_that_raises_fails_its_group_and_is_named(catalog: str) -> None:

@@ -10,7 +10,18 @@ from verl.workers.rollout.replica import TokenOutput
 
 from convrec.features.feature import RolloutFeature
 from convrec.features.responses import Prompt, rollout_seed
-from convrec.rollout.sampler import GROUP, GroupSampler, merge_params, seeded_params, split_into_groups
+from convrec.rank_grpo.credit import NOT_REPORTED
+from convrec.rollout.sampler import (
+    GROUP,
+    GroupSampler,
+    count_reported_rollouts,
+    merge_params,
+    seeded_params,
+    split_into_groups,
+)
+from convrec.settings.run import Run
+from recipes.launch.recipe import RANK_GRPO
+from recipes.plan import planned_run
 from tests.convrec.rollout.fakes import FakeActor, tiny_tokenizer
 
 # ---- groups and seeds ----
@@ -88,8 +99,14 @@ class FakeClient:
         if self.error:
             raise self.error
         log_probs = [-position / 10 for position in range(len(self.token_ids))]
-        steps = {"global_steps": 4}
-        return [TokenOutput(token_ids=[*self.token_ids], log_probs=log_probs, extra_fields=steps) for _ in requests]
+        return [
+            TokenOutput(
+                token_ids=[*self.token_ids],
+                log_probs=log_probs if request["sampling_params"].get("logprobs", True) else None,
+                extra_fields={"global_steps": 4},
+            )
+            for request in requests
+        ]
 
 
 class FakeAgent:
@@ -108,10 +125,13 @@ def make_prompt(uid: str, n: int, text: str = "Hello", affinity: str = "", **col
 
 
 def make_sampler(
-    client: FakeClient, features: Sequence[RolloutFeature] = (), response_length: int = 12
+    client: FakeClient,
+    features: Sequence[RolloutFeature] = (),
+    response_length: int = 12,
+    num_reported: int | None = None,
 ) -> GroupSampler:
     agent: Any = FakeAgent()
-    return GroupSampler(agent, client, features, response_length, seed=7)
+    return GroupSampler(agent, client, features, response_length, seed=7, num_reported=num_reported)
 
 
 def test_one_call_samples_n_responses_of_each_prompt() -> None:
@@ -161,6 +181,52 @@ def test_features_add_their_sampling_params() -> None:
     params = [request["sampling_params"] for request in client.requests]
     assert [one["extra_args"]["excluded"] for one in params] == [[1], [1], [2]]
     assert all("seed" in one for one in params)
+
+
+def test_log_probs_are_reported_of_the_first_rollouts_of_each_prompt() -> None:
+    client = FakeClient([5, 6])
+    prompts = [make_prompt("a", 3), make_prompt("b", 2), make_prompt("c", 1, session_id=1)]
+    for prompt in prompts:
+        prompt.sampling_params["logprobs"] = True
+    responses = asyncio.run(make_sampler(client, num_reported=1).sample(prompts))
+    is_asked = [request["sampling_params"]["logprobs"] for request in client.requests]
+    assert is_asked == [True, False, False, True, False, False]  # `c` is a further turn of a rollout without
+    reported, unreported = [0.0, -0.1], [NOT_REPORTED] * 2
+    assert [response.output.response_logprobs for response in responses] == [
+        reported if asked else unreported for asked in is_asked
+    ]
+
+
+def test_a_validation_that_wants_no_log_probs_gets_none() -> None:
+    prompt = make_prompt("a", 2)
+    prompt.sampling_params["logprobs"] = False
+    responses = asyncio.run(make_sampler(FakeClient([5]), num_reported=1).sample([prompt]))
+    assert [response.output.response_logprobs for response in responses] == [None, None]
+
+
+def change_config(*changes: str) -> Run[Any]:
+    return Run.from_config(planned_run(RANK_GRPO, list(changes)).verl_config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ([], 1),
+        (["convrec.constrained=true"], 1),
+        (["convrec.rollout_check_share=0.3"], 3),
+        (["convrec.rollout_check_share=1"], 8),
+        (["actor_rollout_ref.actor.ppo_epochs=2"], None),
+        (["algorithm.rollout_correction.rollout_is=token"], None),
+        (["algorithm.rollout_correction.bypass_mode=true"], None),
+        (["convrec.repair=zero"], None),
+        (["algorithm_preset=gspo"], None),
+        (["+scale=separate_async", "algorithm.rollout_correction.rollout_is=null"], None),
+    ],
+)
+def test_log_probs_of_a_share_are_enough_where_they_only_serve_the_comparison(
+    changes: list[str], count: int | None
+) -> None:
+    assert count_reported_rollouts(change_config(*changes)) == count
 
 
 def test_a_server_that_fails_is_released() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from convrec.features.responses import TURN
 from convrec.features.rewards.parts import combined
+from convrec.rank_grpo.credit import NOT_REPORTED
 from convrec.training.loss import rank_grpo_loss
 from convrec.training.rank_method import RankMethod
 from tests.convrec.conftest import nested
@@ -134,6 +135,59 @@ def test_weights_of_the_rollout_correction_against_numpy(
             assert weight == pytest.approx(expected, rel=1e-5)
             kept += 0 < weight < 1.5
     assert kept  # not all are at a bound
+
+
+def test_log_probs_of_a_share_of_the_lists_change_nothing_but_the_comparison(queue: Callable[..., Any]) -> None:
+    """Loss, gradient and metrics of two micro-batches, with log-probs of all lists and of the first of each prompt."""
+    from verl.utils.metric import Metric
+    from verl.utils.tensordict_utils import get_tensordict
+
+    random = np.random.default_rng(0)
+    actor = [[0.0, *random.normal(-1, 0.4, len(row)).tolist(), 0.0] for row in RESPONSES]
+    differences = [random.uniform(0, 0.2, len(row)) for row in RESPONSES]
+    all_lists = [(np.array(row[1:-1]) - d).tolist() for row, d in zip(actor, differences, strict=True)]
+    share = [row if place % 2 == 0 else [NOT_REPORTED] * len(row) for place, row in enumerate(all_lists)]
+
+    def run(rollout: list[list[float]]) -> tuple[float, torch.Tensor, dict[str, float]]:
+        method, mask = rank_method(), nested([[1] * len(row) for row in RESPONSES])
+        started = queue(
+            tags=[{}] * 4,
+            uid=["a", "a", "b", "b"],
+            prompts=nested([[7, 8]] * 4),
+            responses=nested(RESPONSES),
+            response_mask=mask,
+            loss_mask=mask,
+            rollout_log_probs=nested(rollout),
+            extra_fields=[{"reward_extra_info": {"rank_returns": row, "score": 0.0}} for row in RETURNS],
+        )
+        metrics: dict[str, float] = {}
+        method.assign_credit(None, started.batch, metrics)
+        log_probs = nested(actor).requires_grad_()
+        counts = {"batch_num_tokens": sum(map(len, RESPONSES)), "global_batch_size": 4, "dp_size": 1}
+        names = ("prompts", "responses", "loss_mask", "advantages", "policy_units", "rollout_log_probs")
+        losses, parts = [], dict[str, Metric]()
+        for rows in (slice(0, 2), slice(2, 4)):
+            fields = {name: nested([row.tolist() for row in started.fields[name].unbind()[rows]]) for name in names}
+            of_rows = torch.nested.as_nested_tensor(log_probs.unbind()[rows], layout=torch.jagged)
+            data = get_tensordict(fields, counts)
+            loss, logged = rank_grpo_loss({"log_probs": of_rows}, data, settings=method.loss_settings())
+            losses.append(loss)
+            for name, metric in logged.items():
+                parts.setdefault(name, Metric(metric.aggregation)).append(metric)
+        sum(losses).backward()
+        metrics |= {f"actor/{name}": metric.aggregate() for name, metric in parts.items()}
+        method.finish_metrics(1, metrics)
+        return sum(losses).item(), log_probs.grad.values(), metrics
+
+    loss_of_all, gradient_of_all, metrics_of_all = run(all_lists)
+    loss, gradient, metrics = run(share)
+    assert gradient.any()
+    assert loss == loss_of_all
+    assert torch.equal(gradient, gradient_of_all)
+    for found, compared in ((metrics_of_all, differences), (metrics, differences[::2])):
+        assert float(found.pop("actor/rollout_diff_mean")) == pytest.approx(np.concatenate(compared).mean(), rel=1e-5)
+        assert float(found.pop("actor/rollout_diff_max")) == pytest.approx(np.concatenate(compared).max(), rel=1e-5)
+    assert metrics == metrics_of_all
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from convrec.rank_grpo.credit import NOT_SAMPLED
+from convrec.rank_grpo.credit import NOT_REPORTED, NOT_SAMPLED
 from convrec.training.rollout_check import (
     BF16_BOUND,
     FP32_BOUND,
@@ -15,8 +15,8 @@ from convrec.training.rollout_check import (
 )
 from tests.convrec.settings.test_run import run_with
 
-ROLLOUT = torch.tensor([[-1.0, -2.0, 0.0], [-0.5, NOT_SAMPLED, -0.25]])
-MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
+ROLLOUT = torch.tensor([[-1.0, -2.0, 0.0], [-0.5, NOT_SAMPLED, -0.25], [NOT_REPORTED] * 3])
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]])
 
 
 def batch(difference: float) -> dict[str, torch.Tensor]:
@@ -34,7 +34,13 @@ def test_a_rollout_that_differs_from_the_actor_ends_the_run() -> None:
 def test_a_difference_below_the_bound_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         check_rollout_is_policy(batch(-0.05), bound=0.1)
-    assert "mean |d log p| 0.05, max 0.05" in caplog.text
+    assert "2 of 3 responses compared, mean |d log p| 0.05, max 0.05" in caplog.text
+
+
+def test_a_batch_without_a_log_prob_to_compare_ends_the_run() -> None:
+    data = batch(0.0) | {"rollout_log_probs": torch.full_like(ROLLOUT, NOT_REPORTED)}
+    with pytest.raises(RuntimeError, match="no token whose log-prob the rollout reported"):
+        check_rollout_is_policy(data, bound=0.1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,10 @@ def test_each_row_keeps_the_logits_of_its_own_walk_and_other_rows_keep_all(catal
             for row, walk in rows.items():
                 expected_BV[row] = -torch.inf
                 expected_BV[row, walk.allowed()] = logits_BV[row, walk.allowed()]
-            assert torch.equal(mask.apply(logits_BV, rows), expected_BV)
+            nodes = [walk.node for walk in rows.values()]
+            closed = {
+                place: walk.closed[walk.node] for place, walk in enumerate(rows.values()) if walk.node in walk.closed
+            }
+            assert torch.equal(mask.apply(logits_BV, np.array([*rows]), np.array(nodes), closed), expected_BV)
         for walk in walks.values():
             walk.advance(rng.choice(walk.allowed()))
