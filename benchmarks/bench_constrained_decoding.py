@@ -9,7 +9,8 @@ free         vLLM without a logits processor
 constrained  with this program's, each list with 10 items excluded; `prepared but free`: the same engine without asking
 
 Each writes `--lists` lists at once to `--tokens` tokens, none ends earlier. A step is one token of all lists: medians
-of (seconds - seconds for one token) / (tokens - 1), sampled and greedy; ratios are medians of the rounds' ratios.
+of (seconds - seconds for one token) / (tokens - 1), sampled with log-probs of all lists, of an eighth and of none, and
+greedy; ratios are medians of the rounds' ratios.
 """
 
 import argparse
@@ -32,7 +33,14 @@ from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
 
 WORDS, PROMPT, EXCLUDED = 151_936, 64, 10
-SAMPLINGS: dict[str, dict[str, Any]] = {"sampled": {"temperature": 1.0, "logprobs": 0}, "greedy": {"temperature": 0.0}}
+ALL, NONE = 1, 0
+# name -> temperature, and of every how many lists one reports log-probs
+SAMPLINGS = {
+    "sampled": (1.0, ALL),
+    "sampled, an eighth with log-probs": (1.0, 8),
+    "sampled, no log-probs": (1.0, NONE),
+    "greedy": (0.0, NONE),
+}
 
 
 def main() -> None:
@@ -110,12 +118,14 @@ def compare(
     engines["prepared but free"] = engines["constrained"]
     prompts = [{"prompt_token_ids": rng.choices(range(1000, 100_000), k=PROMPT)} for _ in range(options.lists)]
 
-    def seconds(way: str, sampling: dict[str, Any], tokens: int) -> float:
+    def seconds(way: str, sampling: tuple[float, int], tokens: int) -> float:
+        temperature, every = sampling
         asked = []
-        for _ in prompts:
+        for number in range(len(prompts)):
             extra = {ITEMS: 20, EXCLUDE: rng.sample(range(items), EXCLUDED)} if way == "constrained" else None
             common = {"max_tokens": tokens, "ignore_eos": True, "detokenize": False, "extra_args": extra}
-            asked.append(SamplingParams(**common, **sampling))
+            log_probs = 0 if every and number % every == 0 else None
+            asked.append(SamplingParams(**common, temperature=temperature, logprobs=log_probs))
         start = time.perf_counter()
         done = engines[way].generate(prompts, asked, use_tqdm=False)
         spent = time.perf_counter() - start

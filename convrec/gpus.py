@@ -1,6 +1,8 @@
 """GPUs of this machine, and why torch cannot use those that are there."""
 
 import os
+import shutil
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -40,6 +42,27 @@ def usable_gpus() -> int:
 def is_hidden() -> bool:
     """Whether CUDA_VISIBLE_DEVICES hides all devices of this machine."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+
+
+def attention_settings() -> dict[str, str]:
+    """Return vLLM's option for its attention, where its own choice needs a compiler that this machine lacks.
+
+    With compute capability 10 (B200, GB200) vLLM prefers FlashInfer, whose kernels nvcc compiles at the start. Its next
+    choice, flash-attn, comes compiled with vLLM.
+    """
+    if shutil.which("nvcc") or not any(capability.startswith("10.") for capability in compute_capabilities()):
+        return {}
+    return {"attention_backend": "FLASH_ATTN"}
+
+
+def compute_capabilities() -> list[str]:
+    """Return the compute capability of each GPU, as 9.0; none without NVIDIA's driver. Does not start CUDA."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.split()
 
 
 def check_vllm_runs_on_cpu() -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from convrec.gpus import check_vllm_runs_on_cpu, usable_gpus
+from convrec.gpus import attention_settings, check_vllm_runs_on_cpu, usable_gpus
 
 NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # what vLLM compiles on a CPU, a count over log-probs, costs 14 of 34 s
 NO_NVCC = ("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM compiles it at its start; a machine with a driver alone cannot
@@ -28,7 +28,7 @@ def engine_settings(tensor_parallel: int, spare_cores: int = 0) -> tuple[bool, d
         settings["distributed_executor_backend"] = ONE_PROCESS
     if usable_gpus():
         os.environ.setdefault(*SPAWN)
-        return False, settings | {"gpu_memory_utilization": 0.85}
+        return False, settings | {"gpu_memory_utilization": 0.85, **attention_settings()}
     check_vllm_runs_on_cpu()
     return True, settings | _cpu_settings(spare_cores)
 

@@ -15,6 +15,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.sampling_params import RequestOutputKind
 
+from convrec.gpus import attention_settings
 from convrec.runs.guard import in_run_folder
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class ConvRecHttpServer(vLLMHttpServer):
         super()._preprocess_engine_kwargs(engine_kwargs)
         if not self.config.prometheus.enable:  # Prometheus reads the server's /metrics
             engine_kwargs["middleware"] = [f"{RefuseRequests.__module__}.{RefuseRequests.__qualname__}"]
+        if not {"attention_backend", "attention_config"} & engine_kwargs.keys():
+            engine_kwargs |= attention_settings()
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         await super().launch_server(*args, **kwargs)

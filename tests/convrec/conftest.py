@@ -1,6 +1,7 @@
-"""TransferQueue in memory, for what reads and writes the rows of a step."""
+"""TransferQueue in memory, for what reads and writes the rows of a step; machines that a test has not got."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +48,25 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Queue]:
         return started
 
     return start
+
+
+@pytest.fixture
+def with_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give the PATH of a machine: with_gpus(capabilities, has_nvcc) -> what NVIDIA's driver says, and its compiler."""
+
+    def set_path(capabilities: Sequence[str], has_nvcc: bool) -> None:
+        programs = {"nvidia-smi": "".join(f"echo {capability}\n" for capability in capabilities)}
+        if has_nvcc:
+            programs["nvcc"] = ""
+        for name, script in programs.items():
+            file = tmp_path / name
+            file.write_text(f"#!/bin/sh\n{script}")
+            file.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return set_path
+
+
+@pytest.fixture
+def b200_without_nvcc(with_gpus: Callable[..., None]) -> None:
+    with_gpus(["10.0"], has_nvcc=False)

@@ -1,5 +1,6 @@
 """GPUs that are there and cannot be used are an error, not a CPU. torch is patched: no GPU is here."""
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -65,3 +66,26 @@ def test_vllm_built_for_gpus_is_no_cpus(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UserError, match=r"no GPU is visible \(CUDA_VISIBLE_DEVICES=\), and vLLM 0\.24\.0 is built for"):
         gpus.check_vllm_runs_on_cpu()
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "has_nvcc", "settings"),
+    [
+        (["10.0", "10.0"], False, {"attention_backend": "FLASH_ATTN"}),
+        (["10.3"], False, {"attention_backend": "FLASH_ATTN"}),
+        (["10.0"], True, {}),
+        (["9.0"], False, {}),
+        (["12.0"], False, {}),
+        ([], False, {}),
+    ],
+)
+def test_attention_needs_no_compiler_that_the_machine_lacks(
+    with_gpus: Callable[..., None], capabilities: list[str], has_nvcc: bool, settings: dict[str, str]
+) -> None:
+    with_gpus(capabilities, has_nvcc)
+    assert gpus.attention_settings() == settings
+
+
+def test_a_machine_without_nvidias_driver_has_no_capabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.compute_capabilities() == []

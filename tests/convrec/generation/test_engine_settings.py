@@ -1,9 +1,15 @@
 """What vLLM makes of our settings, as its own code reads them; no engine starts."""
 
+import __future__
+
+import ast
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -46,3 +52,32 @@ def test_a_models_own_penalties_change_no_answer_but_its_stops_count(tmp_path: P
     model_config = AsyncEngineArgs(str(folder), max_model_len=128, **settings).create_model_config()
     assert model_config.get_diff_sampling_param() == {}
     assert model_config.try_get_generation_config()["eos_token_id"] == own["eos_token_id"]
+
+
+def test_a_b200_without_a_compiler_gets_attention_that_needs_none(
+    monkeypatch: pytest.MonkeyPatch, b200_without_nvcc: None
+) -> None:
+    from vllm import AsyncEngineArgs
+
+    monkeypatch.setattr(module, "usable_gpus", lambda: 1)
+    _, settings = engine_settings(tensor_parallel=1)
+    assert settings["attention_backend"] == "FLASH_ATTN"
+    assert AsyncEngineArgs("model", **settings).attention_backend == "FLASH_ATTN"
+
+
+def test_vllm_still_prefers_flashinfer_on_a_b200_alone() -> None:
+    """Where this changes, `convrec.gpus.attention_settings` may go. The module needs CUDA; the function does not."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    package = importlib.util.find_spec("vllm")
+    assert package is not None
+    assert package.origin is not None
+    module_tree = ast.parse((Path(package.origin).parent / "platforms" / "cuda.py").read_text(encoding="utf-8"))
+    (function,) = (node for node in module_tree.body if getattr(node, "name", "") == "_get_backend_priorities")
+    flags = __future__.annotations.compiler_flag
+    code = compile(ast.Module([function], []), "cuda.py", "exec", flags=flags, dont_inherit=True)
+    namespace: dict[str, Any] = {"AttentionBackendEnum": AttentionBackendEnum, "cache": lambda one: one}
+    exec(code, namespace)
+    choose = namespace["_get_backend_priorities"]
+    first = {major: choose(False, SimpleNamespace(major=major))[0].name for major in (8, 9, 10, 12)}
+    assert first == {8: "FLASH_ATTN", 9: "FLASH_ATTN", 10: "FLASHINFER", 12: "FLASH_ATTN"}

@@ -20,14 +20,16 @@ from convrec.cpu.server import CPUHttpServer
 from convrec.rollout.server import ConvRecHttpServer, RefuseRequests
 
 
-def middleware_of(server: type, with_prometheus: bool) -> list[str]:
-    """What vLLM's own parser makes of the options that the server starts it with."""
+def parse_options(server: type, with_prometheus: bool, **options: Any) -> Any:
+    """What vLLM's own parser makes of the options that the server starts it with, the user's among them."""
     one: Any = object.__new__(server)
     one.config = SimpleNamespace(prometheus=SimpleNamespace(enable=with_prometheus))
-    options: dict[str, Any] = {}
     one._preprocess_engine_kwargs(options)
-    arguments = build_cli_args_from_config(options)
-    return make_arg_parser(FlexibleArgumentParser()).parse_args(arguments).middleware
+    return make_arg_parser(FlexibleArgumentParser()).parse_args(build_cli_args_from_config(options))
+
+
+def middleware_of(server: type, with_prometheus: bool) -> list[str]:
+    return parse_options(server, with_prometheus).middleware
 
 
 @pytest.mark.parametrize("server", [ConvRecHttpServer, CPUHttpServer])
@@ -65,3 +67,9 @@ def test_no_request_reaches_the_application_which_still_starts_and_ends() -> Non
         with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
             pass
     assert calls == ["start", "end"]
+
+
+def test_a_b200_without_a_compiler_gets_attention_that_needs_none(b200_without_nvcc: None) -> None:
+    assert parse_options(ConvRecHttpServer, False).attention_backend == "FLASH_ATTN"
+    own = parse_options(ConvRecHttpServer, False, attention_backend="TRITON_ATTN")
+    assert own.attention_backend == "TRITON_ATTN"
