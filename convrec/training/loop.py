@@ -153,27 +153,42 @@ class TrainingLoop:
         engine.on_train_begin()
         saving.save_on_signals(self.run_folder)
         for step in tqdm(steps, total=engine.total_training_steps, initial=done, desc="training"):
-            engine.begin_step(step.number)
-            metrics: dict[str, Any] = {}
-            with self.phase("step", is_watched=False):
-                engine.on_step_begin()
-                engine._start_profiling()
-                # verl sends the next prompts, and calls `update_once` through `_step_once`: once, or
-                # `parameter_sync_step` times if it is asynchronous.
-                batch = engine.step(metrics, engine.timing_raw)
-                engine._stop_profiling()
-                self.record(step, batch, metrics)
-                check_finite(step.number, metrics, self.run_folder)
-                stop_requested = saving.take_stops(self.run_folder)
-                if step.saves or stop_requested:
-                    self.save()
-                late_metrics = self.synchronise_weights()
-            if step.validates:
-                late_metrics |= self.validate()
-            self.finish_step(step, batch, metrics, late_metrics)
+            stop_requested = self.run_step(step)
             if stop_requested and not step.is_last:
                 raise saving.StopRequested(step.number)
         engine.on_train_end()
+
+    def run_step(self, step: Step) -> bool:
+        """Train a step; save and validate where the step does so, and save where the run is asked to stop.
+
+        Returns:
+            Whether the run was asked to stop. The step is then saved, whenever in the step that was.
+        """
+        engine = self.engine
+        engine.begin_step(step.number)
+        metrics: dict[str, Any] = {}
+        with self.phase("step", is_watched=False):
+            engine.on_step_begin()
+            engine._start_profiling()
+            # verl sends the next prompts, and calls `update_once` through `_step_once`: once, or
+            # `parameter_sync_step` times if it is asynchronous.
+            batch = engine.step(metrics, engine.timing_raw)
+            engine._stop_profiling()
+            self.record(step, batch, metrics)
+            check_finite(step.number, metrics, self.run_folder)
+            stop_requested = saving.take_stops(self.run_folder)
+            is_saved = step.saves or stop_requested
+            if is_saved:
+                self.save()
+            late_metrics = self.synchronise_weights()
+        if step.validates:
+            late_metrics |= self.validate()
+        if saving.take_stops(self.run_folder):
+            stop_requested = True
+            if not is_saved:
+                self.save_after_sync(step, late_metrics)
+        self.finish_step(step, batch, metrics, late_metrics)
+        return stop_requested
 
     def update_once(self, metrics: dict[str, Any], num_prompts: int) -> KVBatchMeta:
         """Sample a batch and update the policy on it, in the order of the diagram above.
@@ -227,6 +242,17 @@ class TrainingLoop:
         """Write a checkpoint, before the weights are synchronised: that wakes vLLM, which fills the GPU again."""
         with self.phase("save_checkpoint"):
             self.engine._save_checkpoint()
+
+    def save_after_sync(self, step: Step, metrics: dict[str, Any]) -> None:
+        """Save a step in which the run was asked to stop when the rollout already had the new weights.
+
+        Args:
+            step: the step that ends.
+            metrics: its late metrics. Where it was validated, it may be the best of the steps that are saved.
+        """
+        self.engine.free_training_devices()
+        self.save()
+        saving.note_validation(self.run_folder, step.number, metrics, self.engine.max_checkpoints)
 
     def synchronise_weights(self) -> dict[str, Any]:
         """Give the rollout the new weights; verl times it. Returns what verl logs about it."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode, PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from convrec.rank_grpo import NAME
@@ -32,6 +32,11 @@ class RankGRPOSeparateAsyncTrainer(TrainingEngine, PPOTrainerSeparateAsync):
     def _setup(self) -> None:
         trainer_separate_async.logger = _WithoutFlush(trainer_separate_async.logger, {})
         super()._setup()
+
+    def free_training_devices(self) -> None:
+        """A validation may have left rollout on the training devices, too; requests that are under way there end."""
+        if self.current_mode is HybridEngineMode.ROLLOUT:
+            self.switch_to_trainer()
 
     def _replicas(self) -> list[Any]:
         standalone = self.standalone_server_manager.get_replicas() if hasattr(self, "standalone_server_manager") else []

@@ -257,6 +257,13 @@ class TrainingEngine:
 
     # ---- checkpoints ----
 
+    def free_training_devices(self) -> None:
+        """Put the vLLM servers that share the training devices to sleep, as before an update.
+
+        A checkpoint takes memory there when weights come back that were offloaded.
+        """
+        self.checkpoint_manager.sleep_replicas()
+
     def _save_checkpoint(self) -> None:
         saving.save(self.run_folder, self.global_steps, self._write_checkpoint, self.max_checkpoints)
 

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from convrec.errors import UserError
+from convrec.errors import UserError, one_line
 
 DEFAULT_FILE = "~/.ray/auth_token"  # Ray's
 GCS_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
@@ -18,15 +18,17 @@ def check_token(address: str) -> None:
     """Ask Ray whether it lets this process in: ray.init would try for minutes, and not say why.
 
     Args:
-        address: RAY_ADDRESS. What is not host:port (`auto`, `ray://head:10001`) is left to Ray.
+        address: RAY_ADDRESS: host:port, or `auto` for a node of the cluster. The rest, as `ray://head:10001`, is left
+            to Ray.
 
     Raises:
         UserError: It asks for a token, and this process has none, another one, or would not send it.
     """
     takes_kubernetes_token = "RAY_ENABLE_K8S_TOKEN_AUTH" in os.environ  # a service account's, which Ray finds by itself
-    if takes_kubernetes_token or not HOST_AND_PORT.fullmatch(address):
+    gcs_address = _resolve_address(address)
+    if takes_kubernetes_token or not gcs_address:
         return
-    if _is_refused(address, "") and (not _sends_token() or _is_refused(address, _read_token())):
+    if _is_refused(gcs_address, "") and (not _sends_token() or _is_refused(gcs_address, _read_token())):
         raise UserError(describe_missing_token(address))
 
 
@@ -44,10 +46,23 @@ def describe_missing_token(address: str) -> str:
 
 
 def is_open(address: str) -> bool:
-    """Whether Ray at this host:port answers without a token."""
+    """Whether Ray at this address, which is one of `check_token`, answers without a token."""
     import grpc
 
-    return HOST_AND_PORT.fullmatch(address) is not None and _ask(address, "") is grpc.StatusCode.OK
+    gcs_address = _resolve_address(address)
+    return gcs_address != "" and _ask(gcs_address, "") is grpc.StatusCode.OK
+
+
+def _resolve_address(address: str) -> str:
+    """Return host and port of the gcs_server of RAY_ADDRESS; "" where it has none that can be asked."""
+    if address == "auto":
+        from ray._private import services
+
+        try:
+            return services.canonicalize_bootstrap_address(address) or ""
+        except ConnectionError:  # no Ray runs on this machine
+            return ""
+    return address if HOST_AND_PORT.fullmatch(address) else ""
 
 
 def _is_refused(address: str, token: str) -> bool:
@@ -79,7 +94,13 @@ def _read_token() -> str:
     place = _token_place()
     if place in ("", "RAY_AUTH_TOKEN"):
         return os.environ.get("RAY_AUTH_TOKEN", "")
-    return Path(place).read_text(encoding="utf-8").strip()
+    try:
+        return Path(place).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{place}: the cluster's token cannot be read here ({one_line(error)}): copy the head node's "
+            f"{DEFAULT_FILE} there, with mode 600 and you as its owner"
+        ) from error
 
 
 def _token_place() -> str:
@@ -87,4 +108,4 @@ def _token_place() -> str:
     if os.environ.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN"
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or DEFAULT_FILE).expanduser()
-    return str(file) if file.is_file() else ""
+    return str(file) if os.path.isfile(file) else ""  # Path's raises for a folder that may not be entered

@@ -124,12 +124,15 @@ def data_preparation(demo: Demo, out: Path) -> Stage:
     return Stage((sys.executable, "-m", "recipes", "data", "sample", "--out", str(out), *rows), says=AGAIN)
 
 
-def stopped(stage: Stage, folder: Path, moment: Moment, number: signal.Signals) -> str:
-    """Start it, signal it at the moment, and check how it ends. folder: its output is in `out` there. Returns its last
-    line."""
+def stopped(stage: Stage, folder: Path, moment: Moment, number: signal.Signals) -> tuple[str, int]:
+    """Start it, signal it at the moment, and check how it ends.
+
+    folder: its output is in `out` there. Returns its last line, and the last step that had ended when the signal came.
+    """
     outside = {name: value for name, value in os.environ.items() if name != "SAVE_ON_TERM"}
     with alone([*stage.command], outside | stage.environment, folder) as run:
         run.wait_for(lambda: moment(run, folder / "out"))
+        ended = max(trained_steps(folder / "out"), default=0)
         os.kill(run.pid, number)
         begin = time.monotonic()
         status = run.end(END_SECONDS)
@@ -139,7 +142,7 @@ def stopped(stage: Stage, folder: Path, moment: Moment, number: signal.Signals) 
     lines = [line for line in said[max(0, said.find("starting ")) :].splitlines() if line.strip()]
     assert not [line for line in lines[:-1] if not is_progress(line)], said[-3000:]
     assert not (folder / "out" / "running").exists()
-    return lines[-1]
+    return lines[-1], ended
 
 
 def is_progress(line: str) -> bool:
@@ -162,6 +165,9 @@ OF_SFT = {
     "validation": within("infer_batch", 1),
 }
 
+# A step that is validated is not saved: the stop has to save it.
+EACH_STEP = {"checkpoint": {"SAVE_FREQ": "1"}, "validation": {"TEST_FREQ": "1"}}
+
 
 @SIGNALS
 @pytest.mark.parametrize("phase", OF_RANK_GRPO)
@@ -170,14 +176,13 @@ def test_rank_grpo(trained, tmp_path, phase, number):
     out = tmp_path / "out"
     stage = training(trained, out, "run_rank_grpo.sh")
     in_steps = OF_RANK_GRPO[phase] not in (ray_is_starting, vllm_is_starting)
-    often = {"SAVE_FREQ": "1", "TEST_FREQ": "1"} if phase in ("checkpoint", "validation") else {}
-    stage.environment.update({"ROLLOUT_N": "4", "SAVE_FREQ": "1000", "TEST_FREQ": "-1"} | often)
-    said = stopped(stage, tmp_path, OF_RANK_GRPO[phase], number)
+    stage.environment.update({"ROLLOUT_N": "4", "SAVE_FREQ": "1000", "TEST_FREQ": "-1"} | EACH_STEP.get(phase, {}))
+    said, ended = stopped(stage, tmp_path, OF_RANK_GRPO[phase], number)
     step = latest_step(out)
     assert said == f"stopped {'as asked ' if in_steps else ''}after step {step}; the same command resumes"
     assert (step >= 1) == in_steps
     if in_steps:
-        assert step == max(trained_steps(out))  # the step that was running is saved, and logged
+        assert step == max(trained_steps(out)) == ended + 1  # the step that was running is saved, and logged
 
 
 @SIGNALS
@@ -186,9 +191,8 @@ def test_sft(trained, tmp_path, phase, number):
     out = tmp_path / "out"
     stage = training(trained, out, "run_sft.sh")
     in_steps = phase != "start"
-    often = "1" if phase in ("checkpoint", "validation") else "1000"
-    stage.environment.update({"SAVE_FREQ": often, "TEST_FREQ": often})
-    said = stopped(stage, tmp_path, OF_SFT[phase], number)
+    stage.environment.update({"SAVE_FREQ": "1000", "TEST_FREQ": "1000"} | EACH_STEP.get(phase, {}))
+    said, _ = stopped(stage, tmp_path, OF_SFT[phase], number)
     assert said == f"stopped {'as asked ' if in_steps else ''}after step {latest_step(out)}; the same command resumes"
     if in_steps:
         assert latest_step(out) == max(trained_steps(out))
@@ -198,12 +202,12 @@ def test_sft(trained, tmp_path, phase, number):
 @pytest.mark.parametrize("moment", [generation_is_starting, within("_run_engine")], ids=["vllm_starts", "lists"])
 def test_evaluation(trained, tmp_path, moment, number):
     stage = evaluation(trained, tmp_path / "out")
-    assert stopped(stage, tmp_path, moment, number) == stage.says
+    assert stopped(stage, tmp_path, moment, number)[0] == stage.says
 
 
 @SIGNALS
 @pytest.mark.parametrize("seconds", [0.3, 5], ids=["imports", "rows"])
 def test_data_preparation(trained, tmp_path, seconds, number):
     stage = data_preparation(trained, tmp_path / "out")
-    assert stopped(stage, tmp_path, after(seconds), number) == stage.says
+    assert stopped(stage, tmp_path, after(seconds), number)[0] == stage.says
     assert {path.name for path in tmp_path.iterdir()} == {"said", "left.json"}  # neither the folder nor a part of it

@@ -51,20 +51,44 @@ class Cluster:
         self.other_folder = Path(f"{self.ray_folder}b")  # a node's agent deletes and unpacks anew what it finds there
         self.raylets: list[psutil.Process] = []
 
-    def ray(self, *arguments: str) -> None:
-        command = [str(Path(sys.executable).parent / "ray"), *arguments]
-        done = subprocess.run(command, env=self.environment, check=False, capture_output=True, text=True, timeout=300)
+    def ray(self, *arguments: str) -> str:
+        """Run a command of Ray's with the token. Returns what it prints."""
+        done = self.try_ray(self.environment, *arguments)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def try_ray(self, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "ray"), *arguments]
+        return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=300)
+
+    @property
+    def address(self) -> str:
+        """Of Ray's gcs_server, which further nodes join."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def job_address(self) -> str:
+        """Of the dashboard, to which jobs are submitted."""
+        return f"http://127.0.0.1:{self.dashboard}"
 
     def start(self) -> None:
-        # 8 CPU slots: a run on one of them takes 6, and its preflight may see another's actors being placed
-        slots = ["--num-gpus=1", "--num-cpus=8", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+        self.start_head()
+        self.ray("start", *self.other_arguments())
+
+    def start_head(self) -> None:
         head = ["--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}"]
         head += ["--include-dashboard=true", f"--temp-dir={self.ray_folder}"]
+        self.ray("start", *head, *self.node_arguments())
+
+    def other_arguments(self) -> list[str]:
+        """Of `ray start` of the second node."""
+        return [f"--address={self.address}", f"--temp-dir={self.other_folder}", *self.node_arguments()]
+
+    def node_arguments(self) -> list[str]:
+        # 8 CPU slots: a run on one of them takes 6, and its preflight may see another's actors being placed
+        slots = ["--num-gpus=1", "--num-cpus=8", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
         # two nodes on one address, and other clusters may run here: their agents need ports of their own
-        self.ray("start", *head, *slots, f"--dashboard-agent-listen-port={free_port()}")
-        other = [f"--address=127.0.0.1:{self.port}", f"--temp-dir={self.other_folder}"]
-        self.ray("start", *other, *slots, f"--dashboard-agent-listen-port={free_port()}")
+        return [*slots, f"--dashboard-agent-listen-port={free_port()}"]
 
     def processes(self) -> list[psutil.Process]:
         """Whatever has this cluster's folder or token in its environment or on its command line."""
@@ -94,7 +118,7 @@ class Cluster:
 
     def start_script(self, script: str, *overrides: str, **variables: str) -> subprocess.Popen:
         environment = self.environment | self.files
-        environment |= {"RAY_ADDRESS": f"http://127.0.0.1:{self.dashboard}", "PYTHON": sys.executable}
+        environment |= {"RAY_ADDRESS": self.job_address, "PYTHON": sys.executable}
         return subprocess.Popen(
             ["bash", str(ROOT / script), *overrides],
             env=environment | {"LOGGER": "console,file"} | variables,

@@ -55,13 +55,27 @@ class SFTLoop:
             metrics = self.update(step, next(batches))
             engine.logger.log(data=metrics, step=step.number)
             check_finite(step.number, metrics, self.run_folder)
-            stop_requested = saving.take_stops(self.run_folder)
-            if step.saves or stop_requested:
-                engine.ckpt_handler.save_checkpoint(step.number)
-            if step.validates:
-                self.validate(step.number)
-            if stop_requested and not step.is_last:
+            if self.finish_step(step) and not step.is_last:
                 raise saving.StopRequested(step.number)
+
+    def finish_step(self, step: Step) -> bool:
+        """Save and validate where the step does so, and save where the run is asked to stop.
+
+        Returns:
+            Whether the run was asked to stop. The step is then saved, whenever in the step that was.
+        """
+        save = self.engine.ckpt_handler.save_checkpoint
+        stop_requested = saving.take_stops(self.run_folder)
+        is_saved = step.saves or stop_requested
+        if is_saved:
+            save(step.number)
+        metrics = self.validate(step.number) if step.validates else {}
+        if saving.take_stops(self.run_folder):
+            stop_requested = True
+            if not is_saved:
+                save(step.number)
+                saving.note_validation(self.run_folder, step.number, metrics, self.engine.max_checkpoints)
+        return stop_requested
 
     def iter_batches(self, done: int) -> Iterator[Any]:
         """Yield batches from where the loaded checkpoint ended, epoch after epoch, each in an order of its own."""
@@ -89,15 +103,20 @@ class SFTLoop:
         self.num_tokens += num_tokens
         return metrics | {"train/global_tokens": num_tokens, TOKENS: self.num_tokens / 1e9}
 
-    def validate(self, step: int) -> None:
-        """Log the mean loss of the validation batches, and note whether the step's checkpoint is the best so far."""
+    def validate(self, step: int) -> dict[str, float]:
+        """Log the mean loss of the validation batches, and note whether the step's checkpoint is the best so far.
+
+        Returns:
+            What is logged; nothing without validation data.
+        """
         engine = self.engine
         if engine.val_dataloader is None:
-            return
+            return {}
         losses = [engine.infer_batch(self.to_tensordict(batch))["loss"] for batch in engine.val_dataloader]
         metrics = {VALIDATION_LOSS: torch.mean(torch.tensor(losses)).item()}
         engine.logger.log(data=metrics, step=step)
         saving.note_validation(self.run_folder, step, metrics, engine.max_checkpoints)
+        return metrics
 
     def to_tensordict(self, batch: Any) -> TensorDict:
         """Return a batch of the loader as verl's workers read it."""

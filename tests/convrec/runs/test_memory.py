@@ -1,9 +1,10 @@
 """What is said of a run whose processes were killed for memory: the kernel's own files, and real processes.
 
-The counters are those of a file system of the test's own: a kill by the kernel takes a cgroup to be killed in.
+The counters are those of a file system of the test's own; but for one test, which has the kernel kill.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from convrec.runs import guard, memory
+from tests.cgroups import cgroup_of_test
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 2**20
@@ -164,14 +166,14 @@ supervisor.begin()
 from pathlib import Path
 from convrec.runs import memory
 memory.SAMPLE_SECONDS = 0.1
-# counters that were lower when the run started
-memory.read_counters = lambda: memory.Counters(-1, -1, 0.0)
+{prepare}
 with memory.watched(Path({folder!r}), "Lower X", lambda text: supervisor.note(memory=text)):
     content = os.urandom(100 * 2**20)
     while memory._watch.told_bytes < 100 * 2**20:
         time.sleep(0.05)
     {end}
 """
+LOWER_COUNTERS = "memory.read_counters = lambda: memory.Counters(-1, -1, 0.0)  # when the run started"
 
 
 @pytest.mark.parametrize(("end", "is_said"), [("os.kill(os.getpid(), signal.SIGKILL)", True), ("pass", False)])
@@ -179,7 +181,7 @@ def test_a_driver_that_was_killed_for_memory_has_its_supervisor_say_so(
     run_folder: Path, end: str, is_said: bool
 ) -> None:
     environment = {**os.environ, guard.FOLDER_VARIABLE: str(run_folder)}
-    work = DRIVER.format(root=str(ROOT), folder=str(run_folder), end=end)
+    work = DRIVER.format(root=str(ROOT), folder=str(run_folder), prepare=LOWER_COUNTERS, end=end)
     done = subprocess.run(
         [sys.executable, "-c", work], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -188,6 +190,25 @@ def test_a_driver_that_was_killed_for_memory_has_its_supervisor_say_so(
     if is_said:
         assert "the run was seen to use up to 0." in done.stderr
         assert done.stderr.endswith("Lower X\n")
+
+
+def test_a_driver_that_the_kernel_kills_has_its_supervisor_say_so(run_folder: Path) -> None:
+    """It is the largest process of a cgroup that has no room for another 400 MiB."""
+    work = DRIVER.format(root=str(ROOT), folder=str(run_folder), prepare="", end=f"os.urandom({400 * MIB})")
+    environment = {**os.environ, guard.FOLDER_VARIABLE: str(run_folder)}
+    with cgroup_of_test() as cgroup:
+        cgroup.limit.write_text(str(300 * MIB))
+        command = ["sh", "-c", f'{cgroup.enter} && exec "$@"', "sh", sys.executable, "-c", work]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert cgroup.count_kills() == 1
+    assert done.returncode == 137, done.stderr
+    said = re.fullmatch(
+        r"Out of memory: the kernel's OOM killer has taken a process of this run's cgroup: the run was seen to use up "
+        r"to 0\.[123] GiB; 0\.3 GiB is the limit in (.*)\. Lower X\n",
+        done.stderr,
+    )
+    assert said, done.stderr
+    assert said[1] == str(cgroup.limit)
 
 
 def test_the_supervisor_is_told_little_however_long_memory_grows(

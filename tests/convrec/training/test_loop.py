@@ -23,6 +23,7 @@ class Engine:
 
     parameter_sync_step = 1
     use_reference_policy = True
+    max_checkpoints = None
 
     def __init__(self, total: int, done: int = 0, **trainer: Any) -> None:
         settings = {"val_before_train": False, "save_freq": 2, "test_freq": 2} | trainer
@@ -78,6 +79,9 @@ class Engine:
 
     def compute_time_metrics(self, batch: str) -> dict[str, Any]:
         return {f"timing_s/{name}": seconds for name, seconds in self.timing_raw.items()}
+
+    def free_training_devices(self) -> None:
+        self.done.append("free")
 
     def _save_checkpoint(self) -> None:
         self.done.append("save")
@@ -176,6 +180,60 @@ def test_a_request_to_stop_saves_once_at_the_end_of_the_step(tmp_path: Path, sto
     assert engine.done.index("save") < len(engine.done) - 1 - engine.done[::-1].index("synchronise")
     assert not (tmp_path / saving.STOP).exists()
     assert engine.logged[-1][0] == stopped_in
+
+
+@pytest.mark.parametrize(
+    ("asked_in", "save_freq", "end"),
+    [
+        ("_validate", 100, ["synchronise", "validate", "free", "save"]),
+        ("_validate", 1, ["save", "synchronise", "validate"]),
+        ("_save_checkpoint", 1, ["save", "synchronise", "validate"]),
+        ("on_step_end", 100, ["synchronise", "validate", "free", "save"]),
+    ],
+)
+def test_a_request_to_stop_that_comes_late_in_a_step_saves_that_step_and_trains_no_other(
+    tmp_path: Path, asked_in: str, save_freq: int, end: list[str]
+) -> None:
+    """A step that is saved after the rollout got its weights needs the memory of the training devices again."""
+    engine = Engine(total=5, save_freq=save_freq, test_freq=1)
+    call = getattr(engine, asked_in)
+
+    def ask_to_stop() -> Any:
+        (tmp_path / saving.STOP).touch()
+        return call()
+
+    setattr(engine, asked_in, ask_to_stop)
+    with pytest.raises(saving.StopRequested, match="after step 1"):
+        make_loop(engine, tmp_path).fit()
+    assert engine.done[-len(end) :] == end
+    assert engine.done.count("save") == 1
+    assert not (tmp_path / saving.STOP).exists()
+    assert engine.logged[-1][0] == 1
+    assert {"timing_s/save_checkpoint", "timing_s/testing", "val/ndcg"} <= engine.logged[-1][1].keys()
+
+
+def test_a_step_that_is_saved_after_its_validation_may_be_the_best(tmp_path: Path) -> None:
+    engine = Engine(total=5, save_freq=100, test_freq=2)
+    validate = engine._validate
+
+    def ask_to_stop() -> dict[str, float]:
+        (tmp_path / saving.STOP).touch()
+        return validate()
+
+    def write() -> None:
+        folder = saving.step_folder(tmp_path, engine.global_steps)
+        folder.mkdir()
+        (folder / "weights").write_text("1.5")
+        saving.write_tracker(tmp_path, engine.global_steps)
+
+    engine._validate = ask_to_stop  # type: ignore[method-assign]
+    engine._save_checkpoint = lambda: saving.save(  # type: ignore[method-assign]
+        tmp_path, engine.global_steps, write
+    )
+    with pytest.raises(saving.StopRequested, match="after step 2"):
+        make_loop(engine, tmp_path).fit()
+    assert saving.complete_steps(tmp_path) == [2]
+    assert saving.best_step(tmp_path) == 2
 
 
 def test_a_signal_asks_for_a_checkpoint_from_the_first_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from ray._private import services
 
 from convrec.errors import UserError
 from recipes.preflight import node
@@ -77,7 +78,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a cluster; the parameter is its token."""
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers([Gcs(request.param)])
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port("0.0.0.0:0")  # as Ray's, which a node finds by its own address
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None)
@@ -96,6 +97,9 @@ def test_who_would_be_refused_is_told_before_ray_tries(
     write_token(home)
     with pytest.raises(UserError, match="is another one"):
         node.connect()
+    (home / ".ray" / "auth_token").write_bytes(b"\xff" * 64)
+    with pytest.raises(UserError, match=r"auth_token: the cluster's token cannot be read here"):
+        node.connect()
     (home / ".ray" / "auth_token").write_text("1" * 64 + "\n")
     check_token(cluster)
     assert token_findings(cluster) == []
@@ -113,7 +117,36 @@ def test_an_open_cluster_lets_in_and_is_a_finding(cluster: str) -> None:
     assert [finding.status for finding in token_findings(cluster)] == ["warning"]
 
 
+@pytest.fixture
+def folder_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Ray looks for the cluster that this machine has joined; it sees no gcs_server that runs here."""
+    services.find_gcs_addresses.cache_clear()
+    monkeypatch.setattr(services, "_find_address_from_flag", lambda flag: set())
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("cluster", ["1" * 64], indirect=True)
+def test_a_node_of_the_cluster_without_its_token_is_told(
+    cluster: str, folder_of_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `ray start` leaves the head's address, which RAY_ADDRESS=auto stands for."""
+    (folder_of_ray / "ray_current_cluster").write_text(cluster)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(UserError, match="RAY_ADDRESS=auto: the cluster asks for a token, and RAY_AUTH_MODE=token is"):
+        node.connect()
+    assert token_findings("auto") == []
+
+
+@pytest.mark.parametrize("cluster", [""], indirect=True)
+def test_a_node_of_an_open_cluster_has_a_finding(cluster: str, folder_of_ray: Path) -> None:
+    (folder_of_ray / "ray_current_cluster").write_text(cluster)
+    assert [finding.status for finding in token_findings("auto")] == ["warning"]
+
+
 @pytest.mark.parametrize("address", ["auto", "ray://head:10001", "127.0.0.1:1"])
-def test_what_does_not_answer_is_left_to_ray(address: str) -> None:
+def test_what_does_not_answer_is_left_to_ray(address: str, folder_of_ray: Path) -> None:
     check_token(address)
     assert token_findings(address) == []

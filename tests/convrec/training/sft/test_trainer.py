@@ -75,7 +75,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Start or resume the run in tmp_path/run: verl's trainer, sampler, loader and checkpoints; a model of no weights.
 
     Returns the samples of each step trained. stop_after: the step in which it dies, after its checkpoint was written.
-    stop_file_in: the step of this start in which somebody makes RUN/stop. val_losses: of the validations.
+    stop_file_in: the step of this start in which somebody makes RUN/stop; stop_file_in_validation: in its first
+    validation instead. val_losses: of the validations.
     """
     from verl.trainer import sft_trainer
 
@@ -120,16 +121,22 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
         def _train_batch(self, data: Any) -> Any:
             self.seen.append([int(row[0]) for row in data["input_ids"].unbind()])
             if len(self.seen) == stop_in:
-                (tmp_path / "run").mkdir(exist_ok=True)
-                (tmp_path / "run" / "stop").touch()
+                ask_to_stop()
             loss = math.nan if len(self.seen) == nan_in else 1.5
             return sft_trainer.tu.get_tensordict({}, {"metrics": {"loss": loss}})
 
+    def ask_to_stop() -> None:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "stop").touch()
+
     def loss_of(data: Any) -> float:
+        if stops_in_validation:
+            ask_to_stop()
         return losses.pop(0) if losses else float(len(data["input_ids"].unbind()))
 
     val_rows = 0
     stop_in: int | None = None
+    stops_in_validation = False
     nan_in: int | None = None
     losses: list[float] = []
 
@@ -139,12 +146,17 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
         engine: Any = None,
         validation: int = 0,
         stop_file_in: int | None = None,
+        stop_file_in_validation: bool = False,
         val_losses: Sequence[float] = (),
         diverges_in: int | None = None,
         **trainer: Any,
     ) -> list[list[int]]:
-        nonlocal val_rows, stop_in, nan_in, losses
-        val_rows, stop_in, nan_in, losses = validation, stop_file_in, diverges_in, list(val_losses)
+        nonlocal val_rows, stop_in, stops_in_validation, nan_in, losses
+        val_rows = validation
+        stop_in = stop_file_in
+        stops_in_validation = stop_file_in_validation
+        nan_in = diverges_in
+        losses = list(val_losses)
         config = OmegaConf.create(
             {
                 "model": {"use_remove_padding": True},
@@ -184,7 +196,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
                 raise KeyboardInterrupt
 
         one.ckpt_handler.save_checkpoint = save_and_die
-        if stop_after is None and stop_file_in is None:
+        if stop_after is None and stop_file_in is None and not stop_file_in_validation:
             one.fit()
         else:
             with pytest.raises(KeyboardInterrupt if stop_after else saving.StopRequested):
@@ -244,6 +256,21 @@ def test_a_stop_file_saves_at_the_end_of_the_step(train: Train, tmp_path: Path, 
     assert saving.complete_steps(tmp_path / "run") == [step]
     assert not (tmp_path / "run" / "stop").exists()
     assert begun + train(save_freq=100) == whole
+
+
+@pytest.mark.parametrize(("save_freq", "saved"), [(100, [2]), (1, [1, 2])])
+def test_a_stop_file_of_a_validation_saves_the_step_that_is_validated(
+    train: Train, tmp_path: Path, save_freq: int, saved: list[int]
+) -> None:
+    often = {"save_freq": save_freq, "test_freq": 2, "validation": 4}
+    whole = train(**often)
+    (tmp_path / "run").rename(tmp_path / "whole")
+    begun = train(stop_file_in_validation=True, **often)
+    assert len(begun) == 2
+    assert saving.complete_steps(tmp_path / "run") == saved
+    assert saving.best_step(tmp_path / "run") == 2
+    assert not (tmp_path / "run" / "stop").exists()
+    assert begun + train(**often) == whole
 
 
 @pytest.mark.parametrize("step", [1, 4])
