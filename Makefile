@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo serve test test-nightly test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
+.PHONY: help setup demo demo-pretrained serve test test-nightly test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -15,6 +15,9 @@ setup: ## make or renew .venv (at once when nothing changed)
 
 demo: setup ## sample data, SFT, Rank-GRPO, evaluation and a report, on a CPU
 	@$(PY) -m recipes demo
+
+demo-pretrained: setup ## the same with SmolLM2-135M-Instruct, and what it was before training
+	@$(PY) -m recipes demo --pretrained
 
 serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/ (trains it first where it is not there)
 	@test -f outputs/demo/summary.json || $(PY) -m recipes demo

@@ -33,7 +33,7 @@ from convrec.report.html import Cell, Grid
 from convrec.runs.folder import LATEST, latest_step
 from convrec.runs.supervisor import die_with
 from convrec.same_request import as_kept
-from recipes.demo import experiment
+from recipes.demos.sizes import TINY, read_runs
 from recipes.gpu_check import line
 from recipes.launch.variables import VARIABLES
 from recipes.planning.figures import GPUS
@@ -107,7 +107,7 @@ Kept = dict[str, dict[str, Any]]  # part -> what became of it, as in PART.json; 
 def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]:
     """Commands that there are anyway. gpu_name: as torch says it, for the plan; without one that of an H100."""
     folder, data, sft = shlex.quote(str(out)), shlex.quote(str(demo / "data")), demo / "sft"
-    (_, rl), _ = experiment(demo, 450, 48)
+    _, rl, _ = read_runs(TINY, demo)
     common = {name: text for name, text in rl.variables.items() if name != "TOTAL_STEPS"}
     common |= {"SAVE_FREQ": "4", "SAVE_KEEP": "all", "TEST_FREQ": "8", "LOGGER": "console,file"}
 

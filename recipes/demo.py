@@ -1,14 +1,16 @@
-"""The whole method, small, on a CPU: sample data, a tiny model, SFT, Rank-GRPO, evaluation before and after, a report.
+"""The whole method, small, on a CPU: sample data, a model, SFT, Rank-GRPO, evaluation before and after, a report.
 
-    make demo            (or: convrec demo [--out outputs/demo])
+    make demo            (or: convrec demo [--out outputs/demo]): a tiny model, made on the spot
+    convrec demo --pretrained [MODEL] [--out outputs/pretrained]: a pretrained one, evaluated as it comes, too
 
 Every part is the real one: what run_sft.sh and run_rank_grpo.sh start, which drives verl, Ray, FSDP2 and vLLM. An
-interrupted demo continues where it was; a finished one is left alone.
+interrupted demo continues where it was; a finished one is left alone. recipes/demos/ has the sizes.
 
 OUT/summary.json:
-    models             {"popularity" | "retrieval" | "sft" | "rank_grpo" | "fused": {"recall@5": {"mean", "se"}, ...,
-                       "ndcg@20": {"mean", "se"}, "catalog_hit_ratio", "n"}}: test split, protocol `paper`, standard
-                       errors by bootstrap; fused: the lists of Rank-GRPO and of the retrieval made into one
+    models             {"popularity" | "retrieval" | "zero_shot" | "sft" | "rank_grpo" | "fused": {"recall@5": {"mean",
+                       "se"}, ..., "ndcg@20": {"mean", "se"}, "catalog_hit_ratio", "n"}}: test split, protocol `paper`,
+                       standard errors by bootstrap, up to the length of the lists; zero_shot: the pretrained model as
+                       it comes; fused: the lists of Rank-GRPO and of the retrieval made into one
     gain               rank_grpo minus sft, row by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
     seconds            {phase: seconds}, summed over the starts of an interrupted demo
     versions           {package: version} and "python"
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,29 +41,21 @@ from convrec.report.page import gain_text, table_row, text_table
 from convrec.runs.folder import latest_step
 from convrec.shipped import INSTALLED
 from recipes.cluster.jobs import say
+from recipes.demos.pretrained import choose_source, write_model
+from recipes.demos.sizes import PRETRAINED, TINY, Demo, has_bf16, read_runs
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.experiments.local_runs import evaluation_of, train
-from recipes.experiments.matrix_file import read_matrix
-from recipes.experiments.matrix_runs import MatrixRun, runs_of
+from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.variables import VARIABLES
 from recipes.options.demo import DemoOptions
+from recipes.planning.memory import available_bytes
 from recipes.report import report as write_report
 from recipes.retrieval import fit_retrieval
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
 
-OUT = DemoOptions.out  # `make serve` serves what is there
-KS = (5, 10, 20)
 PACKAGES = ("verl", "ray", "torch", "vllm", "transformers", "TransferQueue", "hydra-core", "pyarrow")
-
-
-def schedule(steps: int, validations: int) -> dict[str, str]:
-    """Save at thirds, so that an interruption costs little. With six validations what is saved has been validated."""
-    return {
-        "TOTAL_STEPS": str(steps),
-        "SAVE_FREQ": str(max(1, steps // 3)),
-        "TEST_FREQ": str(max(1, steps // validations)),
-    }
+GIB = 2**30
 
 
 class DemoSeconds:
@@ -83,107 +77,209 @@ class DemoSeconds:
             write_json(self.path, {"seconds": self.seconds})
 
 
-def experiment(out: Path, *steps: int) -> tuple[list[MatrixRun], dict[str, Any]]:
-    """SFT and Rank-GRPO, of so many steps, and how they are evaluated: demo.yaml."""
-    os.environ["DEMO"] = str(out)
-    if {'"', "\\", "$"} & set(str(out)):
-        raise UserError(f"--out {out}: a path without quotes, backslashes and dollar signs, since YAML has it")
-    matrix = read_matrix(Path(__file__).with_name("demo.yaml"))
-    pairs = zip(runs_of(matrix), map(schedule, steps, (2, 6)), strict=True)
-    return [replace(run, variables={**run.variables, **more}) for run, more in pairs], matrix.evaluate
+class DemoRun:
+    """One demo in its folder, a method for each phase. What is there already is not made again."""
 
+    def __init__(self, demo: Demo, out: Path) -> None:
+        self.demo = demo
+        self.out = out
+        self.data = out / "data"
+        self.model = out / "model"
+        self.retrieval = out / "retrieval"
+        self.sft, self.rl, self.evaluation = read_runs(demo, out)
+        self.usage = DemoSeconds(out)
 
-def run(out: Path, sft_steps: int = DemoOptions.sft_steps, rl_steps: int = DemoOptions.rl_steps) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    usage = DemoSeconds(out)
-    data, start, retrieval = out / "data", out / "model", out / "retrieval"
-    (sft, rl), evaluation = experiment(out, sft_steps, rl_steps)
-    for name in {variable.name for variable in VARIABLES} - {"LOGGER"} | {"RAY_ADDRESS"}:
-        os.environ.pop(name, None)  # what the caller's shell says to other runs
-    if not data.exists():
-        with usage.phase("data", "conversations about real films with generated tastes"):
-            subprocess.run([sys.executable, "-m", "recipes", "data", "sample", "--out", str(data)], check=True)
-    if not start.exists():
-        with usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
-            from transformers.utils.logging import disable_progress_bar
+    def run(self, source: str | None) -> Path:
+        """Run all phases, and return the path of the summary.
 
-            disable_progress_bar()  # of a file that is written at once
-            make_tiny_model(start, read_texts([data]), read_titles([data]))
-    if latest_step(out / sft.name) < sft_steps:
-        with usage.phase("sft", f"SFT on an imperfect teacher's lists, {sft_steps} steps"):
-            train(sft, out)
-    fused = {"retrieval": str(retrieval)}
-    chosen_on = {"data": str(data / "validation.parquet"), "out": str(out / "evaluation" / "weights")}
+        Args:
+            source: where a pretrained model comes from; None for the tiny one.
 
-    def scored(run: MatrixRun, **further: Any) -> dict[str, Any]:
-        return evaluate(EvaluationOptions(**evaluation_of(run, out, evaluation | further)))
+        Raises UserError for a phase that fails.
+        """
+        self.make_data()
+        self.make_model(source)
+        metrics = {}
+        if self.demo.is_pretrained:
+            metrics["zero_shot"] = self.evaluate_start()
+        self.train_sft()
+        with ThreadPoolExecutor(1) as beside, engines_kept():
+            work_beside = beside.submit(self.work_beside_training)
+            self.train_rank_grpo()
+            with self.usage.phase("evaluation", "greedy lists for the test split, and of similar conversations"):
+                metrics["sft"] = work_beside.result() or self.evaluate(self.sft)
+                metrics["rank_grpo"] = self.evaluate_fused()
+        with self.usage.phase("report", "tables, curves, conversations"):
+            report = self.write_report()
+        return self.summarize(metrics, report)
 
-    def beside_training() -> dict[str, Any]:
+    def make_data(self) -> None:
+        if self.data.exists():
+            return
+        with self.usage.phase("data", "conversations about real films with generated tastes"):
+            sample = [sys.executable, "-m", "recipes", "data", "sample", *self.demo.sample, "--out", str(self.data)]
+            subprocess.run(sample, check=True)
+
+    def make_model(self, source: str | None) -> None:
+        if self.model.exists():
+            return
+        if source is None:
+            with self.usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
+                from transformers.utils.logging import disable_progress_bar
+
+                disable_progress_bar()  # of a file that is written at once
+                make_tiny_model(self.model, read_texts([self.data]), read_titles([self.data]))
+        else:
+            with self.usage.phase("model", f"pretrained: {source}"):
+                write_model(source, self.model)
+
+    def evaluate_start(self) -> dict[str, Any]:
+        """Return the metrics of the pretrained model as it comes."""
+        with self.usage.phase("zero_shot", "greedy lists of the pretrained model for the test split"):
+            folder = self.out / "evaluation" / "zero_shot"
+            return evaluate(EvaluationOptions(model=str(self.model), out=str(folder), **self.evaluation))
+
+    def train_sft(self) -> None:
+        self.train(self.sft, self.demo.sft_steps, "SFT on an imperfect teacher's lists, {steps} steps")
+
+    def train_rank_grpo(self) -> None:
+        batch, lists = (self.rl.variables[name] for name in ("TRAIN_BATCH_SIZE", "ROLLOUT_N"))
+        text = f"Rank-GRPO, {{steps}} steps of {batch} conversations x {lists} lists"
+        self.train(self.rl, self.demo.rl_steps, text)
+
+    def train(self, run: MatrixRun, steps: int, text: str) -> None:
+        """Train a run where it has not come to its last step. text: of the phase, with a place for the steps."""
+        if latest_step(self.out / run.name) >= steps:
+            return
+        with self.usage.phase(run.name, text.format(steps=steps)):
+            train(run, self.out)
+
+    def work_beside_training(self) -> dict[str, Any] | None:
+        """Fit the retrieval and evaluate SFT while Rank-GRPO starts, which leaves a core idle.
+
+        Returns:
+            SFT's metrics; None where an evaluation is long enough to disturb the training.
+        """
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread, and of the engine it starts
-        if not retrieval.exists():
-            fit_retrieval([data / "train.parquet"], data / "validation.parquet", data / "catalog.parquet", retrieval)
-        return scored(sft, progress=False)
+        if not self.retrieval.exists():
+            files = (self.data / f"{name}.parquet" for name in ("train", "validation", "catalog"))
+            train_file, validation_file, catalog_file = files
+            fit_retrieval([train_file], validation_file, catalog_file, self.retrieval)
+        return None if self.demo.is_pretrained else self.evaluate(self.sft, progress=False)
 
-    with ThreadPoolExecutor(1) as beside, engines_kept():
-        of_sft = beside.submit(beside_training)  # while Rank-GRPO starts, which leaves a core idle
-        if latest_step(out / rl.name) < rl_steps:
-            with usage.phase("rank_grpo", f"Rank-GRPO, {rl_steps} steps of 16 conversations x 8 lists"):
-                train(rl, out)
-        with usage.phase("evaluation", "greedy lists of both models for the test split, and of similar conversations"):
-            sft_metrics = of_sft.result()
-            scored(rl, **fused, **chosen_on, weigh=True, against=None)  # in SFT's engine
-            rl_metrics = scored(rl, **fused)
-    with usage.phase("report", "tables, curves, conversations"):
-        evaluations = {"SFT": out / "evaluation" / "sft", "Rank-GRPO": out / "evaluation" / "rank_grpo"}
-        report = write_report([out / "sft", out / "rank_grpo"], out / "report.html", evaluations)
-    of_sft, of_rl = (metrics["results"]["paper"] for metrics in (sft_metrics, rl_metrics))
-    results = {name: of_rl[name] for name in ("popularity", "retrieval")}
-    results |= {"sft": of_sft["model"], "rank_grpo": of_rl["model"], "fused": of_rl["fused"]}
-    shown = (*(f"{metric}@{k}" for metric in ("recall", "ndcg") for k in KS), "catalog_hit_ratio", "n")
-    gain = {key: value for key, value in rl_metrics["paired"].items() if key != "against"}
-    summary = {
-        "models": {name: {key: result[key] for key in shown} for name, result in results.items()},
-        "gain": gain,
-        "seconds": usage.seconds,
-        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "settings": {run.name: run.variables for run in (sft, rl)},
-        "report": str(report),
-    }
-    write_json(out / "summary.json", summary)
-    say("\n" + text_table([table_row(name, result, KS) for name, result in results.items()]))
-    for name in ("recall@20", "ndcg@20"):
-        say(f"rank_grpo minus sft, {name}: {gain_text(gain[name])}, row by row")
-    say(f"{sum(usage.seconds.values()) / 60:.1f} minutes\nreport: {report}\nsummary:")
-    return out / "summary.json"
+    def evaluate_fused(self) -> dict[str, Any]:
+        """Return the metrics of Rank-GRPO, alone and fused with the retrieval, which the validation rows weigh."""
+        fused = {"retrieval": str(self.retrieval)}
+        rows = {"data": str(self.data / "validation.parquet"), "out": str(self.out / "evaluation" / "weights")}
+        self.evaluate(self.rl, **fused, **rows, weigh=True, against=None)
+        return self.evaluate(self.rl, **fused)
+
+    def evaluate(self, run: MatrixRun, **further: Any) -> dict[str, Any]:
+        """Return the metrics of a run on the test split, by the demo's settings and further ones."""
+        return evaluate(EvaluationOptions(**evaluation_of(run, self.out, self.evaluation | further)))
+
+    def write_report(self) -> Path:
+        """Write the HTML report, and return its path."""
+        folders = {"Zero-shot": "zero_shot"} if self.demo.is_pretrained else {}
+        folders |= {"SFT": "sft", "Rank-GRPO": "rank_grpo"}
+        evaluations = {name: self.out / "evaluation" / folder for name, folder in folders.items()}
+        return write_report([self.out / "sft", self.out / "rank_grpo"], self.out / "report.html", evaluations)
+
+    def summarize(self, metrics: Mapping[str, Mapping[str, Any]], report: Path) -> Path:
+        """Write summary.json and print the table. metrics: of each evaluation, by its model."""
+        results = collect_results(metrics)
+        gain = {key: value for key, value in metrics["rank_grpo"]["paired"].items() if key != "against"}
+        ks = self.evaluation["ks"]
+        shown = (*(f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks), "catalog_hit_ratio", "n")
+        summary = {
+            "models": {name: {key: result[key] for key in shown} for name, result in results.items()},
+            "gain": gain,
+            "seconds": self.usage.seconds,
+            "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "settings": {run.name: run.variables for run in (self.sft, self.rl)},
+            "report": str(report),
+        }
+        write_json(self.out / "summary.json", summary)
+        say("\n" + text_table([table_row(name, result, ks) for name, result in results.items()]))
+        for name in (f"recall@{ks[-1]}", f"ndcg@{ks[-1]}"):
+            say(f"rank_grpo minus sft, {name}: {gain_text(gain[name])}, row by row")
+        say(f"{sum(self.usage.seconds.values()) / 60:.1f} minutes\nreport: {report}\nsummary:")
+        return self.out / "summary.json"
+
+
+def collect_results(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the table compares, by name; the evaluation of Rank-GRPO has the lists without a model, too."""
+    by_model = {name: one["results"]["paper"] for name, one in metrics.items()}
+    with_others = by_model["rank_grpo"]
+    results = {name: with_others[name] for name in ("popularity", "retrieval")}
+    results |= {name: result["model"] for name, result in by_model.items()}
+    return results | {"fused": with_others["fused"]}
 
 
 def how_to_talk(out: Path) -> str:
-    """And, last, what a user gets of the model and the retrieval together, where the demo had both."""
+    """Return how to serve the demo's model: alone and, last, with the retrieval, where the demo had one."""
     serve = f"convrec serve --model demo={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
-    told = f"talk to the model in a browser: {'make serve' if out == OUT and not INSTALLED else serve}"
+    is_made_to_serve = out == TINY.out and not INSTALLED
+    alone = f"talk to the model in a browser: {'make serve' if is_made_to_serve else serve}"
     models = read_json(out / "summary.json")["models"]
     if "fused" not in models:
-        return told
-    both, model, alone = (f"{models[name]['ndcg@20']['mean']:.3f}" for name in ("fused", "rank_grpo", "retrieval"))
-    told += f"\nmodel and retrieval together: NDCG@20 {both} (the model alone {model}, the retrieval alone {alone}): "
-    return f"{told}{serve} --retrieval {out / 'retrieval'}"
+        return alone
+    longest = max(int(name.removeprefix("ndcg@")) for name in models["fused"] if name.startswith("ndcg@"))
+    ndcg = {name: f"{model[f'ndcg@{longest}']['mean']:.3f}" for name, model in models.items()}
+    figures = (
+        f"NDCG@{longest} {ndcg['fused']} (the model alone {ndcg['rank_grpo']}, the retrieval alone {ndcg['retrieval']})"
+    )
+    return f"{alone}\nmodel and retrieval together: {figures}: {serve} --retrieval {out / 'retrieval'}"
+
+
+def check_machine(demo: Demo, out: Path) -> None:
+    """Raise UserError where the disk or the memory would not do; what a demo has written already counts for it."""
+    written = sum(file.stat().st_size for file in out.rglob("*") if file.is_file() and not file.is_symlink())
+    existing = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
+    disk = (shutil.disk_usage(existing).free + written) / GIB
+    if disk < demo.disk_gib:
+        raise UserError(f"{out}: the demo needs {demo.disk_gib:.0f} GiB of disk, {disk:.1f} GiB are free; make room")
+    memory = available_bytes() / GIB
+    if memory < demo.memory_gib:
+        raise UserError(
+            f"the demo needs {demo.memory_gib:.0f} GiB of memory, {memory:.1f} GiB are free; end other programs"
+        )
+
+
+def choose_demo(options: DemoOptions) -> tuple[Demo, Path]:
+    """Return the demo of these options, of the steps that they give, and its folder."""
+    demo = PRETRAINED if options.pretrained else TINY
+    sft_steps = options.sft_steps or demo.sft_steps
+    rl_steps = options.rl_steps or demo.rl_steps
+    return replace(demo, sft_steps=sft_steps, rl_steps=rl_steps), options.out or demo.out
+
+
+def forget_variables() -> None:
+    """Take the recipes' variables, which the caller's shell set for other runs, out of this environment."""
+    for name in {variable.name for variable in VARIABLES} - {"LOGGER"} | {"RAY_ADDRESS"}:
+        os.environ.pop(name, None)
 
 
 @command(DemoOptions)
 def main(options: DemoOptions) -> int:
-    out = options.out
+    demo, out = choose_demo(options)
     summary = out / "summary.json"
     if summary.exists():
-        say(f"{out} holds a finished demo, which is not overwritten. To start anew: rm -r {out} && make demo")
+        again = "make demo" if demo.out == TINY.out else "convrec demo --pretrained"
+        say(f"{out} holds a finished demo, which is not overwritten. To start anew: rm -r {out} && {again}")
         print(summary, flush=True)
         say(how_to_talk(out))
         return 0
-    free = shutil.disk_usage(out.parent if out.parent.exists() else Path.cwd()).free
-    if free < 2 * 2**30:
-        say(f"error: {out}: the demo needs 2 GiB of disk, {free / 2**30:.1f} GiB are free")
-        return 2
+    check_machine(demo, out)
+    source = None
+    if options.pretrained and not (out / "model").exists():
+        source = choose_source(options.pretrained)
+    if demo.is_pretrained and not has_bf16():
+        say("this CPU has no instructions for bf16: training takes about twice as long in fp32")
+    forget_variables()
     try:
-        print(run(out.resolve(), options.sft_steps, options.rl_steps), flush=True)
+        out.mkdir(parents=True, exist_ok=True)
+        print(DemoRun(demo, out.resolve()).run(source), flush=True)
         say(how_to_talk(out))
     except UserError as error:
         say(f"error: {error}")

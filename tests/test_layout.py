@@ -77,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes.evaluation": LIBRARY,
     "recipes.experiments": LIBRARY
     | {"recipes.planning", "recipes.preflight", "recipes.launch", "recipes.cluster", "recipes.evaluation"},
+    "recipes.demos": LIBRARY | {"recipes.options", "recipes.cluster", "recipes.experiments"},
     "recipes.batch": LIBRARY,
     "recipes.selftest": LIBRARY | {"recipes.preflight", "recipes.commands", "data_prep.commands"},
     "recipes.serving": LIBRARY | {"recipes.launch", "recipes.preflight"},

@@ -93,6 +93,7 @@ def repair_tokenizer(tokenizer: Any, metadata: Mapping[str, Any], name: str) -> 
     if cuts not in KNOWN_TO_TRANSFORMERS:
         tokenizer.backend_tokenizer.pre_tokenizer = _pre_tokenizer(cuts, name)
     tokenizer.chat_template = metadata.get("tokenizer.chat_template") or tokenizer.chat_template
+    tokenizer.clean_up_tokenization_spaces = False  # of words' own spaces; else transformers warns at each loading
 
 
 def _pre_tokenizer(cuts: str, name: str) -> Any:

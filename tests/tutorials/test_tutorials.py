@@ -97,6 +97,29 @@ def test_the_demos_page(project: Path) -> None:
     assert not (project / "checkpoints").exists()  # a dry run makes nothing
 
 
+def test_a_pretrained_model(project: Path) -> None:
+    """SmolLM2 itself, from the Hub or the package index, in two steps; a few conversations are enough."""
+    small_data = "--requests hard --num-items 10 --train 64 --validation 8 --test 8 --out outputs/pretrained/data"
+    small_demo = f"convrec data sample {small_data}\nconvrec demo --pretrained --sft-steps 1 --rl-steps 1"
+    assert "demo --pretrained" in (ROOT / "Makefile").read_text()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    demo, serve, ask = scripts_of(
+        blocks(
+            "pretrained.md",
+            ("make demo-pretrained", small_demo),
+            ("--retrieval outputs", f"--port {port} --retrieval outputs"),
+            ("127.0.0.1:8000/v1", f"127.0.0.1:{port}/v1"),
+        )
+    )
+    shell(project, demo)
+    summary = read_json(project / "outputs" / "pretrained" / "summary.json")
+    assert list(summary["models"]) == ["popularity", "retrieval", "zero_shot", "sft", "rank_grpo", "fused"]
+    with service(project, serve):
+        answer = json.loads(shell(project, ask))
+    assert len(answer["items"]) == 5
+
+
 def test_a_reward_of_ones_own(project: Path) -> None:
     found = blocks("own-reward.md", ("TOTAL_STEPS=48", "TOTAL_STEPS=2"), ("TRAIN_BATCH_SIZE=16", "TRAIN_BATCH_SIZE=4"))
     ((_, reward),) = (block for block in found if block[0] == "python")
