@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from convrec import gpus
+
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 TOKEN_FILE = "ray_token"
 CLUSTER_LAUNCHER_FILE = "ray_bootstrap_config.yaml"
 RAY_STARTS = 3
@@ -105,6 +108,20 @@ def without_cloud_lookup(folder: Path) -> Iterator[None]:
         yield
     finally:
         services.start_ray_process = start_process
+
+
+@contextlib.contextmanager
+def without_hidden_devices() -> Iterator[None]:
+    """Have a Ray that is started inside the block take the slots it is given where CUDA_VISIBLE_DEVICES hides all GPUs.
+
+    Slots of a run without a GPU are what Ray calls GPUs, and it refuses more of them than the variable names.
+    """
+    hidden = os.environ.pop(DEVICES_VARIABLE) if gpus.is_hidden() else None
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            os.environ[DEVICES_VARIABLE] = hidden
 
 
 def init_ray(**options: Any) -> None:

@@ -24,6 +24,7 @@ from recipes.launch.environment import (
     shut_down_ray,
     use_own_token,
     without_cloud_lookup,
+    without_hidden_devices,
 )
 from recipes.preflight.ray_token import check_token
 
@@ -60,7 +61,7 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     folder = Path(os.environ[guard.FOLDER_VARIABLE])
     # "local": never another cluster that happens to run here
     options = {"address": "local", "_temp_dir": str(folder / "ray")} | options
-    with without_cloud_lookup(folder):
+    with without_cloud_lookup(folder), without_hidden_devices():
         init_ray(runtime_env=runtime_env, **options)
 
 

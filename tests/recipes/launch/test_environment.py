@@ -31,6 +31,7 @@ LOCAL_RAY = """
 import contextlib, json, os, sys, time
 from recipes.launch.environment import process_environment, set_up_process
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what has a machine with GPUs train on its CPU
 set_up_process()
 os.environ.update(process_environment(False))
 import psutil
@@ -41,7 +42,7 @@ from recipes.launch import ray_training
 RAYS = ("gcs_server", "raylet")
 config = OmegaConf.create({
     "trainer": {"device": "cuda"},  # nothing is imported beforehand
-    "ray_kwargs": {"ray_init": {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False}},
+    "ray_kwargs": {"ray_init": {"num_cpus": 1, "num_gpus": 1, "include_dashboard": False}},
 })
 with guard.guarded("gone") as folder:
     if sys.argv[1] == "ours":
