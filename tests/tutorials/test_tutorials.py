@@ -100,19 +100,18 @@ def test_the_demos_page(project: Path) -> None:
 def test_a_pretrained_model(project: Path) -> None:
     """SmolLM2 itself, from the Hub or the package index, in two steps; a few conversations are enough."""
     small_data = "--requests hard --num-items 10 --train 64 --validation 8 --test 8 --out outputs/pretrained/data"
-    small_demo = f"convrec data sample {small_data}\nconvrec demo --pretrained --sft-steps 1 --rl-steps 1"
-    assert "demo --pretrained" in (ROOT / "Makefile").read_text()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    demo, serve, ask = scripts_of(
+    demo, look, serve, ask = scripts_of(
         blocks(
             "pretrained.md",
-            ("make demo-pretrained", small_demo),
+            ("make setup", f"convrec data sample {small_data}"),
+            ("convrec demo --pretrained\n", "convrec demo --pretrained --sft-steps 1 --rl-steps 1\n"),
             ("--retrieval outputs", f"--port {port} --retrieval outputs"),
             ("127.0.0.1:8000/v1", f"127.0.0.1:{port}/v1"),
         )
     )
-    shell(project, demo)
+    shell(project, demo, look)
     summary = read_json(project / "outputs" / "pretrained" / "summary.json")
     assert list(summary["models"]) == ["popularity", "retrieval", "zero_shot", "sft", "rank_grpo", "fused"]
     with service(project, serve):
