@@ -140,7 +140,7 @@ async def load(address: str, ask: Ask, concurrent: int, seconds: float, answers:
         answers.seconds += time.monotonic() - begin
 
 
-def list_of(client: httpx.AsyncClient, number: int) -> Awaitable[httpx.Response]:
+def request_list(client: httpx.AsyncClient, number: int) -> Awaitable[httpx.Response]:
     body = {"conversation": TALK[number % len(TALK)], "k": LIST_ITEMS, "model": "demo"}
     return client.post("/v1/recommendations", json=body)
 
@@ -165,7 +165,7 @@ def tokens_of_a_list(address: str) -> int:
     async def ask_all() -> None:
         async with httpx.AsyncClient(base_url=address, timeout=120) as client:
             for number in range(len(TALK)):
-                (await list_of(client, number)).raise_for_status()
+                (await request_list(client, number)).raise_for_status()
 
     before = written()
     asyncio.run(ask_all())
@@ -218,12 +218,12 @@ def fault(address: str, victim: psutil.Process) -> dict[str, Any]:
 
     async def scenario() -> dict[str, Any]:
         async with httpx.AsyncClient(base_url=address, timeout=180) as client:
-            asked = [asyncio.ensure_future(list_of(client, number)) for number in range(8)]
+            asked = [asyncio.ensure_future(request_list(client, number)) for number in range(8)]
             await asyncio.sleep(0.3)
             os.kill(victim.pid, signal.SIGKILL)
             begin = time.monotonic()
             answers = await asyncio.gather(*asked)
-            while (await list_of(client, 0)).status_code != 200:
+            while (await request_list(client, 0)).status_code != 200:
                 await asyncio.sleep(0.2)
             statuses = Counter(answer.status_code for answer in answers)
             return {"statuses": dict(statuses), "seconds_to_list": round(time.monotonic() - begin, 1)}
@@ -240,7 +240,7 @@ def compute_ratios(ours_figures: dict[str, Any], plain_figures: dict[str, Any]) 
 def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: subprocess.Popen) -> dict[str, Any]:
     tokens = tokens_of_a_list(ours_at)
     turns = {
-        "list": (ours_at, list_of),
+        "list": (ours_at, request_list),
         "chat": (ours_at, completion_of(tokens)),
         "plain": (plain_at, completion_of(tokens)),
     }

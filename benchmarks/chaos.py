@@ -194,7 +194,7 @@ class Campaign:
                 return "nothing there"
             victim = self.random.choice(victims)
             with contextlib.suppress(psutil.NoSuchProcess):
-                name = name_of(victim)
+                name = get_name(victim)
                 victim.send_signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
                 return f"{more['CHAOS_CLOCK']} s, then SIGKILL of {name}" if more else name
             return "it had ended"
@@ -237,7 +237,7 @@ def is_spared(process: psutil.Process) -> bool:
     return True
 
 
-def name_of(process: psutil.Process) -> str:
+def get_name(process: psutil.Process) -> str:
     words = process.cmdline() or [process.name()]
     named = [word for word in words if word.startswith(("ray::", "VLLM::", "recipes."))]
     return named[0] if named else " ".join(Path(word).name for word in words[:3] if not word.startswith("-"))[:40]

@@ -39,7 +39,7 @@ from recipes.launch.variables import VARIABLES
 from recipes.planning.figures import GPUS
 from recipes.report import report
 from recipes.selftest.runner import Outcome
-from recipes.selftest.step import figures_of
+from recipes.selftest.step import compute_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 END_SECONDS = 20  # of a part's limit: for what it runs to end by itself
@@ -104,7 +104,7 @@ Kept = dict[str, dict[str, Any]]  # part -> what became of it, as in PART.json; 
 # ---- the parts
 
 
-def parts_of(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]:
+def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]:
     """Commands that there are anyway. gpu_name: as torch says it, for the plan; without one that of an H100."""
     folder, data, sft = shlex.quote(str(out)), shlex.quote(str(demo / "data")), demo / "sft"
     _, rl, _ = read_runs(TINY, demo)
@@ -253,7 +253,7 @@ def run_part(part: Part, log: Path) -> dict[str, Any]:
                 if command.file and Path(command.file).exists():
                     figures[command.name] = read_json(Path(command.file))
                 if run := command.variables.get("SAVE_PATH"):
-                    figures[command.name] = figures_of(Path(run))
+                    figures[command.name] = compute_figures(Path(run))
             except UserError as error:  # of this part, and no end of the hour
                 why = why or f"{command.name}: {error}"
             if why:
@@ -397,7 +397,7 @@ def main() -> int:
             gpu_name = torch.cuda.get_device_name(0)
         # apart: on a GPU a training would go on from the rehearsal's checkpoint
         out = (options.out or Path("outputs", "gpu-hour" if gpus else "gpu-hour-rehearsed")).resolve()
-        parts = parts_of(out, demo, gpus, gpu_name)
+        parts = make_parts(out, demo, gpus, gpu_name)
         kept = run_parts(parts, out, gpus, options.minutes, options.parts)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -148,7 +148,7 @@ def parse(record: type[Options], arguments: Sequence[str]) -> Options:
         UserError: In one line, for what is missing, unknown or no such value.
         SystemExit: After `--help`.
     """
-    app = app_of(record)
+    app = make_app(record)
     if set(HELP) & set(arguments):
         app.help_print([])
         raise SystemExit(0)
@@ -167,7 +167,7 @@ class _Dash(str):
         return False
 
 
-def app_of(record: type[Record]) -> App:
+def make_app(record: type[Record]) -> App:
     """The command as cyclopts has it."""
     defaults = Parameter(
         negative="",
@@ -215,7 +215,7 @@ class OptionHelp:
 
 def describe_options(record: type[Record]) -> Iterator[OptionHelp]:
     """The options of a record, in the order of its help."""
-    for argument in app_of(record).assemble_argument_collection(parse_docstring=True):
+    for argument in make_app(record).assemble_argument_collection(parse_docstring=True):
         if not argument.show:
             continue
         default = argument.field_info.default
@@ -238,7 +238,7 @@ def completion_script(records: Mapping[str, type[Record] | None], shell: Literal
             if group not in parent:
                 parent.command(App(name=group, version_flags=()))
             parent = parent[group]
-        app = app_of(record) if record else App(version_flags=())
+        app = make_app(record) if record else App(version_flags=())
         parent.command(app, name=last)
     return root.generate_completion(prog_name="convrec", shell=shell)
 
@@ -272,7 +272,7 @@ def _explain(error: CycloptsError, record: type[Record], arguments: Sequence[str
 
 def _known_names(record: type[Record]) -> list[str]:
     """The names of a command's options, as they are typed."""
-    return [name for argument in app_of(record).assemble_argument_collection() for name in argument.names]
+    return [name for argument in make_app(record).assemble_argument_collection() for name in argument.names]
 
 
 def _describe_unknown(name: str, record: type[Record]) -> str:
@@ -292,7 +292,7 @@ def _is_given(argument: Any, arguments: Sequence[str]) -> bool:
 
 def _missing(record: type[Record], arguments: Sequence[str]) -> list[str]:
     """The options that are needed and not given."""
-    needed = [one for one in app_of(record).assemble_argument_collection() if one.required]
+    needed = [one for one in make_app(record).assemble_argument_collection() if one.required]
     return [one.name for one in needed if one.field_info.is_keyword_only and not _is_given(one, arguments)]
 
 

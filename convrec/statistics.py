@@ -110,5 +110,5 @@ def _by_context(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> tuple[np
 
 def _numbered(contexts: Sequence[Hashable]) -> np.ndarray:
     """(R,) each row's context as a number, by first appearance."""
-    number_of: dict[Hashable, int] = {}
-    return np.array([number_of.setdefault(context, len(number_of)) for context in contexts], int)
+    number_by_context: dict[Hashable, int] = {}
+    return np.array([number_by_context.setdefault(context, len(number_by_context)) for context in contexts], int)

@@ -26,7 +26,7 @@ from convrec.judges.criteria import criteria_text, read_criteria
 from convrec.options import command
 from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import MODEL_JUDGES, failed_again, make_asker, model_of, write_failed
+from data_prep.stages.asking import MODEL_JUDGES, failed_again, make_asker, make_llm, write_failed
 from data_prep.stages.embeddings import check_embedding
 from data_prep.stages.record import SettingsT, Stage, Summary, read_record, refuse_foreign, run_stage
 
@@ -202,9 +202,9 @@ def _check_ahead(options: DemonstrationsOptions) -> None:
     for name, (_, files) in STAGES.items() if not options.redo else ():
         refuse_foreign(Path(options.out), name, files)
     if "llm" in (options.teacher, options.metadata):
-        model_of(options, "teacher")
+        make_llm(options, "teacher")
     if options.judge in MODEL_JUDGES:
-        model_of(options, "judge")
+        make_llm(options, "judge")
     if options.remap != "none":
         check_embedding(options.embedding)
     _check_candidates(options, options.num_items)

@@ -24,14 +24,16 @@ WANTED = {"click", "like", "purchase"}  # events; an impression is none
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 
 
-def rows_of(files: Sequence[Path], catalog: Catalog, damage: Damage, counts: Counter[str]) -> Iterator[dict[str, Any]]:
+def iter_rows(
+    files: Sequence[Path], catalog: Catalog, damage: Damage, counts: Counter[str]
+) -> Iterator[dict[str, Any]]:
     """What `convrec data own` reads, in the order of the lists; counts: what is no row. Memory holds the events."""
     events: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))  # of lists and their items
     for record in _records(files, damage):
         if "event" in record:
             events[record["list_id"]][record["item_id"]].add(record["event"])
     ids = map(str, catalog.item_ids or range(len(catalog)))
-    title_of = dict(zip(ids, catalog.titles, strict=True))
+    title_by_id = dict(zip(ids, catalog.titles, strict=True))
     for record in _records(files, Damage()):
         if "items" not in record:
             continue
@@ -47,7 +49,7 @@ def rows_of(files: Sequence[Path], catalog: Catalog, damage: Damage, counts: Cou
         if wanted:
             _, *parts = TURN.split(record["conversation"])  # the service has seen to it that no turn has another within
             turns = [{"role": ROLES[who], "content": said} for who, said in zip(parts[::2], parts[1::2], strict=True)]
-            seen = [[_seen(name, title_of, catalog)] for name in record["seen"]]
+            seen = [[_seen(name, title_by_id, catalog)] for name in record["seen"]]
             row = {"id": record["list_id"], "time": record["time"], "conversation": turns, "seen": seen}
             yield row | {"ground_truth": wanted, "exposure": list(shown.values())}
     counts["events of lists that are not kept"] += sum(map(len, events.values()))
@@ -62,9 +64,9 @@ def _records(files: Sequence[Path], damage: Damage) -> Iterator[dict[str, Any]]:
                 damage.add(path, number, "neither a list nor an event; take the line out")
 
 
-def _seen(name: str | int, title_of: dict[str, str], catalog: Catalog) -> str:
+def _seen(name: str | int, title_by_id: dict[str, str], catalog: Catalog) -> str:
     """As Recommender reads it: a number is an id, and a text where the catalog has ids; else it is a title."""
-    title = title_of.get(str(name)) if catalog.item_ids or isinstance(name, int) else None
+    title = title_by_id.get(str(name)) if catalog.item_ids or isinstance(name, int) else None
     item = parse_item(str(name), catalog.dated)
     return title or (item.title if item else str(name))
 
@@ -81,7 +83,7 @@ def main(options: FeedbackOptions) -> int:
         raise UserError(f"{rows}: already there; give --overwrite to replace it, or another --out")
     damage = Damage(output.skip_damaged)
     counts = Counter[str]()
-    found = list(rows_of(files, load_catalog(options.catalog), damage, counts))
+    found = list(iter_rows(files, load_catalog(options.catalog), damage, counts))
     damage.check(files, counts.total() + len(found))
     for what, count in (+counts).items():
         print(f"{count:,} {what} left out")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
 from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text, read_criteria
-from convrec.judges.schema import judge_schema, label_of
+from convrec.judges.schema import get_label, judge_schema
 from convrec.options import command
 from data_prep.judge_data.formats import load
 from data_prep.judge_data.rows import (
@@ -60,7 +60,7 @@ def convert(options: JudgeOptions) -> dict[str, Any]:
         "records": len(records),
         **_count_left_out(left_out),
         "rows": {name: len(part) for name, part in parts.items()},
-        "labels": {name: _count(label_of(row, options.mode) for row in part) for name, part in parts.items()},
+        "labels": {name: _count(get_label(row, options.mode) for row in part) for name, part in parts.items()},
         "sources": _count(row["source"] for row in rows),
         "warnings": _warnings(rows, shares),
         "seed": options.seed,

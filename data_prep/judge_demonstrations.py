@@ -15,7 +15,7 @@ from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.judges.prompt import query_text, verdict_text
-from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
+from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table
 from convrec.judges.verdict import preference_verdict, score_verdict
 from convrec.options import command
 from data_prep.options.judge import JudgeDemonstrationsOptions
@@ -28,14 +28,16 @@ def demonstrations(
     """Rows of schema.DEMONSTRATION_SCHEMA. answers: row number -> a model's answer; only right ones are taken."""
     demonstrated = []
     for number, row in enumerate(rows):
-        label = label_of(row, mode)
+        label = get_label(row, mode)
         if answers is None:
             text = verdict_text(mode, label, row.get("reason") or "")
         else:
             text = answers.get(number, "")
-            if label != (score_verdict(text, scores_of(row)) if mode == "pointwise" else preference_verdict(text)):
+            if label != (
+                score_verdict(text, get_score_range(row)) if mode == "pointwise" else preference_verdict(text)
+            ):
                 continue
-        entry = {"prompt": prompt_of(row, mode), "completion": message("assistant", text)}
+        entry = {"prompt": build_prompt(row, mode), "completion": message("assistant", text)}
         demonstrated.append(entry | {"sample_id": f"{row['source'] or 'judge'}-{number}"})
     return demonstrated
 

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, collected, counted, place_of
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, conversation_of, normalise_text, prompt_text
+from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, collected, counted, format_place
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, normalise_text, parse_conversation_id, prompt_text
 from convrec.errors import UserError
 from convrec.features.asking.attributes import load_attributes
 from convrec.files import folder_written_whole, write_json
@@ -125,7 +125,7 @@ def _split_keys(
     ids: dict[str, str] = {}  # given id -> where
     split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
     for path, number, row in rows:
-        here = place_of(path, number)
+        here = format_place(path, number)
         name = conversation_name(row)
         problems: list[BadRecord] = []
         with collected(problems):
@@ -288,7 +288,7 @@ class _RowCounts:
         """Count a row. is_used: whether a table has it."""
         matcher = self.matcher
         first_split = self.first_split.setdefault(hash64(prompt), split)
-        truth = [Item(title, matcher.catalog.year_of(year) or NO_YEAR) for title, year in row.truth]
+        truth = [Item(title, matcher.catalog.normalise_year(year) or NO_YEAR) for title, year in row.truth]
         demonstrated = [matcher.identify_line(title, year) for title, year in row.demonstration]
         counts = self.counts
         counts["read"] += 1
@@ -305,7 +305,7 @@ def _sample_id(row: Row, prompt: str, ids: SampleIds) -> str:
     """The row's own id, where it has one from which its conversation can be read off, or no conversation's name."""
     if row.id is None:
         return ids(prompt, row.truth, row.seen, row.conversation_id)
-    if row.conversation_id is None or row.id != row.conversation_id == conversation_of(row.id):
+    if row.conversation_id is None or row.id != row.conversation_id == parse_conversation_id(row.id):
         return row.id
     return f"{row.conversation_id}_t{hash64(row.id):020d}"
 

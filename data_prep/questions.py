@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import SFT_SCHEMA, truth_of
+from convrec.data.schema import SFT_SCHEMA, get_truth
 from convrec.features.asking.attributes import Attributes, load_attributes
 from convrec.features.asking.turns import MAX_TURNS, question_text, with_answer
 from convrec.features.asking.users import Asked, RuleUser, draw
@@ -36,7 +36,7 @@ def add_questions(
     attributes = load_attributes(folder / "catalog.parquet", ask)
     files = {name: folder / f"{name}.parquet" for split in SPLITS for name in (split, f"sft_{split}")}
     tables = {name: pq.read_table(file).to_pylist() if file.exists() else [] for name, file in files.items()}
-    wanted = Counter(item for row in tables["train"] for item in matcher.wanted_rows(truth_of(row)))
+    wanted = Counter(item for row in tables["train"] for item in matcher.wanted_rows(get_truth(row)))
     popular = [row for row, _ in wanted.most_common()]
     maker = _Maker(
         attributes=attributes,
@@ -58,7 +58,7 @@ def add_questions(
             pq.write_table(pa.Table.from_pylist(made, schema), files[f"sft_{split}"])
             of_table = TableNumbers()
             for row in made:
-                of_table.add(row["prompt"][0]["content"], truth_of(row))
+                of_table.add(row["prompt"][0]["content"], get_truth(row))
             numbers[f"sft_{split}"] = of_table.summary(matcher)
         questions[f"questions_of_sft_{split}"] = sum(row["sample_id"].endswith(QUESTION_IDS) for row in made)
     return numbers, questions
@@ -73,7 +73,7 @@ class _Maker(NamedTuple):
     num_items: int
 
     def turns(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        wanted = self.matcher.wanted_rows(truth_of(row))
+        wanted = self.matcher.wanted_rows(get_truth(row))
         random = draw(self.user.seed, row["sample_id"], "turns")
         prompt = row["prompt"][0]["content"]
         told: dict[str, list[str]] = {}
@@ -88,11 +88,11 @@ class _Maker(NamedTuple):
         completion = row.get("completion")
         if completion is None or told:
             lines = split_lines(completion[0]["content"]) if completion else []
-            completion = message("assistant", "\n".join(self.list_of(lines, row["seen_titles"] or (), told)))
+            completion = message("assistant", "\n".join(self.make_list(lines, row["seen_titles"] or (), told)))
         if completion[0]["content"]:
             yield row | {"prompt": message("user", prompt), "completion": completion}
 
-    def list_of(self, lines: Sequence[str], seen: Sequence[str], told: dict[str, list[str]]) -> list[str]:
+    def make_list(self, lines: Sequence[str], seen: Sequence[str], told: dict[str, list[str]]) -> list[str]:
         """The demonstration's items and, behind them, popular ones, by what was told."""
         excluded = set(self.matcher.seen_rows(seen))
         own = [row for row in self.matcher.match_lines(lines, (), None).catalog_index if row >= 0]

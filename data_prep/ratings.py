@@ -23,7 +23,7 @@ from convrec.retrieval.train_ratings import TRAIN_RATINGS, write_train_ratings
 from data_prep.options.ratings import RatingsOptions
 from data_prep.own import FILES, format_summary, split_rule, write_data
 from data_prep.own_data.catalog import read_catalog
-from data_prep.own_data.histories import cut, in_order, rows_of
+from data_prep.own_data.histories import cut, in_order, iter_rows
 from data_prep.own_data.items import iter_items
 from data_prep.own_data.ratings import read_ratings
 from data_prep.own_data.rows import SPLITS
@@ -99,7 +99,7 @@ def convert_ratings(options: RatingsOptions) -> dict[str, Any]:
         told.append("every rating counts as liked; --min-rating 4 takes those from 4 on")
     named = pa.DictionaryArray.from_arrays(ratings.users_E, ratings.user_names)
     rows = Progress(
-        rows_of(cuts_R6, ratings.items_E, named, catalog, options.seed), "writing", len(cuts_R6), unit=" rows"
+        iter_rows(cuts_R6, ratings.items_E, named, catalog, options.seed), "writing", len(cuts_R6), unit=" rows"
     )
     about = {"read": told, "splits": splits, "warnings": []}
     is_train_E = split_E == SPLITS.index("train")
@@ -125,13 +125,13 @@ def _sort_ratings(table: pa.Table, catalog: Catalog, path: Path, items_path: Pat
     """(the ratings of the catalog's items, how many are of others). Raises UserError where all are."""
     users, names = (table[name].chunk(0) for name in ("user", "item"))
     ids = names.dictionary.to_pylist()
-    row_of = {str(name): row for row, name in enumerate(catalog.item_ids or ())}
-    items_E = np.array([row_of.get(name, -1) for name in ids], np.int32)[names.indices.to_numpy()]
+    row_by_id = {str(name): row for row, name in enumerate(catalog.item_ids or ())}
+    items_E = np.array([row_by_id.get(name, -1) for name in ids], np.int32)[names.indices.to_numpy()]
     if not (items_E >= 0).any():
         raise UserError(
             f"{path}: of its {len(table):,} ratings none is of an item in {items_path}, whose ids are such as "
-            f"{next(iter(row_of), 'none')!r}; here they are such as {ids[0]!r}: give their items, or name the column "
-            "of the id with --item-columns item_id=THEIRS"
+            f"{next(iter(row_by_id), 'none')!r}; here they are such as {ids[0]!r}: give their items, or name the "
+            "column of the id with --item-columns item_id=THEIRS"
         )
     users_E = users.indices.to_numpy()
     times_E = table["time"].to_numpy() if "time" in table.column_names else None

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, prompt_text, truth_of
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, get_truth, prompt_text
 from convrec.errors import UserError
 from convrec.files import folder_written_whole
 from convrec.lists.catalog import load_catalog
@@ -122,7 +122,7 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
 
 def catalog_rows(table: FilmTable, train_rows: list[dict]) -> list[dict]:
     """The catalog with each film's mentions as ground truth of the training split, and its genres."""
-    mentions = Counter(pair for row in train_rows for pair in truth_of(row))
+    mentions = Counter(pair for row in train_rows for pair in get_truth(row))
     return [film._asdict() | {"mentions": mentions[film.title, str(film.year)]} for film in table.films]
 
 

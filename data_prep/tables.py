@@ -47,8 +47,8 @@ class SampleIds:
     """`<conversation>_t<reply>`, from a row's content alone, so that order, sharding and other rows do not change it.
 
     conversation: its name, where it has one, else 16 hexadecimal digits of the hash of its `beginning`;
-    `conversation_of` reads it off an id. reply: twelve digits of the hash of prompt, ground truth and seen titles, then
-    which occurrence this is: only rows alike in all three are told apart by their order.
+    `parse_conversation_id` reads it off an id. reply: twelve digits of the hash of prompt, ground truth and seen
+    titles, then which occurrence this is: only rows alike in all three are told apart by their order.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,9 @@ class TableNumbers:
                 "mentions": sum(outside.values()),
                 "share": round(sum(outside.values()) / mentions, 4) if mentions else 0.0,
                 "titles": len(outside),
-                "most_frequent": [format_item(title, matcher.catalog.year_of(year) or 0) for title, year in most],
+                "most_frequent": [
+                    format_item(title, matcher.catalog.normalise_year(year) or 0) for title, year in most
+                ],
             }
         return summary
 

@@ -131,7 +131,7 @@ def run(given: list[str]) -> NoReturn:
     if is_supervised:
         supervisor.begin(SECONDS.get(command, supervisor.SECONDS))
     try:
-        sys.exit(function_of(command)(arguments))
+        sys.exit(resolve_command(command)(arguments))
     except KeyboardInterrupt:
         if is_supervised:  # its supervisor says what there is to say
             raise
@@ -180,7 +180,7 @@ def print_completion(given: Sequence[str]) -> int:
         return 2
     from convrec.options import completion_script
 
-    records = {name: options_of(name, ()) if name in OPTIONS else None for name in COMMANDS}
+    records = {name: resolve_options(name, ()) if name in OPTIONS else None for name in COMMANDS}
     print(completion_script(records, shell))
     return 0
 
@@ -190,7 +190,7 @@ def check_options(command: str, arguments: Sequence[str]) -> None:
     from convrec.options import parse
 
     try:
-        parse(options_of(command, arguments), arguments)
+        parse(resolve_options(command, arguments), arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -200,10 +200,10 @@ def print_training_help(command: str) -> None:
     """Print the help of a training."""
     from recipes.launch.help_text import training_help
 
-    print(training_help(recipe_of(command)))
+    print(training_help(find_recipe(command)))
 
 
-def options_of(command: str, arguments: Sequence[str]) -> Any:
+def resolve_options(command: str, arguments: Sequence[str]) -> Any:
     """The record of the command's options, which these arguments are for."""
     if command == "evaluate":
         from recipes.evaluation.options import is_for_judges
@@ -217,7 +217,7 @@ def is_submitted(command: str) -> bool:
     return command.startswith("train ") and os.environ.get("RAY_ADDRESS", "").startswith("http")
 
 
-def function_of(command: str) -> Callable[[Sequence[str]], int]:
+def resolve_command(command: str) -> Callable[[Sequence[str]], int]:
     """What runs the command: given its arguments, it returns the exit status."""
     if command.startswith("train "):
         return _training(command)
@@ -226,7 +226,7 @@ def function_of(command: str) -> Callable[[Sequence[str]], int]:
     return resolve_name(ELSEWHERE.get(command, f"{package}.{name.replace('-', '_')}:main"))
 
 
-def recipe_of(command: str) -> Any:
+def find_recipe(command: str) -> Any:
     """Return the recipe that this command trains by."""
     from recipes.launch.recipe import RECIPES
 
@@ -234,7 +234,7 @@ def recipe_of(command: str) -> Any:
 
 
 def _training(command: str) -> Callable[[Sequence[str]], int]:
-    recipe = recipe_of(command)
+    recipe = find_recipe(command)
     if is_submitted(command):
         from recipes import submit
 

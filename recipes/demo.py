@@ -45,7 +45,7 @@ from recipes.demos.pretrained import choose_source, write_model
 from recipes.demos.sizes import PRETRAINED, TINY, Demo, has_bf16, read_runs
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
-from recipes.experiments.local_runs import evaluation_of, train
+from recipes.experiments.local_runs import make_evaluation_options, train
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.variables import VARIABLES
 from recipes.options.demo import DemoOptions
@@ -176,7 +176,7 @@ class DemoRun:
 
     def evaluate(self, run: MatrixRun, **further: Any) -> dict[str, Any]:
         """Return the metrics of a run on the test split, by the demo's settings and further ones."""
-        return evaluate(EvaluationOptions(**evaluation_of(run, self.out, self.evaluation | further)))
+        return evaluate(EvaluationOptions(**make_evaluation_options(run, self.out, self.evaluation | further)))
 
     def write_report(self) -> Path:
         """Write the HTML report, and return its path."""

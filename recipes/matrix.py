@@ -15,7 +15,7 @@ from recipes.cluster.jobs import connect, say, warn_if_open
 from recipes.experiments import local_runs
 from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
-from recipes.experiments.matrix_runs import MatrixRun, composed, described, runs_of
+from recipes.experiments.matrix_runs import MatrixRun, composed, described, expand_matrix
 from recipes.experiments.tables import metrics_file, write_tables
 from recipes.launch.variables import VARIABLES, misspelt_variables
 from recipes.options.matrix import MatrixOptions
@@ -48,7 +48,7 @@ def shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) ->
 def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_run: bool) -> int:
     """Exit status: 0, or 1 where runs failed. Raises UserError."""
     out = Path(matrix.out)
-    all_runs = runs_of(matrix)
+    all_runs = expand_matrix(matrix)
     runs = chosen_runs(all_runs, only, out)
     address = os.environ.get("RAY_ADDRESS", "")
     client = _connect_to_cluster(address, parallel)

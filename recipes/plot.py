@@ -7,9 +7,9 @@ from typing import Any
 
 from convrec.errors import UserError
 from convrec.options import command
-from convrec.report.charts import charts_of
+from convrec.report.charts import make_charts
 from convrec.report.curves import RunCurves, by_recipe, long_rows, read_curves, write_csv
-from convrec.runs.folder import read_config, recipe_of, setting
+from convrec.runs.folder import find_recipe, read_config, setting
 from convrec.settings.choices import ALGORITHMS
 from recipes.launch.recipe import RECIPES
 from recipes.options.look import PlotOptions
@@ -25,7 +25,7 @@ def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurv
         (n for n in range(1, 5) if len({path.parts[-n:] for path in paths}) == len(set(paths))), len(paths[0].parts)
     )
     runs = [
-        read_curves(path, "/".join(path.parts[-depth:]), split, method_of(read_config(path)))
+        read_curves(path, "/".join(path.parts[-depth:]), split, format_method(read_config(path)))
         for path in dict.fromkeys(paths)
     ]
     for run in runs:
@@ -40,17 +40,17 @@ def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurv
     return runs
 
 
-def method_of(config: dict[str, Any]) -> str | None:
+def format_method(config: dict[str, Any]) -> str | None:
     """What a run with this config calls itself; None for an unknown recipe."""
-    recipe = RECIPES.get(recipe_of(config))
+    recipe = RECIPES.get(find_recipe(config))
     algorithm = setting(config, "run.algorithm")
     return recipe.title.format(algorithm=ALGORITHMS.get(algorithm, recipe.name)) if recipe else None
 
 
-def refuse_unlike(facts_of: Mapping[str, Mapping[str, Any]], done: str, fix: str) -> None:
+def refuse_unlike(facts_by_name: Mapping[str, Mapping[str, Any]], done: str, fix: str) -> None:
     """Raise UserError when the facts of one differ from the first one's."""
-    for name, facts in facts_of.items():
-        name_of_first, first = next(iter(facts_of.items()))
+    for name, facts in facts_by_name.items():
+        name_of_first, first = next(iter(facts_by_name.items()))
         if different := next((key for key in first if facts[key] != first[key]), None):
             raise UserError(
                 f"{name}: {done} with {different} {facts[different]}, {name_of_first} with {different} "
@@ -67,7 +67,7 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
 
     written = []
     for recipe, recipe_runs in by_recipe(runs).items():
-        if charts := charts_of(recipe_runs):
+        if charts := make_charts(recipe_runs):
             write_png(out / f"{recipe}.png", charts)
             written.append(out / f"{recipe}.png")
     if not written:

@@ -15,7 +15,7 @@ from convrec.checkpoints.saving import best_step
 from convrec.errors import UserError, one_line
 from convrec.options import command
 from convrec.runs.card import CARD, write_card
-from convrec.runs.folder import LATEST, latest_step, read_config, recipe_of, step_of
+from convrec.runs.folder import LATEST, find_recipe, latest_step, parse_step, read_config
 from recipes.options.push import PushOptions
 
 USE = """
@@ -63,14 +63,14 @@ def _checkpoint(run: str, repository: str) -> tuple[Path, str]:
     given = Path(run).expanduser()
     step = best_step(home) or latest_step(home)
     if not (given / LATEST).exists():
-        named = map(step_of, (given, *given.parents))
+        named = map(parse_step, (given, *given.parents))
         step = next((number for number in named if number is not None), step)
     folder = Path(resolve_model(home / f"global_step_{step}", "RUN "))
     check_hugging_face(folder)
     with tempfile.TemporaryDirectory() as temporary:  # a checkpoint that was merged has none
         write_card(Path(temporary), home, step)
         card = (Path(temporary) / CARD).read_text(encoding="utf-8")
-    command = COMMANDS.get(recipe_of(read_config(home)), "")
+    command = COMMANDS.get(find_recipe(read_config(home)), "")
     return folder, card + (TRAIN.format(command=command) if command else "") + USE.format(repository=repository)
 
 

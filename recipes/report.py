@@ -11,15 +11,15 @@ from typing import Any
 from convrec.errors import UserError
 from convrec.lists.metrics import paired
 from convrec.options import command
-from convrec.report.charts import charts_of
-from convrec.report.curves import RunCurves, by_recipe, labels_of
+from convrec.report.charts import make_charts
+from convrec.report.curves import RunCurves, by_recipe, label_runs
 from convrec.report.page import GainTable, beyond_accuracy_row, gain_text, not_measured, number_text, table_row
-from convrec.report.run_summary import facts_of, settings_of
+from convrec.report.run_summary import build_settings, collect_facts
 from convrec.runs.folder import read_config
 from convrec.statistics import FLIPS
 from recipes.evaluation.examples import examples
-from recipes.evaluation.scoring import FUSED, OF_MODEL, comparable, metrics_of, rows_of
-from recipes.evaluation.slices import title_of
+from recipes.evaluation.scoring import FUSED, OF_MODEL, comparable, load_metrics, load_rows
+from recipes.evaluation.slices import format_metric
 from recipes.launch.recipe import RECIPES
 from recipes.options.look import ReportOptions
 from recipes.plot import read_runs, refuse_unlike
@@ -44,7 +44,7 @@ def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     """
     if len(evaluations) < 2:
         return []
-    rows_of_models = {name: rows_of(folder) for name, folder in evaluations.items()}
+    rows_of_models = {name: load_rows(folder) for name, folder in evaluations.items()}
     reference = next(iter(evaluations))
     rows = rows_of_models.pop(reference)
     in_all = set(rows).intersection(*rows_of_models.values())
@@ -56,7 +56,7 @@ def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -
     tables = []
     for name, model_rows in rows_of_models.items():
         gains = paired(before, [model_rows[sample] for sample in samples], metrics, conversations, seed)
-        of_metrics = {title_of(metric): gain for metric, gain in gains.items()}
+        of_metrics = {format_metric(metric): gain for metric, gain in gains.items()}
         tables.append(GainTable(f"{name} minus {reference}", of_metrics, caption))
     return tables
 
@@ -79,9 +79,9 @@ def report(
     folder_of = {run.name: path for run, path in zip(runs, paths, strict=True)}
     parts = _describe_runs(runs, folder_of)
     chosen = dict(evaluations or _newest_evaluations(runs, folder_of))
-    metrics = {name: metrics_of(folder) for name, folder in chosen.items()}
+    metrics = {name: load_metrics(folder) for name, folder in chosen.items()}
     if metrics:
-        parts |= _of_lists(chosen, metrics)
+        parts |= _summarise_lists(chosen, metrics)
     elif all(RECIPES[run.recipe].answers == "lists" for run in runs):
         parts["notes"].insert(0, "No evaluation yet: convrec evaluate --model RUN --sweep adds it.")
     from convrec.report.html import write_report  # matplotlib, after what can be refused
@@ -91,25 +91,27 @@ def report(
 
 def _describe_runs(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> dict[str, Any]:
     """What the page has of the runs themselves: title, summary, notes, charts, settings."""
-    labels = labels_of(runs)
+    labels = label_runs(runs)
     configs = {name: read_config(folder) for name, folder in folder_of.items()}
     charts = {}
     for recipe_runs in by_recipe(runs).values():
         methods = dict.fromkeys(run.method for run in recipe_runs)
-        charts[", ".join(methods)] = charts_of(recipe_runs)
+        charts[", ".join(methods)] = make_charts(recipe_runs)
     return {
         "title": ", ".join(labels.values()) if len(runs) < 4 else f"{len(runs)} runs",
-        "summary": {labels[run.name]: facts_of(folder_of[run.name], configs[run.name], run.last_step) for run in runs},
+        "summary": {
+            labels[run.name]: collect_facts(folder_of[run.name], configs[run.name], run.last_step) for run in runs
+        },
         "notes": [warning for run in runs for warning in run.warnings],
         "charts": charts,
-        "settings": {labels[run.name]: settings_of(run.recipe, configs[run.name]) for run in runs},
+        "settings": {labels[run.name]: build_settings(run.recipe, configs[run.name]) for run in runs},
     }
 
 
 def _newest_evaluations(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> dict[str, Path]:
     """name -> evaluation of each run's newest swept step, of a single run of its step 0 too."""
     newest = {}
-    labels = labels_of(runs)
+    labels = label_runs(runs)
     for run in runs:
         if run.split is None:
             continue
@@ -120,7 +122,7 @@ def _newest_evaluations(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]
     return newest
 
 
-def _of_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, Any]:
+def _summarise_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, Any]:
     """What the page has of models' lists: gains, the table (baselines first), lists to read."""
     settings = {name: evaluation["settings"] for name, evaluation in metrics.items()}
     _refuse_unlike_evaluations(folders, settings)

@@ -23,7 +23,7 @@ from convrec.retrieval.folder import NOTES, load, save
 from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
 from data_prep.stages.record import read_rows
 from data_prep.tables import check_out, table_writer
-from recipes.evaluation.retrieval import CONSTANTS, answers_of, mean_ndcg
+from recipes.evaluation.retrieval import CONSTANTS, find_relevant_items, mean_ndcg
 from recipes.evaluation.split import Split, read_split
 from recipes.options.retrieval import CandidatesOptions, FitOptions
 
@@ -63,7 +63,7 @@ def choose(split: Split, retriever: Retriever) -> tuple[Choice, dict[str, float]
     (`fused`)."""
     rows = [row for row in split.rows if row[TRUTH]]
     rows = rows[:: -(-len(rows) // MOST_ROWS)]
-    answers = answers_of(replace(split, rows=rows))
+    answers = find_relevant_items(replace(split, rows=rows))
     asked = [read_row(row, split.matcher) for row in rows]
     others = [retriever.lists(row, names=PARTS[1:]) for row in asked]
     lists: dict[int, list[dict[str, list[int]]]] = {}

@@ -17,7 +17,7 @@ from convrec.options import command
 from convrec.retrieval.folder import load_notes
 from convrec.serving.columns import find_items, read_columns
 from convrec.serving.mentions import write_mentions
-from convrec.serving.served_model import name_of
+from convrec.serving.served_model import get_name
 from recipes.options.serve import ServeOptions
 from recipes.serving.keys import read_keys
 from recipes.serving.list_ids import ListIds
@@ -26,7 +26,7 @@ from recipes.serving.schema import Filter, Limits, ModelSettings, ServiceSetting
 Value = TypeVar("Value")
 
 
-def service_of(options: ServeOptions) -> ServiceSettings:
+def make_service_settings(options: ServeOptions) -> ServiceSettings:
     """The settings of the command line. Raises UserError for what can be seen to be wrong before anything starts."""
     if not options.model and not options.judge:
         raise UserError("--model RUN --catalog FILE (or --judge RUN) says what to serve; see --help")
@@ -96,7 +96,7 @@ def _model(text: str, catalog: str | None, retrieval: str | None, options: Serve
     path = check_model_path(path, option)
     folder = Path(path)
     # the last part of a checkpoint's path is the same for every run
-    state = (options.state / (name or name_of(folder.resolve()).replace("/", "-"))).resolve()
+    state = (options.state / (name or get_name(folder.resolve()).replace("/", "-"))).resolve()
     try:
         return ModelSettings(
             name=name or (folder.resolve().name if folder.is_dir() else folder.name),
@@ -141,7 +141,7 @@ def tell_left_out(settings: ServiceSettings) -> None:
 def main(options: ServeOptions) -> int:
     address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
     try:
-        settings = service_of(options)
+        settings = make_service_settings(options)
         tell_left_out(settings)
         if settings.filters:
             check_filters(settings)

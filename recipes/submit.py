@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from convrec.errors import UserError, says_user_errors
 from convrec.options import command
-from recipes.cluster.jobs import client_of, follow, say, stop, submit
+from recipes.cluster.jobs import connect_to_job, follow, say, stop, submit
 from recipes.launch import dry_run
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.options.cluster import SubmitOptions
@@ -17,9 +17,9 @@ from recipes.options.cluster import SubmitOptions
 def main(options: SubmitOptions) -> int:
     try:
         if options.follow:
-            return follow(client_of(options.follow), options.follow)
+            return follow(connect_to_job(options.follow), options.follow)
         if options.stop:
-            return stop(client_of(options.stop), options.stop)
+            return stop(connect_to_job(options.stop), options.stop)
     except KeyboardInterrupt:
         return _tell_interrupted()
     name, *overrides = options.words or ("",)

@@ -198,12 +198,12 @@ def _commands() -> Iterator[str]:
                 yield "One device of this machine trains in the process, several and the nodes of RAY_ADDRESS on Ray.\n"
             yield OF_TRAININGS
         else:
-            module = cli.function_of(command).__module__
+            module = cli.resolve_command(command).__module__
             yield f"## convrec {command}\nModule `{module}`: {text}\n"
-            yield from _options(cli.options_of(command, []))
+            yield from _options(cli.resolve_options(command, []))
             if command == "evaluate":
                 yield "### With --judge"
-                yield from _options(cli.options_of(command, ["--judge"]))
+                yield from _options(cli.resolve_options(command, ["--judge"]))
 
 
 def _options(record: type[Record]) -> Iterator[str]:

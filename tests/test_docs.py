@@ -120,7 +120,7 @@ def check(variables: dict[str, str], words: list[str], monkeypatch: pytest.Monke
     if command in cli.OPTIONS:
         if set(HELP) & set(arguments):
             return
-        options = parse(cli.options_of(command, arguments), arguments)
+        options = parse(cli.resolve_options(command, arguments), arguments)
         if not isinstance(options, DoctorOptions | SubmitOptions):
             return
         arguments = list(options.words)

@@ -97,7 +97,7 @@ def test_slurm_starts_no_ray_on_the_loopback(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".ray-token*"))
 
 
-def test_slurm_does_not_wait_for_ever_for_a_node_and_leaves_no_token(tmp_path: Path) -> None:
+def test_slurm_gives_up_on_a_missing_node_and_leaves_no_token(tmp_path: Path) -> None:
     with slurm_job(tmp_path, "10.0.0.1\\n", alive=1, NODES_SECONDS="1") as job:
         assert job.wait(60) == 1
     assert job.stderr
@@ -117,7 +117,7 @@ def test_slurm_ends_at_once_where_ray_does_not_start_on_a_node(tmp_path: Path, a
     assert "error: a step that starts Ray has ended: see the words of srun and ray above" in job.stderr.read()
 
 
-def test_slurm_ends_soon_where_a_node_is_lost_while_it_trains_sft(tmp_path: Path) -> None:
+def test_slurm_job_ends_soon_after_a_node_is_lost_in_sft(tmp_path: Path) -> None:
     """As with a head that has died: who follows the run's log would wait for five minutes."""
     (tmp_path / "run_sft.sh").write_text("echo $$ > started\nexec sleep 600\n")
     sft = {"RECIPE": "run_sft.sh", "CATALOG_FILE": "", "LOST_SECONDS": "1"}
@@ -133,7 +133,7 @@ def test_slurm_ends_soon_where_a_node_is_lost_while_it_trains_sft(tmp_path: Path
     assert "error: a step that starts Ray has ended: see the words of srun and ray above" in job.stderr.read()
 
 
-def test_slurm_starts_ray_on_every_node_and_its_signal_stops_a_run(tmp_path: Path) -> None:
+def test_slurm_starts_ray_on_every_node_and_forwards_its_signal(tmp_path: Path) -> None:
     # as `hostname --ip-address` and `--all-ip-addresses` answer on a Debian host
     with slurm_job(tmp_path, "127.0.1.1\\nfe80::1 10.0.0.1 172.17.0.1 \\n") as job:
         deadline = time.monotonic() + 20
@@ -173,7 +173,7 @@ def test_slurm_takes_the_packages_from_an_image(tmp_path: Path, monkeypatch: pyt
     assert "run_rank_grpo.sh a=b" in (tmp_path / "inside").read_text()
 
 
-def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
+def test_kuberay_job_runs_one_recipe_on_nodes_that_fit_it() -> None:
     text = (ROOT / "docs" / "examples" / "kuberay.yaml").read_text()
     assert "kubectl replace --force -f docs/examples/kuberay.yaml" in text  # applying it again does nothing
     job, policy = yaml.safe_load_all(text)
@@ -182,7 +182,7 @@ def test_kuberays_job_is_one_run_of_our_recipe_on_nodes_that_fit_it() -> None:
     assert cluster["rayVersion"] == metadata.version("ray")
     assert cluster["authOptions"] == {"mode": "token"}
     variables = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
-    known = {variable.name for variable in VARIABLES if variable.keys_of(RANK_GRPO)}
+    known = {variable.name for variable in VARIABLES if variable.collect_keys(RANK_GRPO)}
     assert set(variables) - known == {"VERL_USE_EXTERNAL_MODULES"}
     assert all(isinstance(value, str) for value in variables.values())  # Ray refuses numbers
     (script,) = re.findall(r"bash (run_\w+\.sh)", job["spec"]["entrypoint"])

@@ -34,7 +34,7 @@ def test_packages_come_before_code_in_locked_versions() -> None:
         assert (ROOT / "requirements" / f"{extra}.txt").exists()
 
 
-def test_it_runs_without_root_and_has_what_kuberay_and_serving_need() -> None:
+def test_image_runs_rootless_with_kuberay_and_serving_needs() -> None:
     after = DOCKERFILE[DOCKERFILE.index("\nUSER ") :]
     assert after.split()[1] not in ("root", "0")
     assert "RUN" not in after

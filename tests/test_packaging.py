@@ -94,7 +94,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tool_settings_do_not_renew_the_environment_but_requirements_do(project: Path) -> None:
+def test_only_requirement_changes_renew_the_environment(project: Path) -> None:
     script = (ROOT / "scripts" / "setup_env.sh").read_text()
     function = script[script.index("fingerprint()") : script.index("uv()")]
     settings = (ROOT / "pyproject.toml").read_text()
@@ -171,7 +171,7 @@ def test_a_wheel_takes_no_names_that_are_anybodys(released: tuple[Path, Path]) -
     assert not re.search(r"!/(conf|reward)", configs)  # a job uploads nothing of another's by that name
 
 
-def test_a_wheel_has_every_file_that_the_checkout_has_beside_its_modules(released: tuple[Path, Path]) -> None:
+def test_wheel_has_every_non_module_file_of_the_checkout(released: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(released[1]) as wheel:
         there = set(wheel.namelist())
     wanted = set()

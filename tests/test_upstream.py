@@ -250,7 +250,7 @@ def test_upstream_code_is_what_was_read(name: str) -> None:
     )
 
 
-def test_pins_are_of_code_of_ours_and_each_function_is_pinned_once() -> None:
+def test_pins_belong_to_our_modules_and_pin_each_function_once() -> None:
     for ours in PINS:
         importlib.import_module(ours)
     assert len(THEIRS) == sum(map(len, PINS.values()))

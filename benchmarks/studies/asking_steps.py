@@ -16,7 +16,7 @@ WARM_UP = 3  # steps
 SECONDS, TOKENS, GENERATION = "timing_s/step", "perf/total_num_tokens", "timing_s/gen"
 
 
-def step_of(run: Path) -> dict[str, float]:
+def measure_step(run: Path) -> dict[str, float]:
     """Medians of a step's seconds, tokens and seconds of generation. Raises ValueError where no step is left."""
     rows = [row for row in read_metrics(run) if row["step"] > WARM_UP and SECONDS in row and TOKENS in row]
     rows = [row for row in rows if not {"timing_s/testing", "timing_s/save_checkpoint"} & row.keys()]
@@ -26,7 +26,7 @@ def step_of(run: Path) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
-    without, asking = (step_of(Path(run)) for run in arguments)
+    without, asking = (measure_step(Path(run)) for run in arguments)
     ratios = {name: asking[name] / without[name] for name in without}
     for name, ratio in ratios.items():
         print(f"{name}: {without[name]:.6g} without, {asking[name]:.6g} asking, ratio {ratio:.3f}")

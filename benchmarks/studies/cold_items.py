@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, truth_of
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, get_truth
 from convrec.files import folder_written_whole
 from convrec.lists.settings import ListSettings
 from data_prep.sample import catalog_rows, make_rows
@@ -45,7 +45,7 @@ def main() -> None:
     with folder_written_whole(options.out) as partial:
         for split, rows in (("train", 4000), ("validation", 300)):
             made = make_rows(known, split, rows, SEED, items)
-            assert not any(pair in names for row in made for pair in truth_of(row))
+            assert not any(pair in names for row in made for pair in get_truth(row))
             pq.write_table(pa.Table.from_pylist(made, RL_SCHEMA), partial / f"{split}.parquet")
             pq.write_table(pa.Table.from_pylist(made, SFT_SCHEMA), partial / f"sft_{split}.parquet")
             if split == "train":
@@ -57,7 +57,7 @@ def main() -> None:
         while len(cold) < options.test:
             cold = []
             for row in make_rows(table, "test", wanted, SEED, items):
-                if truth := [list(pair) for pair in truth_of(row) if tuple(pair) in names]:
+                if truth := [list(pair) for pair in get_truth(row) if tuple(pair) in names]:
                     cold.append({**row, TRUTH: truth})
             wanted *= 2
         pq.write_table(pa.Table.from_pylist(cold[: options.test], RL_SCHEMA), partial / "test.parquet")

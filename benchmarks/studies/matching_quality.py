@@ -88,17 +88,17 @@ def main() -> None:
 def lines(matcher: Matcher, foreign: list[Film], rng: random.Random) -> dict:
     catalog, table = matcher.catalog, {}
 
-    def row_of(form: str, film: Film) -> int:
+    def find_row(form: str, film: Film) -> int:
         written = form.format(title=film[0], year=film[1], note=rng.choice(NOTES), other=rng.choice(foreign)[0])
         item = parse_item(written)
         return matcher.identify(*item).index if item else -1
 
     for name, form in LINES.items():
-        found = [is_title(catalog, row_of(form, film), film[0]) for film in dated(catalog)]
-        false = [row_of(form, film) >= 0 for film in foreign]
+        found = [is_title(catalog, find_row(form, film), film[0]) for film in dated(catalog)]
+        false = [find_row(form, film) >= 0 for film in foreign]
         table[name] = {"missed": 1 - share(found), "false": share(false)}
     written = [(" ".join(WAYS.get(word.lower(), word) for word in t.split()), t, year) for t, year in dated(catalog)]
-    found = [is_title(catalog, row_of(LINES["Heat (1995)"], (w, y)), t) for w, t, y in written if w != t]
+    found = [is_title(catalog, find_row(LINES["Heat (1995)"], (w, y)), t) for w, t, y in written if w != t]
     table["13 for Thirteen, Doctor for Dr., ..."] = {"missed": 1 - share(found), "of": len(found)}
     return table
 
@@ -142,14 +142,14 @@ class Similar:
             matcher.index.fuzzy_cutoff = matcher.index.word_guard.fuzzy_cutoff = cutoff
         catalog, result = self.matcher.catalog, {}
         for name, asked in self.misspelt.items():
-            rows = [(row_of(self.matcher, written, year), title) for written, title, year in asked]
+            rows = [(find_row(self.matcher, written, year), title) for written, title, year in asked]
             result[f"{name} found"] = share(is_title(catalog, row, title) for row, title in rows)
             result[f"{name}, another found"] = share(
                 row >= 0 and not is_title(catalog, row, title) for row, title in rows
             )
         for name, films in self.others.items():
-            result[name] = share(row_of(self.matcher, *film) >= 0 for film in films)
-        result["held out"] = share(row_of(matcher, *film) >= 0 for matcher, films in self.held_out for film in films)
+            result[name] = share(find_row(self.matcher, *film) >= 0 for film in films)
+        result["held out"] = share(find_row(matcher, *film) >= 0 for matcher, films in self.held_out for film in films)
         return result
 
 
@@ -197,7 +197,7 @@ def vocabulary(guard: WordGuard, written: str, title: str, years_differ: bool) -
 GUARDS: dict[str, Guard] = {"none": no_guard, "vocabulary": vocabulary, "as it is": WordGuard.has_other_word}
 
 
-def row_of(matcher: Matcher, title: str, year: int) -> int:
+def find_row(matcher: Matcher, title: str, year: int) -> int:
     return matcher.identify_written(title, year).index
 
 

@@ -36,9 +36,9 @@ from convrec.data.schema import (
     TURN,
     Pair,
     conversation_text,
-    group_of,
+    get_group_id,
+    get_truth,
     prompt_text,
-    truth_of,
 )
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
@@ -53,7 +53,7 @@ from data_prep.tables import check_out, message
 
 def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:
     """(kept, held out): whole conversations, drawn with the seed, until `at_least` rows are held out."""
-    sizes = Counter(group_of(row) for row in rows)
+    sizes = Counter(get_group_id(row) for row in rows)
     names = sorted(sizes)
     order = np.random.default_rng(seed).permutation(len(names))
     out: set[str] = set()
@@ -63,7 +63,7 @@ def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], li
             break
         out.add(names[index])
         count += sizes[names[index]]
-    is_out = [group_of(row) in out for row in rows]
+    is_out = [get_group_id(row) in out for row in rows]
     return (
         [row for row, held in zip(rows, is_out, strict=True) if not held],
         [row for row, held in zip(rows, is_out, strict=True) if held],
@@ -72,7 +72,7 @@ def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], li
 
 def most_mentioned(rows: list[dict], count: int) -> dict[Pair, int]:
     """The `count` ground truths in most rows, with that number; ties by name."""
-    truths = (dict.fromkeys(truth_of(row)) for row in rows)
+    truths = (dict.fromkeys(get_truth(row)) for row in rows)
     mentions = Counter(pair for truth in truths for pair in truth if parse_year(pair[1]) is not None)
     return dict(sorted(mentions.items(), key=lambda entry: (-entry[1], entry[0]))[:count])
 
@@ -82,7 +82,7 @@ def reduce_rows(rows: list[dict], catalog: Iterable[Pair], num_items: int) -> li
     known = set(catalog)
     reduced = []
     for row in rows:
-        if truth := [pair for pair in truth_of(row) if pair in known]:
+        if truth := [pair for pair in get_truth(row) if pair in known]:
             reduced.append(_row(row, conversation_text(row), row["sample_id"], row["seen_titles"], truth, num_items))
     return reduced
 
@@ -95,7 +95,7 @@ def cuts(rows: list[dict], num_items: int) -> list[dict]:
     longest: dict[str, dict] = {}
     seen: dict[str, dict[str, None]] = {}
     for row in rows:
-        name = group_of(row)
+        name = get_group_id(row)
         seen.setdefault(name, {}).update(dict.fromkeys(row["seen_titles"]))
         if name not in longest or len(conversation_text(row)) > len(conversation_text(longest[name])):
             longest[name] = row
@@ -116,7 +116,7 @@ def title_prompts(rows: list[dict], num_items: int, count: int, seed: int) -> li
     texts: dict[str, str] = {}
     named: dict[str, set[str]] = {}
     for row in rows:
-        name = group_of(row)
+        name = get_group_id(row)
         texts[name] = max(texts.get(name, ""), conversation_text(row), key=len)
         named.setdefault(name, set()).update(row["seen_titles"])
     with_year = {
@@ -244,7 +244,7 @@ def _compare(
     known = Catalog.from_items(catalog)
     matcher = Matcher(known)
     rows = reduced[split]
-    popular = popularity_baseline(map(truth_of, reduced["train"]), Matcher(known, "exact"), num_items)
+    popular = popularity_baseline(map(get_truth, reduced["train"]), Matcher(known, "exact"), num_items)
     answers: dict[str, list[list[Item | None]]] = {
         "popularity": [list(popular)] * len(rows),
         "teacher": [parse_items(row["completion"][0]["content"]) for row in with_lists(rows, lists)],
@@ -253,7 +253,7 @@ def _compare(
     results = {}
     for name, answer in answers.items():
         scored = [
-            evaluate_row(items, truth_of(row), row["seen_titles"], matcher, ks=(num_items,))
+            evaluate_row(items, get_truth(row), row["seen_titles"], matcher, ks=(num_items,))
             for row, items in zip(rows, answer, strict=True)
         ]
         results[name] = summarise(scored, (num_items,), contexts, num_items=num_items)

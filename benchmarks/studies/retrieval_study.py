@@ -27,7 +27,7 @@ from convrec.lists.catalog import load_catalog
 from convrec.runs.folder import latest_step
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
-from recipes.experiments.local_runs import evaluation_of, train
+from recipes.experiments.local_runs import make_evaluation_options, train
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.retrieval import fit_retrieval, write_candidates
 from recipes.tiny_model import make_tiny_model, read_texts, read_titles
@@ -134,7 +134,7 @@ def evaluations(run: MatrixRun, out: Path) -> list[dict[str, Any]]:
     settings |= {"num_items": ITEMS, "ks": (5, 10, 20), "max_response_length": 100}
     chosen = {"data": str(data / "validation.parquet"), "out": str(folder / run.name), "against": None, "weigh": True}
     test = {"data": str(data / "test.parquet")}  # of Rank-GRPO against its start
-    return [evaluation_of(run, out, settings | further_one) for further_one in (chosen, test)]
+    return [make_evaluation_options(run, out, settings | further_one) for further_one in (chosen, test)]
 
 
 def table(out: Path, given: list[MatrixRun]) -> str:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
-from convrec.data.schema import Pair, conversation_text, group_of, truth_of
+from convrec.data.schema import Pair, conversation_text, get_group_id, get_truth
 from convrec.errors import UserError
 from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.progress import Progress
@@ -27,10 +27,10 @@ class Cooccurrence:
     """Counts, over C training conversations, of T titles named (or recommended) and M catalog items recommended."""
 
     def __init__(self, rows: list[dict], catalog: Sequence[Pair]) -> None:
-        names = list(dict.fromkeys(group_of(row) for row in rows))
+        names = list(dict.fromkeys(get_group_id(row) for row in rows))
         self.conversations = {name: c for c, name in enumerate(names)}
-        self.conversation_R = conversation_R = np.array([self.conversations[group_of(row)] for row in rows])
-        named = [set(row["seen_titles"]) | {title for title, _ in truth_of(row)} for row in rows]
+        self.conversation_R = conversation_R = np.array([self.conversations[get_group_id(row)] for row in rows])
+        named = [set(row["seen_titles"]) | {title for title, _ in get_truth(row)} for row in rows]
         self.titles = {title: t for t, title in enumerate(sorted(set().union(*named)))}
         entries = [
             (c, self.titles[title])
@@ -46,7 +46,7 @@ class Cooccurrence:
 
     def own_items(self, row: dict) -> np.ndarray:
         """(M,) what the row's own conversation adds to the counts; zeros for one that was not read."""
-        conversation = self.conversations.get(group_of(row))
+        conversation = self.conversations.get(get_group_id(row))
         return (
             np.zeros(self.items_CM.shape[1]) if conversation is None else self.items_CM[conversation].toarray().ravel()
         )
@@ -74,7 +74,7 @@ class Cooccurrence:
 
     def _by_title(self, row: dict) -> Iterator[tuple[np.ndarray, float]]:
         """For each title named that was met before: conversations with it and each item, conversations with it."""
-        conversation, items_own_M = self.conversations.get(group_of(row)), self.own_items(row)
+        conversation, items_own_M = self.conversations.get(get_group_id(row)), self.own_items(row)
         for title in row["seen_titles"]:
             if (t := self.titles.get(title)) is not None:
                 named_own = 0.0 if conversation is None else self.named_CT[conversation, t]
@@ -137,7 +137,7 @@ class RetrievalTeacher:
             similar_BR = self.vectorizer.transform(block) @ self.features_FR
             for row, (low, high) in zip(block, pairwise(similar_BR.indptr), strict=True):
                 indices, similar = similar_BR.indices[low:high], similar_BR.data[low:high]
-                other = conversation_R[indices] != conversations.get(group_of(row), -1)
+                other = conversation_R[indices] != conversations.get(get_group_id(row), -1)
                 yield _highest(indices[other], similar[other], NEIGHBOURS)
 
     def lists(self, rows: list[dict], num_items: int, label: str) -> list[list[Pair]]:
@@ -164,7 +164,7 @@ def _highest(indices: np.ndarray, values: np.ndarray, count: int) -> tuple[np.nd
 def _truth_entries(rows: list[dict], catalog: Sequence[Pair]) -> list[tuple[int, int]]:
     """(row, catalog item) of every ground truth that the catalog holds."""
     item_of = {pair: m for m, pair in enumerate(catalog)}
-    return [(r, item_of[pair]) for r, row in enumerate(rows) for pair in set(truth_of(row)) if pair in item_of]
+    return [(r, item_of[pair]) for r, row in enumerate(rows) for pair in set(get_truth(row)) if pair in item_of]
 
 
 def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.csr_matrix:

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import truth_of
+from convrec.data.schema import get_truth
 from convrec.files import write_json
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher
@@ -138,7 +138,7 @@ def compare(
     contexts = [rows[name]["prompt"][0]["content"] for name in common]
 
     def score(text: str, row: dict) -> Any:
-        return evaluate_row(parse_items(text), truth_of(row), row["seen_titles"], matcher, ks=ks)
+        return evaluate_row(parse_items(text), get_truth(row), row["seen_titles"], matcher, ks=ks)
 
     scored = {variant: [score(some[name], rows[name]) for name in common] for variant, some in lists.items()}
     found: dict[str, dict[str, Any]] = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from convrec.data.schema import conversation_text, truth_of
+from convrec.data.schema import conversation_text, get_truth
 from convrec.lists.metrics import ndcg_at_k, recall_at_k
 from convrec.lists.ranks import format_item
 from data_prep.sample import first_unseen
@@ -60,7 +60,7 @@ def check_sample(folder: str | os.PathLike) -> dict[str, tuple[float, float]]:
         lists["teacher"].append(teacher)
         lists["popularity"].append([name for name in popular if name not in conversation][: len(teacher)])
         lists["oracle"].append([table.films[i].name for i in oracle_list(table, conversation, len(teacher))])
-    truths = [{format_item(title, int(year)) for title, year in truth_of(row)} for row in rows]
+    truths = [{format_item(title, int(year)) for title, year in get_truth(row)} for row in rows]
     return {name: _recall_and_ndcg(ranked, truths) for name, ranked in lists.items()}
 
 

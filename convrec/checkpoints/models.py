@@ -29,7 +29,7 @@ from convrec.checkpoints.files import (
 from convrec.checkpoints.gguf import COMMAND, gguf_file
 from convrec.errors import UserError
 from convrec.files import folder_written_whole, read_json_object, write_json
-from convrec.runs.folder import LATEST, MANIFEST, latest_step, start_model, step_of
+from convrec.runs.folder import LATEST, MANIFEST, latest_step, parse_step, start_model
 from convrec.shipped import python_path
 
 ADAPTER = "adapter_config.json"
@@ -65,10 +65,10 @@ def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> s
 
 def _check_step(missing: Path, given_as: str) -> None:
     """Raise UserError, with the steps that are there, for a folder that is missing in a run that exists."""
-    step = next((part for part in (missing, *missing.parents) if step_of(part) is not None), None)
+    step = next((part for part in (missing, *missing.parents) if parse_step(part) is not None), None)
     if step is None or step.exists() or not step.parent.is_dir():
         return
-    numbers = map(step_of, step.parent.iterdir())
+    numbers = map(parse_step, step.parent.iterdir())
     steps = sorted(number for number in numbers if number is not None)
     there = f"steps {', '.join(map(str, steps))} are there" if steps else "no step is there"
     raise UserError(f"{given_as}{missing}: no such checkpoint in {step.parent}; {there}")
@@ -205,14 +205,14 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _merge_adapter(adapter: Path, target: Path, chain: tuple[Path, ...]) -> Path:
-    sources = {"adapter": fingerprint(adapter), "base": _fingerprint_model(_base_of(adapter), chain)}
+    sources = {"adapter": fingerprint(adapter), "base": _fingerprint_model(_find_base(adapter), chain)}
     if not _is_made_from(target, sources):
         with _model_written_whole(target, sources) as partial:
             _add_adapter(adapter, partial, None, chain)
     return target
 
 
-def _base_of(adapter: Path) -> str | None:
+def _find_base(adapter: Path) -> str | None:
     """The base that an adapter names, or the folder above a merged one."""
     above = adapter.parent
     named = read_json_object(adapter / ADAPTER).get("base_model_name_or_path")
@@ -223,7 +223,7 @@ def _base_of(adapter: Path) -> str | None:
 
 def _add_adapter(adapter: Path, target: Path, base: str | None, chain: tuple[Path, ...]) -> None:
     """Base + adapter, written into the folder `target`; base None: the adapter's own. chain: what is built on it."""
-    base = base or _base_of(adapter)
+    base = base or _find_base(adapter)
     if not base:
         raise UserError(f"{adapter}: {ADAPTER} names no base_model_name_or_path: write the base model's folder there")
     base_folder = _resolve(base, f"{chain[-1]}: its base model ", chain)

@@ -30,9 +30,9 @@ from convrec.runs.folder import (
     MANIFEST,
     SUBMISSION_VARIABLE,
     latest_step,
+    parse_step,
     read_config,
     setting,
-    step_of,
     tracked_step,
 )
 
@@ -347,7 +347,7 @@ def write_tracker(run_folder: Path, step: int) -> None:
 
 def _step_folders(run_folder: Path) -> dict[int, Path]:
     """RUN/global_step_N by N, in rising order."""
-    steps = [(step_of(folder), folder) for folder in run_folder.glob("global_step_*")]
+    steps = [(parse_step(folder), folder) for folder in run_folder.glob("global_step_*")]
     return dict(sorted((step, folder) for step, folder in steps if step is not None))
 
 

@@ -20,30 +20,30 @@ COMPRESSIONS = (".gz", ".zst")
 LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".dat", ".data", ".item", ".inter")  # MovieLens, RecBole
 
 
-def kind_of(path: str | Path) -> str:
+def get_suffix(path: str | Path) -> str:
     """The end of a file's name that says what is in it: `.jsonl` of chats.JSONL.gz."""
-    name = Path(path).name.lower().removesuffix(compression_of(path))
+    name = Path(path).name.lower().removesuffix(get_compression(path))
     return Path(name).suffix
 
 
-def compression_of(path: str | Path) -> str:
+def get_compression(path: str | Path) -> str:
     """`.gz` or `.zst`; "" for a file that is not compressed."""
     suffix = Path(path).suffix.lower()
     return suffix if suffix in COMPRESSIONS else ""
 
 
 @cache
-def unit_of(path: str | Path) -> str:
+def get_unit(path: str | Path) -> str:
     """What the rows of a file are called.
 
     A "line" counts from 1, a "record" of a JSON list and a "row" of parquet from 0, that of a spreadsheet as it shows.
     """
-    return "line" if kind_of(path) in LINES else "record" if kind_of(path) == ".json" else "row"
+    return "line" if get_suffix(path) in LINES else "record" if get_suffix(path) == ".json" else "row"
 
 
-def place_of(path: str | Path, row: int) -> str:
+def format_place(path: str | Path, row: int) -> str:
     """`chats.jsonl: line 3`."""
-    return f"{path}: {unit_of(path)} {row}"
+    return f"{path}: {get_unit(path)} {row}"
 
 
 class BadRecord(ValueError):
@@ -167,7 +167,7 @@ class Damage:
                 messages = found.setdefault((finding.path, finding.problem.kind), {})
                 messages.setdefault(str(finding.problem), []).append(finding.row)
         told = [
-            [f"{path}: {named_rows(rows, unit_of(path), self.named)}: {text}" for text, rows in messages.items()]
+            [f"{path}: {named_rows(rows, get_unit(path), self.named)}: {text}" for text, rows in messages.items()]
             for (path, _), messages in found.items()
         ]
         lines = [*filter(None, chain(*zip_longest(*told)))]  # one of every kind before a second of any
@@ -178,7 +178,7 @@ class Damage:
     def write_report(self, path: Path) -> None:
         """A JSON object a row."""
         found = (
-            {"file": str(finding.path), unit_of(finding.path): finding.row, "reason": str(finding.problem)}
+            {"file": str(finding.path), get_unit(finding.path): finding.row, "reason": str(finding.problem)}
             for finding in self.rows().values()
         )
         write_jsonl(path, found)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.arrow_types import plain_batch
 from convrec.data.csv_records import read_csv
-from convrec.data.damage import BadRecord, Damage, compression_of, kind_of
+from convrec.data.damage import BadRecord, Damage, get_compression, get_suffix
 from convrec.data.spreadsheets import SPREADSHEETS, UNREAD_SPREADSHEETS, read_spreadsheet
 from convrec.data.text_files import CUT_OFF, is_table, iter_lines, open_bytes
 from convrec.errors import UserError
@@ -39,7 +39,7 @@ def read_records(path: Path, damage: Damage, lists: bool = False) -> Records:
         lists: whether an entry that is a list of objects is a record too, {LIST: it}.
 
     Yields:
-        The row, counted as damage.unit_of says, and its record.
+        The row, counted as damage.get_unit says, and its record.
 
     Raises:
         UserError: The file is not there, is of another format, or cannot be read at all.
@@ -49,7 +49,7 @@ def read_records(path: Path, damage: Damage, lists: bool = False) -> Records:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
-        match kind_of(path):
+        match get_suffix(path):
             case ".jsonl" | ".ndjson":
                 yield from _read_jsonl(path, damage, lists)
             case ".csv":
@@ -75,7 +75,7 @@ def read_records(path: Path, damage: Damage, lists: bool = False) -> Records:
     except CUT_OFF as error:
         raise UserError(f"{path}: not readable as gzip ({error}); fetch it again") from None
     except (pa.ArrowInvalid, OSError) as error:
-        if compression_of(path) != ".zst":  # which Arrow reads, with errors of its own
+        if get_compression(path) != ".zst":  # which Arrow reads, with errors of its own
             raise
         raise UserError(f"{path}: not readable as zstd ({error}); fetch it again") from None
 

@@ -88,7 +88,7 @@ def conversation_text(row: Mapping[str, Any]) -> str:
     return split_prompt(row["prompt"][0]["content"])[1]
 
 
-def conversation_of(sample_id: str) -> str:
+def parse_conversation_id(sample_id: str) -> str:
     """`redial_15875_t6` and, for one of several demonstrations or of its turns, `redial_15875_t6.2` and
     `redial_15875_t6_q1` -> `redial_15875`; an id that names no conversation is itself."""
     return re.sub(r"_t\d+(?:\.\d+)?(?:_q\d+)?$", "", sample_id)
@@ -99,12 +99,12 @@ def before_questions(conversation: str) -> str:
     return re.sub(r"(?m)(?:^SYSTEM: Which [^\n]+\?\nUSER: [^\n]*\n){1,99}+\Z", "", conversation)
 
 
-def group_of(row: Mapping[str, Any]) -> str:
+def get_group_id(row: Mapping[str, Any]) -> str:
     """What must not be torn apart: the row's conversation where its id names one, else the rows of its text.
 
     Ids that differ in case alone are one: a UUID is written in either.
     """
-    name = conversation_of(row["sample_id"])
+    name = parse_conversation_id(row["sample_id"])
     if name != row["sample_id"]:
         return normalise_text(name)
     text = normalise_text(before_questions(conversation_text(row)))
@@ -116,7 +116,7 @@ def normalise_text(conversation: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", conversation).casefold().split())
 
 
-def truth_of(row: Mapping[str, Any]) -> list[Pair]:
+def get_truth(row: Mapping[str, Any]) -> list[Pair]:
     """The row's ground truths; none where the column is null."""
     return [(title, year) for title, year in row[TRUTH] or ()]
 

@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
-from convrec.data.damage import BadRecord, compression_of, kind_of
+from convrec.data.damage import BadRecord, get_compression, get_suffix
 from convrec.errors import UserError
 
 LONGEST_LINE = 8 << 20  # bytes; reading takes up to 32 times as much memory (notes/data.md)
@@ -96,7 +96,7 @@ def detect_encoding(path: Path) -> str:
 
 def is_table(path: Path) -> bool:
     """Whether a file is read as CSV or the like; a `.txt` is where its first line has tabs (Excel's "Unicode text")."""
-    kind = kind_of(path)
+    kind = get_suffix(path)
     if kind == ".txt":
         return "\t" in str(next(iter_lines(path, is_table=True), (1, ""))[1])
     return kind not in _NO_TABLES
@@ -168,7 +168,7 @@ def _find_unicode(start: bytes) -> str:
 
 
 def _open_decompressed(path: Path) -> BinaryIO:
-    match compression_of(path):
+    match get_compression(path):
         case ".gz":
             return cast(BinaryIO, gzip.open(path, "rb"))
         case ".zst":

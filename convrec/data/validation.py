@@ -136,7 +136,7 @@ def _check_columns(path: Path, schema: pa.Schema) -> int:
         "`convrec data own` (data of your own), or set TRAIN_FILE, VAL_FILE, CATALOG_FILE"
     )
     fix = "rename or add them (docs/reference/files.md); `convrec data reddit-v2` makes stable ids"
-    present, rows = columns_of(path, schema.names, made_by, fix)
+    present, rows = check_parquet_columns(path, schema.names, made_by, fix)
     for name in schema.names:
         if not is_like(plain_type(present.field(name).type), schema.field(name).type, null=True):
             raise UserError(
@@ -146,7 +146,7 @@ def _check_columns(path: Path, schema: pa.Schema) -> int:
     return rows
 
 
-def columns_of(path: Path, needed: Collection[str], made_by: str, fix: str) -> tuple[pa.Schema, int]:
+def check_parquet_columns(path: Path, needed: Collection[str], made_by: str, fix: str) -> tuple[pa.Schema, int]:
     """The columns and the number of rows of a parquet file that has those needed and a row. Raises UserError, of a file
     that is not there with `made_by`, of a column with `fix`."""
     try:

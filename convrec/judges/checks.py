@@ -1,7 +1,7 @@
 """What a run of judges needs beside what any RL run does."""
 
 from convrec.errors import UserError
-from convrec.judges.orders import SEPARATE, pairs_of
+from convrec.judges.orders import SEPARATE, pair_swapped_rows
 from convrec.judges.schema import read_judge_table
 from convrec.runs.folder import listed
 from convrec.settings.judges import JudgeConfig, PairwiseJudgeConfig
@@ -25,4 +25,6 @@ def check_orders(run: Run[JudgeConfig]) -> None:
             f"leave it false with convrec.orders={settings.orders}"
         )
     files = listed(settings.train_file)
-    pairs_of([row for path in files for row in read_judge_table(path, "pairwise")], f"TRAIN_FILE={', '.join(files)}")
+    pair_swapped_rows(
+        [row for path in files for row in read_judge_table(path, "pairwise")], f"TRAIN_FILE={', '.join(files)}"
+    )

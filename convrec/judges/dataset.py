@@ -11,8 +11,8 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from convrec.data.chat import Message, fits, render_prompt, without_control_tokens
 from convrec.errors import UserError
 from convrec.judges.criteria import Criteria
-from convrec.judges.orders import SEPARATE, pairs_of
-from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
+from convrec.judges.orders import SEPARATE, pair_swapped_rows
+from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table
 from convrec.judges.verdict import opens_thinking
 from convrec.runs.folder import listed
 from convrec.training.dataset import rl_item
@@ -36,7 +36,7 @@ class JudgeDataset(RLHFDataset):
         self.are_pairs = is_train and self.config.get("orders", SEPARATE) != SEPARATE
         units = [[row] for row in rows]  # what is there or not together
         if self.are_pairs:
-            units = [[rows[one], rows[other]] for one, other in pairs_of(rows, ", ".join(self.data_files))]
+            units = [[rows[one], rows[other]] for one, other in pair_swapped_rows(rows, ", ".join(self.data_files))]
         if 0 < self.max_samples < len(rows):
             count = max(1, self.max_samples // len(units[0]))
             chosen = np.random.default_rng(self.seed).choice(len(units), size=count, replace=False)
@@ -57,17 +57,17 @@ class JudgeDataset(RLHFDataset):
         return fits(self.tokenizer, self._rendered(row), self.max_prompt_length)
 
     def _prompt(self, row: dict[str, Any]) -> list[Message]:
-        return without_control_tokens(prompt_of(row, self.mode), self.tokenizer)
+        return without_control_tokens(build_prompt(row, self.mode), self.tokenizer)
 
     def _rendered(self, row: dict[str, Any]) -> str:
         return render_prompt(self.tokenizer, self._prompt(row), **self.apply_chat_template_kwargs)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = self.dataframe[item]
-        extra = {"scores": list(scores_of(row)), "in_thinking": self.in_thinking}
+        extra = {"scores": list(get_score_range(row)), "in_thinking": self.in_thinking}
         if self.are_pairs:
             extra["pair"] = item // 2  # for the trainer: the same for both orders of one
-        truth = {self.label: label_of(row, self.mode)}
+        truth = {self.label: get_label(row, self.mode)}
         source = row["source"] or "judge"
         return rl_item(item, self._prompt(row), source=source, truth=truth, extra_info=extra)
 

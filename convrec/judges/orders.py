@@ -17,18 +17,18 @@ SEPARATE: Orders = "separate"
 CONSISTENT: Orders = "consistent"
 
 
-def pairs_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, int]]:
+def pair_swapped_rows(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, int]]:
     """The indices of each row and of the same with A and B swapped. name: of the file or files, for the error.
 
     Raises UserError for rows that are there in one order alone.
     """
-    from convrec.judges.schema import responses_of  # pyarrow; the settings import this module at once
+    from convrec.judges.schema import get_responses  # pyarrow; the settings import this module at once
 
     waiting: dict[tuple[str, str, str], list[int]] = {}
     pairs = []
     for index, row in enumerate(rows):
         query = query_text(row["input"])
-        first, second = responses_of(row)
+        first, second = get_responses(row)
         if others := waiting.get((query, second, first)):
             pairs.append((others.pop(), index))
         else:

@@ -6,7 +6,7 @@ An answer that names neither, or both, earns `malformed`, 0 by default, whatever
 from collections.abc import Mapping
 
 from convrec.errors import UserError
-from convrec.judges.verdict import TIE, preference_verdict, truth_of
+from convrec.judges.verdict import TIE, get_truth, preference_verdict
 
 
 def compute_score(
@@ -37,7 +37,7 @@ def compute_score(
 
 
 def true_preference(ground_truth: object) -> str:
-    value = truth_of(ground_truth, "preference")
+    value = get_truth(ground_truth, "preference")
     if value not in ("A", "B", TIE):
         raise UserError(
             f'ground truth {ground_truth!r} of a pairwise judge: expected {{"preference": "A" or "B"}}; '

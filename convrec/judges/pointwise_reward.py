@@ -10,7 +10,7 @@ from numbers import Real
 
 from convrec.errors import UserError
 from convrec.judges.criteria import SCORES, Scores
-from convrec.judges.verdict import pointwise_reward, score_verdict, truth_of
+from convrec.judges.verdict import get_truth, pointwise_reward, score_verdict
 
 
 def compute_score(
@@ -42,7 +42,7 @@ def compute_score(
 
 def true_score(ground_truth: object, scores: Scores = SCORES) -> int:
     low, high = scores
-    value = truth_of(ground_truth, "helpfulness")
+    value = get_truth(ground_truth, "helpfulness")
     if isinstance(value, bool) or not isinstance(value, Real) or value not in range(low, high + 1):
         raise UserError(
             f'ground truth {ground_truth!r} of a pointwise judge: expected {{"helpfulness": {low}-{high}}}, a whole '

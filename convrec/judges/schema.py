@@ -19,7 +19,7 @@ import pyarrow as pa
 from convrec.data.chat import Message
 from convrec.data.damage import Damage
 from convrec.data.records import parquet_batches
-from convrec.data.validation import TableReport, columns_of
+from convrec.data.validation import TableReport, check_parquet_columns
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, criteria_text, parse_criteria
 from convrec.judges.prompt import MODES, judge_prompt
 from convrec.judges.verdict import TIE
@@ -53,30 +53,30 @@ def make_row(
     return {"input": list(messages), "output": output, "source": source, "reason": reason}
 
 
-def responses_of(row: Mapping[str, Any]) -> list[str]:
+def get_responses(row: Mapping[str, Any]) -> list[str]:
     return [output["answer"]["content"] for output in row["output"]]
 
 
-def label_of(row: Mapping[str, Any], mode: str) -> Any:
+def get_label(row: Mapping[str, Any], mode: str) -> Any:
     """The score (pointwise) or "A", "B" or "tie" (pairwise) of a valid row."""
     return row["output"][0]["answer"]["label"]["helpfulness" if mode == "pointwise" else "preference"]
 
 
-def scores_of(row: Mapping[str, Any]) -> Scores:
+def get_score_range(row: Mapping[str, Any]) -> Scores:
     """The lowest and the highest score that a judge may give it."""
     return row["criteria"].scores if row.get("criteria") else SCORES
 
 
-def prompt_of(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> list[Message]:
+def build_prompt(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> list[Message]:
     """The judge's prompt; swapped: with the responses in the other order."""
-    responses = responses_of(row)
+    responses = get_responses(row)
     return judge_prompt(mode, row["input"], responses[::-1] if swapped else responses, row.get("criteria"))
 
 
 def swapped_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The same comparison with A and B in the other order."""
-    label = SWAPPED[label_of(row, "pairwise")]
-    swapped = make_row(row["input"], responses_of(row)[::-1], label, source=row["source"], reason=row.get("reason"))
+    label = SWAPPED[get_label(row, "pairwise")]
+    swapped = make_row(row["input"], get_responses(row)[::-1], label, source=row["source"], reason=row.get("reason"))
     return {**row, **swapped}
 
 
@@ -135,7 +135,7 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
     """
     assert mode in MODES
     made_by = "make it with convrec data judge or convrec data judge-sample"
-    present, _ = columns_of(Path(path), COLUMNS, made_by, "convrec data judge writes them")
+    present, _ = check_parquet_columns(Path(path), COLUMNS, made_by, "convrec data judge writes them")
     written = (present.metadata or {}).get(CRITERIA)
     criteria = parse_criteria(written.decode(), mode, f"{path}, its criteria") if written else DEFAULTS[mode]
     damage = Damage()
@@ -152,7 +152,7 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
 def validate_judge_table(path: str | Path, mode: str) -> TableReport:
     """Check a judge table. Warns when one label is most of it: a judge that never looks would be right as often."""
     rows = read_judge_table(path, mode)
-    labels = [label_of(row, mode) for row in rows]
+    labels = [get_label(row, mode) for row in rows]
     common = max(set(labels), key=labels.count)
     share = labels.count(common) / len(labels)
     warnings = []

@@ -40,7 +40,7 @@ def pointwise_reward(predicted: int | None, true: int, scores: Scores = SCORES, 
     return 1 - abs(predicted - true) / (high - low)
 
 
-def truth_of(ground_truth: object, name: str) -> object:
+def get_truth(ground_truth: object, name: str) -> object:
     """What a row's ground truth says under this name: of a mapping, of one as JSON, or the value itself, also as JSON;
     whether it can be true is for the caller to check."""
     value = ground_truth

@@ -124,7 +124,7 @@ class Catalog:
         """The row's title without its `display`."""
         return self.titles[row].removesuffix(shown_title("", self.displays[row])) if self.displays else self.titles[row]
 
-    def year_of(self, value: object) -> int | None:
+    def normalise_year(self, value: object) -> int | None:
         """A ground truth's year as this catalog compares it; None for one that is no number."""
         return parse_year(value) if self.dated else NO_YEAR
 
@@ -166,7 +166,7 @@ class Catalog:
         ]
 
 
-def labels_of(value: object) -> frozenset[str]:
+def parse_labels(value: object) -> frozenset[str]:
     """An item's genres, or its texts of another column: of a list, or of a text with bars or commas between its parts;
     empty for what is neither. Raises UserError for a list of other things than texts."""
     parts = value.replace("|", ",").split(",") if isinstance(value, str) else value
@@ -180,7 +180,7 @@ def labels_of(value: object) -> frozenset[str]:
 
 def _genres(value: object, row: int) -> frozenset[str]:
     try:
-        return labels_of(value)
+        return parse_labels(value)
     except UserError as error:
         raise UserError(f"row {row}: genres: {error}") from None
 

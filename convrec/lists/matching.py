@@ -212,7 +212,7 @@ class Matcher:
     @cache_per_instance
     def wanted(self, title: str, raw_year: object) -> Truth:
         """What an entry of ground truth stands for. One without a year is the catalog's only item of that name."""
-        year = self.catalog.year_of(raw_year)
+        year = self.catalog.normalise_year(raw_year)
         row, key = self.identify(title, NO_YEAR if year is None else year)
         return Truth(row, key, year or self.catalog.years[row] if row >= 0 else year)
 

@@ -168,7 +168,7 @@ def metric_names(ks: Sequence[int]) -> list[str]:
 
 
 def _required_year(title: str, value: object, catalog: Catalog) -> int:
-    year = catalog.year_of(value)
+    year = catalog.normalise_year(value)
     if year is None:
         raise UserError(f"ground truth {title!r} has the year {value!r}: a whole number such as 1999 is needed")
     return year

@@ -36,7 +36,7 @@ from rapidfuzz import fuzz, process
 
 from convrec.lists.catalog import Catalog
 from convrec.lists.title_blocks import SAME_YEAR, Block, TitleBlocks, compared_text
-from convrec.lists.titles import NUMBER_WORDS, fold, forms, normalise, numbers, parts_of, short_forms
+from convrec.lists.titles import NUMBER_WORDS, fold, fold_parts, forms, normalise, numbers, short_forms
 from convrec.lists.word_guard import WordGuard
 
 FUZZY = frozenset({"fuzzy", "lenient"})
@@ -143,7 +143,7 @@ class TitleIndex:
 
     def find_by_short_form(self, title: str, year: int) -> int:
         """The item of this year whose title has the same parts, some left out or added; -1 for none, AMBIGUOUS."""
-        parts = parts_of(title)
+        parts = fold_parts(title)
         found = {self._by_short_form.get((form, year), -1) for form in {fold(title), " ".join(parts)}}
         found.update(self.unique_in_year(form, year) for form in short_forms(parts))
         found.discard(-1)
@@ -158,7 +158,7 @@ class TitleIndex:
         self.by_spelling.setdefault(written.spelling, []).append(row)
         self._claim(self._by_letters, written.letters, year, row)
         if self.catalog.dated:
-            for form in short_forms(parts_of(name)):
+            for form in short_forms(fold_parts(name)):
                 self._claim(self._by_short_form, form, year, row)
         if len(folded) < SHORTEST_MISSPELT:
             return

@@ -242,7 +242,7 @@ def split_parts(title: str) -> list[str]:
     return _BETWEEN_PARTS.split(normalise(title), MOST_PARTS)
 
 
-def parts_of(title: str) -> list[str]:
+def fold_parts(title: str) -> list[str]:
     """The parts of a title, at a colon, a dash or parentheses, folded; `Part` before a number is left out."""
     texts = split_parts(title)
     if len(texts) == 1:

@@ -33,7 +33,7 @@ def is_user_reward(name: str) -> bool:
     return bool(_NAME.fullmatch(name))
 
 
-def module_of(name: str) -> str:
+def parse_module_name(name: str) -> str:
     return name.partition(":")[0]
 
 
@@ -120,6 +120,6 @@ def own_sources(name: str) -> list[Path]:
     known = [folder.resolve() for folder in installed]
     return [
         source
-        for source in sources(module_of(name))
+        for source in sources(parse_module_name(name))
         if not any(source.resolve().is_relative_to(folder) for folder in known)
     ]

@@ -20,7 +20,7 @@ def merge_sampling(defaults: Mapping[str, Any], given: Mapping[str, Any] | None)
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-def request_of(model: str, prompt: str | Messages, sampling: dict[str, Any]) -> dict[str, Any]:
+def make_request(model: str, prompt: str | Messages, sampling: dict[str, Any]) -> dict[str, Any]:
     """All that decides an answer."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return {"model": model, "messages": without_control_tokens(messages), "sampling": sampling}

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from convrec.errors import UserError
-from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage, read_reply, request_of
+from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage, make_request, read_reply
 from convrec.progress import Progress
 
 
@@ -140,9 +140,9 @@ class LLM:
     async def _ask_all(self, prompts: Sequence[str | Messages], label: str, sampling: dict[str, Any]) -> list[Answer]:
         self._unanswered = 0
         self._questions += len(prompts)
-        requests = [request_of(self.endpoint.model, prompt, sampling) for prompt in prompts]
+        requests = [make_request(self.endpoint.model, prompt, sampling) for prompt in prompts]
         paths = [self.cache.path(request) for request in requests]  # equal requests have one
-        prompt_of = dict(zip(paths, prompts, strict=True))
+        prompt_by_path = dict(zip(paths, prompts, strict=True))
         wanted = dict(zip(paths, requests, strict=True))
         answers = self._find_answers(wanted)
         missing = {path: request for path, request in wanted.items() if path not in answers}
@@ -152,7 +152,7 @@ class LLM:
 
         async def work(bar: Progress) -> None:
             for path, request in queue:  # one iterator for all workers
-                answers[path] = await self._answer(client, path, request, prompt_of[path])
+                answers[path] = await self._answer(client, path, request, prompt_by_path[path])
                 bar.set_postfix_str(str(self.usage), refresh=False)
                 bar.update()
 

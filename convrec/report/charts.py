@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from convrec.report.curves import ERROR, RunCurves, Series, labels_of
+from convrec.report.curves import ERROR, RunCurves, Series, label_runs
 from convrec.report.panels import PANELS, REPORTED_RANKS
 
 SMOOTHED = 12  # a noisy curve is a mean over about this part of its steps
@@ -53,11 +53,11 @@ class Chart:
         return " ".join(sentences)
 
 
-def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
+def make_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """A chart for each panel that any of these runs of one recipe has, a line a run; of a single run the returns of all
     ranks are one chart, a line a rank."""
     panels = PANELS[runs[0].recipe]
-    labels = labels_of(runs)
+    labels = label_runs(runs)
     steps = [step for run in runs for panel in panels for step in run.series.get(panel.metric, ())]
     last_step = max(steps, default=None)
     charts = []

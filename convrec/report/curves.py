@@ -18,7 +18,7 @@ from typing import Any
 from convrec.errors import UserError
 from convrec.files import read_json, write_text
 from convrec.report.panels import PANELS
-from convrec.runs.folder import METRICS, latest_step, read_config, read_metrics, recipe_of
+from convrec.runs.folder import METRICS, find_recipe, latest_step, read_config, read_metrics
 
 SWEEP = "sweep.csv"
 SWEEP_SETTINGS = "sweep.json"  # beside it: what the steps were evaluated with
@@ -49,15 +49,15 @@ class RunCurves:
         return max((step for line in self.series.values() for step in line), default=0)
 
 
-def labels_of(runs: Sequence[RunCurves]) -> dict[str, str]:
+def label_runs(runs: Sequence[RunCurves]) -> dict[str, str]:
     """name -> what legends and tables call the run: its method, with its name where several runs have that method."""
     methods = Counter(run.method for run in runs)
     return {run.name: run.method if methods[run.method] == 1 else f"{run.method} {run.name}" for run in runs}
 
 
 def by_recipe(runs: Sequence[RunCurves]) -> dict[str, list[RunCurves]]:
-    runs_of = {recipe: [run for run in runs if run.recipe == recipe] for recipe in PANELS}
-    return {recipe: recipe_runs for recipe, recipe_runs in runs_of.items() if recipe_runs}
+    runs_by_recipe = {recipe: [run for run in runs if run.recipe == recipe] for recipe in PANELS}
+    return {recipe: recipe_runs for recipe, recipe_runs in runs_by_recipe.items() if recipe_runs}
 
 
 def series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
@@ -89,7 +89,7 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
     Raises UserError for a folder without metrics, a split that was not swept and a sweep that holds nothing.
     """
     logged = logged_series(run)
-    recipe = recipe_of(read_config(run))
+    recipe = find_recipe(read_config(run))
     if recipe not in PANELS:
         named = recipe or "none in config.yaml"
         raise UserError(f"{run}: no curves are known for its recipe, {named}; known are {', '.join(PANELS)}")

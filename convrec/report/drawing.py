@@ -29,7 +29,7 @@ HEIGHT = 3.0
 STYLE = Path(__file__).with_name("charts.mplstyle")
 
 
-def svg_of(chart: Chart) -> str:
+def render_svg(chart: Chart) -> str:
     """The chart without title and legend, which the page has."""
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from convrec.files import write_text
 from convrec.report.charts import Chart
-from convrec.report.drawing import line_key, svg_of
+from convrec.report.drawing import line_key, render_svg
 from convrec.report.page import MISS, SYMBOLS, cell_text, number_text
 
 Table = Sequence[Mapping[str, Any]]
@@ -48,7 +48,7 @@ def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
         "breakable": lambda name: Markup(re.sub(r"([_/])", r"\1<wbr>", str(escape(name)))),
         "metrics_grid": _metrics_grid,
         "differing": _differing,
-        "picture": lambda chart: f"data:image/svg+xml;base64,{base64.b64encode(svg_of(chart).encode()).decode()}",
+        "picture": lambda chart: f"data:image/svg+xml;base64,{base64.b64encode(render_svg(chart).encode()).decode()}",
         "keys": _keys,
     }
     marks = {mark: symbol for mark, symbol in SYMBOLS.items() if mark != MISS}

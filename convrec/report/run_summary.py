@@ -55,7 +55,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def facts_of(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[str, str]:
+def collect_facts(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[str, str]:
     """How far it is, when it was started and with what: name -> text. What the run did not note is left out."""
     starts = read_starts(run_folder)
     planned = setting(config, _STEPS)
@@ -70,6 +70,6 @@ def facts_of(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[
     return {name: text for name, text in facts.items() if text}
 
 
-def settings_of(recipe: str, config: dict[str, Any]) -> dict[str, Any]:
+def build_settings(recipe: str, config: dict[str, Any]) -> dict[str, Any]:
     settings = {name: setting(config, key) for name, key in SETTINGS[recipe].items()}
     return {name: value for name, value in settings.items() if value is not None}

@@ -13,10 +13,10 @@ from convrec.data.schema import (
     TURN,
     before_questions,
     conversation_text,
-    group_of,
+    get_group_id,
+    get_truth,
     is_like,
     normalise_text,
-    truth_of,
 )
 from convrec.lists.matching import Matcher
 
@@ -62,11 +62,11 @@ def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = 
     """A row of schema.RL_SCHEMA. matcher, reader: find the titles wanted, and those named (None: the same)."""
     seen = (reader or matcher).seen_rows(row["seen_titles"])
     named = {(reader or matcher).index.items[one] for one in seen}
-    wanted = {matcher.wanted(*pair).index for pair in truth_of(row)} - {-1}
+    wanted = {matcher.wanted(*pair).index for pair in get_truth(row)} - {-1}
     return Conversation(
         text=conversation_text(row),
         named=sorted(named),
-        name=group_of(row),
+        name=get_group_id(row),
         wanted=sorted(wanted),
         seen=seen,
     )

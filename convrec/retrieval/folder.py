@@ -63,17 +63,17 @@ def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) 
         fitted["vectorizer"].idf_ = fitted["idf"]
         choice = Choice(**notes["choice"])
         fusion = Fusion(**notes["fusion"]) if "fusion" in notes else None
-        row_of: dict[str, int] = {}
+        row_by_line: dict[str, int] = {}
         for line, row in zip(map(normalise, catalog.lines), matcher.index.items, strict=True):
-            row_of.setdefault(line, row)
-        now_M = np.array([row_of.get(line, -1) for line in before])
+            row_by_line.setdefault(line, row)
+        now_M = np.array([row_by_line.get(line, -1) for line in before])
         there = np.flatnonzero(now_M >= 0)
         moved = sparse.csr_matrix((np.ones(len(there), np.float32), (there, now_M[there])), (len(before), len(catalog)))
         fitted |= {"wanted_RM": fitted["wanted_RM"] @ moved, "items_K": now_M[fitted["items_K"]]}
     except (OSError, EOFError, BadZipFile, ValueError, LookupError, TypeError) as error:
         raise UserError(f"--retrieval {folder}: damaged ({error}); fit it again") from None
     gone = len(before) - len(there)
-    new = len({*row_of.values()} - {*now_M.tolist()})
+    new = len({*row_by_line.values()} - {*now_M.tolist()})
     if not len(there):
         raise UserError(f"--retrieval {folder}: the catalog {file} has none of its items; give the one that it is of")
     told = f"{folder}: {new} items of {file} are new since it was fitted (it knows their words alone), {gone} are gone"

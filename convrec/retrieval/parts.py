@@ -43,9 +43,9 @@ class Neighbours:
     def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
         said = self.vectorizer.transform([text])
         starts_V = self.rows_RV.indptr
-        rows_of = starts_V[said.indices + 1] - starts_V[said.indices]
-        rarest = np.argsort(rows_of, kind="stable")
-        kept = rarest[: max(1, int(np.searchsorted(np.cumsum(rows_of[rarest]), POSTINGS, side="right")))]
+        row_counts = starts_V[said.indices + 1] - starts_V[said.indices]
+        rarest = np.argsort(row_counts, kind="stable")
+        kept = rarest[: max(1, int(np.searchsorted(np.cumsum(row_counts[rarest]), POSTINGS, side="right")))]
         cosine_R = self.rows_RV[:, said.indices[kept]] @ said.data[kept]
         cosine_R[left_out] = 0
         nearest = self.nearest(cosine_R)
@@ -65,13 +65,13 @@ class Ridge:
         self.items_K = fitted["items_K"]
         self.inverse_KK = fitted["inverse_KK"]
         self.weights_KK = fitted["weights_KK"]
-        self.place_of = {int(item): k for k, item in enumerate(self.items_K) if item >= 0}
+        self.index_by_item = {int(item): k for k, item in enumerate(self.items_K) if item >= 0}
 
     def scores(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
         """x B. Without the rows X', Y' it is x B - h (I - H)^-1 (Y' - X' B), where P is the inverse, h = x P X'^T and
         H = X' P X'^T: leave-out of linear regression."""
         scores_M = np.zeros(self.wanted_RM.shape[1])
-        known = [self.place_of[item] for item in named if item in self.place_of]
+        known = [self.index_by_item[item] for item in named if item in self.index_by_item]
         if not known:
             return scores_M
         of_items_K = self.weights_KK[known].sum(axis=0, dtype=np.float64)

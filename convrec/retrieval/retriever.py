@@ -127,7 +127,9 @@ def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:
         rows_RV = words.fit_transform(texts()).tocsc()
     except ValueError as error:  # scikit-learn's, of an empty vocabulary
         raise UserError(f"retrieval: training conversations have no words in common ({error}); give more") from None
-    named_RM, wanted_RM = (table_of(of, items) for of in ((row.named for row in kept), (row.wanted for row in kept)))
+    named_RM, wanted_RM = (
+        make_multi_hot(of, items) for of in ((row.named for row in kept), (row.wanted for row in kept))
+    )
     if not wanted_RM.nnz:
         raise UserError(f"retrieval: no training row of {count} wants an item of the catalog; is it of other data?")
     num_prefixes_R = [len(keys) - 1 for keys in text_keys]
@@ -143,7 +145,7 @@ def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:
     return fitted | fit_ridge(named_RM, wanted_RM)
 
 
-def table_of(rows: Iterable[Iterable[int]], items: int, dtype: type = np.float32) -> sparse.csr_matrix:
+def make_multi_hot(rows: Iterable[Iterable[int]], items: int, dtype: type = np.float32) -> sparse.csr_matrix:
     """1 where a row has the item."""
     lists = [*map(list, rows)]
     ends = np.cumsum([0, *map(len, lists)])

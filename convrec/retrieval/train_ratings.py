@@ -48,7 +48,7 @@ def read_train_ratings(train: Path, catalog: Catalog) -> tuple[np.ndarray, np.nd
     except (pa.ArrowInvalid, KeyError, ValueError, OSError) as error:
         raise UserError(f"{path}: not readable ({error}); make the folder again, or move the file away") from None
     items = table["item"].chunk(0)
-    row_of = {line: row for row, line in enumerate(catalog.lines)}
-    rows_I = np.array([row_of.get(line, -1) for line in items.dictionary.to_pylist()], np.int32)
+    row_by_line = {line: row for row, line in enumerate(catalog.lines)}
+    rows_I = np.array([row_by_line.get(line, -1) for line in items.dictionary.to_pylist()], np.int32)
     rows_E = rows_I[items.indices.to_numpy()]
     return table["user"].to_numpy()[rows_E >= 0], rows_E[rows_E >= 0]

@@ -108,7 +108,7 @@ def remove_stale_lock(run_folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def step_of(folder: Path) -> int | None:
+def parse_step(folder: Path) -> int | None:
     """N of RUN/global_step_N; None for any other name (global_step_4_backup)."""
     match = _STEP.fullmatch(folder.name)
     return int(match[1]) if match else None
@@ -181,7 +181,7 @@ def _steps_with_manifest(run_folder: Path) -> list[int]:
     """Steps with a manifest, up to the tracker's: those after it are of a run that has gone back to an earlier one."""
     named = tracked_step(run_folder)
     folders = run_folder.glob(f"global_step_*/{MANIFEST}") if named else ()
-    steps = [step_of(file.parent) for file in folders]
+    steps = [parse_step(file.parent) for file in folders]
     return sorted(step for step in steps if step is not None and step <= named)
 
 
@@ -224,7 +224,7 @@ def listed(files: Any) -> list[str]:
     return [files] if isinstance(files, str) else list(files or ())
 
 
-def recipe_of(config: dict[str, Any]) -> str:
+def find_recipe(config: dict[str, Any]) -> str:
     """The name of the recipe that wrote this config; "" where it names none."""
     return setting(config, "run.recipe") or ""
 

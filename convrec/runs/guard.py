@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from convrec.runs import guard_process, stacks
-from convrec.runs.guard_process import FOLDER_VARIABLE, all_processes, shared_memory, stat_of
+from convrec.runs.guard_process import FOLDER_VARIABLE, all_processes, read_stat, shared_memory
 
 END_SECONDS = 15.0  # that the driver waits for the guard
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
@@ -229,5 +229,5 @@ def _has_guard(folder: Path) -> bool:
         pid, start = (int(word) for word in (folder / "guard.pid").read_text().split())
     except (FileNotFoundError, ValueError):
         return False
-    found = stat_of(pid)
+    found = read_stat(pid)
     return found is not None and found[1] == start

@@ -43,7 +43,7 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
-def stat_of(pid: int) -> tuple[int, int] | None:
+def read_stat(pid: int) -> tuple[int, int] | None:
     """(parent, start time) of a process that is not a zombie; None when there is none."""
     if not (text := _read(pid, "stat")):
         return None
@@ -53,7 +53,7 @@ def stat_of(pid: int) -> tuple[int, int] | None:
 
 def all_processes() -> dict[int, tuple[int, int]]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    found = {pid: stat_of(pid) for pid in pids}
+    found = {pid: read_stat(pid) for pid in pids}
     return {pid: stat for pid, stat in found.items() if stat}
 
 
@@ -61,7 +61,7 @@ def shared_memory() -> list[str]:
     return os.listdir(SHM) if SHM.is_dir() else []
 
 
-def processes_of(folder: Path) -> set[int]:
+def find_processes(folder: Path) -> set[int]:
     """Ids of this node's processes that have joined the run of this folder, or have it in their environment."""
     members = {int(path.name) for path in (folder / "members").glob("[0-9]*")}
     return {pid for pid in all_processes() if pid in members or _has_environment(pid, folder)}
@@ -163,7 +163,7 @@ class Guard:
         driver_pid = self.driver[0] if self.driver else None
         number = 0
         for pid, start in keys:
-            parent, actual_start = stat_of(pid) or (0, 0)
+            parent, actual_start = read_stat(pid) or (0, 0)
             is_tracker = b"multiprocessing.resource_tracker" in _read(pid, "cmdline")
             if actual_start != start or (is_tracker and parent == driver_pid):
                 continue
@@ -203,7 +203,7 @@ def main() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # two processes joined at once
             return
-        this_process = stat_of(os.getpid())
+        this_process = read_stat(os.getpid())
         assert this_process is not None
         (folder / ".guard").write_text(f"{os.getpid()} {this_process[1]}")
         os.replace(folder / ".guard", folder / "guard.pid")  # whoever reads it finds the old or the new, never a part

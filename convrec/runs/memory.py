@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from convrec.runs.guard_process import processes_of
+from convrec.runs.guard_process import find_processes
 
 GIB = 2**30
 SAMPLE_SECONDS = 3.0
@@ -77,7 +77,7 @@ def used_bytes(folder: Path) -> int:
 
     What processes share counts once (PSS): those of a run are forked from one that has imported torch and vLLM.
     """
-    return sum(_process_bytes(Path("/proc", str(pid))) for pid in processes_of(folder))
+    return sum(_process_bytes(Path("/proc", str(pid))) for pid in find_processes(folder))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def write_on_signal(folder: Path) -> None:
 
 
 def write_if_asked(folder: Path, answered: str) -> str:
-    """Write the stacks of all threads of this process, if `of_this_node` has asked since. Returns what to give next."""
+    """Write the stacks of all threads of this process, if `dump_stacks` has asked since. Returns what to give next."""
     try:
         asked = (folder / STACKS / ASKED).read_text()
         if asked not in ("", answered):  # "": whoever asks has not written it yet
@@ -42,10 +42,10 @@ def write_if_asked(folder: Path, answered: str) -> str:
     return asked
 
 
-def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
+def dump_stacks(folder: str, node: str) -> tuple[str, list[str]]:
     """(the stacks of all processes in Python that belong to the run with this temporary folder, and of others, Ray's
     raylet, that are stopped; those that cannot run and why)."""
-    pids = sorted(guard_process.processes_of(Path(folder)))
+    pids = sorted(guard_process.find_processes(Path(folder)))
     places = {pid: Path(folder) / STACKS / str(pid) for pid in pids}
     files = {pid: file for pid, file in places.items() if file.exists()}
     for file in files.values():
@@ -58,12 +58,12 @@ def of_this_node(folder: str, node: str) -> tuple[str, list[str]]:
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, STACKS_SIGNAL)
     time.sleep(SIGNAL_SECONDS)
-    stacks = [_of_process(pid, Path(folder), node) for pid in pids]
+    stacks = [_describe_process(pid, Path(folder), node) for pid in pids]
     found = [stack for stack in stacks if stack]
     return "\n".join(text for text, _ in found), [blamed for _, blamed in found if blamed]
 
 
-def _of_process(pid: int, folder: Path, node: str) -> tuple[str, str] | None:
+def _describe_process(pid: int, folder: Path, node: str) -> tuple[str, str] | None:
     """(its stacks for the log, what is said of it where it cannot run or ""); None for one of no interest."""
     import psutil  # here: every process of a run reads this module
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from convrec.errors import UserError
 from convrec.kinds import did_you_mean
-from convrec.lists.catalog import Catalog, labels_of
+from convrec.lists.catalog import Catalog, parse_labels
 
 # ITEM: no further columns
 ITEM = ("item_id", "title", "year", "display")
@@ -62,7 +62,7 @@ def read_values(record: Mapping[str, Any], schema: pa.Schema, here: str) -> dict
     type."""
     values = {field.name: record.get(field.name) for field in schema}
     if isinstance(values.get(GENRES), str):
-        values[GENRES] = sorted(labels_of(values[GENRES]))
+        values[GENRES] = sorted(parse_labels(values[GENRES]))
     return {name: _typed(value, schema.field(name).type, f"{here}: {name}") for name, value in values.items()}
 
 
@@ -70,14 +70,14 @@ def find_items(
     where: Any,
     schema: pa.Schema,
     items: Collection[int],
-    values_of: Callable[[str, pa.DataType], pa.Array],
+    get_values: Callable[[str, pa.DataType], pa.Array],
     ignore_case: bool = False,
 ) -> set[int]:
     """Those of the items that fit every condition: {column: a value, a list of values of which it has one, or {"min":
     ..., "max": ...}}. An item without a value fits none.
 
     Args:
-        values_of: gives the items' values of a column, of this type.
+        get_values: gives the items' values of a column, of this type.
         ignore_case: compare texts regardless of case and of surplus white space.
 
     Raises:
@@ -89,9 +89,9 @@ def find_items(
     check_columns(where, kinds, "where")
     fit = np.ones(len(items), bool)
     for name, condition in where.items():
-        test = _in_range if isinstance(condition, Mapping) else _is_one_of
+        test = _in_range if isinstance(condition, Mapping) else _matches_any
         normalise = _fold if ignore_case else _unchanged
-        fit &= test(values_of(name, kinds.field(name).type), condition, normalise, f"where: {name}")
+        fit &= test(get_values(name, kinds.field(name).type), condition, normalise, f"where: {name}")
     return {item for item, is_fit in zip(items, fit.tolist(), strict=True) if is_fit}
 
 
@@ -107,7 +107,7 @@ def _in_range(values: pa.Array, condition: Mapping[str, Any], normalise: Normali
     return fit
 
 
-def _is_one_of(values: pa.Array, condition: Any, normalise: Normalise, here: str) -> np.ndarray:
+def _matches_any(values: pa.Array, condition: Any, normalise: Normalise, here: str) -> np.ndarray:
     given = list(condition) if isinstance(condition, list | tuple | set | frozenset) else [condition]
     if values.type != TEXTS:
         wanted = normalise(_typed_array(given, values.type, here))

@@ -157,7 +157,7 @@ class ServedCatalog:
         if isinstance(name, Title):
             item = parse_item(name, self.dated)
             return titled(name, snapshot) or (titled(item.title, snapshot) if item else [])
-        number = snapshot.number_of.get(str(name))
+        number = snapshot.number_by_id.get(str(name))
         by_id = [] if number is None else [number]
         if not isinstance(name, str) or (self._has_ids and by_id):
             return by_id
@@ -184,13 +184,13 @@ class ServedCatalog:
         changes = self._read_all(records)
         blanked: dict[str, list[str]] = {}
 
-        def changes_of(there: Snapshot) -> Mapping[str, CatalogItem | None]:
+        def compute_changes(there: Snapshot) -> Mapping[str, CatalogItem | None]:
             for item_id, item in changes.items():
                 if names := _blanked(there.get(item_id), item):
                     blanked[item_id] = names
             return changes
 
-        self._change(changes_of)
+        self._change(compute_changes)
         return blanked
 
     def patch(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -199,11 +199,11 @@ class ServedCatalog:
         All or, with a UserError that names the item, none.
         """
 
-        def changes_of(there: Snapshot) -> Mapping[str, CatalogItem | None]:
+        def compute_changes(there: Snapshot) -> Mapping[str, CatalogItem | None]:
             whole = [self._with_fields(record, there, f"items[{index}]") for index, record in enumerate(records)]
             return self._read_all(whole)
 
-        self._change(changes_of)
+        self._change(compute_changes)
 
     def delete(self, item_ids: Sequence[str | int]) -> list[str]:
         """Remove items. Returns the ids that the catalog lacks. Raises UserError, and removes none, where no item would
@@ -211,11 +211,11 @@ class ServedCatalog:
         removed = dict.fromkeys((str(item_id).strip() for item_id in item_ids), None)  # as `put` strips them
         absent: list[str] = []
 
-        def changes_of(there: Snapshot) -> Changes:
+        def compute_changes(there: Snapshot) -> Changes:
             absent.extend(item_id for item_id in removed if not there.get(item_id))
             return {**removed}
 
-        self._change(changes_of)
+        self._change(compute_changes)
         return absent
 
     def _read_all(self, records: Sequence[Mapping[str, Any]]) -> dict[str, CatalogItem]:
@@ -238,16 +238,16 @@ class ServedCatalog:
             raise UserError(f"{here}: item_id {item_id!r:.80} is not in the catalog; PUT adds an item")
         return {**item.record, **record, "item_id": item_id}
 
-    def _change(self, changes_of: Callable[[Snapshot], Mapping[str, CatalogItem | None]]) -> None:
+    def _change(self, compute_changes: Callable[[Snapshot], Mapping[str, CatalogItem | None]]) -> None:
         """Make the changes that a function gives, of the catalog as it is when nobody else can change it."""
         with self._lock, self._journal.writing() if self._journal else contextlib.nullcontext():
             if self._journal:  # no other process writes until ours is there
                 self._take_news(self._journal)
             there = self._snapshot
-            changes = {item_id: item for item_id, item in changes_of(there).items() if item != there.get(item_id)}
+            changes = {item_id: item for item_id, item in compute_changes(there).items() if item != there.get(item_id)}
             if not changes:
                 return
-            if all(item is None for item in changes.values()) and not there.number_of.keys() - changes.keys():
+            if all(item is None for item in changes.values()) and not there.number_by_id.keys() - changes.keys():
                 raise UserError("the last item of the catalog cannot be removed")
             changed, left_out = self._changed(changes)
             if left_out:
@@ -283,7 +283,7 @@ class ServedCatalog:
         """The catalog with these; of the items that cannot be added, and are as they were, id -> a sentence."""
         before = self._snapshot
         same_line = {
-            item_id: item for item_id, item in changes.items() if item and item.has_line_of(before.get(item_id))
+            item_id: item for item_id, item in changes.items() if item and item.has_same_line(before.get(item_id))
         }
         if same_line:
             before = before.with_columns(same_line)
@@ -374,13 +374,13 @@ class ServedCatalog:
     ) -> Snapshot:
         lines = select_lines(lines, np.isin(lines.item_W, list(items)))
         _ = lines.trie  # built here, not in a request
-        number_of = {item.item_id: n for n, item in items.items()}
+        number_by_id = {item.item_id: n for n, item in items.items()}
 
         @lru_cache(ALLOWED_KEPT)
         def trie_with(numbers: frozenset[int], folder: Path = self._folder) -> TrieFile:  # without self: no cycle
             return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
-        return Snapshot(items, number_of, named, TrieFile(lines, self._folder), trie_with, self._mentions)
+        return Snapshot(items, number_by_id, named, TrieFile(lines, self._folder), trie_with, self._mentions)
 
 
 def _blanked(before: CatalogItem | None, after: CatalogItem) -> list[str]:
@@ -402,13 +402,13 @@ def _base_items(catalog: Catalog, first_rows: Sequence[int], columns: pa.Table) 
     """Of each item its first row. Raises UserError when the number of a row without an id is another row's id."""
     ids = catalog.item_ids or [None] * len(catalog)
     items = {}
-    row_of: dict[str, int] = {}
+    row_by_id: dict[str, int] = {}
     further = columns.to_pylist() if columns.num_columns else [{}] * len(catalog)
     for row, (year, given) in enumerate(zip(catalog.years, ids, strict=True)):
         if year is None or first_rows[row] != row:
             continue
         item_id = str(row if given is None else given)
-        if (other := row_of.setdefault(item_id, row)) != row:
+        if (other := row_by_id.setdefault(item_id, row)) != row:
             raise UserError(f"catalog rows {other} and {row}: both have the item_id {item_id!r}; give every row an id")
         display = catalog.displays[row] if catalog.displays else None
         shown = None if display is None else str(display).strip() or None

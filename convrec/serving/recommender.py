@@ -386,7 +386,7 @@ class Recommender:
         )
 
     def _items_where(self, where: Any, ignore_case: bool, snapshot: Snapshot) -> set[int]:
-        return find_items(where, self.catalog.columns, snapshot.items, snapshot.values_of, ignore_case)
+        return find_items(where, self.catalog.columns, snapshot.items, snapshot.get_values, ignore_case)
 
     def _find(self, name: str, entries: ItemNames, snapshot: Snapshot) -> set[int]:
         if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Collection):

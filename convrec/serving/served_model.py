@@ -77,10 +77,10 @@ def _version(path: str) -> str:
     if not folder.is_dir():
         return path
     check_hugging_face(folder)
-    return f"{name_of(folder)}-{fingerprint(folder)[:12]}"
+    return f"{get_name(folder)}-{fingerprint(folder)[:12]}"
 
 
-def name_of(folder: Path) -> str:
+def get_name(folder: Path) -> str:
     """RUN/global_step_N of a checkpoint, and of a folder in it; of another model its folder's name."""
     parts = folder.absolute().parts
     step = next((index for index, part in enumerate(parts) if part.startswith("global_step_")), None)

@@ -48,7 +48,7 @@ class CatalogItem:
     def line(self) -> str:
         return format_item(self.title, NO_YEAR if self.year is None else self.year)
 
-    def has_line_of(self, other: "CatalogItem | None") -> bool:
+    def has_same_line(self, other: "CatalogItem | None") -> bool:
         """Whether the two differ in columns alone."""
         if other is None:
             return False
@@ -85,7 +85,7 @@ class Snapshot:
     """
 
     items: Mapping[int, CatalogItem]
-    number_of: Mapping[str, int]  # item_id -> number
+    number_by_id: Mapping[str, int]  # item_id -> number
     named: Mapping[str, tuple[int, ...]]
     trie: TrieFile
     trie_with: Callable[[frozenset[int]], TrieFile]
@@ -93,7 +93,7 @@ class Snapshot:
     _arrays: dict[str, pa.Array] = field(default_factory=dict)
 
     def get(self, item_id: str) -> CatalogItem | None:
-        number = self.number_of.get(item_id)
+        number = self.number_by_id.get(item_id)
         return None if number is None else self.items[number]
 
     def record(self, item_id: str) -> dict[str, Any] | None:
@@ -103,15 +103,15 @@ class Snapshot:
 
     def with_columns(self, items: Mapping[str, CatalogItem]) -> "Snapshot":
         """The catalog with these in place of the items of the same ids, which have the same lines: no trie is made."""
-        changed = {self.number_of[item_id]: item for item_id, item in items.items()}
+        changed = {self.number_by_id[item_id]: item for item_id, item in items.items()}
         return replace(self, items={**self.items, **changed}, _arrays={})
 
     def page(self, after: str, size: int) -> list[CatalogItem]:
         """Items in the order of their ids, those behind `after`, which need not be there any more."""
         start = bisect_right(self._ids, after)
-        return [self.items[self.number_of[item_id]] for item_id in self._ids[start : start + size]]
+        return [self.items[self.number_by_id[item_id]] for item_id in self._ids[start : start + size]]
 
-    def values_of(self, column: str, kind: pa.DataType) -> pa.Array:
+    def get_values(self, column: str, kind: pa.DataType) -> pa.Array:
         """Of all items, in their order; `year` is a column here. Made once."""
         if column not in self._arrays:
             values = (item.year if column == YEAR else item.columns[column] for item in self.items.values())
@@ -134,7 +134,7 @@ class Snapshot:
 
     @cached_property
     def _ids(self) -> list[str]:
-        return sorted(self.number_of)
+        return sorted(self.number_by_id)
 
 
 def titled(title: str, snapshot: Snapshot) -> list[int]:

@@ -88,10 +88,10 @@ class ConvRecDataset(RLHFDataset):
         self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, VALIDATION_SEED)
         if not together:
             return
-        rows_of: dict[str, list[int]] = {}
+        rows_by_prompt: dict[str, list[int]] = {}
         for row, prompt in enumerate(self.dataframe["prompt"].to_pylist()):
-            rows_of.setdefault(json.dumps(prompt, sort_keys=True), []).append(row)
-        self.conversations = list(rows_of.values())
+            rows_by_prompt.setdefault(json.dumps(prompt, sort_keys=True), []).append(row)
+        self.conversations = list(rows_by_prompt.values())
 
     def __len__(self) -> int:
         return len(self.dataframe) if self.conversations is None else len(self.conversations)

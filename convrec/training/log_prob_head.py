@@ -32,7 +32,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
 
 def constrain(engine: Any, catalog: CatalogTrie) -> None:
     """Have this engine's log-probs and entropies be those of the policy under the constraint."""
-    _compute_in_head(engine, partial(choices_of, ChoiceReader(catalog)), ConstrainedHead(catalog).log_probs)
+    _compute_in_head(engine, partial(read_choices, ChoiceReader(catalog)), ConstrainedHead(catalog).log_probs)
 
 
 def fuse(engine: Any) -> None:
@@ -73,7 +73,7 @@ def _why_whole_logits(engine: Any) -> str:
     return f"the model changes its logits after the head ({', '.join(changes)})" if changes else ""
 
 
-def choices_of(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
+def read_choices(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
     """The choices of a micro-batch, each at the position of the hidden state that it was made from.
 
     padded_length: tokens of a row; None where rows are packed one after the other.

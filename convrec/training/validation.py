@@ -91,7 +91,7 @@ def validate_directly(engine: Any) -> dict[str, float] | None:
         verl's metrics and ours; None when a prompt needs verl's way.
     """
     if engine.validation_samples is None:  # the same every time
-        engine.validation_samples = [sample for columns in engine.val_dataloader for sample in rows_of(columns)]
+        engine.validation_samples = [sample for columns in engine.val_dataloader for sample in split_batch(columns)]
     agent = engine.config.actor_rollout_ref.rollout.agent.default_agent_loop
     samples = [{"agent_name": agent, **sample, "uid": uuid4().hex} for sample in engine.validation_samples]
     answers = engine.agent_loop_manager.validate(samples, engine.global_steps)
@@ -131,7 +131,7 @@ def keep_generations(engine: Any, rows: list[tuple[dict[str, Any], AgentLoopOutp
         engine._dump_generations(inputs, outputs, truths, infos["reward"], infos | uids, folder)
 
 
-def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+def split_batch(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a collated batch of verl's data loader row by row, without its tensors.
 
     A small tensor is expensive to send, and neither reward nor rollout of text reads one (verl's collating wants a

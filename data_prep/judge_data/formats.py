@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from convrec.data.chat import Message
-from convrec.data.damage import BadRecord, Damage, place_of
+from convrec.data.damage import BadRecord, Damage, format_place
 from convrec.data.records import read_records
 from convrec.judges.criteria import SCORES, Scores
 from convrec.judges.schema import row_problem
@@ -69,7 +69,7 @@ def talk(value: Any, name: str) -> list[Message]:
     return [{"role": message["role"], "content": text(message.get("content"), name)} for message in value]
 
 
-def number_of(record: Mapping[str, Any], name: str, low: float, high: float, *, whole: bool = False) -> float:
+def parse_number(record: Mapping[str, Any], name: str, low: float, high: float, *, whole: bool = False) -> float:
     """A number from low to high; parquet and JSON of other programs have it as text, too. Raises BadRecord."""
     try:
         value = float(record[name]) if not isinstance(record[name], bool) else None
@@ -170,7 +170,7 @@ def _label(meanings: Mapping[Any, str | None]) -> Callable[[Record, str], str | 
 
 def _strength(record: Record, column: str) -> str | None:
     """HelpSteer's: -3 (the first is much better) to 3 (the second), 0 a tie."""
-    strength = number_of(record, column, -3, 3)
+    strength = parse_number(record, column, -3, 3)
     return None if strength == 0 else "A" if strength < 0 else "B"
 
 
@@ -187,7 +187,7 @@ def _turns(messages: list[Message]) -> list[Message]:
 
 def read_ratings(record: Record, scores: Scores) -> Iterator[Item]:
     low, high = scores
-    score = int(number_of(record, "helpfulness", low, high, whole=True))
+    score = int(parse_number(record, "helpfulness", low, high, whole=True))
     messages = _turns(prompt_messages(record.get("prompt")))
     response = text(record["response"], "response")
     yield Rating(messages, response, score=score, grade=score, reason=_reason(record))
@@ -201,7 +201,7 @@ def read_ultra_feedback(record: Record, scores: Scores) -> Iterator[Item]:
     if not isinstance(completions, list) or not all(isinstance(one, Mapping) for one in completions):
         raise BadRecord(f"`completions` is no list of {{response, overall_score}}; {DROP}")
     for one in completions:
-        grade = number_of(one, "overall_score", 1, 10)
+        grade = parse_number(one, "overall_score", 1, 10)
         score = low + round((grade - 1) / 9 * (high - low))
         yield Rating(messages, text(one.get("response"), "response"), score=score, grade=grade)
 
@@ -232,7 +232,7 @@ FORMATS: Mapping[str, Format] = {  # docs/how-to/judges.md says which data sets 
 }
 
 
-def items_of(record: Record, name: str | None = None, scores: Scores = SCORES) -> list[Item]:
+def parse_record(record: Record, name: str | None = None, scores: Scores = SCORES) -> list[Item]:
     """What a record says. name: the form it has; None: it shows in its columns. Raises BadRecord."""
     if name is None:
         known = (form for form in FORMATS.values() if record.keys() >= set(form.columns) and form.fits(record))
@@ -250,7 +250,7 @@ def items_of(record: Record, name: str | None = None, scores: Scores = SCORES) -
     return list(form.read(record, scores))
 
 
-def source_of(record: Record, default: str) -> str:
+def find_source(record: Record, default: str) -> str:
     """Where a record says it is from: its `source`, a benchmark's subset, HelpSteer3's domain."""
     for name in ("source", "subset", "domain"):
         if isinstance(value := record.get(name), str) and value.strip():
@@ -276,12 +276,12 @@ def load(paths: Sequence[str | Path], mode: str, scores: Scores, form: str | Non
     for path in map(Path, paths):
         for row, record in read_records(path, damage):
             with damage.of(path, row):
-                items = items_of(record, form, scores)
+                items = parse_record(record, form, scores)
                 for item in items:
                     problem = row_problem(item, mode, scores, ties=True) if isinstance(item, dict) else None
                     if problem:
                         raise BadRecord(problem)
-                source = source_of(record, path.name.partition(".")[0])
-                loaded.append(Loaded(items, source, place_of(path.name, row)))
+                source = find_source(record, path.name.partition(".")[0])
+                loaded.append(Loaded(items, source, format_place(path.name, row)))
     damage.check()
     return loaded

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from convrec.data.chat import Message
 from convrec.judges.prompt import query_text
-from convrec.judges.schema import label_of, make_row, responses_of, swapped_row
+from convrec.judges.schema import get_label, get_responses, make_row, swapped_row
 from convrec.judges.verdict import TIE
 from data_prep.judge_data.formats import Comparison, Loaded, Rating
 from data_prep.tables import hash64, split_by_hash
@@ -24,7 +24,7 @@ class LeftOut(NamedTuple):
     why: str
 
 
-def row_of(
+def make_placed_row(
     record: Loaded,
     messages: Sequence[Message],
     responses: Sequence[str],
@@ -37,8 +37,8 @@ def row_of(
 
 def _copy_row(record: Loaded, item: dict[str, Any], mode: str) -> JudgeRow:
     """The row of a record that is one already."""
-    label = label_of(item, mode)
-    return row_of(record, item["input"], responses_of(item), label=label, reason=item["reason"])
+    label = get_label(item, mode)
+    return make_placed_row(record, item["input"], get_responses(item), label=label, reason=item["reason"])
 
 
 def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[JudgeRow], list[LeftOut]]:
@@ -56,7 +56,7 @@ def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[JudgeRow], list[LeftO
         else:
             label = TIE if item.tie else "A"
             responses = [item.better, item.worse]
-            rows.append(row_of(record, item.messages, responses, label=label, reason=item.reason))
+            rows.append(make_placed_row(record, item.messages, responses, label=label, reason=item.reason))
 
     for record in records:
         for item in record.items:
@@ -66,7 +66,7 @@ def pairwise_rows(records: Iterable[Loaded]) -> tuple[list[JudgeRow], list[LeftO
                 add(item, record)
             else:
                 row = _copy_row(record, item, "pairwise")
-                rows.append(swapped_row(row) if label_of(row, "pairwise") == "B" else row)
+                rows.append(swapped_row(row) if get_label(row, "pairwise") == "B" else row)
     for ratings in rated.values():
         for (one, record), (other, _) in itertools.combinations(ratings, 2):
             better, worse = (one, other) if one.grade >= other.grade else (other, one)
@@ -90,7 +90,9 @@ def pointwise_rows(records: Iterable[Loaded], chosen: int, rejected: int) -> tup
         scored: dict[tuple[str, int], Comparison] = {}
         for item in record.items:
             if isinstance(item, Rating):
-                rows.append(row_of(record, item.messages, [item.response], label=item.score, reason=item.reason))
+                rows.append(
+                    make_placed_row(record, item.messages, [item.response], label=item.score, reason=item.reason)
+                )
             elif isinstance(item, dict):
                 rows.append(_copy_row(record, item, "pointwise"))
             elif item.tie or item.better.strip() == item.worse.strip():
@@ -98,7 +100,7 @@ def pointwise_rows(records: Iterable[Loaded], chosen: int, rejected: int) -> tup
             else:
                 scored[item.better, chosen] = scored[item.worse, rejected] = item
         for (response, score), item in scored.items():
-            rows.append(row_of(record, item.messages, [response], label=score))
+            rows.append(make_placed_row(record, item.messages, [response], label=score))
     return rows, left_out
 
 
@@ -111,7 +113,7 @@ def without_duplicates(rows: Sequence[JudgeRow], mode: str) -> tuple[list[JudgeR
     """Of rows about the same query and responses, in whatever order: the first where all say the same, else none."""
     groups: dict[tuple, list[JudgeRow]] = {}
     for row in rows:
-        responses = frozenset(response.strip() for response in responses_of(row))
+        responses = frozenset(response.strip() for response in get_responses(row))
         groups.setdefault((folded(query_text(row["input"])), responses), []).append(row)
     kept: set[int] = set()
     left_out: list[LeftOut] = []
@@ -128,8 +130,8 @@ def without_duplicates(rows: Sequence[JudgeRow], mode: str) -> tuple[list[JudgeR
 
 def _said(row: JudgeRow, mode: str) -> Any:
     """A score, or the better response: B of a row is A of the row with its responses swapped."""
-    label = label_of(row, mode)
-    return responses_of(row)["AB".index(label)].strip() if label in ("A", "B") else label
+    label = get_label(row, mode)
+    return get_responses(row)["AB".index(label)].strip() if label in ("A", "B") else label
 
 
 def balance_order(rows: Sequence[JudgeRow], seed: int) -> list[JudgeRow]:
@@ -139,7 +141,7 @@ def balance_order(rows: Sequence[JudgeRow], seed: int) -> list[JudgeRow]:
     swap = set[int]()
     parts: tuple[list[int], list[int]] = ([], [])
     for index, row in enumerate(rows):
-        parts[label_of(row, "pairwise") == TIE].append(index)
+        parts[get_label(row, "pairwise") == TIE].append(index)
     for part in parts:
         swap.update(draw.sample(part, len(part) // 2))
     return [swapped_row(row) if index in swap else row for index, row in enumerate(rows)]
@@ -154,7 +156,7 @@ BEGINNING = 200  # characters; queries that have them in common are about the sa
 LARGE_SHARE = 0.2  # of the rows with one beginning, above which shares of splits are a matter of luck
 
 
-def beginning_of(row: JudgeRow) -> str:
+def get_beginning(row: JudgeRow) -> str:
     return folded(query_text(row["input"]))[:BEGINNING]
 
 
@@ -166,8 +168,8 @@ def split_rows(
     parts: dict[str, list[JudgeRow]] = {name: [] for name in SPLITS}
     left_out = []
     for row in rows:
-        name = split_by_hash(hash64(f"{seed}\n{beginning_of(row)}"), shares["validation"], shares["test"])
-        if label_of(row, mode) == TIE and name != "test":
+        name = split_by_hash(hash64(f"{seed}\n{get_beginning(row)}"), shares["validation"], shares["test"])
+        if get_label(row, mode) == TIE and name != "test":
             left_out.append(LeftOut(row["place"], "ties", f"no verdict of {name} would be right"))
         else:
             parts[name].append(row)
@@ -176,5 +178,5 @@ def split_rows(
 
 def large_group(rows: Sequence[JudgeRow]) -> tuple[str, int] | None:
     """(beginning, rows) where so many rows begin alike that they may leave a split empty."""
-    ((beginning, count),) = Counter(map(beginning_of, rows)).most_common(1)
+    ((beginning, count),) = Counter(map(get_beginning, rows)).most_common(1)
     return (beginning, count) if len(rows) >= 20 and count > LARGE_SHARE * len(rows) else None

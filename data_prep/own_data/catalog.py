@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from convrec.data.damage import BadRecord, Damage, kind_of, unit_of
+from convrec.data.damage import BadRecord, Damage, get_suffix, get_unit
 from convrec.data.options import SHARE
 from convrec.data.records import Records, read_records
 from convrec.data.spreadsheets import SPREADSHEETS
@@ -90,7 +90,7 @@ def read_catalog(
     }
     further_columns, exceptions = _further_columns(path, items, damage)
     table = pa.table(main_columns | further_columns)
-    left_out = [f"{unit_of(path)} {row}: {problem}; left out" for row, problem in impossible.items()]
+    left_out = [f"{get_unit(path)} {row}: {problem}; left out" for row, problem in impossible.items()]
     return CatalogRead(table, is_dated, left_out, told + exceptions)
 
 
@@ -115,8 +115,8 @@ def _read_items(
             name = normalise(shown_title(title, record.get("display")))
             if (earlier := first.setdefault((name, year, item_id), row)) != row:
                 text = (
-                    f"%r is on {unit_of(path)} %s already; leave one out, give each an item_id, or name another column "
-                    "of titles: --columns title=NAME"
+                    f"%r is on {get_unit(path)} %s already; leave one out, give each an item_id, or name another "
+                    "column of titles: --columns title=NAME"
                 )
                 raise BadRecord(text, title, earlier)
             items[row] = {**record, "title": title, "year": year}
@@ -276,7 +276,7 @@ def _further_columns(
     rows = list(items)
     for name in dict.fromkeys(name for item in items.values() for name in item if name not in ("title", "year")):
         values: Sequence[Any] = [item.get(name) for item in items.values()]
-        if kind_of(path) in TABLES_OF_TEXTS and name not in TEXTS:
+        if get_suffix(path) in TABLES_OF_TEXTS and name not in TEXTS:
             column = infer_type(name, values)
             values = column.values
             if column.majority:
@@ -294,7 +294,7 @@ def _further_columns(
 def _describe_exception(path: Path, row: int, name: str, column: TypedColumn) -> str:
     cell = column.values[column.exception]
     return (
-        f"{path}: column {name} stays texts: most of its cells are {column.majority}, but {unit_of(path)} {row} has "
+        f"{path}: column {name} stays texts: most of its cells are {column.majority}, but {get_unit(path)} {row} has "
         f"{cell!r:.80}; write one type in every row, or leave that cell empty"
     )
 

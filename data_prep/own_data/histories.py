@@ -67,7 +67,9 @@ def cut(
     return np.stack([start_R, middle_R, end_R, split_R, is_cold_R, first_R], axis=1)
 
 
-def rows_of(cuts_R6: np.ndarray, items_E: np.ndarray, users_E: pa.Array, catalog: Catalog, seed: int) -> Iterator[Row]:
+def iter_rows(
+    cuts_R6: np.ndarray, items_E: np.ndarray, users_E: pa.Array, catalog: Catalog, seed: int
+) -> Iterator[Row]:
     """cuts_R6: see `cut`. items_E: rows of the catalog. users_E: names. The wording is of the seed and the row's id."""
     for start, middle, end, split, is_cold, first in cuts_R6:
         items = items_E[start:end].tolist()

@@ -37,7 +37,7 @@ def iter_items(path: Path, given: Sequence[str], damage: Damage) -> Records:
         id_column = _find_id(renamed)
         item_id = plain_id(renamed.get(id_column))
         if item_id is None:
-            damage.add(path, number, _problem_of(id_column, renamed))
+            damage.add(path, number, _make_bad_record(id_column, renamed))
             continue
         further = {name: cell for name, cell in renamed.items() if name in names.values() or plain_name(name) in KEPT}
         yield number, further | {"item_id": item_id}
@@ -62,7 +62,7 @@ def _find_id(record: Mapping[str, Any]) -> str:
     return next((plain_names[known] for known in ID_NAMES if known in plain_names), "")
 
 
-def _problem_of(id_column: str, record: Mapping[str, Any]) -> BadRecord:
+def _make_bad_record(id_column: str, record: Mapping[str, Any]) -> BadRecord:
     if id_column and record[id_column] not in (None, ""):
         problem = BadRecord(SPOILED_ID, record[id_column])
         problem.column = id_column

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from convrec.data.damage import BadRecord, Damage, kind_of
+from convrec.data.damage import BadRecord, Damage, get_suffix
 from convrec.data.records import Records, read_records
 from convrec.data.text_files import iter_lines
 from data_prep.own_data import NAMES
@@ -32,7 +32,7 @@ def plain_name(column: str) -> str:
 
 def read_layout(path: Path, damage: Damage) -> Records:
     """Read the records of a file in any of these layouts, or in one that `read_records` reads."""
-    kind = kind_of(path)
+    kind = get_suffix(path)
     first = _first_line(path) if kind in (*TABLES, ".json", ".jsonl") else ""
     divider, names = WITHOUT_HEADER.get(kind, ("", ()))
     if divider and divider in first and "\t" not in first:
@@ -89,7 +89,7 @@ def _read_cell(name: str, cell: str, is_sequence: bool) -> str:
 
 def _read_python_dicts(path: Path, damage: Damage) -> Records:
     for line, text in _read_texts(path, damage):
-        number = line if kind_of(path) == ".jsonl" else line - 1  # as damage.unit_of counts
+        number = line if get_suffix(path) == ".jsonl" else line - 1  # as damage.get_unit counts
         with damage.of(path, number):
             yield number, _parse_python_dict(text)
 

@@ -42,7 +42,7 @@ class Mentions:
                     first, *others = form.split() or [""]
                     self.longest[first] = max(self.longest[first], 1 + len(others))
 
-    def of_text(self, text: str) -> list[Item]:
+    def find_in_text(self, text: str) -> list[Item]:
         found: dict[int, None] = {}
         for line in text.splitlines():
             words = list(_WORD.finditer(line))
@@ -55,7 +55,7 @@ class Mentions:
                 start += length
         return list(map(self._item, found))
 
-    def of_cell(self, cell: Any, not_taken: Counter[str]) -> list[Item]:
+    def parse_cell(self, cell: Any, not_taken: Counter[str]) -> list[Item]:
         """What a source says that a turn names; by its title alone what lacks a year, or has one where the catalog has
         none. What is not found is counted."""
         items: list[Item] = []
@@ -95,7 +95,7 @@ def _key(words: Sequence[str]) -> str:
     return " ".join(words).casefold().replace("’", "'")
 
 
-def rows_of(
+def iter_rows(
     record: Mapping[str, Any], turns: Sequence[Turn], named: Sequence[Sequence[Item]], matcher: Matcher, also_user: bool
 ) -> Iterator[tuple[dict[str, Any], Sequence[Turn]]]:
     """A record, and its turns, for every answer of the recommender that names items that nobody named before.

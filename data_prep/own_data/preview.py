@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from convrec.data.damage import Damage, place_of
+from convrec.data.damage import Damage, format_place
 from convrec.data.schema import prompt_text
 from convrec.errors import UserError
 from convrec.lists.ranks import format_item
@@ -44,7 +44,7 @@ def preview(
     lines: list[str] = []
     for path, number, row in islice(source.rows(damage), count):
         instruction = prompt_text("", num_items, item, source.reader.dated) if not lines else ""
-        lines += _show_row(place_of(path, number), row, instruction)
+        lines += _show_row(format_place(path, number), row, instruction)
     try:
         damage.check()
     except UserError as error:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from convrec.data.damage import BadRecord, Damage, kind_of
+from convrec.data.damage import BadRecord, Damage, get_suffix
 from convrec.data.records import parquet_batches
 from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import CUT_OFF, UTF8, detect_encoding, iter_lines, open_bytes
@@ -109,7 +109,7 @@ class _RatingsReader:
     def _add_damage(self, cells: pd.DataFrame, values: pd.DataFrame) -> None:
         for role in cells.columns.intersection(values.columns):
             for row, cell in cells.loc[values[role].isna(), role].items():
-                self.damage.add(self.path, int(row), _problem_of(role, cell))
+                self.damage.add(self.path, int(row), _make_bad_record(role, cell))
         if self.damage.share is None:
             self.damage.check()  # at once: not a message for each of millions of rows
 
@@ -136,7 +136,7 @@ def _read_stars(cells: pd.Series) -> pd.Series:
     return numbers
 
 
-def _problem_of(role: str, cell: Any) -> BadRecord:
+def _make_bad_record(role: str, cell: Any) -> BadRecord:
     """Why a cell says nothing, and the fix."""
     if role == "time":
         problem = BadRecord("is %r; write it again", cell)
@@ -183,9 +183,9 @@ def find_columns(path: Path, names: Sequence[str], given: Sequence[str]) -> dict
 def _iter_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
     """Cells by role; the index is the rows' numbers."""
     try:
-        if kind_of(path) == ".parquet":
+        if get_suffix(path) == ".parquet":
             yield from _iter_parquet_blocks(path, given, damage)
-        elif kind_of(path) in (".json", ".jsonl", ".ndjson", *SPREADSHEETS):
+        elif get_suffix(path) in (".json", ".jsonl", ".ndjson", *SPREADSHEETS):
             yield from _iter_record_blocks(path, given, damage)
         else:
             yield from _iter_csv_blocks(path, given)

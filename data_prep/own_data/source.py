@@ -18,7 +18,7 @@ from data_prep.own_data.forms import OWN
 from data_prep.own_data.forms.base import Reading, Speakers
 from data_prep.own_data.forms.own import WANTED
 from data_prep.own_data.forms.turn_order import FILE_ORDER
-from data_prep.own_data.next_turns import Mentions, rows_of
+from data_prep.own_data.next_turns import Mentions, iter_rows
 from data_prep.own_data.rows import KEYS, SPLITS, Row, Turn, read_row, read_turns
 from data_prep.own_data.times import DateEvidence, DateOrder, read_both_orders
 
@@ -151,7 +151,7 @@ class Source:
         if not is_given and (is_named or self.options.truth == NEXT_TURNS):
             yield from self._find_in_next_turns(record, turns, is_named)
         elif not is_given and turns[-1].role == "assistant":
-            demonstration = self._list_of(turns[-1].content)
+            demonstration = self._parse_list(turns[-1].content)
             last_asked = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=-1)
             self.left_out["what a recommender says before its list"] += len(turns) - last_asked - 2
             why = "the recommender's last turn is this list"
@@ -163,7 +163,7 @@ class Source:
         if name := record.pop("id", None):  # several rows can come of it
             record.setdefault("conversation_id", name)
         named = [self._find_named(turn) for turn in turns]
-        rows = list(rows_of(record, turns, named, self.reader.matcher, also_user=not is_named))
+        rows = list(iter_rows(record, turns, named, self.reader.matcher, also_user=not is_named))
         if not rows:
             self.left_out["conversations in which no item is named in answer to the user"] += 1
         self.proposed += sum(len(row["ground_truth"]) for row, _ in rows)
@@ -175,10 +175,10 @@ class Source:
     def _find_named(self, turn: Turn) -> list[Item]:
         """The items that a turn names: those that its source says, else those that its text says."""
         if turn.items is None:
-            return self.mentions.of_text(turn.content)
-        return self.mentions.of_cell(turn.items, self.left_out)
+            return self.mentions.find_in_text(turn.content)
+        return self.mentions.parse_cell(turn.items, self.left_out)
 
-    def _list_of(self, answer: str) -> list[Any]:
+    def _parse_list(self, answer: str) -> list[Any]:
         try:
             items = self.reader.items(answer.splitlines())
         except BadRecord:

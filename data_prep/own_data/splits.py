@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from convrec.data.damage import BadRecord, Damage, place_of
+from convrec.data.damage import BadRecord, Damage, format_place
 from convrec.errors import UserError
 from data_prep.own_data.rows import SPLITS
 from data_prep.own_data.times import parse_time
@@ -150,7 +150,7 @@ def common_opening(keys: Sequence[SplitKey]) -> str | None:
         return None
     first = next(key for key in keys if key.conversation == conversation)
     return (
-        f"{count:,} of {len(keys):,} rows begin as {place_of(first.path, first.row)} does, so they are one "
+        f"{count:,} of {len(keys):,} rows begin as {format_place(first.path, first.row)} does, so they are one "
         "conversation and in one split; if they are not, give every row a conversation_id"
     )
 
@@ -162,7 +162,7 @@ def assign(keys: Sequence[SplitKey], rule: SplitRule, borders: Borders) -> tuple
     by_rule = by_share or borders != Borders(None, None)
     if keys[0].split is not None:
         if by_rule:
-            first = place_of(keys[0].path, keys[0].row)
+            first = format_place(keys[0].path, keys[0].row)
             raise UserError(f"{first}: rows have a split; leave it out, or the options for splits")
         return {key.conversation: key.split or "" for key in keys}, {"by": "the rows' own split"}
     if not by_rule:

@@ -115,9 +115,9 @@ def parse_time(value: Any, order: DateOrder | None = None) -> float:
 def read_both_orders(value: Any) -> Reading:
     """Read a time as each order of day and month has it. Raises BadRecord for what is no time in either."""
     if isinstance(value, datetime):  # pandas' Timestamp is one
-        seconds = _seconds_of(value)
+        seconds = _to_timestamp(value)
     elif isinstance(value, date):
-        seconds = _seconds_of(datetime(value.year, value.month, value.day))
+        seconds = _to_timestamp(datetime(value.year, value.month, value.day))
     elif isinstance(value, str):
         return _read_text(value.strip())
     elif isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
@@ -150,7 +150,7 @@ def _read_text(text: str) -> Reading:
         raise BadRecord("is %r, of which a spreadsheet has lost digits; export the column as text", text)
     moment = _read_rare_iso(text)
     if moment is not None:
-        return Reading(_seconds_of(moment), _seconds_of(moment))
+        return Reading(_to_timestamp(moment), _to_timestamp(moment))
     raise BadRecord(f"is %r; {USUAL_FORMS}", text)
 
 
@@ -216,7 +216,7 @@ def _parse_zone(text: str | None) -> timezone:
     return timezone(offset if text[0] == "+" else -offset)
 
 
-def _seconds_of(moment: datetime) -> float:
+def _to_timestamp(moment: datetime) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

@@ -21,18 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import sparse
 
-from convrec.data.schema import TRUTH, truth_of
+from convrec.data.schema import TRUTH, get_truth
 from convrec.errors import UserError
 from convrec.files import scratch_folder, write_table
 from convrec.lists.matching import Matcher
 from convrec.progress import Progress
-from convrec.retrieval.retriever import table_of
+from convrec.retrieval.retriever import make_multi_hot
 from data_prep.stages import reflect, remap
 from data_prep.stages.objective import Fit, Part, Sums, final_blocks, fit, sums
-from data_prep.stages.ranges import Range, RangeMap, processes, ranges_of
+from data_prep.stages.ranges import Range, RangeMap, make_ranges, processes
 from data_prep.stages.record import Summary, count_rows, read_range, read_record
 from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, year_column
-from data_prep.stages.spaces import space_of
+from data_prep.stages.spaces import choose_space
 from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
@@ -61,7 +61,7 @@ def run(folder: Path, settings: AdjustSettings, workers: int = 1) -> Summary:
     Raises:
         UserError: No training conversation has a ground truth that can be fitted.
     """
-    ranges = ranges_of(count_rows(folder / ROWS))
+    ranges = make_ranges(count_rows(folder / ROWS))
     softmax = settings.softmax
     matcher, writable_M = remap.writable_catalog(folder)
     with scratch_folder(folder / "adjust") as scratch, processes(workers) as map_ranges:
@@ -138,7 +138,7 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
     total = 0
     hits = 0
     for row, its_seen, its_candidates in zip(rows, seen, candidates, strict=True):
-        pairs = truth_of(row) if row["split"] == "train" else []
+        pairs = get_truth(row) if row["split"] == "train" else []
         known = {matcher.wanted(title, year).index for title, year in pairs} - {-1}
         among = known.intersection(its_candidates.tolist())
         usable = among
@@ -149,8 +149,8 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
         hits += len(among)
         if usable:
             groups.add(zlib.crc32(row["group"].encode()))
-    seen_BM = table_of(seen, num_items)
-    truth_BM = table_of(fitted_truths, num_items)
+    seen_BM = make_multi_hot(seen, num_items)
+    truth_BM = make_multi_hot(fitted_truths, num_items)
     part = Part(query_BD=query_BD, spaces_B=spaces_B, added_BM=added_BM, seen_BM=seen_BM, truth_BM=truth_BM)
     joblib.dump(part, scratch / str(start))
     return RangeCounts(
@@ -177,7 +177,7 @@ def _read_scores(
     _, queries = _lists(kept["query"])
     _, scores_of_remap = _lists(kept["scores"])
     num_spaces = len(_vectors(folder, softmax))
-    spaces_B = np.array([space_of(row, num_spaces) for row in rows])
+    spaces_B = np.array([choose_space(row, num_spaces) for row in rows])
     lists_of_teacher = read_range(folder / TEACHER, start, stop, ["items"])["items"].to_pylist()
     in_catalog = [[m if m < num_items else -1 for m in items] for items in lists_of_teacher]
     named_BM = remap.rank_weights(in_catalog, num_items)

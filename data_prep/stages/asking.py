@@ -133,10 +133,10 @@ def make_asker(options: DemonstrationsOptions, role: str, kind: str) -> Asker:
     """Return what asks the model of a role. kind: of MAX_TOKENS."""
     sampling = merge_sampling({"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]}, options.sampling)
     stage = kind if kind in ("teacher", "metadata") else "reflect"
-    return Asker(model_of(options, role), sampling, Path(options.out), stage)
+    return Asker(make_llm(options, role), sampling, Path(options.out), stage)
 
 
-def model_of(options: DemonstrationsOptions, role: str) -> LLM:
+def make_llm(options: DemonstrationsOptions, role: str) -> LLM:
     """The model behind the role's address. Raises UserError where there is none."""
     cache = options.cache or Path(options.out) / "answers"
     return LLM(

@@ -25,7 +25,7 @@ Function = Callable[[int, int], Any]  # of a range; pickled, with what it was ma
 RangeMap = Callable[[Function, Sequence[Range]], Iterator[Any]]
 
 
-def ranges_of(total: int, size: int | None = None) -> list[Range]:
+def make_ranges(total: int, size: int | None = None) -> list[Range]:
     size = size or ROWS_OF_A_RANGE
     return [(start, min(start + size, total)) for start in range(0, total, size)]
 

@@ -62,7 +62,7 @@ def run_stage(stage: Stage[SettingsT], folder: Path, settings: SettingsT, redo: 
             `redo` is given, it was run with other settings or inputs, or its files are another program's.
     """
     kept_settings = record_settings(settings)
-    inputs = {name: _files_of(folder, name, stage.name) for name in stage.reads}
+    inputs = {name: _verify_files(folder, name, stage.name) for name in stage.reads}
     record = read_record(folder, stage.name)
     if record is None and not redo:
         refuse_foreign(folder, stage.name, stage.files)
@@ -91,7 +91,7 @@ def run_stage(stage: Stage[SettingsT], folder: Path, settings: SettingsT, redo: 
     return summary, True
 
 
-def _files_of(folder: Path, name: str, reader: str) -> dict[str, str]:
+def _verify_files(folder: Path, name: str, reader: str) -> dict[str, str]:
     """File -> hash of the stage `name`. Raises UserError where they are not what it wrote; reader: who needs them."""
     record = read_record(folder, name)
     if record is None:

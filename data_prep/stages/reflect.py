@@ -20,14 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import RL_SCHEMA, conversation_text, group_of, truth_of
+from convrec.data.schema import RL_SCHEMA, conversation_text, get_group_id, get_truth
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, parse_criteria
 from convrec.judges.prompt import form_of_answer, judge_prompt
 from convrec.judges.verdict import score_verdict
 from convrec.lists.matching import Matcher
 from convrec.lists.ranks import parse_item, split_lines
 from convrec.lists.titles import fold
-from convrec.retrieval.retriever import table_of
+from convrec.retrieval.retriever import make_multi_hot
 from data_prep.stages import remap
 from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary, by_rows, count_rows, read_blocks
@@ -152,12 +152,14 @@ def cooccurrence_judge(matcher: Matcher, train_rows: list[dict]) -> Judge:
     named = defaultdict[str, set[str]](set)
     wanted = defaultdict[str, set[int]](set)
     for row in train_rows:
-        named[group_of(row)].update(row["seen_titles"], (title for title, _ in truth_of(row)))
-        wanted[group_of(row)].update(item_of[pair] for pair in truth_of(row) if pair in item_of)
-    place_of = {name: c for c, name in enumerate(named)}
-    number_of = {title: t for t, title in enumerate(sorted(set().union(*named.values())))}
-    named_CT = table_of(([number_of[title] for title in titles] for titles in named.values()), len(number_of))
-    wanted_CM = table_of(wanted.values(), len(item_of))
+        named[get_group_id(row)].update(row["seen_titles"], (title for title, _ in get_truth(row)))
+        wanted[get_group_id(row)].update(item_of[pair] for pair in get_truth(row) if pair in item_of)
+    index_by_group = {name: c for c, name in enumerate(named)}
+    number_by_title = {title: t for t, title in enumerate(sorted(set().union(*named.values())))}
+    named_CT = make_multi_hot(
+        ([number_by_title[title] for title in titles] for titles in named.values()), len(number_by_title)
+    )
+    wanted_CM = make_multi_hot(wanted.values(), len(item_of))
     together_TM = (named_CT.T @ wanted_CM).tocsr()
     named_T = named_CT.sum(axis=0).A1
     wanted_M = wanted_CM.sum(axis=0).A1
@@ -165,8 +167,8 @@ def cooccurrence_judge(matcher: Matcher, train_rows: list[dict]) -> Judge:
     def rate(block: Block) -> list[list[float]]:
         ratings = []
         for row, candidates in block:
-            titles = [number_of[title] for title in row["seen_titles"] if title in number_of]
-            own = place_of.get(group_of(row))  # its own conversation counts for nothing
+            titles = [number_by_title[title] for title in row["seen_titles"] if title in number_by_title]
+            own = index_by_group.get(get_group_id(row))  # its own conversation counts for nothing
             own_M = np.zeros(len(item_of)) if own is None else wanted_CM[own].toarray().ravel()
             own_named = 0.0 if own is None else named_CT[own, titles].sum()
             observed_M = together_TM[titles].sum(axis=0).A1 - own_named * own_M

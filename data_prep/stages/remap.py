@@ -31,10 +31,17 @@ from convrec.lists.matching import Matcher
 from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles
-from data_prep.stages.ranges import processes, ranges_of
+from data_prep.stages.ranges import make_ranges, processes
 from data_prep.stages.record import Summary, by_rows, count_rows, read_range
 from data_prep.stages.rows import CATALOG, ROWS, catalog_matcher
-from data_prep.stages.spaces import EmbeddingSettings, conversations_of, items_of, make_spaces, space_of, write_array
+from data_prep.stages.spaces import (
+    EmbeddingSettings,
+    choose_space,
+    load_conversation_vectors,
+    load_item_vectors,
+    make_spaces,
+    write_array,
+)
 from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
@@ -163,7 +170,7 @@ def run(folder: Path, settings: RemapSettings, num_items: int = 0, is_chosen: bo
             num_spaces = make_spaces(folder, scratch, settings, map_ranges)
         with parquet_writer(folder / FILE, SCHEMA) as writer:
             vectors_of = partial(remap_range, folder, scratch, settings, num_spaces)
-            for table in by_rows(map_ranges(vectors_of, ranges_of(total)), total, "remap"):
+            for table in by_rows(map_ranges(vectors_of, make_ranges(total)), total, "remap"):
                 writer.write_table(table)
                 sizes = pc.list_value_length(table["candidates"]).to_numpy()
                 kept += int(sizes.sum())
@@ -174,8 +181,8 @@ def run(folder: Path, settings: RemapSettings, num_items: int = 0, is_chosen: bo
                     f"lists of the teacher name fewer than {num_items} of its items and would be left out. Give "
                     f"{BETTER}; or choose: --remap full or none"
                 )
-        dimensions = items_of(scratch, 0).shape[1] if num_spaces else 0
-        item_vectors = (items_of(scratch, space)[:num_catalog] for space in range(num_spaces))
+        dimensions = load_item_vectors(scratch, 0).shape[1] if num_spaces else 0
+        item_vectors = (load_item_vectors(scratch, space)[:num_catalog] for space in range(num_spaces))
         write_array(folder / VECTORS, (num_spaces, num_catalog, dimensions), item_vectors)
     summary: Summary = {"candidates_a_row": round(kept / max(total, 1), 1), "dimensions": dimensions}
     return summary | {"too_few_candidates": short, "warnings": _warnings(folder, settings)}
@@ -204,14 +211,14 @@ def remap_range(
 
     query_BD = np.zeros((len(rows), 0), np.float32)
     if num_spaces:
-        spaces_B = np.array([space_of(row, num_spaces) for row in rows])
-        query_BD = conversations_of(scratch, start, stop).copy()
+        spaces_B = np.array([choose_space(row, num_spaces) for row in rows])
+        query_BD = load_conversation_vectors(scratch, start, stop).copy()
         for space in np.unique(spaces_B):
             chosen = np.flatnonzero(spaces_B == space)
             query_BD[chosen] = query_vectors(
-                p_BI[chosen], items_of(scratch, space), query_BD[chosen], settings.conversation_weight
+                p_BI[chosen], load_item_vectors(scratch, space), query_BD[chosen], settings.conversation_weight
             )
-        vectors_SMD = [items_of(scratch, space)[: len(matcher.catalog)] for space in range(num_spaces)]
+        vectors_SMD = [load_item_vectors(scratch, space)[: len(matcher.catalog)] for space in range(num_spaces)]
         for block, scores_BM in score_blocks(query_BD, spaces_B, vectors_SMD, named_BM):
             for b, scores_M in zip(block, scores_BM, strict=True):
                 keep(b, scores_M)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, TRUTH, group_of
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, TRUTH, get_group_id
 from convrec.data.validation import validate_rl_table
 from convrec.errors import UserError
 from convrec.files import file_hash, write_table
@@ -73,8 +73,8 @@ def run(folder: Path, settings: RowsSettings, sources: Mapping[str, str]) -> Sum
             counts[split] = int(chosen.sum())
             for row in compress(read_rows(Path(path), RL_SCHEMA.names), chosen):
                 _check_list_length(path, row, settings.num_items)
-                row[TRUTH] = [pair for pair in row[TRUTH] or () if catalog.year_of(pair[1]) is not None]
-                add(row | {"split": split, "group": group_of(row)})
+                row[TRUTH] = [pair for pair in row[TRUTH] or () if catalog.normalise_year(pair[1]) is not None]
+                add(row | {"split": split, "group": get_group_id(row)})
     if sources["catalog"].endswith(".parquet"):
         table = pq.read_table(sources["catalog"])
     else:

@@ -23,7 +23,7 @@ from convrec.lists.ranks import format_item
 from convrec.progress import Progress
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
 from data_prep.stages.metadata import FILE as METADATA
-from data_prep.stages.ranges import RangeMap, ranges_of
+from data_prep.stages.ranges import RangeMap, make_ranges
 from data_prep.stages.record import by_rows, count_rows, read_blocks, read_range, read_rows
 from data_prep.stages.rows import ROWS, catalog_matcher
 
@@ -33,7 +33,7 @@ TEXTS = "texts.json"
 CONVERSATIONS = "conversations.npy"
 
 
-def space_of(row: dict, num_spaces: int) -> int:
+def choose_space(row: dict, num_spaces: int) -> int:
     """row: with split and group, so that the rows of a conversation are in one space."""
     if num_spaces == 1 or row["split"] != "train":
         return 0
@@ -72,7 +72,7 @@ def make_spaces(folder: Path, scratch: Path, settings: EmbeddingSettings, map_ra
         pass
     _widen(scratch, len(fits))
     total = count_rows(folder / ROWS)
-    _write_conversations(scratch, total, map_ranges(partial(encode_range, folder, scratch), ranges_of(total)))
+    _write_conversations(scratch, total, map_ranges(partial(encode_range, folder, scratch), make_ranges(total)))
     return len(fits)
 
 
@@ -89,17 +89,20 @@ def fit_space(folder: Path, scratch: Path, settings: EmbeddingSettings, space: i
 
 def _widen(scratch: Path, num_spaces: int) -> None:
     """A space of few texts has fewer dimensions than another: add zeros, which change no product."""
-    widths = [items_of(scratch, space).shape[1] for space in range(num_spaces)]
+    widths = [load_item_vectors(scratch, space).shape[1] for space in range(num_spaces)]
     for space, width in enumerate(widths):
         if width < max(widths):
-            np.save(scratch / f"items{space}.npy", np.pad(items_of(scratch, space), ((0, 0), (0, max(widths) - width))))
+            np.save(
+                scratch / f"items{space}.npy",
+                np.pad(load_item_vectors(scratch, space), ((0, 0), (0, max(widths) - width))),
+            )
 
 
 def encode_range(folder: Path, scratch: Path, start: int, stop: int) -> np.ndarray:
     """(stop - start, D)."""
     rows = read_range(folder / ROWS, start, stop, ["prompt", "split", "group"]).to_pylist()
-    spaces_B = np.array([space_of(row, 1 + FOLDS) for row in rows])
-    vectors_BD = np.zeros((len(rows), items_of(scratch, 0).shape[1]), np.float32)
+    spaces_B = np.array([choose_space(row, 1 + FOLDS) for row in rows])
+    vectors_BD = np.zeros((len(rows), load_item_vectors(scratch, 0).shape[1]), np.float32)
     for space in np.unique(spaces_B):
         chosen = np.flatnonzero(spaces_B == space)
         path = scratch / f"embedder{space}"
@@ -115,12 +118,12 @@ def _embedder(path: Path, _: int) -> Embedder:
     return joblib.load(path, mmap_mode="r")
 
 
-def items_of(scratch: Path, space: int) -> np.ndarray:
+def load_item_vectors(scratch: Path, space: int) -> np.ndarray:
     """(I, D) unit vectors, the catalog's M items first; read as they are needed."""
     return np.load(scratch / f"items{space}.npy", mmap_mode="r")
 
 
-def conversations_of(scratch: Path, start: int, stop: int) -> np.ndarray:
+def load_conversation_vectors(scratch: Path, start: int, stop: int) -> np.ndarray:
     """(stop - start, D) unit vectors."""
     return np.load(scratch / CONVERSATIONS, mmap_mode="r")[start:stop]
 
@@ -135,7 +138,7 @@ def _encode_here(folder: Path, scratch: Path, settings: EmbeddingSettings) -> No
 
 
 def _write_conversations(scratch: Path, total: int, blocks: Iterator[np.ndarray]) -> None:
-    shape = total, items_of(scratch, 0).shape[1]
+    shape = total, load_item_vectors(scratch, 0).shape[1]
     write_array(scratch / CONVERSATIONS, shape, by_rows(blocks, total, "encode"))
 
 
@@ -151,4 +154,4 @@ def training_texts(folder: Path) -> list[tuple[int, str]]:
     """(space, conversation) of the training split, evenly thinned to FIT_TEXTS."""
     step = max(1, -(-count_rows(folder / ROWS) // FIT_TEXTS))
     train = (row for row in read_rows(folder / ROWS, ["prompt", "split", "group"]) if row["split"] == "train")
-    return [(space_of(row, 1 + FOLDS), conversation_text(row)) for row in islice(train, 0, None, step)]
+    return [(choose_space(row, 1 + FOLDS), conversation_text(row)) for row in islice(train, 0, None, step)]

@@ -22,7 +22,7 @@ SHARES = {"next": 0.1, "now": 0.9}
 STATE = Path("outputs/serve")
 
 
-def model_of(user: str, shares: dict[str, float] = SHARES) -> str:
+def assign_model(user: str, shares: dict[str, float] = SHARES) -> str:
     """The user's model. A hash, not a draw: no table of users is kept, and every process agrees."""
     digest = hashlib.sha256(f"{EXPERIMENT}:{user}".encode()).digest()
     place, edge = int.from_bytes(digest[:8]) / 2**64, 0.0
@@ -34,7 +34,7 @@ def model_of(user: str, shares: dict[str, float] = SHARES) -> str:
 
 
 def recommend(service: httpx.Client, user: str, said: str) -> dict:
-    asked = {"model": model_of(user), "conversation": said, "k": 5}
+    asked = {"model": assign_model(user), "conversation": said, "k": 5}
     return service.post("/v1/recommendations", json=asked).raise_for_status().json()
 
 

@@ -56,7 +56,7 @@ def read_chats(path: Path, unread: set[str] | None = None, columns: pa.Schema | 
 
 
 def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Chat:
-    conversation = _one_of(record, CONVERSATION)
+    conversation = _get_alias_value(record, CONVERSATION)
     if conversation is None:
         raise BadRecord("no conversation; write it under conversation or messages (docs/how-to/serving.md)")
     try:
@@ -71,7 +71,7 @@ def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Cha
         raise BadRecord(str(error)) from None
     name = next((record[key] for key in NAME if record.get(key) is not None), None)
     allow = _names(record.get("allow"), "allow") if record.get("allow") is not None else None
-    seen = _names(_one_of(record, SEEN), "seen")
+    seen = _names(_get_alias_value(record, SEEN), "seen")
     if record.get("seen_titles") is not None:  # 300 is the film, not the item of that id or row
         seen = [Title(title) for title in seen]
     exclude, liked = (_names(record.get(key), key) for key in ("exclude", "liked"))
@@ -88,7 +88,7 @@ def _without_instruction(conversation: Any) -> Any:
     return conversation
 
 
-def _one_of(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+def _get_alias_value(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     given = [key for key in keys if record.get(key) is not None]
     if len(given) > 1:
         raise BadRecord(f"both {given[0]} and {given[1]}, which are the same; keep one")

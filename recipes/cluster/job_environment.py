@@ -73,7 +73,7 @@ def job_environment(recipe: Recipe, run: Run[Any], environment: Mapping[str, str
 
     Raises UserError for a path of a user that is not known here.
     """
-    keys = {variable.name: variable.keys_of(recipe) for variable in VARIABLES}
+    keys = {variable.name: variable.collect_keys(recipe) for variable in VARIABLES}
     # read without the space around them, and unset where empty
     values = {name: value.strip() for name, value in environment.items() if name in keys and value.strip()}
     for name, value in environment.items():
@@ -122,7 +122,10 @@ def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
     And for one of the run folder: stop files are put where SAVE_PATH says. arguments: Hydra has composed them.
     """
     path_keys = {
-        key for variable in VARIABLES if variable.name in (*PATHS, "MODEL_PATH") for key in variable.keys_of(recipe)
+        key
+        for variable in VARIABLES
+        if variable.name in (*PATHS, "MODEL_PATH")
+        for key in variable.collect_keys(recipe)
     }
     for argument in arguments:
         for key, value in override_leaves(argument):

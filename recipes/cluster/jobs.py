@@ -197,7 +197,7 @@ def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], No
             info = persist(lambda: client.get_job_info(job), job)
             has_ended = info.status.is_terminal()
             start = time.monotonic()
-            log = _log_of(client, job, has_ended)
+            log = _fetch_log(client, job, has_ended)
             print(log[printed:], end="", flush=True)
             printed = max(printed, len(log))
             if has_ended:
@@ -216,7 +216,7 @@ def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], No
     return info.driver_exit_code if (info.driver_exit_code or 0) > 0 else 1
 
 
-def _log_of(client: Any, job: str, has_ended: bool) -> str:
+def _fetch_log(client: Any, job: str, has_ended: bool) -> str:
     """The whole log; "" where it cannot be had now, which is waited out, and said, when the job has ended."""
     try:
         return persist(lambda: client.get_job_logs(job), job) if has_ended else client.get_job_logs(job)
@@ -265,7 +265,7 @@ def stop(client: Any, job: str) -> int:
     return 0
 
 
-def client_of(job: str) -> Any:
+def connect_to_job(job: str) -> Any:
     """A client of the cluster that has this job of ours. Raises UserError when there is none."""
     address = os.environ.get("RAY_ADDRESS", "")
     if not address.startswith("http"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from convrec.errors import UserError
 from recipes.experiments.matrix_file import read_matrix
-from recipes.experiments.matrix_runs import MatrixRun, runs_of
+from recipes.experiments.matrix_runs import MatrixRun, expand_matrix
 
 BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 # By recipe. The weights that train stay in fp32.
@@ -95,7 +95,7 @@ def read_runs(demo: Demo, out: Path) -> tuple[MatrixRun, MatrixRun, dict[str, An
         raise UserError(f"--out {out}: a path without quotes, backslashes and dollar signs, since YAML has it")
     os.environ["DEMO"] = str(out)
     matrix = read_matrix(Path(__file__).with_name(demo.matrix))
-    sft, rl = runs_of(matrix)
+    sft, rl = expand_matrix(matrix)
     sft = replace(sft, variables={**sft.variables, **schedule_steps(demo.sft_steps, demo.sft_validations)})
     rl = replace(rl, variables={**rl.variables, **schedule_steps(demo.rl_steps, demo.rl_validations)})
     if demo.is_pretrained and has_bf16():

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 
-from convrec.data.schema import truth_of
+from convrec.data.schema import get_truth
 from convrec.errors import UserError
 from convrec.generation.answers import Answer, GenerationRequest, Store, model_answers
 from convrec.generation.placement import Placement
@@ -17,7 +17,7 @@ from convrec.lists.metrics import popularity_baseline
 from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint, merge_sampling
 from convrec.llm import Answer as Reply
-from convrec.retrieval.retriever import table_of
+from convrec.retrieval.retriever import make_multi_hot
 from convrec.same_request import digest
 from recipes.evaluation.retrieval import fitted, retrieve
 from recipes.evaluation.split import Rows, Split, as_items
@@ -34,7 +34,7 @@ Lists = list[list[Item | None]]  # one for each row of the split
 def popular(split: Split, train: Rows, num_items: int) -> Lists:
     """What training rows want most often; where there are ratings, what is rated most often and was not seen."""
     if train.ratings is None:
-        most_wanted: list[Item | None] = list(popularity_baseline(map(truth_of, train.rows), split.matcher, num_items))
+        most_wanted: list[Item | None] = list(popularity_baseline(map(get_truth, train.rows), split.matcher, num_items))
         return [most_wanted] * len(split.rows)
     items_K, rated_RK = _named(split, train)
     nothing_KK = np.broadcast_to(0.0, (len(items_K), len(items_K)))
@@ -86,7 +86,7 @@ def _named(split: Split, train: Rows) -> tuple[np.ndarray, Any]:
     else:
         rows = zip(train.rows, split.wanted_rows(train.rows), strict=True)
         named = ({*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in rows)
-        named_RM = table_of(named, len(split.catalog), float)
+        named_RM = make_multi_hot(named, len(split.catalog), float)
     items_K = np.flatnonzero(named_RM.sum(axis=0).A1)
     return items_K, named_RM[:, items_K]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from convrec.retrieval.retriever import table_of
+from convrec.retrieval.retriever import make_multi_hot
 from convrec.statistics import error_of_mean, jackknife
 from recipes.evaluation.measures import (
     Calibration,
@@ -48,7 +48,7 @@ Row = Mapping[str, Any]
 Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
-def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
+def make_context(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
     """Mentions are counted in the training rows, without these taken from the catalog's column."""
     catalog = split.catalog
     first_row = split.matcher.index.items
@@ -76,8 +76,8 @@ def context_of(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context
 
 
 def add_measures(rows: Sequence[dict[str, Any]], context: Context) -> None:
-    """To each row with `recommended`, its list of distinct catalog rows, what `figures_of` reads: the measures, NaN
-    where the list is too short, and `wanted_popularity`."""
+    """To each row with `recommended`, its list of distinct catalog rows, what `compute_figures` reads: the
+    measures, NaN where the list is too short, and `wanted_popularity`."""
     lists = ListsInContext([row["recommended"] for row in rows], context)
     measures = [
         *(NEED_MENTIONS if context.mentions_M is not None else ()),
@@ -101,7 +101,7 @@ class _MeasuredLists:
         self.values_RM = np.array([[row[name] for name in names] for row in rows], float)
         self._num_items = num_items
         lists = [row["recommended"] for row in rows]
-        listed_RM = table_of(lists, 1 + max(chain.from_iterable(lists), default=0), float)
+        listed_RM = make_multi_hot(lists, 1 + max(chain.from_iterable(lists), default=0), float)
         self._listed_RM = listed_RM[:, listed_RM.getnnz(axis=0) > 0]  # of the items that any list has
         self._popularity_R2 = None  # of the list and of what is wanted
         self.has_popularity_R = np.zeros(len(rows), bool)
@@ -121,7 +121,7 @@ class _MeasuredLists:
         return np.array(figures)
 
 
-def figures_of(
+def compute_figures(
     after: Sequence[Sequence[Row]],
     contexts: Sequence[Hashable],
     num_items: int,

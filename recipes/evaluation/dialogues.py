@@ -53,14 +53,14 @@ class Conversation:
 Model = Callable[[Sequence[Conversation]], Sequence[str]]  # the next turn of each
 
 
-def dialogues(evaluation: Evaluation, answers_of: Answered) -> dict[str, list[Conversation]]:
-    """The split's conversations as the model, if there is one, and each baseline lead them. answers_of: of the model,
+def dialogues(evaluation: Evaluation, get_answers: Answered) -> dict[str, list[Conversation]]:
+    """The split's conversations as the model, if there is one, and each baseline lead them. get_answers: of the model,
     which is asked once a turn for all of them."""
     attributes = load_attributes(evaluation.options.catalog, evaluation.options.ask or ())
     user = _make_user(evaluation, attributes)
     models: dict[str, Model] = {}
     if evaluation.options.model is not None:
-        models["model"] = partial(_generated, evaluation, answers_of)
+        models["model"] = partial(_generated, evaluation, get_answers)
     mentions_M = evaluation.data.context.mentions_M
     if mentions_M is not None:
         popular = [row for row in np.argsort(-mentions_M, kind="stable").tolist() if mentions_M[row]]
@@ -105,12 +105,12 @@ def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, evalua
             one.prompt = with_answer(one.prompt, question.attribute, answer)
 
 
-def _generated(evaluation: Evaluation, answers_of: Answered, conversations: Sequence[Conversation]) -> list[str]:
+def _generated(evaluation: Evaluation, get_answers: Answered, conversations: Sequence[Conversation]) -> list[str]:
     """The model's next turns, generated at once and kept, a file a turn."""
     prompts = [[{"role": "user", "content": one.prompt}] for one in conversations]
     names = [prompt_id(messages) for messages in prompts]
     path = Path(evaluation.options.out) / f"generations_turn_{len(conversations[0].asked) + 1}.parquet"
-    answers = answers_of(GenerationRequest(evaluation.model.path, dict(zip(names, prompts, strict=True)), path))
+    answers = get_answers(GenerationRequest(evaluation.model.path, dict(zip(names, prompts, strict=True)), path))
     return [answers[name]["text"] for name in names]
 
 

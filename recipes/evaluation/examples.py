@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from convrec.data.schema import RL_SCHEMA, TRUTH, conversation_text, truth_of
+from convrec.data.schema import RL_SCHEMA, TRUTH, conversation_text, get_truth
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
 from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.settings import ListSettings
 from convrec.report.page import Example, mark_list
-from recipes.evaluation.scoring import metrics_of, rows_of
+from recipes.evaluation.scoring import load_metrics, load_rows
 
 Row = dict[str, Any]
 Rows = Mapping[str, Row]  # sample_id -> row
@@ -35,7 +35,7 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
     others, the best and the worst of the last.
     """
     scored = {
-        name: _ScoredLists(metrics_of(Path(folder))["settings"], rows_of(Path(folder)))
+        name: _ScoredLists(load_metrics(Path(folder))["settings"], load_rows(Path(folder)))
         for name, folder in evaluations.items()
     }
     last = list(scored.values())[-1]
@@ -86,7 +86,7 @@ def _label_samples(scored: Mapping[str, _ScoredLists], split: Rows, count: int) 
 def _make_example(row: Row, label: str, scored: Mapping[str, _ScoredLists], matcher: Matcher) -> Example:
     """The conversation with each evaluation's list; what was asked and answered since is the last one's."""
     sample = row["sample_id"]
-    truth = truth_of(row)
+    truth = get_truth(row)
     lists = {}
     for name, evaluation in scored.items():
         own = ListSettings.of(evaluation.settings)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.sparse import csr_matrix, diags
 
-from convrec.retrieval.retriever import table_of
+from convrec.retrieval.retriever import make_multi_hot
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Context:
         """1 where the item has the genre; G: all genres of the catalog."""
         assert self.genres is not None
         names = {name: index for index, name in enumerate(sorted(frozenset().union(*self.genres)))}
-        return table_of([sorted(names[name] for name in genres) for genres in self.genres], len(names), float)
+        return make_multi_hot([sorted(names[name] for name in genres) for genres in self.genres], len(names), float)
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class ListsInContext:
     @cached_property
     def listed_RM(self) -> csr_matrix:
         """1 where the row's list has the item."""
-        return table_of(self.lists, len(self.context.known_mentions_M), float)
+        return make_multi_hot(self.lists, len(self.context.known_mentions_M), float)
 
     @cached_property
     def wanted_RM(self) -> csr_matrix:
         """1 where the row's ground truth has the item."""
-        return table_of(self.context.wanted, len(self.context.known_mentions_M), float)
+        return make_multi_hot(self.context.wanted, len(self.context.known_mentions_M), float)
 
 
 class ListMeasure(ABC):
@@ -217,7 +217,7 @@ def _row_means(values_M: np.ndarray, listed_RM: csr_matrix) -> np.ndarray:
 
 def _genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: csr_matrix) -> csr_matrix:
     """(R, G) shares of the genres in each list; a row of zeros where no item has a genre."""
-    has_item_RM = table_of(lists, has_genre_MG.shape[0], float).sorted_indices()
+    has_item_RM = make_multi_hot(lists, has_genre_MG.shape[0], float).sorted_indices()
     counts_M = has_genre_MG.getnnz(axis=1)
     known_R = has_item_RM @ (counts_M > 0)  # items with genres
     return diags(1 / np.maximum(known_R, 1)) @ has_item_RM @ diags(1 / np.maximum(counts_M, 1)) @ has_genre_MG

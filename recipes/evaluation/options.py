@@ -127,7 +127,7 @@ def is_for_judges(arguments: Sequence[str]) -> bool:
     return any(argument.split("=")[0] == "--judge" for argument in arguments)
 
 
-def arguments_of(options: Mapping[str, Any]) -> list[str]:
+def format_arguments(options: Mapping[str, Any]) -> list[str]:
     """These options as the command takes them."""
     arguments = []
     for name, value in options.items():

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from convrec.data.schema import truth_of
+from convrec.data.schema import get_truth
 from convrec.files import write_json
 from convrec.lists.metrics import ndcg_at_k
 from convrec.lists.ranks import Item
@@ -45,9 +45,9 @@ def written_rows(split: Split, lists: Iterable[Sequence[Item | None]]) -> list[l
     return rows
 
 
-def answers_of(split: Split) -> list[tuple[set[int], int]]:
+def find_relevant_items(split: Split) -> list[tuple[set[int], int]]:
     """Of every row the items that it wants, and how many titles, those that the catalog lacks included."""
-    counts = (len(split.matcher.truths(truth_of(row))) for row in split.rows)
+    counts = (len(split.matcher.truths(get_truth(row))) for row in split.rows)
     return [*zip(map(set, split.wanted_rows(split.rows)), counts, strict=True)]
 
 
@@ -62,7 +62,7 @@ def weigh(
     split: Split, folder: Path, model: str | None, k: int, written: Sequence[Sequence[int]], found: list[list[int]]
 ) -> Fusion:
     """The best fusion of a model's lists and those retrieved by NDCG@k on these rows; noted in the folder."""
-    answers = answers_of(split)
+    answers = find_relevant_items(split)
     tried = [Fusion(*pair) for pair in product(WEIGHTS, CONSTANTS)]
     both = [*zip(written, found, strict=True)]
     scores = {fusion: mean_ndcg([fusion.of(*pair) for pair in both], answers, k) for fusion in tried}

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import truth_of
+from convrec.data.schema import get_truth
 from convrec.errors import UserError
 from convrec.files import write_table
 from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
 from convrec.lists.ranks import Item
 from convrec.same_request import differences
-from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Figures, add_measures, figures_of
+from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Figures, add_measures, compute_figures
 from recipes.evaluation.measures import Context
 from recipes.evaluation.split import Split
 
@@ -48,7 +48,7 @@ def score(
     scored = []
     first_row = matcher.index.items
     for row, items in zip(split.rows, responses, strict=True):
-        result = evaluate_row(items, truth_of(row), row["seen_titles"], matcher, protocol, settings["ks"])
+        result = evaluate_row(items, get_truth(row), row["seen_titles"], matcher, protocol, settings["ks"])
         result["repeats"] = len(result["catalog_rows"]) - len(set(result["catalog_rows"]))
         listed = result.pop("catalog_index")[: settings["num_items"]]
         result["recommended"] = list(dict.fromkeys(first_row[item] for item in listed if item >= 0))
@@ -66,7 +66,7 @@ def summary(scored: Scored, split: Split, settings: Settings, context: Context |
     if context is not None:
         add_measures(scored, context)
         contexts = [name for name, row in zip(split.prompt_ids, scored, strict=True) if row["num_truth"]]
-        beyond = figures_of([kept], contexts, context.num_items, seed)
+        beyond = compute_figures([kept], contexts, context.num_items, seed)
     return (
         summarise(scored, settings["ks"], split.prompt_ids, seed, num_items)
         | beyond
@@ -101,7 +101,7 @@ def read_earlier(folder: Path, split: Split, settings: Settings) -> list[Row | N
 
     settings: this evaluation's. Raises UserError when the other is none, was scored otherwise, or has no such row.
     """
-    others = metrics_of(folder, "--against ")["settings"]
+    others = load_metrics(folder, "--against ")["settings"]
     if "protocols" not in others:
         raise UserError(f"--against {folder}: of a judge; give an evaluation of lists")
     unlike = differences(comparable(others), comparable(settings))
@@ -109,7 +109,7 @@ def read_earlier(folder: Path, split: Split, settings: Settings) -> list[Row | N
         unlike += differences({"ks": others["ks"]}, {"ks": settings["ks"]})
     if unlike:
         raise UserError(f"--against {folder}: it was scored otherwise: {', '.join(unlike)}; evaluate both alike")
-    rows = rows_of(folder, "--against ")
+    rows = load_rows(folder, "--against ")
     if others["sha256"].get("train") != settings["sha256"].get("train"):
         for row, name in itertools.product(rows.values(), OF_MENTIONS):
             row.pop(name, None)  # counted in other training rows
@@ -136,7 +136,7 @@ def paired_differences(
     rows_before, rows_after, contexts = zip(*both, strict=True)
     seed = settings["seed"]
     figures = paired(rows_before, rows_after, metric_names(settings["ks"]), contexts, seed)
-    beyond = figures_of([rows_after], contexts, settings["catalog_items"], seed, minus=[rows_before])
+    beyond = compute_figures([rows_after], contexts, settings["catalog_items"], seed, minus=[rows_before])
     return {"n": len(contexts), **figures, **beyond}
 
 
@@ -180,7 +180,7 @@ def write_rows(path: Path, split: Split, answers: Sequence[Row], scored: Mapping
     write_table(path, pa.Table.from_pylist(table))
 
 
-def metrics_of(folder: Path, given_as: str = "") -> dict[str, Any]:
+def load_metrics(folder: Path, given_as: str = "") -> dict[str, Any]:
     """metrics.json, null figures as the NaN that they stood for. Raises UserError when there is none, or a damaged one.
     given_as: the option that names the folder."""
     file = folder / "metrics.json"
@@ -196,7 +196,7 @@ def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
     return {key: math.nan if one is None and key in ("mean", "se", "p") else one for key, one in value.items()}
 
 
-def rows_of(folder: Path, given_as: str = "", key: str = "sample_id") -> dict[Any, dict[str, Any]]:
+def load_rows(folder: Path, given_as: str = "", key: str = "sample_id") -> dict[Any, dict[str, Any]]:
     """What a row has at `key` -> row of rows.parquet. Raises UserError when it is gone."""
     path = folder / "rows.parquet"
     if not path.exists():

@@ -33,7 +33,7 @@ from convrec.retrieval.retriever import Retriever
 from convrec.retrieval.train_ratings import read_train_ratings
 from convrec.runs.folder import read_config, setting
 from recipes.evaluation.baselines import API
-from recipes.evaluation.beyond_accuracy import context_of
+from recipes.evaluation.beyond_accuracy import make_context
 from recipes.evaluation.checks import check_options
 from recipes.evaluation.constrained import make_constraint
 from recipes.evaluation.measures import Context
@@ -237,7 +237,7 @@ def read_data(options: EvaluationOptions, rules: ScoringRules, run_config: RunCo
     split.warnings.extend(_warn_of_candidates(options.data, split, run_config))
     matchers = rules.matchers(split)
     train = read_train(options, split.catalog)
-    context = context_of(split, train.rows)
+    context = make_context(split, train.rows)
     labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
     return EvaluationData(split, matchers, train, context, labels)
 

@@ -180,12 +180,12 @@ def slices_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
     """A row a part, for the terminal: its name under "model", rows, metrics and gains with their errors."""
     return [
         {"model": f"{name} {label}", "rows": part["n"]}
-        | {title_of(metric): (value["mean"], value["se"]) for metric, value in part.items() if metric != "n"}
+        | {format_metric(metric): (value["mean"], value["se"]) for metric, value in part.items() if metric != "n"}
         for name, parts in results.items()
         for label, part in parts.items()
     ]
 
 
-def title_of(metric: str) -> str:
+def format_metric(metric: str) -> str:
     name, _, k = metric.partition("@")
     return f"{'NDCG' if name == 'ndcg' else name.capitalize()}@{k}"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.damage import REPORT, Damage, counted
-from convrec.data.schema import RL_SCHEMA, TRUTH, truth_of
+from convrec.data.schema import RL_SCHEMA, TRUTH, get_truth
 from convrec.data.validation import inspect_table
 from convrec.errors import UserError
 from convrec.generation.prompts import prompt_id
@@ -53,7 +53,7 @@ class Split:
 
     def wanted_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:
         """Of each row Matcher.wanted_rows."""
-        return [self.matcher.wanted_rows(truth_of(row)) for row in rows]
+        return [self.matcher.wanted_rows(get_truth(row)) for row in rows]
 
 
 def read_split(
@@ -146,7 +146,7 @@ def _find_years(path: Path, rows: Mapping[int, Mapping[str, Any]], catalog: Cata
         row: f"{title!r}, {year!r}"
         for row, content in rows.items()
         for title, year in content[TRUTH] or []
-        if catalog.year_of(year) is None
+        if catalog.normalise_year(year) is None
     }
     for row in wrong:
         problem = f"a ground-truth year that is no whole number such as 1999 ({next(iter(wrong.values()))})"
@@ -159,8 +159,8 @@ def _foreign_catalog(
     truths = [
         (title, year)
         for row in rows
-        for title, raw_year in truth_of(row)
-        if (year := matcher.catalog.year_of(raw_year)) is not None
+        for title, raw_year in get_truth(row)
+        if (year := matcher.catalog.normalise_year(raw_year)) is not None
     ]
     missing = [truth for truth in truths if matcher.identify(*truth).index < 0]
     if len(missing) <= FOREIGN_CATALOG * len(truths):

@@ -60,7 +60,7 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     run = Path(options.model or "").expanduser()
     folder = Path(options.out)
     steps = sweep_steps(run, start)
-    first = prepare_evaluation(replace(options, model=steps[0], out=_folder_of(folder, 0), run=str(run)))
+    first = prepare_evaluation(replace(options, model=steps[0], out=_get_step_folder(folder, 0), run=str(run)))
     settings = _checked_settings(folder, run, first)
     against = options.against or first.options.out
     table: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     warned: set[str] = set()
     for number, (step, model) in enumerate(steps.items(), 1):
         tqdm.write(f"step {step}, {number} of {len(steps)} checkpoints", file=sys.stderr)
-        metrics = answer_and_score(first.for_model(model, _folder_of(folder, step), against) if step else first)
+        metrics = answer_and_score(first.for_model(model, _get_step_folder(folder, step), against) if step else first)
         write_json(folder / SWEEP_SETTINGS, settings)  # not before a step has shown that they can be used
         protocol = settings["protocol"]
         largest = [max(settings["ks"])]
@@ -95,7 +95,7 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     )
 
 
-def _folder_of(folder: Path, step: int) -> str:
+def _get_step_folder(folder: Path, step: int) -> str:
     return str(folder / f"step_{step:06d}")
 
 

@@ -20,8 +20,8 @@ from convrec.same_request import digest
 from convrec.settings.run import Run
 from recipes.cluster.job_environment import runtime_environment
 from recipes.cluster.jobs import POLL_SECONDS, persist, say, submit_job, submit_training
-from recipes.evaluation.options import arguments_of
-from recipes.experiments.local_runs import evaluation_of
+from recipes.evaluation.options import format_arguments
+from recipes.experiments.local_runs import make_evaluation_options
 from recipes.experiments.matrix_runs import MatrixRun, is_finished
 from recipes.experiments.tables import metrics_file
 from recipes.launch.recipe import RECIPES
@@ -30,7 +30,7 @@ from recipes.preflight.cluster_findings import WAITS_VARIABLE
 PATHS = ("data", "catalog", "train", "allow")  # of an evaluation
 
 
-def slots_of(evaluate: Mapping[str, Any]) -> int:
+def count_slots(evaluate: Mapping[str, Any]) -> int:
     """GPU slots of a node that an evaluation takes."""
     replicas = evaluate.get("replicas", 1)
     engines = replicas if isinstance(replicas, int) else 1  # "auto": what the GPUs of its job are enough for
@@ -43,7 +43,7 @@ def check_slots(address: str, evaluate: Mapping[str, Any]) -> None:
 
     nodes = list_nodes(address=address, filters=[("state", "=", "ALIVE")], limit=1000)
     most = max((node.resources_total.get("GPU", 0) for node in nodes), default=0)
-    needed = slots_of(evaluate)
+    needed = count_slots(evaluate)
     if needed > most:
         raise UserError(
             f"evaluate: tensor_parallel x replicas = {needed} GPU slots of one node, and no node has more than "
@@ -123,13 +123,13 @@ class MatrixJobs:
         if kind == "train":
             submit_training(self.client, recipe, run.overrides, runtime_env, job, **{WAITS_VARIABLE: "1"})
             return
-        arguments = arguments_of({"replicas": 1} | evaluation_of(run, self.out, self.evaluate))
+        arguments = format_arguments({"replicas": 1} | make_evaluation_options(run, self.out, self.evaluate))
         submit_job(
             self.client,
             entrypoint=shlex.join(["python", "-m", "recipes", "evaluate", "--overwrite", *arguments]),
             runtime_env=runtime_env,
             submission_id=job,
-            entrypoint_num_gpus=slots_of(self.evaluate),
+            entrypoint_num_gpus=count_slots(self.evaluate),
         )
 
     def _kept_log(self, job: str, message: str) -> str:

@@ -95,10 +95,10 @@ def train_and_evaluate(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -
     if not run.model:
         train(run, out)
     yield
-    evaluate(EvaluationOptions(**evaluation_of(run, out, settings)))
+    evaluate(EvaluationOptions(**make_evaluation_options(run, out, settings)))
 
 
-def evaluation_of(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def make_evaluation_options(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Of EvaluationOptions: the run against its start."""
     folder = out / "evaluation"
     against = str(folder / run.start) if run.start else None

@@ -52,7 +52,7 @@ class MatrixRun:
         return environment | ({"MODEL_PATH": str(out / self.start)} if self.start else {})
 
 
-def runs_of(matrix: Matrix) -> list[MatrixRun]:
+def expand_matrix(matrix: Matrix) -> list[MatrixRun]:
     """The trainings in order. Raises UserError that names the entry of `runs` and what is wrong with it.
 
     `name-LR=1e-6-s3407`; the seed is in the name where there are several. A run starts from the run of its `start` that
@@ -131,7 +131,7 @@ def combinations(
     Raises UserError for a variable that is none, a list that is empty or has a value twice, and a list that a recipe
     does not read.
     """
-    known = {variable.name: bool(variable.keys_of(recipe)) for variable in VARIABLES}
+    known = {variable.name: bool(variable.collect_keys(recipe)) for variable in VARIABLES}
     fixed: dict[str, str] = {}
     lists: dict[str, list[str]] = {}
     for name, value in {**common, **own}.items():
@@ -196,7 +196,7 @@ def count_steps(training: Run[Any]) -> int | None:
     if settings.train_batch_size is None and not settings.total_steps:
         return None  # SFT's default depends on the devices
     try:
-        return planned_work.steps_of(training)
+        return planned_work.count_training_steps(training)
     except OSError:
         return None
 

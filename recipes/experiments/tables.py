@@ -17,8 +17,8 @@ from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
 from convrec.runs.starts import read_starts
 from convrec.same_request import differences
-from recipes.evaluation.beyond_accuracy import MEASURES, figures_of
-from recipes.evaluation.scoring import OF_MODEL, SCORED_WITH, metrics_of, model_line
+from recipes.evaluation.beyond_accuracy import MEASURES, compute_figures
+from recipes.evaluation.scoring import OF_MODEL, SCORED_WITH, load_metrics, model_line
 from recipes.evaluation.slices import slice_lines
 from recipes.experiments.matrix_runs import MatrixRun
 
@@ -35,7 +35,7 @@ def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
     pairs.csv too, where there is something to be in them. Returns the names of the runs."""
     from convrec.report.drawing import write_bars  # matplotlib
 
-    metrics = metrics_of(metrics_file(out, like).parent)
+    metrics = load_metrics(metrics_file(out, like).parent)
     settings = metrics["settings"]
     k = max(metrics["settings"]["ks"])
     of_runs = evaluated(runs, out, settings)
@@ -67,18 +67,18 @@ def evaluated(runs: Sequence[MatrixRun], out: Path, like: Values) -> list[dict[s
     for run in runs:
         if not metrics_file(out, run.name).exists():
             continue
-        metrics = metrics_of(metrics_file(out, run.name).parent)
+        metrics = load_metrics(metrics_file(out, run.name).parent)
         own, other = ({key: settings.get(key) for key in COMPARABLE} for settings in (metrics["settings"], like))
         if unlike := differences(own, other):
             warning = f"warning: {run.name}: evaluated with other settings, not in the table ({unlike[0]})"
             print(warning, file=sys.stderr)
         else:
             line: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.seed}
-            table.append(line | model_line(metrics) | hours_of(out / run.name))
+            table.append(line | model_line(metrics) | measure_hours(out / run.name))
     return table
 
 
-def hours_of(run: Path) -> dict[str, float]:
+def measure_hours(run: Path) -> dict[str, float]:
     """What its training took: each start, from its beginning to what it has logged last. {} where nothing is there."""
     begun = [datetime.fromisoformat(start["time"]).timestamp() for start in read_starts(run)]
     logged = [file.stat().st_mtime for file in (run / METRICS).glob("[0-9]*.jsonl")] if begun else []
@@ -174,7 +174,7 @@ def _compare(first: Sequence[RowsOfSeed], second: Sequence[RowsOfSeed], k: int, 
     after = [[rows[key] for key in shared] for rows in second]
     contexts = [prompt for _, prompt in shared]
     figures = paired(_means(before, names), _means(after, names), names, contexts)
-    figures |= figures_of(after, contexts, num_items, minus=before)
+    figures |= compute_figures(after, contexts, num_items, minus=before)
     return {
         f"{name} {what}": figure[what]
         for name, figure in figures.items()

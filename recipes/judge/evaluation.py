@@ -23,14 +23,14 @@ from convrec.generation.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
 from convrec.judges.metrics import comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
 from convrec.judges.prompt import TEMPLATE_SETTINGS, query_text
-from convrec.judges.schema import label_of, prompt_of, read_judge_table, scores_of
+from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table
 from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
 from convrec.lists.metrics import paired
 from convrec.options import command
 from convrec.report.page import gain_text, number_text
 from recipes.evaluation.baselines import API, answers_to
 from recipes.evaluation.checks import refuse_to_replace
-from recipes.evaluation.scoring import metrics_of, rows_of
+from recipes.evaluation.scoring import load_metrics, load_rows
 from recipes.options.judge import JudgeEvaluationOptions
 
 Rows = list[tuple[int, dict[str, Any]]]  # (number in the data, row)
@@ -48,12 +48,12 @@ def rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> li
             "row": number,
             "query": query_text(row["input"]),
             "source": row["source"] or "",
-            "label": label_of(row, mode),
+            "label": get_label(row, mode),
         }
         for is_swapped, texts_of_order in texts.items():
             text = texts_of_order[index]
             end = "_swapped" if is_swapped else ""
-            verdict = score_verdict(text, scores_of(row)) if mode == "pointwise" else comparison_verdict(text)
+            verdict = score_verdict(text, get_score_range(row)) if mode == "pointwise" else comparison_verdict(text)
             record |= {f"text{end}": text, f"verdict{end}": verdict}
         table.append(record)
     return table
@@ -62,12 +62,12 @@ def rows_table(kept: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> li
 def read_other(folder: Path, mode: str, contents: Mapping[str, str]) -> dict[int, dict[str, Any]]:
     """Row number -> line of an earlier evaluation. Raises UserError where there is none of that mode and of data with
     these contents (its `sha256`)."""
-    settings = metrics_of(folder, "--against ")["settings"]
+    settings = load_metrics(folder, "--against ")["settings"]
     if settings.get("judge") != mode:
         raise UserError(f"--against {folder}: not the evaluation of a {mode} judge; evaluate both alike")
     if settings["sha256"] != contents:
         raise UserError(f"--against {folder}: its data had other contents ({settings['data']}); evaluate both alike")
-    return rows_of(folder, "--against ", key="row")
+    return load_rows(folder, "--against ", key="row")
 
 
 def compare(
@@ -105,7 +105,7 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     if options.sampling and not is_api:
         raise UserError("--sampling: it is for a model behind an API; give --model api:NAME")
     rows: Rows = list(enumerate(read_judge_table(options.data, mode, ties=True)))[: options.limit]
-    scores = scores_of(rows[0][1])
+    scores = get_score_range(rows[0][1])
     contents = {"data": file_hash(options.data)}
     other = read_other(Path(options.against), mode, contents) if options.against else None
     warnings = _warnings(Path(model_path), rows[0][1], mode)
@@ -165,7 +165,7 @@ def _make_prompts(kept: Rows, mode: str) -> tuple[dict[str, list[Message]], dict
     prompts: dict[str, list[Message]] = {}
     ids: dict[bool, list[str]] = {}
     for is_swapped in (False, True) if mode == "pairwise" else (False,):
-        prompts_of_order = [prompt_of(row, mode, swapped=is_swapped) for _, row in kept]
+        prompts_of_order = [build_prompt(row, mode, swapped=is_swapped) for _, row in kept]
         ids[is_swapped] = [prompt_id(prompt) for prompt in prompts_of_order]
         prompts |= dict(zip(ids[is_swapped], prompts_of_order, strict=True))
     return prompts, ids
@@ -188,7 +188,7 @@ def _short_enough(model_path: str, rows: Rows, options: JudgeEvaluationOptions) 
     limit = min(options.max_prompt_length, positions - options.max_response_length)
     if options.mode == "pairwise":
         limit -= 2  # the other order of two responses may be a token or two longer
-    rendered = [render_prompt(tokenizer, prompt_of(row, options.mode), **TEMPLATE_SETTINGS) for _, row in rows]
+    rendered = [render_prompt(tokenizer, build_prompt(row, options.mode), **TEMPLATE_SETTINGS) for _, row in rows]
     kept = [row for row, text in zip(rows, rendered, strict=True) if fits(tokenizer, text, limit)]
     return kept, opens_thinking(rendered[0])
 

@@ -129,7 +129,7 @@ def user_module_environment(reward: str) -> dict[str, str]:
         return {}
     folders = [str(source.parent) for source in user_rewards.own_sources(reward)]
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), *folders]  # last: another convrec may lie beside it
-    return {registration.USER_MODULE: user_rewards.module_of(reward), "PYTHONPATH": os.pathsep.join(paths)}
+    return {registration.USER_MODULE: user_rewards.parse_module_name(reward), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _task(config: DictConfig) -> Any:

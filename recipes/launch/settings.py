@@ -20,7 +20,7 @@ from convrec.errors import UserError
 from convrec.fields import OURS, Settings, rows_by_key
 from convrec.files import write_text
 from convrec.generation.engine_settings import ONE_PROCESS
-from convrec.runs.folder import latest_step, read_config, setting, step_of
+from convrec.runs.folder import latest_step, parse_step, read_config, setting
 from convrec.settings import secrets
 from convrec.settings.rank_grpo import ALGORITHM_GROUP, default_matching
 from convrec.settings.run import AUTO, Run, find_model_key
@@ -197,7 +197,7 @@ def check_run_folder(run_folder: Path, model: str) -> None:
         model: that it starts from, as the user has named it: an id of the Hub, or a folder.
     """
     folder = run_folder.resolve()
-    checkpoint = next((part for part in (folder, *folder.parents) if step_of(part) is not None), None)
+    checkpoint = next((part for part in (folder, *folder.parents) if parse_step(part) is not None), None)
     problem = None
     if hub.is_folder(model) and folder == Path(model).expanduser().resolve():
         problem = "it is MODEL_PATH, the model that the run starts from"

@@ -25,7 +25,7 @@ class Variable:
     read: Callable[[str], Any] | None
     also: Sequence[str]
 
-    def keys_of(self, recipe: Recipe) -> list[str]:
+    def collect_keys(self, recipe: Recipe) -> list[str]:
         """The keys of the config that it sets in this recipe; none where the recipe does not read it."""
         return [key for key, row in recipe.rows.items() if row.setting.variable == self.name]
 

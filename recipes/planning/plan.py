@@ -16,7 +16,7 @@ from recipes.planning.estimate import GIB, Workload
 from recipes.planning.figures import CONSTANTS, GPU, H100, START_SECONDS
 from recipes.planning.models import model_size
 from recipes.planning.step_time import received_bytes, step_parts
-from recipes.planning.work import checkpoints_of, count_training_rows, count_validation_rows, steps_of
+from recipes.planning.work import count_checkpoints, count_training_rows, count_training_steps, count_validation_rows
 
 
 def make_plan(
@@ -38,10 +38,10 @@ def make_plan(
     if workload.tensor_parallel:
         has_old = not (run.rollout_correction.bypass or is_on_policy(run.verl_config))
         workload = replace(workload, passes=workload.has_reference + has_old)
-    steps = steps_of(run, rows)
+    steps = count_training_steps(run, rows)
     if not steps:
         raise UserError(f"{rows:,} rows are not one step: TRAIN_BATCH_SIZE={workload.prompts}; lower it (--rows)")
-    written, kept = checkpoints_of(run, steps)
+    written, kept = count_checkpoints(run, steps)
     # the last step is one of them; with -1 it is SFT's only one, and RL has none
     every = run.settings.test_freq
     most = run.max_validation_rows
@@ -126,9 +126,9 @@ def shown(figure: int | float | Sequence[float]) -> str:
 def summary(run: Run[TrainingConfig]) -> list[str]:
     """Of a dry run: steps, checkpoints and, on GPUs, hours. The files of the run are there (Recipe.check)."""
     rows = count_training_rows(run)
-    steps = steps_of(run, rows)
+    steps = count_training_steps(run, rows)
     test = run.settings.test_freq
-    written, kept = checkpoints_of(run, steps)
+    written, kept = count_checkpoints(run, steps)
     validations = f"a validation every {test} steps" if test > 0 else "no validation on the way"
     text = [f"steps: {steps:,} of {run.train_batch_size:,} rows out of {rows:,}; {validations}"]
     try:

@@ -6,7 +6,7 @@ from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 
 
-def steps_of(run: Run[TrainingConfig], rows: int | None = None) -> int:
+def count_training_steps(run: Run[TrainingConfig], rows: int | None = None) -> int:
     """Return the steps of the whole run. verl drops the rows of an epoch that do not fill a batch.
 
     Args:
@@ -19,7 +19,7 @@ def steps_of(run: Run[TrainingConfig], rows: int | None = None) -> int:
     return run.settings.total_epochs * (rows // run.train_batch_size)
 
 
-def checkpoints_of(run: Run[TrainingConfig], steps: int) -> tuple[int, int]:
+def count_checkpoints(run: Run[TrainingConfig], steps: int) -> tuple[int, int]:
     """(how many are written, how many lie there at once): the last step is always saved, the one being written and the
     best are kept beside the newest SAVE_KEEP."""
     written = max(1, -(-steps // run.settings.save_freq))

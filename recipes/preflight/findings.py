@@ -98,7 +98,7 @@ def size_findings(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list
         findings.append(Finding("model", "warning", model, what, "nothing; HF_HOME says where to"))
     checkpoint = estimate.checkpoint_bytes(size)
     try:
-        _, kept = work.checkpoints_of(run, work.steps_of(run))
+        _, kept = work.count_checkpoints(run, work.count_training_steps(run))
     except (OSError, UserError):  # the files that say how many steps there are cannot be read
         kept = 1
     disk = min(nodes, key=lambda report: report.disk_free)
@@ -157,7 +157,7 @@ def memory_findings(workload: estimate.Workload, nodes: Sequence[NodeReport]) ->
 def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
     """Everything. On a cluster Ray is connected already, and every node looks for itself."""
     findings = version_findings("driver") + key_findings(run, os.environ)
-    files, model, run_folder = paths_of(run)
+    files, model, run_folder = list_paths(run)
     if on_cluster:
         driver = node.report([], None, run_folder)
         nodes = node.reports_of_cluster(files, model, run_folder)
@@ -170,7 +170,7 @@ def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
     return findings + node_findings(driver, nodes) + size_findings(run, nodes)
 
 
-def paths_of(run: Run[TrainingConfig]) -> tuple[list[str], str, str]:
+def list_paths(run: Run[TrainingConfig]) -> tuple[list[str], str, str]:
     """(files every node reads, the model, the run folder)"""
     files = [path for paths in run.files.values() for path in paths]
     return files, run.settings.model, str(run.folder)

@@ -143,7 +143,7 @@ def connect() -> bool:
     return True
 
 
-def name_of(entry: dict[str, Any]) -> str:
+def get_name(entry: dict[str, Any]) -> str:
     """How a node of `ray.nodes()` is called in messages."""
     return f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})"
 
@@ -168,7 +168,7 @@ def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[Nod
             there = NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False)
             asked.append((entry, task.options(scheduling_strategy=there).remote(files, model, save_path, mark, driver)))
         for entry, answer in asked:
-            where = name_of(entry)
+            where = get_name(entry)
             try:
                 seen = ray.get(answer, timeout=NODE_SECONDS)
             except Exception as error:
@@ -205,7 +205,7 @@ def slots_of_cluster() -> list[NodeSlots]:
     free = available_resources_per_node()
     return [
         NodeSlots(
-            where=name_of(entry),
+            where=get_name(entry),
             gpus=entry["Resources"].get("GPU", 0),
             free_gpus=free.get(entry["NodeID"], {}).get("GPU", 0),
             cpus=entry["Resources"].get("CPU", 0),

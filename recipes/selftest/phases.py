@@ -38,7 +38,7 @@ CONSTRAINED = Phase(
 )
 
 
-def phases_of(model_type: str) -> list[Phase]:
+def make_phases(model_type: str) -> list[Phase]:
     """Those of the rollout, with models of this type."""
     return [
         replace(
@@ -128,8 +128,8 @@ PHASES = (
         gpus=2,
     ),
     CONSTRAINED,
-    *phases_of("llama"),
-    *phases_of("qwen3"),
+    *make_phases("llama"),
+    *make_phases("qwen3"),
     Phase(
         name="step",
         what="0.5B-shaped model, 48 x 8 responses: the recipe",

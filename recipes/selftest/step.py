@@ -66,7 +66,7 @@ def step(machine: Machine) -> dict[str, Any]:
         tail = log.read_text(errors="replace").splitlines()[-40:] if log.exists() else []
         print("\n".join(tail), file=sys.stderr)
         raise CheckFailed(f"the recipe ended with status {done.returncode}")
-    figures = {"gpus": devices, "model and batch": size, **figures_of(run)}
+    figures = {"gpus": devices, "model and batch": size, **compute_figures(run)}
     require(figures["steps"] == STEPS, f"{figures['steps']} of {STEPS} steps have metrics")
     require_at_most("mean |log p_vllm - log p_actor|", figures["actor/rollout_diff_mean"], 0.05)
     return figures
@@ -111,7 +111,7 @@ def lengthen_prompts(
     return lengthened
 
 
-def figures_of(run: Path) -> dict[str, Any]:
+def compute_figures(run: Path) -> dict[str, Any]:
     """The steps of a run that have ended, and medians of those after the first: seconds by phase, memory, noise."""
     rows = [row for row in read_metrics(run) if RL_ENDED in row]
     figures: dict[str, Any] = {"steps": len(rows)}

@@ -70,7 +70,7 @@ def serve_here(
         freeze_heap()
         listener.listen(BACKLOG)
         ready(max_items)
-        server_of(app, drain, settings.limits.drain_seconds).run(sockets=[listener])
+        make_server(app, drain, settings.limits.drain_seconds).run(sockets=[listener])
 
 
 class DrainingServer(uvicorn.Server):
@@ -99,7 +99,7 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def server_of(app: FastAPI, drain: Drain | None = None, drain_seconds: float = 0.0) -> uvicorn.Server:
+def make_server(app: FastAPI, drain: Drain | None = None, drain_seconds: float = 0.0) -> uvicorn.Server:
     """drain: of the application."""
     options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -40,7 +40,7 @@ def refused(error: UserError) -> Refused:
     return Refused(400, str(error), field if field in FIELDS else None)
 
 
-def answer_of(found: Recommendations) -> dict[str, Any]:
+def dump_recommendations(found: Recommendations) -> dict[str, Any]:
     """Its fields; `question` only where there is one."""
     return {name: value for name, value in asdict(found).items() if (name, value) != ("question", None)}
 
@@ -56,7 +56,7 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
 
     async def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return answer_of(await recommender.apopular(**request))
+            return dump_recommendations(await recommender.apopular(**request))
         except UserError as error:
             raise refused(error) from None
 
@@ -126,7 +126,7 @@ class ModelServer:
         """A RecommendationRequest's fields -> those of RecommendedList, but `model`."""
         with self._refusals():
             found = await self._with_catalog().arecommend(**request)
-        return answer_of(found)
+        return dump_recommendations(found)
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """("item", fields of ListedItem and "list_id") for each, then ("end", the rest)."""

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from benchmarks import gpu_hour
-from benchmarks.gpu_hour import Command, Kept, Part, parts_of, run_parts
+from benchmarks.gpu_hour import Command, Kept, Part, make_parts, run_parts
 from convrec.errors import UserError
 from convrec.files import read_json
 from convrec.runs.folder import LATEST
@@ -86,7 +86,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_part_that_fails_stops_none_and_is_tried_again_after_the_others(hour: Hour) -> None:
+def test_failed_part_stops_no_other_and_is_retried_last(hour: Hour) -> None:
     (hour.folder / "a.broken").touch()
     a, b, c = (hour.part(name) for name in "abc")
     kept = hour.run(a, b)
@@ -103,7 +103,7 @@ def test_a_part_that_fails_stops_none_and_is_tried_again_after_the_others(hour: 
     assert hour.names_begun() == []
 
 
-def test_figures_that_cannot_be_read_are_a_failed_part_and_no_end_of_the_hour(hour: Hour) -> None:
+def test_unreadable_figures_fail_the_part_but_not_the_hour(hour: Hour) -> None:
     kept = hour.run(hour.part("a", "INFO vLLM says something"), hour.part("b"))
     assert (kept["a"]["status"], kept["b"]["status"]) == ("fail", "pass")
     assert "a.figures.json: not readable as JSON" in kept["a"]["why"]
@@ -118,7 +118,7 @@ def test_a_part_that_is_asked_for_otherwise_is_done_again(hour: Hour) -> None:
     assert hour.names_begun() == ["a"]
 
 
-def test_what_does_not_fit_is_not_begun_and_smaller_parts_take_its_time(hour: Hour) -> None:
+def test_parts_that_do_not_fit_are_skipped_for_smaller_ones(hour: Hour) -> None:
     kept = hour.run(hour.part("large", seconds=400), hour.part("small", seconds=30), minutes=5)
     assert hour.names_begun() == ["small"]
     assert kept["large"] == {}
@@ -137,7 +137,7 @@ def test_a_part_waits_for_those_that_it_needs(hour: Hour) -> None:
     assert hour.run(*parts)["b"]["status"] == "pass"
 
 
-def test_only_chosen_parts_run_in_their_own_order_and_the_page_has_all(hour: Hour) -> None:
+def test_only_chosen_parts_run_in_plan_order_and_page_lists_all(hour: Hour) -> None:
     parts = hour.part("a"), hour.part("b"), hour.part("c", needs=("a",))
     kept = hour.run(*parts, names=("c", "a"))
     assert hour.names_begun() == ["a", "c"]
@@ -147,7 +147,7 @@ def test_only_chosen_parts_run_in_their_own_order_and_the_page_has_all(hour: Hou
     assert hour.names_begun() == []
 
 
-def test_a_chosen_part_that_cannot_run_is_refused_before_any_begins(hour: Hour) -> None:
+def test_unrunnable_chosen_part_is_refused_before_any_starts(hour: Hour) -> None:
     parts = hour.part("free"), hour.part("resume", needs=("free",))
     with pytest.raises(UserError, match=r"--parts fre: no such part; did you mean free\?"):
         hour.run(*parts, names=("free", "fre"))
@@ -171,7 +171,7 @@ def test_nine_minutes_of_an_h200_are_enough_for_free_and_half_b(
 
     monkeypatch.setattr(gpu_hour, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(gpu_hour, "run_part", pretend)
-    kept = run_parts(parts_of(tmp_path / "out", tmp_path, 1, "NVIDIA H200"), tmp_path / "out", 1, minutes=9)
+    kept = run_parts(make_parts(tmp_path / "out", tmp_path, 1, "NVIDIA H200"), tmp_path / "out", 1, minutes=9)
     assert [name for name, one in kept.items() if one] == ["free", "half_b"]
     assert now <= 1000 + 9 * 60
 
@@ -211,13 +211,13 @@ run_parts([Part("hangs", "", 60, (Command("hangs", {words!r}, {{"BEGUN": {str(ho
     assert not (hour.out / "results" / "hangs.json").exists()
 
 
-def rows_of(page: str) -> dict[str, list[str]]:
+def parse_rows(page: str) -> dict[str, list[str]]:
     """Head of a row -> its cells, as text."""
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in page.replace("<wbr>", "").split("<tr>")]
     return {row[0]: [html.unescape(cell).strip() for cell in row[1:]] for row in rows if row}
 
 
-def test_the_page_has_every_part_its_figures_and_a_step_beside_the_plan(hour: Hour) -> None:
+def test_page_shows_figures_of_every_part_and_steps_next_to_plan(hour: Hour) -> None:
     (hour.folder / "worse.broken").touch()
     outcome = {"phase": "step", "status": "pass", "reason": "", "seconds": 9.5, "log": [], "what": "the recipe"}
     outcome["figures"] = {"timing_s/step": 4.25, "actor/rollout_diff_mean": 2.5e-7}
@@ -231,7 +231,7 @@ def test_the_page_has_every_part_its_figures_and_a_step_beside_the_plan(hour: Ho
     page = (hour.out / "results" / "report.html").read_text()
     assert "rehearsed without one" in page
     assert "scaled down" in page
-    rows = rows_of(page)
+    rows = parse_rows(page)
     assert rows["half_b"][:2] == ["a <step>", "pass"]
     assert rows["worse"][1] == "fail"
     assert rows["worse"][3:] == ["60", "worse: exit status 1"]
@@ -252,8 +252,8 @@ def test_the_page_has_every_part_its_figures_and_a_step_beside_the_plan(hour: Ho
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_the_real_parts_fit_into_nine_minutes_each_and_try_every_phase(gpus: int, tmp_path: Path) -> None:
-    parts = parts_of(tmp_path / "o ut", tmp_path, gpus, "NVIDIA H200" if gpus else "")
+def test_real_parts_fit_nine_minutes_each_and_cover_every_phase(gpus: int, tmp_path: Path) -> None:
+    parts = make_parts(tmp_path / "o ut", tmp_path, gpus, "NVIDIA H200" if gpus else "")
     assert all(part.seconds <= 540 for part in parts)
     limits = {part.name: part.seconds for part in parts}
     trainings = ("free", "constrained", "llama", "resume", "evaluation", "evaluation_constrained")

@@ -88,7 +88,7 @@ with getattr(files, sys.argv[1])(Path(sys.argv[2])) as partial:
 
 
 @pytest.mark.parametrize("writer", [written_whole, folder_written_whole])
-def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path: Path, writer: Writer) -> None:
+def test_next_writer_removes_leftovers_of_a_killed_process(tmp_path: Path, writer: Writer) -> None:
     path = tmp_path / "it"
     for name in ("it", "it.2"):
         command = [sys.executable, "-c", KILLED, writer.__name__, str(tmp_path / name)]
@@ -100,21 +100,21 @@ def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path: Path
 
 
 @pytest.mark.parametrize("writer", [written_whole, folder_written_whole, scratch_folder])
-def test_a_container_that_starts_anew_has_the_ids_of_the_one_before(tmp_path: Path, writer: Writer) -> None:
+def test_restarted_container_with_reused_ids_removes_leftovers(tmp_path: Path, writer: Writer) -> None:
     left = tmp_path / f".it.partial-{socket.gethostname()}-{threading.get_native_id()}"
     left.mkdir() if writer is not written_whole else left.touch()
     write(writer, tmp_path / "it")
     assert names(tmp_path) == ([] if writer is scratch_folder else ["it"])
 
 
-def test_another_host_whose_name_begins_with_ours_keeps_what_it_is_writing(tmp_path: Path) -> None:
+def test_host_with_a_longer_name_keeps_its_partial_file(tmp_path: Path) -> None:
     theirs = tmp_path / f".it.partial-{socket.gethostname()}-worker-0-1"
     theirs.touch()
     write(written_whole, tmp_path / "it")
     assert names(tmp_path) == [theirs.name, "it"]
 
 
-def test_the_folder_before_is_put_back_when_the_new_one_did_not_take_its_place(tmp_path: Path) -> None:
+def test_previous_folder_is_restored_when_replacement_fails(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     old = tmp_path / f".it.partial-{socket.gethostname()}-{ended.pid}.old"

@@ -35,9 +35,7 @@ def test_a_kind_takes_its_values_and_no_others(kind: Any, good: list[Any], bad: 
         (one_of(("a", "1")), {"a": "a", "1": "1"}, ["b"]),
     ],
 )
-def test_a_text_is_the_value_that_it_writes_if_that_is_of_the_kind(
-    kind: Any, read: dict[str, Any], refused: list[str]
-) -> None:
+def test_text_is_read_as_the_value_it_denotes_for_its_kind(kind: Any, read: dict[str, Any], refused: list[str]) -> None:
     assert {text: kinds.read(kind, text) for text in read} == read
     for text in refused:
         with pytest.raises(ValueError, match=f"^{kinds.wanted(kind)}$"):

@@ -23,9 +23,7 @@ def test_a_checkout_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shipped.python_path() == path
 
 
-def test_a_wheel_has_them_in_the_package_and_puts_nothing_on_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_ships_conf_in_package_and_leaves_path_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """site-packages before the standard library would be others' modules in place of its own."""
     package = tmp_path / "convrec"
     (package / "_conf").mkdir(parents=True)

@@ -29,7 +29,7 @@ def built(source, tmp_path_factory):
     return out
 
 
-def test_every_stage_leaves_rows_in_one_order_and_valid_demonstrations(built):
+def test_stages_keep_row_order_and_give_valid_demonstrations(built):
     rows = read(built / "rows.parquet")
     splits = [row["split"] for row in rows]
     assert (splits.count("train"), splits.count("validation")) == (60, 16)  # half of 120, all of 16
@@ -91,7 +91,7 @@ def test_a_catalog_without_years_is_built_with_titles_alone(undated, tmp_path):
     assert summary_of(out, "demonstrations")["validation_metrics"]["recall@4"][0] > 0.5  # 1/3 by chance
 
 
-def test_a_second_run_leaves_everything_and_a_changed_setting_is_refused(built, source, tmp_path, capsys):
+def test_second_run_changes_nothing_and_new_setting_is_refused(built, source, tmp_path, capsys):
     before = {path.name: path.stat().st_mtime_ns for path in built.iterdir() if path.is_file()}
     main(arguments(source, built, *NO_MODEL))
     assert {path.name: path.stat().st_mtime_ns for path in built.iterdir() if path.is_file()} == before
@@ -129,7 +129,7 @@ def test_what_cannot_work_is_said_at_once(source, tmp_path, monkeypatch, capsys)
         assert says in refusal(capsys, given)
 
 
-def test_ground_truth_whose_year_is_no_number_is_left_out_in_the_first_stage(source, tmp_path, capsys):
+def test_ground_truth_with_non_numeric_year_is_dropped(source, tmp_path, capsys):
     rows = read(source / "validation.parquet")
     rows[3]["groundtruth_with_release_year"] = [["Ghost House", "unknown"], ["Ghost Ship", " 1981 "]]
     pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "v.parquet")
@@ -150,7 +150,7 @@ def test_what_leaves_nothing_to_learn_from_is_said(built, source, tmp_path, caps
     assert "no training row of 1 wants an item of the catalog" in refusal(capsys, given)
 
 
-def test_a_folder_with_files_of_another_program_is_refused_before_the_first_stage(source, tmp_path, capsys):
+def test_folder_with_foreign_files_is_refused_before_first_stage(source, tmp_path, capsys):
     before = {path: path.read_bytes() for path in source.iterdir()}
     assert "in the folder of the stages" in refusal(capsys, arguments(source, source, *NO_MODEL))
     assert {path: path.read_bytes() for path in source.iterdir()} == before

@@ -142,7 +142,7 @@ def test_a_judge_of_other_criteria_is_asked_by_them(remapped, source, tmp_path, 
     assert {row["ratings"][0] for row in rated} == {-1.0}  # the second lowest of five
 
 
-def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_path, model):
+def test_killed_build_resumes_without_paying_twice(source, tmp_path, model):
     enough, finished = threading.Event(), threading.Event()
 
     def behave(body, count):
@@ -182,7 +182,7 @@ def test_a_killed_build_goes_on_where_it_was_without_paying_twice(source, tmp_pa
     assert not list((tmp_path / "out").glob(".*partial*"))
 
 
-def test_questions_that_keep_failing_are_named_and_the_rest_is_built(source, tmp_path, model, no_back_off, capsys):
+def test_failing_questions_are_named_and_the_rest_is_built(source, tmp_path, model, no_back_off, capsys):
     """A conversation, an item and a judgement that the server cannot answer, each again and again."""
     out, poisoned = tmp_path / "out", []
 

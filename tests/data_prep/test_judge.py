@@ -14,7 +14,7 @@ from convrec.data.validation import validate_sft_table
 from convrec.errors import UserError
 from convrec.judges.criteria import read_criteria
 from convrec.judges.prompt import query_text
-from convrec.judges.schema import label_of, make_row, prompt_of, read_judge_table, responses_of, swapped_row
+from convrec.judges.schema import build_prompt, get_label, get_responses, make_row, read_judge_table, swapped_row
 from convrec.judges.verdict import preference_verdict, score_verdict
 from data_prep import judge, judge_demonstrations
 from data_prep.judge import convert
@@ -63,21 +63,21 @@ FORMS = {
 def test_every_form_of_a_preference(form: str, tmp_path: Path) -> None:
     (row,) = train_rows(tmp_path, "pairwise", [FORMS[form]])
     assert row["input"] == USER
-    assert responses_of(row)["AB".index(label_of(row, "pairwise"))] == "good"
-    assert set(responses_of(row)) == {"good", "bad"}
+    assert get_responses(row)["AB".index(get_label(row, "pairwise"))] == "good"
+    assert set(get_responses(row)) == {"good", "bad"}
     assert row["source"] == ("mine" if "schema" in form else "in")
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "schema" not in form])
 def test_a_preference_gives_two_pointwise_rows(form: str, tmp_path: Path) -> None:
     rows = train_rows(tmp_path, "pointwise", [FORMS[form]], chosen_score=3, rejected_score=1)
-    assert [(responses_of(row), label_of(row, "pointwise")) for row in rows] == [(["good"], 3), (["bad"], 1)]
+    assert [(get_responses(row), get_label(row, "pointwise")) for row in rows] == [(["good"], 3), (["bad"], 1)]
 
 
 def test_ratings_and_the_schema_are_pointwise_rows(tmp_path: Path) -> None:
     rated = {"prompt": "Why?", "response": "good", "helpfulness": 2, "source": "survey", "reason": "so-so"}
     rows = train_rows(tmp_path, "pointwise", [rated, make_row(USER, ["bad"], 0, "mine")])
-    assert [(label_of(row, "pointwise"), row["source"], row["reason"]) for row in rows] == [
+    assert [(get_label(row, "pointwise"), row["source"], row["reason"]) for row in rows] == [
         (2, "survey", "so-so"),
         (0, "mine", None),
     ]
@@ -102,20 +102,20 @@ def test_ties_are_left_out_and_counted(mode: str, tmp_path: Path) -> None:
 def test_each_side_wins_half_whatever_the_files_order(order: str, tmp_path: Path) -> None:
     form = FORMS["A and B" if order == "A" else "B and A"]
     rows = train_rows(tmp_path, "pairwise", numbered(form, 101), seed=7)
-    labels = [label_of(row, "pairwise") for row in rows]
+    labels = [get_label(row, "pairwise") for row in rows]
     assert (labels.count("A"), labels.count("B")) == (51, 50)
     assert labels != sorted(labels)
-    assert all(responses_of(row)["AB".index(label)] == "good" for row, label in zip(rows, labels, strict=True))
+    assert all(get_responses(row)["AB".index(label)] == "good" for row, label in zip(rows, labels, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_each_side_is_right_in_half_of_the_rows_beside_ties(seed: int) -> None:
     rows = [make_row(USER, [f"a{n}", f"b{n}"], "tie" if n % 3 == 0 else "A", "") for n in range(540)]
-    labels = Counter(label_of(row, "pairwise") for row in balance_order(rows, seed))
+    labels = Counter(get_label(row, "pairwise") for row in balance_order(rows, seed))
     assert labels == {"A": 180, "B": 180, "tie": 180}
 
 
-def test_the_seed_decides_the_order_and_swapping_twice_is_nothing() -> None:
+def test_seed_decides_the_order_and_double_swap_is_identity() -> None:
     rows = [make_row(USER, [f"a{n}", f"b{n}"], "A", "") for n in range(40)]
     assert balance_order(rows, 1) == balance_order(rows, 1)
     assert balance_order(rows, 1) != balance_order(rows, 2)
@@ -123,7 +123,7 @@ def test_the_seed_decides_the_order_and_swapping_twice_is_nothing() -> None:
     assert swapped_row(swapped_row(rows[0])) == rows[0]
 
 
-def test_a_querys_rows_stay_in_one_split_and_more_data_moves_none(tmp_path: Path) -> None:
+def test_rows_of_a_query_share_a_split_that_more_data_keeps(tmp_path: Path) -> None:
     records = [{"prompt": f"Why {n % 60}?", "chosen": f"good {n}", "rejected": "bad"} for n in range(180)]
     parts = []
     for count in (120, 180):
@@ -202,7 +202,7 @@ def test_ties_are_labelled_rows_of_test_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the preference is a tie"):
         read_judge_table(out / "test.parquet", "pairwise")  # as training reads it
     rows = read_judge_table(out / "test.parquet", "pairwise", ties=True)
-    assert [label_of(row, "pairwise") for row in rows].count("tie") == tied
+    assert [get_label(row, "pairwise") for row in rows].count("tie") == tied
 
 
 def test_both_orders_of_a_pair_are_neighbours_in_train_alone(tmp_path: Path) -> None:
@@ -213,13 +213,13 @@ def test_both_orders_of_a_pair_are_neighbours_in_train_alone(tmp_path: Path) -> 
     assert summary["labels"]["train"] == {"A": len(rows) // 2, "B": len(rows) // 2}
 
 
-def test_criteria_are_shipped_with_the_data_and_shown_to_the_judge(tmp_path: Path) -> None:
+def test_criteria_ship_with_the_data_and_reach_the_judge(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("task: Rate how polite it is.\nprinciples: [Rude words count double.]\nscores: [1, 5]\n")
     records = [FORMS["texts"], {"prompt": "How?", "response": "so", "helpfulness": 5}]
     rows = train_rows(tmp_path, "pointwise", records, criteria=str(own))
-    assert [label_of(row, "pointwise") for row in rows] == [5, 1, 5]  # chosen and rejected: the ends of the scale
-    (message,) = prompt_of(rows[0], "pointwise")
+    assert [get_label(row, "pointwise") for row in rows] == [5, 1, 5]  # chosen and rejected: the ends of the scale
+    (message,) = build_prompt(rows[0], "pointwise")
     assert message["content"].startswith("Rate how polite it is.\n\nPrinciples:\n1. Rude words count double.\n")
     assert message["content"].endswith("<score>1-5</score>")
     assert read_criteria(tmp_path / "out" / "criteria.yaml", "pointwise") == rows[0]["criteria"]
@@ -232,7 +232,7 @@ def test_criteria_are_shipped_with_the_data_and_shown_to_the_judge(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["pairwise", "pointwise"])
-def test_demonstrations_are_what_sft_takes_and_their_verdicts_are_right(mode: str, tmp_path: Path) -> None:
+def test_demonstrations_fit_sft_and_have_the_right_verdict(mode: str, tmp_path: Path) -> None:
     record = FORMS["texts"] if mode == "pairwise" else {"prompt": "Why?", "response": "x", "helpfulness": 3}
     rows = train_rows(tmp_path, mode, numbered(record | {"reason": "because"}, 3))
     data, out = tmp_path / "out" / "train.parquet", tmp_path / "sft.parquet"
@@ -241,16 +241,16 @@ def test_demonstrations_are_what_sft_takes_and_their_verdicts_are_right(mode: st
     verdict = preference_verdict if mode == "pairwise" else score_verdict
     for row, demonstration in zip(rows, pq.read_table(out).to_pylist(), strict=True):
         # arrow orders a struct's fields by its schema
-        assert demonstration["prompt"] == prompt_of(row, mode)
+        assert demonstration["prompt"] == build_prompt(row, mode)
         text = demonstration["completion"][0]["content"]
         assert text.startswith("<think>\nbecause\n</think>\n\n")
-        assert verdict(text) == label_of(row, mode)
+        assert verdict(text) == get_label(row, mode)
 
 
 def test_another_judges_right_answers_as_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = train_rows(tmp_path, "pairwise", numbered(FORMS["texts"], 4))
     data, answers, out = tmp_path / "out" / "train.parquet", tmp_path / "rows.parquet", tmp_path / "sft.parquet"
-    right = [f"<think>{n}</think><better>{label_of(row, 'pairwise')}</better>" for n, row in enumerate(rows)]
+    right = [f"<think>{n}</think><better>{get_label(row, 'pairwise')}</better>" for n, row in enumerate(rows)]
     texts = [right[0], "no verdict", "<think><better>A</better>", right[3]]
     queries = [query_text(row["input"]) for row in rows]
     pq.write_table(pa.table({"row": [0, 1, 2, 3], "query": queries, "text": texts}), answers)

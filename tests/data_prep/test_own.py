@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import conversation_of, group_of, prompt_text
+from convrec.data.schema import get_group_id, parse_conversation_id, prompt_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
@@ -80,10 +80,10 @@ def test_a_line_becomes_a_row_of_each_table_it_has_content_for(converted):
         "id": None,
         "exposure": None,
     }
-    assert conversation_of(train["sample_id"]) == "7"
+    assert parse_conversation_id(train["sample_id"]) == "7"
     sft = read(out, "sft_train")
     assert sft[0] == train | {"completion": [{"content": "Up (2009)\nM (1931)", "role": "assistant"}]}
-    assert [conversation_of(row["sample_id"]) for row in sft] == ["7", "c1"]
+    assert [parse_conversation_id(row["sample_id"]) for row in sft] == ["7", "c1"]
     assert [row["id"] for row in sft] == [None, "only a demonstration"]
     (validation,) = read(out, "validation")
     assert validation["groundtruth_with_release_year"] == [["M", "1931"], ["Up", "2009"]]  # the repeat is taken out
@@ -175,7 +175,7 @@ def test_splits_by_dates_are_the_papers(converted):
     assert summary["splits"] == {"by": "time"} | dates
 
 
-def test_titles_already_seen_are_counted_as_training_compares_them(converted):
+def test_seen_titles_are_counted_as_training_compares_them(converted):
     rows = [line(seen=["the heat"], ground_truth=["Heat (1995)"]), line(seen=["M"], ground_truth=["Up (2009)"])]
     assert converted(rows)[1]["rows"]["ground_truths_already_seen"] == 1
 
@@ -186,13 +186,13 @@ def test_the_same_text_and_reply_of_two_users_stays_two_rows(converted):
 
 
 @pytest.mark.parametrize(("given_id", "sample_id"), [("r1", None), ("c1", None), ("c1_t7", "c1_t7"), ("c2_t7", None)])
-def test_rows_of_a_conversation_share_its_name_whatever_their_ids(converted, given_id, sample_id):
+def test_rows_of_a_conversation_share_its_name_despite_their_ids(converted, given_id, sample_id):
     rows = [line(conversation_id="c1", id=given_id), line(conversation_id="c1", id="other"), line(id="r3")]
     rows = read(converted(rows)[0], "train")
     assert [row["id"] for row in rows] == [given_id, "other", "r3"]
     assert rows[0]["sample_id"] == sample_id or sample_id is None
     assert rows[2]["sample_id"] == "r3"
-    assert [group_of(row) for row in rows[:2]] == ["c1", "c1"]
+    assert [get_group_id(row) for row in rows[:2]] == ["c1", "c1"]
     assert len({row["sample_id"] for row in rows}) == 3
 
 
@@ -200,12 +200,12 @@ def test_ids_that_differ_in_case_name_one_conversation(converted):
     rows = [line(conversation_id="AB-1", time="2022-10-01"), line(conversation_id="ab-1", time="2022-12-01")]
     rows.append(line(conversation_id="ab-2", time="2022-10-01"))
     out, _ = converted(rows, rule=SplitRule(test_from="2022-11-01"))
-    assert len({group_of(row) for row in read(out, "test")}) == 1
+    assert len({get_group_id(row) for row in read(out, "test")}) == 1
     assert len(read(out, "test")) == 2
     assert len(read(out, "train")) == 1
 
 
-def test_without_a_name_contexts_that_extend_each_other_are_one_conversation(converted):
+def test_nested_contexts_without_ids_are_one_conversation(converted):
     longer = [*TURNS, {"role": "assistant", "content": "M?"}, {"role": "user", "content": "Seen it."}]
     other = [{"role": "user", "content": "I like Heat (1995), too."}]
     rows = [line(time="2022-10-01"), line(conversation=longer, time="2022-12-01")]
@@ -213,7 +213,7 @@ def test_without_a_name_contexts_that_extend_each_other_are_one_conversation(con
     out, _ = converted(rows, rule=SplitRule(test_from="2022-11-01"))
     first, second = read(out, "test")  # the whole conversation is where its latest row belongs
     (third,) = read(out, "train")
-    assert group_of(first) == group_of(second) != group_of(third)
+    assert get_group_id(first) == get_group_id(second) != get_group_id(third)
     assert first["sample_id"] != second["sample_id"]
 
 
@@ -302,7 +302,7 @@ def test_more_damage_than_may_be_left_out_stops(files):
         convert_own(**files(SOUND, [*FILMS, {"title": "Dune"}]), skip_damaged=0.05, overwrite=True)
 
 
-def test_rows_without_a_time_or_split_are_damage_where_the_others_have_one(converted):
+def test_rows_lacking_a_time_or_split_others_have_are_damage(converted):
     for options, split in (({"time": "2022-10-01"}, "train"), ({"split": "test"}, "test")):
         rows = [*(line(conversation_id=n, **options) for n in range(20)), line(conversation_id=99)]
         rule = SplitRule("time" in options and "2022-11-01")
@@ -416,7 +416,7 @@ def test_the_command(files, tmp_path, capsys):
     assert "already there" in capsys.readouterr().err
 
 
-def test_ground_truth_that_is_wholly_outside_the_catalog_is_refused(files):
+def test_ground_truth_entirely_outside_the_catalog_is_refused(files):
     rows = [line(ground_truth=["Alien (1979)", "Dune (2021)"], conversation_id=n) for n in range(3)]
     given = files(rows)
     assert f"none of the 6 ground truths is in {given['catalog']}, so nothing could ever be a hit" in told(given)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import conversation_text, group_of
+from convrec.data.schema import conversation_text, get_group_id
 from convrec.data.validation import validate_sft_table
 from convrec.errors import UserError
 from convrec.features.asking.attributes import load_attributes
@@ -26,7 +26,7 @@ ATTRIBUTES = ["genre", "decade"]
 COUNTS = {"train": 60, "validation": 10, "test": 20}
 
 
-def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return pq.read_table(folder / f"{name}.parquet").to_pylist()
 
 
@@ -35,10 +35,12 @@ def asking_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sample(tmp_path_factory.mktemp("data") / "ask", counts=COUNTS, ask=ATTRIBUTES)
 
 
-def test_the_sample_says_little_and_its_demonstrations_ask_in_a_share_of_rows(asking_sample: Path) -> None:
-    vague = [any(line in conversation_text(row) for line in LINES["vague"]) for row in rows_of(asking_sample, "train")]
+def test_sample_is_vague_and_a_share_of_demonstrations_asks(asking_sample: Path) -> None:
+    vague = [
+        any(line in conversation_text(row) for line in LINES["vague"]) for row in read_rows(asking_sample, "train")
+    ]
     assert 0.3 < sum(vague) / len(vague) < 0.8
-    rows = rows_of(asking_sample, "sft_train")
+    rows = read_rows(asking_sample, "sft_train")
     validate_sft_table(asking_sample / "sft_train.parquet")
     assert len({row["sample_id"] for row in rows}) == len(rows)
     asked = [read_turn(row["completion"][0]["content"], ATTRIBUTES).asked for row in rows]
@@ -55,17 +57,17 @@ def test_the_sample_says_little_and_its_demonstrations_ask_in_a_share_of_rows(as
         assert question["prompt"][0]["content"].count(said) == 0  # nothing is asked twice
 
 
-def test_a_row_of_a_turn_is_of_its_conversation_so_that_no_candidate_gives_its_answer_away(asking_sample: Path) -> None:
-    groups = {row["sample_id"]: group_of(row) for row in rows_of(asking_sample, "train")}
-    rows = rows_of(asking_sample, "sft_train")
-    assert [group_of(row) for row in rows] == [groups[row["sample_id"].split("_q")[0]] for row in rows]
-    assert group_of({"sample_id": "17_t5_q2"}) == group_of({"sample_id": "17_t5"}) == "17"
+def test_turn_row_belongs_to_the_group_of_its_conversation(asking_sample: Path) -> None:
+    groups = {row["sample_id"]: get_group_id(row) for row in read_rows(asking_sample, "train")}
+    rows = read_rows(asking_sample, "sft_train")
+    assert [get_group_id(row) for row in rows] == [groups[row["sample_id"].split("_q")[0]] for row in rows]
+    assert get_group_id({"sample_id": "17_t5_q2"}) == get_group_id({"sample_id": "17_t5"}) == "17"
 
 
 def test_a_list_behind_an_answer_has_what_was_told_in_front(asking_sample: Path) -> None:
     attributes = load_attributes(asking_sample / "catalog.parquet", ATTRIBUTES)
     matcher, checked = Matcher(attributes.catalog), 0
-    for row in rows_of(asking_sample, "sft_train"):
+    for row in read_rows(asking_sample, "sft_train"):
         lines = row["completion"][0]["content"].split("\n")
         _, _, answer = row["prompt"][0]["content"].partition(f"{question_text('genre')}\nUSER: ")
         told = attributes.named("genre", answer.split("\n")[0])
@@ -85,7 +87,7 @@ PLAIN = "6ca3dfcd331fd188522d2f0785bad0228ddb1256c645074569ac8df104880ad7"
 
 def test_the_sample_without_asking_is_what_it_was(tmp_path: Path) -> None:
     folder = write_sample(tmp_path / "plain", counts={"train": 40, "validation": 5, "test": 5})
-    rows = [row for name in ("train", "sft_train", "test", "catalog") for row in rows_of(folder, name)]
+    rows = [row for name in ("train", "sft_train", "test", "catalog") for row in read_rows(folder, name)]
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest() == PLAIN
 
 
@@ -108,14 +110,14 @@ def files(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_own_conversations_without_demonstrations_get_some_that_ask(
+def test_own_data_without_demonstrations_gets_ones_that_ask(
     files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(questions, "ASK_SHARE", 1.0)
     summary = convert_own(**files, ask=["genre"])
     counts = summary["rows"]
     assert (counts["questions_of_sft_train"], counts["questions_of_sft_validation"]) == (9, 3)
-    rows = rows_of(files["out"], "sft_train")
+    rows = read_rows(files["out"], "sft_train")
     matcher = Matcher(load_catalog(files["out"] / "catalog.parquet"))
     assert len(rows) == 18
     assert (summary["files"]["sft_train"]["rows"], summary["files"]["sft_validation"]["rows"]) == (18, 6)

@@ -62,7 +62,7 @@ def wanted(rows: list[dict[str, Any]]) -> list[tuple[list[str], list[str]]]:
 
 
 @pytest.mark.parametrize("layout", ["100K", "1M", "25M"])
-def test_movielens_becomes_conversations_that_earn_and_end_in_what_came_next(layout: str, tmp_path: Path) -> None:
+def test_movielens_becomes_conversations_with_scorable_targets(layout: str, tmp_path: Path) -> None:
     tables = convert(movielens(tmp_path, layout), tmp_path / "out", "--test-from", "1997-11-20T04:32:20Z")
     titles = [title[:-7].replace("Matrix, The", "The Matrix") for title in TITLES]
     assert list(tables) == ["catalog", "test", "train", "train_ratings"]
@@ -95,7 +95,7 @@ def test_out_appears_with_all_files_or_not_at_all(tmp_path: Path, monkeypatch: p
     assert not out.exists()
 
 
-def test_a_split_by_user_keeps_users_whole_and_the_seed_changes_words_alone(tmp_path: Path) -> None:
+def test_user_split_keeps_users_whole_and_seed_varies_words_only(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [f"u{user},{item},{5 - item % 2}" for user in range(200) for item in rng.permutation(6) + 1]
     files = movielens(tmp_path, "25M")
@@ -178,7 +178,7 @@ def test_an_item_without_an_id_is_told(tmp_path: Path, capsys: pytest.CaptureFix
     assert told in capsys.readouterr().err
 
 
-def test_a_million_more_ratings_take_no_more_memory_than_25_million_in_4_gib_allow(tmp_path: Path) -> None:
+def test_memory_per_rating_fits_25_million_ratings_in_4_gib(tmp_path: Path) -> None:
     """4 GiB / 25 million = 171 bytes a rating; what Python and its libraries take is apart."""
     rng, sizes, peaks = np.random.default_rng(0), (300_000, 1_300_000), []
     _, items = movielens(tmp_path, "25M")

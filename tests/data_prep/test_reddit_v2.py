@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.data.schema import conversation_of, prompt_text
+from convrec.data.schema import parse_conversation_id, prompt_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.errors import UserError
 from convrec.lists.catalog import load_catalog
@@ -148,7 +148,13 @@ def test_ids_name_the_conversation_that_contexts_extend(tmp_path):
     rows += [row(0, prompt=prompts[0], seen_titles=titles) for titles in (["Up"], ["M"])]
     converted(tmp_path, without_completion(rows), "grpo_dataset/train")
     ids = [row["sample_id"] for row in read(tmp_path / "out", "train")]
-    assert [conversation_of(name) == conversation_of(ids[0]) for name in ids] == [True, True, False, True, True]
+    assert [parse_conversation_id(name) == parse_conversation_id(ids[0]) for name in ids] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
     assert len(set(ids)) == 5
 
 
@@ -267,7 +273,7 @@ def test_an_interrupted_conversion_leaves_what_was_there(tree, tmp_path, monkeyp
         convert(tree, out, overwrite=is_there)
 
 
-def test_a_folder_that_is_there_is_replaced_whole_and_not_unasked(tree, tmp_path):
+def test_existing_folder_is_replaced_whole_and_only_on_request(tree, tmp_path):
     out = tmp_path / "out"
     convert(tree, out)
     shutil.rmtree(tree / "sft_dataset/train")
@@ -338,7 +344,7 @@ def test_columns_of_another_type_are_named_with_their_shard(tmp_path, column, va
 
 
 @pytest.mark.parametrize("how", ["absolute", "..", "link.arrow", "inside/mine.arrow"])
-def test_a_state_that_names_a_file_outside_of_its_folder_is_refused(tree, tmp_path, how):
+def test_state_naming_a_file_outside_its_folder_is_refused(tree, tmp_path, how):
     folder = tree / "sft_dataset/train"
     (shard,) = folder.glob("*.arrow")
     elsewhere = tmp_path / "private"
@@ -369,7 +375,7 @@ def spoil(tree, before: bytes, after: bytes) -> None:
     shard.write_bytes(content.replace(before, after))
 
 
-def test_text_that_is_no_utf8_and_offsets_that_lead_out_of_a_batch_stop_the_command(tree, tmp_path):
+def test_invalid_utf8_and_bad_offsets_stop_the_conversion(tree, tmp_path):
     text = "know “it” 7\n".encode()
     spoil(tree, text, b"know \xff\xfeit now 7\n")
     with pytest.raises(UserError, match=r"00001\.arrow, row 7: text that is no UTF-8; .* fetch this folder again"):
@@ -416,7 +422,7 @@ def test_batches_are_small_whatever_the_shard_holds(tmp_path):
     assert [len(rows) for rows in read_split(split, ("seen_titles",))] == [1000, 1000, 1000, 500]
 
 
-def test_the_command_prints_the_numbers_and_exits_2_for_what_the_user_can_mend(tree, tmp_path, capsys):
+def test_command_prints_counts_and_exits_2_on_user_errors(tree, tmp_path, capsys):
     main(["--source", str(tree), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert "validation            9 rows; 9 contexts; 1.44 ground truths a row, 2 at most; 0.0 % of mentions" in printed

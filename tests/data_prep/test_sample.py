@@ -28,7 +28,7 @@ def sample(tmp_path_factory):
     return write_sample(tmp_path_factory.mktemp("data") / "sample", counts=COUNTS)
 
 
-def rows_of(folder, name):
+def read_rows(folder, name):
     return pq.read_table(folder / f"{name}.parquet").to_pylist()
 
 
@@ -62,15 +62,15 @@ def test_tables_are_valid_and_have_the_rows_asked_for(sample):
     assert validate_sft_table(sample / "sft_validation.parquet") == (200, [])
     catalog = load_catalog(sample / "catalog.parquet")
     assert (len(catalog), catalog.problems) == (len(load_films().films), ())
-    truths = [tuple(pair) for row in rows_of(sample, "train") for pair in row["groundtruth_with_release_year"]]
-    mentions = {(film["title"], str(film["year"])): film["mentions"] for film in rows_of(sample, "catalog")}
+    truths = [tuple(pair) for row in read_rows(sample, "train") for pair in row["groundtruth_with_release_year"]]
+    mentions = {(film["title"], str(film["year"])): film["mentions"] for film in read_rows(sample, "catalog")}
     assert sum(mentions.values()) == len(truths)
     assert mentions[truths[0]] == truths.count(truths[0])
 
 
 def test_lists_are_distinct_unseen_catalog_items(sample):
-    catalog = {(film["title"], film["year"]) for film in rows_of(sample, "catalog")}
-    for row in rows_of(sample, "sft_train"):
+    catalog = {(film["title"], film["year"]) for film in read_rows(sample, "catalog")}
+    for row in read_rows(sample, "sft_train"):
         items = parse_items(row["completion"][0]["content"])
         assert len(items) == len(set(items)) == 20
         assert set(map(tuple, items)) <= catalog
@@ -81,9 +81,9 @@ def test_lists_are_distinct_unseen_catalog_items(sample):
         assert not {title for title, _ in truth} & set(row["seen_titles"])
 
 
-def test_conversations_have_one_to_five_turns_ending_with_the_user(sample):
+def test_conversations_have_one_to_five_turns_ending_with_user(sample):
     words, turns_seen = [], set()
-    for row in rows_of(sample, "train"):
+    for row in read_rows(sample, "train"):
         conversation = split_prompt(row["prompt"][0]["content"])[1]
         speakers = re.findall(r"^(USER|SYSTEM): ", conversation, re.MULTILINE)
         assert conversation.endswith("\n")
@@ -115,7 +115,7 @@ def test_same_seed_same_bytes_and_another_seed_other_rows(sample, tmp_path):
     assert contents == contents_again
     assert len(contents) == 6
     few = write_sample(tmp_path / "few", counts=FEW)
-    assert rows_of(few, "sft_train") == rows_of(sample, "sft_train")[:3] != rows_of(other, "sft_train")
+    assert read_rows(few, "sft_train") == read_rows(sample, "sft_train")[:3] != read_rows(other, "sft_train")
 
 
 def test_oracle_beats_teacher_beats_popularity(sample):
@@ -135,13 +135,13 @@ def test_an_existing_folder_is_kept_unless_told(tmp_path):
         write_sample(out, counts=FEW)
     assert (out / "train.parquet").read_text() == "before"
     write_sample(out, counts=FEW, overwrite=True)
-    assert len(rows_of(out, "train")) == 3
+    assert len(read_rows(out, "train")) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["sample"]
 
 
 def test_num_items_reaches_prompt_and_list(tmp_path):
     out = write_sample(tmp_path / "five", counts=FEW, num_items=5)
-    for row in rows_of(out, "sft_train"):
+    for row in read_rows(out, "sft_train"):
         assert "reply with 5 recommendations" in row["prompt"][0]["content"]
         assert len(row["completion"][0]["content"].split("\n")) == 5
 

@@ -27,7 +27,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sample(tmp_path_factory.mktemp("data") / "hard", counts=COUNTS, requests="hard")
 
 
-def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return pq.read_table(folder / f"{name}.parquet").to_pylist()
 
 
@@ -74,8 +74,8 @@ def test_tables_are_valid_and_have_the_kind(sample: Path) -> None:
     for split, count in COUNTS.items():
         assert validate_rl_table(sample / f"{split}.parquet") == (count, [])
     assert validate_sft_table(sample / "sft_train.parquet") == (600, [])
-    assert {row[KIND] for row in rows_of(sample, "validation")} == {*KINDS}
-    for row in rows_of(sample, "sft_validation"):
+    assert {row[KIND] for row in read_rows(sample, "validation")} == {*KINDS}
+    for row in read_rows(sample, "sft_validation"):
         items = parse_items(row["completion"][0]["content"])
         assert len({*items}) == 20
         assert all(title in conversation_text(row) for title in row["seen_titles"])
@@ -89,7 +89,7 @@ def test_the_plain_sample_is_as_it_was(tmp_path: Path) -> None:
     assert KIND not in pq.read_schema(out / "train.parquet").names
 
 
-def test_the_command_makes_them_and_evaluation_slices_by_the_kind(
+def test_hard_requests_are_made_and_evaluation_slices_by_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "hard"

@@ -38,7 +38,7 @@ def cluster(nodes):
 
 
 @pytest.mark.long
-def test_a_submitted_run_on_two_nodes_streams_its_log_and_returns_its_status(cluster) -> None:
+def test_two_node_job_streams_its_log_and_returns_its_status(cluster) -> None:
     assert cluster.two_status == 0, cluster.two_out[-3000:] + cluster.two_err[-3000:]
     assert "Rank-GRPO finished" in cluster.two_out
     assert f"{cluster.folder}/two" in cluster.two_err

@@ -129,7 +129,7 @@ def ways_in_for_a_stranger(processes: list[psutil.Process], proof: Path) -> list
         (DRIVER, -signal.SIGKILL, "its process is gone without a word"),
     ],
 )
-def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(killed, victim, status, reason):
+def test_killed_process_ends_run_with_a_reason_and_no_leftovers(killed, victim, status, reason):
     run = killed[victim]
     assert run.status == status, run.stderr
     assert reason in run.stderr
@@ -138,7 +138,7 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_nothing_is_left(killed,
     assert not run.leavings
 
 
-def test_a_server_that_is_killed_before_it_has_weights_ends_the_run_too(trained, own_data, tmp_path):
+def test_server_killed_before_it_has_weights_ends_the_run(trained, own_data, tmp_path):
     """As Ray kills what is too large for the memory; verl's training worker would wait for the server without limit."""
     run = begin(trained, own_data, tmp_path / "run")
     with killed_on_error(run):
@@ -190,9 +190,7 @@ def test_each_algorithm_trains(killed):
     assert two_updates[-1]["actor/kl"] > 0
 
 
-def test_shards_on_data_of_ones_own_without_years_are_merged_and_evaluated(
-    trained, own_data, killed, run_folder, tmp_path
-):
+def test_shards_trained_on_undated_data_are_merged_and_evaluated(trained, own_data, killed, run_folder, tmp_path):
     before = AutoModelForCausalLM.from_pretrained(resolve_model(trained.out / "sft"), dtype="bfloat16").state_dict()
     after = AutoModelForCausalLM.from_pretrained(resolve_model(run_folder), dtype="float32").state_dict()
     moved = max((after[name] - before[name].float()).abs().max().item() for name in before)

@@ -78,7 +78,7 @@ def test_every_exported_model_has_a_card(demo):
         assert "val/ndcg" in text or "val/loss" in text
 
 
-def test_every_step_logs_the_ranks_and_the_rollouts_are_the_policys(demo):
+def test_steps_log_the_ranks_and_rollouts_match_the_policy(demo):
     rows = [row for row in read_metrics(demo.out / "rank_grpo") if "actor/policy_loss" in row]
     for row in rows:
         # fp32 on CPU; 4e-6 was seen, and a stale head gives whole units
@@ -93,7 +93,7 @@ def test_every_step_logs_the_ranks_and_the_rollouts_are_the_policys(demo):
     assert first_starts < {row["step"] for row in rows}
 
 
-def test_the_trackers_of_a_resumed_run_have_its_whole_curve_and_its_samples(demo):
+def test_trackers_of_a_resumed_run_have_whole_curve_and_samples(demo):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = demo.out / "rank_grpo"

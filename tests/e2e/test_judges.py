@@ -136,7 +136,7 @@ def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys:
     assert summary["no_verdict"]["mean"] < 0.5
 
 
-def test_pointwise_grpo_trains_with_a_head_that_is_not_the_embedding(sft: Path) -> None:
+def test_pointwise_grpo_trains_with_an_untied_head(sft: Path) -> None:
     data = sft / "data" / "pointwise"
     model = with_a_head_of_its_own(resolve_model(sft / "sft"), sft / "untied")
     rows = train("pointwise", sft, model, {n: str(data / f"{s}.parquet") for n, s in FILES})

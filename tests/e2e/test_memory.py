@@ -88,7 +88,7 @@ def engine(run: Alone) -> psutil.Process:
     ("victim", "status", "said"),
     [(engine, 1, " is gone (killed, or out of memory)"), (driver, 137, "its process is gone without a word")],
 )
-def test_a_run_that_is_killed_for_memory_says_so_and_what_it_used(
+def test_run_killed_for_memory_reports_it_and_its_usage(
     trained: Demo, tmp_path: Path, victim: Callable[[Alone], psutil.Process], status: int, said: str
 ) -> None:
     run_folder = tmp_path / "run"

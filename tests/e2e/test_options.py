@@ -36,7 +36,7 @@ def two_steps(recipe, trained, own_data, tmp_path_factory):
     return train
 
 
-def test_weights_of_the_mismatch_are_one_where_rollout_and_actor_agree(two_steps):
+def test_mismatch_weights_are_one_where_rollout_and_actor_agree(two_steps):
     """The weights of each level: tests/convrec/training/test_loss.py."""
     for row, plain in zip(two_steps("rank", f"{CORRECTION}.rollout_is=rank"), two_steps.plain, strict=True):
         assert row["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-3)
@@ -81,7 +81,7 @@ def test_fused_log_probs_are_those_of_whole_logits(two_steps):
 
 
 @pytest.mark.parametrize("more", [(), ("actor_rollout_ref.actor.ppo_epochs=2",)])
-def test_a_repair_changes_what_trains_and_not_what_is_logged_of_the_policy(two_steps, more):
+def test_repair_changes_training_but_not_the_logged_policy(two_steps, more):
     """The first step samples what the plain run does. With mu 2 old log-probs are the actor's, of repaired lists."""
     first, second = two_steps(f"repair {len(more)}", "convrec.repair=zero", *more)
     plain = two_steps.plain[0]

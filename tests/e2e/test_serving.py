@@ -80,7 +80,7 @@ def test_a_list_of_the_catalog_without_what_was_seen(service):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "conversation")
 
 
-def test_the_largest_list_is_said_at_the_start_and_is_one_that_can_be_had(service):
+def test_largest_possible_list_is_announced_and_served(service):
     most = int(re.search(r"demo: --max-items is (\d+): its context has no room", service.log.read_text())[1])
     assert service.client.get("/v1/models/demo").json()["max_items"] == most
     long = {"conversation": "film after film " * 3000, "k": most, "stream": True}
@@ -157,7 +157,7 @@ def test_metrics_have_the_requests_and_the_engines_tokens(service):
     assert "vllm:num_requests_waiting" in text
 
 
-def test_items_come_and_go_within_a_second_and_outlive_the_engine(service):
+def test_catalog_changes_apply_fast_and_outlive_the_engine(service):
     client = service.client
     only = {**ASK, "allow": [NEW["item_id"]], "k": 1}
     assert client.put("/v1/catalog/items", json={"items": [NEW]}).status_code == 200

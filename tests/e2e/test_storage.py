@@ -115,7 +115,7 @@ def test_what_cannot_be_written_is_one_line_and_starts_nothing(trained, start: S
     assert not run.exists()
 
 
-def test_two_processes_one_and_two_train_what_one_does_past_a_damaged_checkpoint(start: Start, tmp_path: Path) -> None:
+def test_resume_with_other_process_counts_matches_one_process(start: Start, tmp_path: Path) -> None:
     """1e-3 as in test_cluster.py: sums over two processes are made in another order."""
     run, one = tmp_path / "run", tmp_path / "one"
     status, said = start(run, 2, N_GPUS_PER_NODE="2")

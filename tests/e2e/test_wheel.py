@@ -122,7 +122,7 @@ def test_it_evaluates_baselines(programs, empty, data):
     assert "popularity" in run(programs, empty, f"convrec evaluate {options} --out evaluation")
 
 
-def test_a_submitted_job_is_sent_what_is_installed_and_nothing_of_others(programs, empty, data, tmp_path):
+def test_submitted_job_ships_only_what_is_installed(programs, empty, data, tmp_path):
     (tmp_path / "package.py").write_text(PACKAGE)
     run(programs, empty, f"python {tmp_path / 'package.py'} {tmp_path / 'job.zip'}", **data, **SMALL, SAVE_PATH="run")
     with zipfile.ZipFile(tmp_path / "job.zip") as package:

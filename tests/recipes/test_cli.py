@@ -47,7 +47,7 @@ def test_every_module_with_a_main_is_a_command() -> None:
     files = [*ROOT.glob("recipes/*.py"), *ROOT.glob("data_prep/*.py")]
     written = {f"{file.parent.name}.{file.stem}" for file in files if "\ndef main(" in file.read_text()}
     of_trainings = {recipe.command for recipe in RECIPES.values()}
-    others = {cli.function_of(command).__module__ for command in set(cli.COMMANDS) - of_trainings}
+    others = {cli.resolve_command(command).__module__ for command in set(cli.COMMANDS) - of_trainings}
     assert of_trainings < set(cli.COMMANDS)
     assert others == written - {"recipes.cli"}
 
@@ -128,7 +128,7 @@ def test_with_an_http_address_a_training_is_submitted(
     for name, value in (good | {"RAY_ADDRESS": "http://127.0.0.1:9"}).items():
         monkeypatch.setenv(name, value)
     assert cli.is_submitted(recipe.command)
-    assert cli.function_of(recipe.command)([]) == 2
+    assert cli.resolve_command(recipe.command)([]) == 2
     assert "RAY_ADDRESS=http://127.0.0.1:9: no answer" in capsys.readouterr().err
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # as in the job
     assert not cli.is_submitted(recipe.command)
@@ -163,7 +163,7 @@ def test_outside_of_its_environment_a_command_says_so() -> None:
 
 
 @pytest.mark.parametrize("given", [None, "/elsewhere"])
-def test_what_torch_compiles_is_kept_outside_of_tmp_from_its_import_on(
+def test_torch_compile_cache_is_outside_tmp_from_import_on(
     given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its default is a folder in /tmp, which an import makes before a run has its own."""
@@ -174,7 +174,7 @@ def test_what_torch_compiles_is_kept_outside_of_tmp_from_its_import_on(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["convrec", "doctor"])
     seen: list[str] = []
-    monkeypatch.setattr(cli, "function_of", lambda _: lambda _: seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    monkeypatch.setattr(cli, "resolve_command", lambda _: lambda _: seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     with pytest.raises(SystemExit):
         cli.main()
     assert seen == [given or str(tmp_path / "convrec" / "torchinductor")]

@@ -125,7 +125,7 @@ def test_two_builds_of_vllm_in_one_environment_are_a_failure(
     assert [finding.status for finding in found] == [status]
 
 
-def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none(tmp_path: Path) -> None:
+def test_tracker_without_its_key_fails_and_offline_needs_none(tmp_path: Path) -> None:
     tracked, home = config(logger=["console", "swanlab"]), {"HOME": str(tmp_path)}
     found = only(findings.key_findings(Run.from_config(tracked), home), "failure")
     assert "SWANLAB_API_KEY is not set" in found.what
@@ -138,7 +138,7 @@ def test_a_tracker_without_its_key_is_a_failure_and_offline_needs_none(tmp_path:
             assert findings.key_findings(run_with(logger=["console", tracker]), offline) == []
 
 
-def test_a_tracker_that_is_not_installed_is_a_failure_with_its_package(tmp_path: Path) -> None:
+def test_missing_tracker_is_a_failure_naming_its_package(tmp_path: Path) -> None:
     missing = next(name for name in findings.TRACKER_PACKAGES if find_spec(name) is None)
     found = only(findings.key_findings(run_with(logger=["console", missing]), {"HOME": str(tmp_path)}), "failure")
     assert found.what == f"LOGGER has {missing}, which is not installed"
@@ -146,7 +146,7 @@ def test_a_tracker_that_is_not_installed_is_a_failure_with_its_package(tmp_path:
 
 
 @pytest.mark.parametrize(("tracker", "file"), [("swanlab", ".swanlab/.netrc"), ("wandb", ".netrc")])
-def test_a_saved_login_is_as_good_as_a_key_here_and_to_the_tracker(tracker: str, file: str, tmp_path: Path) -> None:
+def test_saved_login_replaces_a_key_in_doctor_and_tracker(tracker: str, file: str, tmp_path: Path) -> None:
     saved, home = tmp_path / file, {"HOME": str(tmp_path)}
     saved.parent.mkdir(exist_ok=True)
     saved.write_text(f"machine api.{tracker}.ai login user password a-secret")
@@ -228,7 +228,7 @@ def test_slots_that_are_not_there_and_those_another_job_holds(
     assert ("and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8" in found.what) == bool(rollout)
 
 
-def test_what_lacks_is_told_with_what_is_asked_for_and_what_is_there() -> None:
+def test_slot_shortage_names_what_is_requested_and_available() -> None:
     found = only(cluster_findings.slot_findings(run_with(n_gpus_per_node=4), slots((4, 4, 11, 8))), "failure")
     assert found.what == (
         "N_NODES=1 with N_GPUS_PER_NODE=4 take 1 x (4 GPU, 12 CPU) slots, 15 of CPUs in all; free: "
@@ -408,9 +408,7 @@ def test_a_cluster_that_does_not_answer_is_a_finding(
     assert "no answer" in json.loads(out)["findings"][0]["what"]
 
 
-def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
-    variables: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_cluster_refuses_a_run_composed_for_cpus(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "_device_memory", lambda: 0)
     run = compose("rank_grpo", [])
     own = node.report([], None, str(run.folder))
@@ -421,7 +419,7 @@ def test_a_cluster_of_gpus_refuses_a_run_that_its_head_would_make_on_cpus(
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 
 
-def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tmp_path: Path) -> None:
+def test_node_reports_unwritable_run_folder_and_missing_files(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
     seen = node.report(["/not/there.parquet"], None, str(blocker / "run"))
@@ -437,7 +435,7 @@ def test_a_run_folder_that_may_not_be_written_to_and_files_that_are_not_there(tm
         tmp_path.chmod(0o700)
 
 
-def test_a_run_folder_that_is_not_the_drivers_is_seen_and_no_mark_stays(tmp_path: Path) -> None:
+def test_unshared_run_folder_is_detected_and_leaves_no_marker(tmp_path: Path) -> None:
     run_folder, model = tmp_path / "new" / "run", str(tmp_path)
     with node.marked(str(run_folder)) as file:
         assert Path(file).parent == tmp_path  # the nearest that is there
@@ -451,9 +449,7 @@ def test_a_run_folder_that_is_not_the_drivers_is_seen_and_no_mark_stays(tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_of_the_hub_is_looked_for_where_it_will_be_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_model_is_looked_up_where_it_will_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -467,14 +463,14 @@ def test_a_model_of_the_hub_is_looked_for_where_it_will_be_loaded(
     assert node.report([], "a/b", str(tmp_path)).model_problem == ""
 
 
-def test_a_free_port_of_the_driver_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+def test_unreachable_driver_port_is_named(tmp_path: Path) -> None:
     with node.free_port("127.0.0.1") as driver:
         assert node.report([], None, str(tmp_path), driver=driver).unreachable == ""
     refused = node.report([], None, str(tmp_path), driver=driver).unreachable
     assert refused == f"127.0.0.1:{driver[1]} Connection refused"
 
 
-def test_failures_stop_a_recipe_with_what_and_mend_and_warnings_are_said() -> None:
+def test_failures_stop_a_recipe_with_a_fix_and_warnings_do_not() -> None:
     warning = finding.Finding("memory", "warning", "node-a", "tight", "more GPUs")
     assert finding.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
     failure = finding.Finding("disk", "failure", "node-b", "full", "make room")

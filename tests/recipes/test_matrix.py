@@ -14,7 +14,7 @@ from recipes import matrix
 from recipes.evaluation.options import EvaluationOptions
 from recipes.experiments import local_runs
 from recipes.experiments.matrix_runs import MatrixRun
-from tests.recipes.experiments.found import metrics_of as found_of
+from tests.recipes.experiments.found import make_metrics as found_of
 
 SMALL = """
 seeds: [1]
@@ -40,7 +40,7 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_runs, "train", lambda run, out: pytest.fail("trained"))
 
 
-def metrics_of(value: float, gain: float | None, **settings: Any) -> dict[str, Any]:
+def make_metrics(value: float, gain: float | None, **settings: Any) -> dict[str, Any]:
     """Of one conversation: no standard error is known."""
     found = found_of(value, gain, None, data="d", catalog="c", catalog_items=4, **settings)
     found["results"]["paper"]["model"]["calibration"] = {"mean": None, "se": None, "n": 0}  # no row has it
@@ -69,7 +69,7 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
 
     def evaluate(options: EvaluationOptions) -> dict[str, Any]:
         out = Path(options.out)
-        found = metrics_of(*{"sft": (0.1, None), "a": (0.2, 0.1), "b": (0.3, 0.2)}[out.name])
+        found = make_metrics(*{"sft": (0.1, None), "a": (0.2, 0.1), "b": (0.3, 0.2)}[out.name])
         out.mkdir(parents=True, exist_ok=True)
         (out / "metrics.json").write_text(json.dumps(found))
         names = [name for name in found["results"]["paper"]["model"] if "@" in name]
@@ -99,14 +99,14 @@ def test_a_part_of_the_matrix_leaves_the_other_runs_in_the_table(
     ]
     assert drawn() == ["sft", "a", "b"]
 
-    (out / "evaluation" / "b" / "metrics.json").write_text(json.dumps(metrics_of(0.9, 0.9, limit=5)))
+    (out / "evaluation" / "b" / "metrics.json").write_text(json.dumps(make_metrics(0.9, 0.9, limit=5)))
     capsys.readouterr()
     assert start("--only", "a", text=text) == 0
     assert "warning: b: evaluated with other settings, not in the table (limit was 5 and" in capsys.readouterr().err
     assert drawn() == ["sft", "a"]
 
 
-def test_a_given_model_is_evaluated_beside_the_runs_and_not_trained(
+def test_given_model_is_evaluated_with_the_runs_but_not_trained(
     start: Callable[..., int],
     nothing_is_trained: None,
     sample: Path,
@@ -120,7 +120,7 @@ def test_a_given_model_is_evaluated_beside_the_runs_and_not_trained(
         out = Path(options.out)
         asked[out.name] = (options.model, options.against)
         out.mkdir(parents=True)
-        (out / "metrics.json").write_text(json.dumps(metrics_of(0.1, None)))
+        (out / "metrics.json").write_text(json.dumps(make_metrics(0.1, None)))
         row = {"sample_id": "x", "prompt_id": "x", "recommended": [1], "recall@5": 0.5, "ndcg@5": 0.5}
         pq.write_table(pa.Table.from_pylist([row]), out / "rows.parquet")
 
@@ -146,14 +146,14 @@ def test_a_given_model_is_evaluated_beside_the_runs_and_not_trained(
         ("c", "--only c: no such run; there are sft, a, b"),
     ],
 )
-def test_a_part_that_cannot_be_made_is_said_before_anything_is_trained(
+def test_impossible_part_is_reported_before_any_training(
     start: Callable[..., int], nothing_is_trained: None, capsys: pytest.CaptureFixture[str], only: str, said: str
 ) -> None:
     assert start("--only", only) == 2
     assert said in capsys.readouterr().err
 
 
-def test_an_evaluation_without_its_file_is_said_after_the_preparation_and_before_anything_is_trained(
+def test_missing_evaluation_file_is_reported_before_any_training(
     start: Callable[..., int], nothing_is_trained: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = SMALL + f"prepare: [{{creates: {tmp_path / 'made'}, run: touch {tmp_path / 'made'}}}]\n"

@@ -49,7 +49,7 @@ from recipes.tiny_model import MODEL_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = {
-    **{name: cli.options_of(name, []) for name in cli.OPTIONS},
+    **{name: cli.resolve_options(name, []) for name in cli.OPTIONS},
     "evaluate --judge": JudgeEvaluationOptions,
 }
 
@@ -67,7 +67,7 @@ def test_every_command_but_the_trainings_has_a_record() -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
-def test_help_has_examples_that_parse_and_what_is_needed_comes_first(record: Any) -> None:
+def test_help_example_parses_and_required_options_come_first(record: Any) -> None:
     examples = [text for text in help_text(record).split("\n\n") if text.startswith("convrec ")]
     assert len(examples) == 1
     for line in examples[0].replace("\\\n", " ").splitlines():
@@ -154,8 +154,8 @@ def test_records_import_nothing_that_takes_time() -> None:
     """So that `--help` and a mistyped option answer at once."""
     slow = ("numpy", "pyarrow", "pydantic", "omegaconf", "yaml", "torch", "pandas", "fastapi")
     code = (
-        f"import sys; from recipes import cli; [cli.options_of(name, []) for name in cli.OPTIONS];"
-        f"cli.options_of('evaluate', ['--judge']); print([name for name in {slow} if name in sys.modules])"
+        f"import sys; from recipes import cli; [cli.resolve_options(name, []) for name in cli.OPTIONS];"
+        f"cli.resolve_options('evaluate', ['--judge']); print([name for name in {slow} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr

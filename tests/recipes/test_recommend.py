@@ -18,7 +18,7 @@ from recipes.batch.parts import SCHEMA
 from tests.conftest import mark_complete
 
 
-def test_all_replicas_load_the_checkpoint_that_was_found_though_the_run_trains_on(
+def test_replicas_load_the_found_checkpoint_despite_newer_ones(
     tmp_path: Path,
     sound_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,

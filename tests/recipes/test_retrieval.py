@@ -45,7 +45,7 @@ def arguments(files: dict[str, str], *further: str) -> list[str]:
     return [part for name, value in files.items() for part in (f"--{name}", value)] + [*further]
 
 
-def test_one_command_fits_beside_the_catalog_and_says_what_was_chosen(
+def test_fit_command_writes_next_to_catalog_and_reports_choices(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments(files)) == 0
@@ -119,7 +119,7 @@ def evaluated(
     return run
 
 
-def test_the_weight_beside_a_model_is_chosen_on_validation_and_evaluation_fuses_with_it(
+def test_fusion_weight_is_chosen_on_validation_and_evaluated(
     files: dict[str, str],
     tmp_path: Path,
     evaluated: Callable[..., dict[str, Any]],
@@ -174,7 +174,7 @@ def test_what_cannot_be_weighed_is_one_line(
     assert problem in capsys.readouterr().err
 
 
-def test_tables_get_prompts_that_name_what_other_conversations_lead_to(
+def test_tables_get_candidates_from_other_conversations(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments(files)) == 0
@@ -209,7 +209,7 @@ def test_tables_get_prompts_that_name_what_other_conversations_lead_to(
     assert "--count 0: give a positive integer" in capsys.readouterr().err
 
 
-def test_on_real_conversations_each_part_knows_something_and_all_know_most(shared_dir: Path, tmp_path: Path) -> None:
+def test_fused_retrieval_beats_each_part_on_real_conversations(shared_dir: Path, tmp_path: Path) -> None:
     """ReDial, all of its catalog: popularity .045, neighbours .103, ridge .079, text .017 (473 rows, errors .01)."""
     data = shared_dir / "data" / "redial"
     train, validation, catalog = (data / f"{name}.parquet" for name in ("train", "validation", "catalog"))

@@ -15,7 +15,7 @@ from convrec.generation import placement
 from convrec.options import parse
 from convrec.retrieval.folder import FORMAT
 from recipes.options.serve import ServeOptions
-from recipes.serve import check_filters, service_of, tell_left_out
+from recipes.serve import check_filters, make_service_settings, tell_left_out
 from recipes.serving import local
 from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.local import bound
@@ -34,7 +34,7 @@ def files(tmp_path, monkeypatch):
 
 
 def settings(*arguments):
-    return service_of(parse(ServeOptions, arguments))
+    return make_service_settings(parse(ServeOptions, arguments))
 
 
 def test_models_have_names_catalogs_and_folders_for_changes(files):
@@ -51,7 +51,7 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
     assert service.loopback
 
 
-def test_columns_to_show_and_the_wait_for_a_fallback_are_for_every_model(files):
+def test_show_columns_and_fallback_wait_apply_to_every_model(files):
     given = ["--model", "films", "--catalog", "catalog.parquet", "--judge", "j=films", "--show", "price,link"]
     service = settings(*given, "--fallback-after-seconds", "2.5")
     assert [model.show for model in service.models] == [["price", "link"]] * 2  # a judge has no items
@@ -73,7 +73,7 @@ def test_a_retrieval_is_one_for_all_models_or_one_for_each(files):
             settings(*both, *(part for name in given for part in ("--retrieval", name)))
 
 
-def test_filters_of_the_command_line_are_the_service_s_and_are_checked(files):
+def test_command_line_filters_reach_the_service_and_are_checked(files):
     pq.write_table(pa.table({"title": ["Dune"], "year": [1965], "price": [9.5]}), files / "catalog.parquet")
     given = ["--model", "films", "--catalog", "catalog.parquet"]
     service = settings(
@@ -96,7 +96,7 @@ def test_changes_of_two_runs_and_of_two_steps_are_kept_apart(files):
     assert [*names.values()] == ["a-global_step_2", "a-global_step_4", "b-global_step_4", "b-global_step_4"]
 
 
-def test_rows_of_a_catalog_that_cannot_be_recommended_are_told_once_and_counted(files, capsys):
+def test_unusable_catalog_rows_are_reported_once_and_counted(files, capsys):
     years = [1995, *[None] * 7]
     pq.write_table(pa.table({"title": [f"Film {n}" for n in range(8)], "year": years}), files / "catalog.parquet")
     tell_left_out(settings("--model", "films", "--model", "b=books model", "--catalog", "catalog.parquet"))
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_named():
             bound("127.0.0.1", number)
 
 
-def test_more_engines_than_gpus_are_refused_before_any_is_started(files, monkeypatch, tmp_path):
+def test_more_engines_than_gpus_are_refused_before_any_start(files, monkeypatch, tmp_path):
     """One GPU is played: two models, or two engines of one, would each take most of its memory."""
     asked = settings("--judge", "one=films", "--judge", "two=films")
     monkeypatch.setattr(placement, "visible_gpus", lambda: ["0"])

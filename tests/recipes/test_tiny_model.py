@@ -60,7 +60,7 @@ def test_any_text_comes_back_exactly_in_qwen2s_normal_form(tokenizer, text):
         assert tokenizer.decode(ids) == text
 
 
-def test_the_folder_is_a_qwen2_whose_tokenizer_loads_as_it_was_trained(folder, texts, titles, tokenizer):
+def test_tiny_model_is_a_qwen2_with_the_tokenizer_as_trained(folder, texts, titles, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert (type(model).__name__, model.config.model_type) == ("Qwen2ForCausalLM", "qwen2")
     assert type(tokenizer).__name__ == "Qwen2Tokenizer"
@@ -86,7 +86,7 @@ def test_other_architectures_have_the_same_tokenizer(model_type, tied, texts, ti
     assert model(torch.tensor([ids])).logits.shape == (1, len(ids), model.config.vocab_size)
 
 
-def test_every_title_and_year_is_one_token_in_a_list_and_in_a_sentence(tokenizer):
+def test_titles_and_years_are_single_tokens_in_any_context(tokenizer):
     def pieces(text):
         return [tokenizer.decode([token]) for token in tokenizer.encode(text)]
 
@@ -116,7 +116,7 @@ def test_titles_are_no_tokens_inside_words():
     assert titles_in("It Followsx") == []
 
 
-def test_a_title_that_byte_level_decoding_would_break_is_no_added_token():
+def test_title_broken_by_byte_level_decoding_is_no_added_token():
     # é alone is GPT-2's stand-in for the byte E9: as an added token, "Amélie" would decode to broken UTF-8
     exact = {"Amélie": False, "WALL·E": False, "Les Misérables": True, "Heat": True, "千": True, "": False}
     assert {title: is_exact(title) for title in exact} == exact
@@ -147,7 +147,7 @@ def test_chat_template_is_chatml_without_a_system_prompt(tokenizer):
     )
 
 
-def test_special_tokens_agree_between_tokenizer_config_and_generation(folder, tokenizer):
+def test_special_tokens_agree_across_tokenizer_and_configs(folder, tokenizer):
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.generation_config.eos_token_id == [tokenizer.eos_token_id, tokenizer.pad_token_id]

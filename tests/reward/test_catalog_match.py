@@ -182,7 +182,7 @@ def user_reward(tmp_path, monkeypatch):
     return "catalog_match_rewards:years"
 
 
-def test_a_rank_reward_of_the_users_own_gets_relevance_and_items_of_all_ranks(catalog_path, user_reward):
+def test_user_rank_reward_gets_relevance_and_items_of_all_ranks(catalog_path, user_reward):
     text = "Heat (1995)\nno item\nJaws (1975)"
     scored = score(text, catalog_path, reward=user_reward)
     assert scored["rank_returns"] == [1995.0, 0.0, 1975.5, 0.0, 0.0]
@@ -255,7 +255,7 @@ def test_light_modules_import_no_heavy_ones():
     assert done.stdout.strip() == "[]"
 
 
-def test_rows_of_one_conversation_are_scored_at_once_in_validation(catalog_path):
+def test_validation_scores_rows_of_a_conversation_together(catalog_path):
     other = {"groundtruth": [["Heat", "1995"]], "seen": []}
     text = "Heat (1995)\nThe Matrix (1999)\nUp (2009)\nJaws (1975)\nAlien (1979)"
     apart = [score(text, catalog_path, truth, {"validate": True}) for truth in (TRUTH, other)]

@@ -9,7 +9,7 @@ from convrec.lists.matching import Matcher
 from reward.catalog_match import training_mentions
 
 
-def test_rows_that_want_an_item_are_counted_under_each_of_its_spellings(tmp_path: Path) -> None:
+def test_mentions_count_rows_under_the_items_first_spelling(tmp_path: Path) -> None:
     # row 2 of the catalog is row 0 in another spelling
     catalog = Catalog.from_items([("Amélie", 2001), ("Heat", 1995), ("Amelie", 2001), ("Jaws", 1975)])
     files = []

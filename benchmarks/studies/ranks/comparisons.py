@@ -10,7 +10,7 @@ import numpy as np
 
 from convrec.lists.metrics import paired
 from convrec.report.curves import Series
-from recipes.evaluation.scoring import rows_of
+from recipes.evaluation.scoring import load_rows
 
 K = 20
 NDCG, RECALL = f"ndcg@{K}", f"recall@{K}"
@@ -20,7 +20,7 @@ BANDS = {"1-5": (0, 5), "6-10": (5, 10), "11-15": (10, 15), "16-20": (15, 20)}
 @cache
 def recall_by_band(folder: Path) -> dict[str, float]:
     """Recall of an evaluation that the ranks of each band add."""
-    rows = rows_of(folder).values()
+    rows = load_rows(folder).values()
     recall = {k: np.nanmean([row[f"recall@{k}"] for row in rows]) for k in (5, 10, 15, 20)}
     return {band: float(recall[last] - recall.get(first, 0.0)) for band, (first, last) in BANDS.items()}
 
@@ -33,7 +33,7 @@ def difference(
     differences (NaN of one seed). among: column -> value of the rows that count."""
     means_of_seeds, rows = [], []
     for minuend, subtrahend in seeds:
-        first, second = rows_of(minuend), rows_of(subtrahend)
+        first, second = load_rows(minuend), load_rows(subtrahend)
         counted = [at for at, row in second.items() if among.items() <= row.items()]
         values_RM = np.array([[first[at][m] - second[at][m] for m in (NDCG, RECALL)] for at in counted])
         means_of_seeds.append(np.nanmean(values_RM, axis=0))

@@ -11,9 +11,9 @@ from convrec.files import read_json
 from convrec.report.curves import Series, logged_series
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
-from recipes.experiments.local_runs import evaluation_of
+from recipes.experiments.local_runs import make_evaluation_options
 from recipes.experiments.matrix_file import read_matrix
-from recipes.experiments.matrix_runs import MatrixRun, runs_of
+from recipes.experiments.matrix_runs import MatrixRun, expand_matrix
 
 BEYOND = ("coverage", "popularity_lift", "diversity")
 BEYOND_FILE = "beyond.json"  # what kept.py leaves of an evaluation's metrics.json
@@ -67,7 +67,7 @@ class Study:
         self.out = Path(self.matrix.out).absolute()  # what is read is cached by its path
         self.runs: dict[str, dict[str, Trained]] = {}
         self.starts: dict[str, dict[str, Path]] = {}  # evaluations
-        for run in runs_of(self.matrix):
+        for run in expand_matrix(self.matrix):
             if run.recipe == "rank_grpo" and (self.evaluation(run.name) / "rows.parquet").exists():
                 folder = self.out / run.name
                 self.runs.setdefault(run.variant, {})[run.seed] = Trained(run, folder, logged_series(folder))
@@ -91,7 +91,7 @@ class Study:
         if (out / "rows.parquet").exists():
             return out
         print(f"== {trained.run.name}, step {step}", file=sys.stderr)
-        options = evaluation_of(trained.run, self.out, self.matrix.evaluate)
+        options = make_evaluation_options(trained.run, self.out, self.matrix.evaluate)
         options |= {"model": str(trained.folder / f"global_step_{step}"), "out": str(out), "against": None}
         evaluate(EvaluationOptions(**options))
         return out

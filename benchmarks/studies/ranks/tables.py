@@ -15,7 +15,7 @@ from benchmarks.studies.ranks.comparisons import (
     recall_by_band,
 )
 from benchmarks.studies.ranks.runs import BEYOND, Study, beyond_accuracy, mean_curve
-from recipes.evaluation.scoring import rows_of
+from recipes.evaluation.scoring import load_rows
 
 # the first minus the second
 CONTRASTS = (
@@ -106,7 +106,7 @@ def wanted_table(study: Study) -> list[str]:
     if not (shared := [*study.shared(CONTRASTS[:2])]):
         return []
     some = next(iter(study.starts["grpo"].values()))
-    wanted = [int(row["num_truth"]) for row in rows_of(some).values()]
+    wanted = [int(row["num_truth"]) for row in load_rows(some).values()]
     counts = [count for count in sorted(set(wanted)) if wanted.count(count) >= FEWEST_ROWS]
     lines = _header("by wanted titles", "metric", *(f"{count}: {wanted.count(count)} rows" for count in counts))
     for one, other, runs in shared:
@@ -161,7 +161,7 @@ def _row(*cells: object) -> str:
 
 def _accuracy(evaluations: Sequence[Path]) -> Iterator[str]:
     for name in (NDCG, RECALL):
-        values = [np.nanmean([row[name] for row in rows_of(folder).values()]) for folder in evaluations]
+        values = [np.nanmean([row[name] for row in load_rows(folder).values()]) for folder in evaluations]
         yield _over_seeds(values)
     added = [recall_by_band(folder) for folder in evaluations]
     yield from (f"{np.mean([of[band] for of in added]):.4f}" for band in BANDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.errors import UserError
-from convrec.lists.catalog import Catalog, labels_of, load_catalog
+from convrec.lists.catalog import Catalog, load_catalog, parse_labels
 from convrec.lists.titles import fold
 
 DECADE = "decade"
@@ -88,7 +88,7 @@ def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str
     for name in names:
         column, cells = _read_cells(catalog_file, catalog, name, setting)
         try:
-            values[name] = [labels_of(cell) for cell in cells]
+            values[name] = [parse_labels(cell) for cell in cells]
         except UserError as error:
             raise UserError(f"{setting} {name}: {catalog_file}: {column}: {error}") from None
         labels = sorted(frozenset().union(*values[name]))

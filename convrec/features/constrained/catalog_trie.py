@@ -122,7 +122,7 @@ class CatalogTrie:
         order = np.argsort(self.item_W, kind="stable")
         return order.data, self.item_W[order].data
 
-    def lines_of(self, item: int) -> list[int]:
+    def find_lines(self, item: int) -> list[int]:
         """The lines that write an item; none for one that is not in the trie."""
         order, items = self._by_item
         return order[bisect_left(items, item) : bisect_right(items, item)].tolist()
@@ -134,7 +134,7 @@ class CatalogTrie:
 
     def _find_closing_paths(self, item: int) -> tuple[Rows, ...]:
         num_lines = len(self.row_W)
-        lines = self.lines_of(item)
+        lines = self.find_lines(item)
         return tuple(self.closing_path(form * num_lines + line) for line in lines for form in range(self.num_forms))
 
     def closing_path(self, sequence: int) -> Rows:
@@ -237,7 +237,7 @@ def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
 
 def items_left(trie: CatalogTrie, excluded: Iterable[int]) -> int:
     """How many items a list may hold when these are excluded."""
-    return trie.num_items - sum(bool(trie.lines_of(item)) for item in excluded)
+    return trie.num_items - sum(bool(trie.find_lines(item)) for item in excluded)
 
 
 def check_length(

@@ -46,7 +46,7 @@ class ListConstraint(RolloutFeature):
 
     def find_row(self, item: int) -> int | None:
         """Return the catalog row whose line lists write for an item; None for an item that no list may hold."""
-        lines = self.reader.catalog.lines_of(item)
+        lines = self.reader.catalog.find_lines(item)
         return int(self.reader.catalog.row_W[lines[0]]) if lines else None
 
     def sampling_params(self, sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convrec.errors import UserError
-from convrec.lists.catalog import Catalog, labels_of
+from convrec.lists.catalog import Catalog, parse_labels
 from convrec.lists.reward_parts import DIVERSITY, OF_MENTIONS
 from convrec.lists.titles import normalise
 
@@ -54,7 +54,7 @@ class RewardParts:
                 numbers_M = mentions_M if catalog.mentions is None else read_numbers(path, "mentions", name)
                 if numbers_M is None:
                     raise UserError(f"{SETTING}.{name}: the catalog {path} has no column mentions, and no TRAIN_FILE")
-                self._values_M[name] = _of_mentions(name, _of_items(numbers_M, first_rows_M))
+                self._values_M[name] = _score_mentions(name, _sum_per_item(numbers_M, first_rows_M))
             elif name == "diversity.title":
                 self._labels_M[name] = [_trigrams(normalise(title)) for title in catalog.titles]
             elif name.startswith(DIVERSITY):
@@ -103,7 +103,7 @@ def read_numbers(path: str | Path, column: str, part: str) -> list[float]:
 
 def read_labels(path: str | Path, column: str, part: str) -> list[frozenset[str]]:
     """A column of texts, or lists of texts, of a parquet catalog, as `Catalog.genres`; raises UserError likewise."""
-    labels_M = [labels_of(value) for value in _read_column(path, column, part, "texts")]
+    labels_M = [parse_labels(value) for value in _read_column(path, column, part, "texts")]
     if not any(labels_M):
         raise UserError(f"{SETTING}.{part}: {path}: {column} is empty for every item")
     return labels_M
@@ -141,7 +141,7 @@ def _kind(kind: "pa.DataType") -> str:
     return "texts" if of.is_string(kind) or of.is_large_string(kind) else ""
 
 
-def _of_items(numbers_M: Sequence[float], first_rows_M: Sequence[int] | None) -> Sequence[float]:
+def _sum_per_item(numbers_M: Sequence[float], first_rows_M: Sequence[int] | None) -> Sequence[float]:
     """Each item's sum, at its first row."""
     if first_rows_M is None:
         return numbers_M
@@ -150,7 +150,7 @@ def _of_items(numbers_M: Sequence[float], first_rows_M: Sequence[int] | None) ->
     return np.bincount(first_rows_M, numbers_M, len(numbers_M)).tolist()
 
 
-def _of_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:
+def _score_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:
     if name == "novelty":
         total = max(sum(numbers_M), 2.0)
         return [math.log(total / max(number, 1.0)) / math.log(total) for number in numbers_M]

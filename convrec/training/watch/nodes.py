@@ -78,7 +78,7 @@ def hanging_processes(silent: Sequence[str]) -> str:
     silent: names of the actors that do not answer, on any node.
     """
     try:
-        text, stuck = stacks.of_this_node(os.environ.get(guard.FOLDER_VARIABLE, ""), socket.gethostname())
+        text, stuck = stacks.dump_stacks(os.environ.get(guard.FOLDER_VARIABLE, ""), socket.gethostname())
         logger.error("stacks of the run's processes\n%s", text)
     except Exception:  # the run hangs all the same
         logger.exception("the stacks cannot be read")

@@ -157,12 +157,12 @@ def has_keys(*names: str) -> Callable[[Record], bool]:
     return lambda record: record.keys() >= set(names)
 
 
-def sort_by_time(entries: Sequence[Any], time_of: Callable[[Any], Any]) -> list[Any]:
+def sort_by_time(entries: Sequence[Any], get_time: Callable[[Any], Any]) -> list[Any]:
     """The entries by time, of equal ones the first first; as they are where one has no time.
 
     APIs give the newest first. Raises BadRecord for a time that cannot be read.
     """
-    times = [time_of(entry) for entry in entries]
+    times = [get_time(entry) for entry in entries]
     if len(entries) < 2 or any(time is None for time in times):
         return list(entries)
     seconds = [parse_time(time) for time in times]

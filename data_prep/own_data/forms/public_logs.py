@@ -17,11 +17,11 @@ def read_oasst(record: Record, speakers: Speakers) -> Dialog:
     while message:
         turns.append(turn(speakers.find_role(message["role"]), message["text"]))
         replies = [reply for reply in message.get("replies") or () if not reply.get("deleted")]
-        message = min(replies, key=_rank_of, default=None)
+        message = min(replies, key=_get_rank, default=None)
     return Dialog(turns, record["message_tree_id"])
 
 
-def _rank_of(reply: dict[str, Any]) -> float:
+def _get_rank(reply: dict[str, Any]) -> float:
     rank = reply.get("rank")
     return float("inf") if rank is None else rank
 

@@ -18,7 +18,7 @@ def find_slack_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[
     """A thread can go on in the files of later days. The recommender is a bot, or one of --recommender."""
     threads: dict[tuple[Path, Any], list[Placed]] = {}
     channels: dict[Path, list[Placed]] = {}
-    for placed in sorted(records, key=_time_of):
+    for placed in sorted(records, key=_parse_timestamp):
         folder = placed.path.parent
         if thread := placed.record.get("thread_ts"):
             threads.setdefault((folder, thread), []).append(placed)
@@ -59,12 +59,12 @@ def _read_message(placed: Placed, speakers: Speakers) -> Message:
         speaker=str(record.get("user") or record.get("username") or record.get("bot_id")),
         role=role if record.get("subtype") in _SAID and text else TOOL,
         text=text,
-        time=_time_of(placed),
+        time=_parse_timestamp(placed),
         mentions=frozenset(_MENTION.findall(text)),
     )
 
 
-def _time_of(placed: Placed) -> float:
+def _parse_timestamp(placed: Placed) -> float:
     try:
         return float(placed.record["ts"])
     except (KeyError, TypeError, ValueError):

@@ -138,7 +138,7 @@ def _turn_reader(
             role = TOOL if columns.is_internal(row.record) else find_role(row.record)
             items = row.record.get(_ITEMS[0], []) if has_items else None
             turns.append(turn(role, row.record.get(columns.text), items))
-        return Dialog(turns, name, order.time_of(rows[0]))
+        return Dialog(turns, name, order.get_time(rows[0]))
 
     return read
 
@@ -152,7 +152,7 @@ def _column_reader(group: Sequence[Placed], conversation: str, order: TurnOrder)
         # `SYSTEM` is the recommender, as in the released data, but beside another one it is an instruction
         system = INSTRUCTION if "assistant" in roles else "assistant"
         turns = [turn(system if role == INSTRUCTION else role, text) for role, text in said if role]
-        return Dialog(turns, name, order.time_of(rows[0]))
+        return Dialog(turns, name, order.get_time(rows[0]))
 
     return read
 

@@ -54,7 +54,7 @@ class TurnOrder:
             return f"sorted by {', '.join(columns)}"
         return "in the reverse order of the file" if self.is_backwards else "in the order of the file"
 
-    def time_of(self, row: Placed) -> Any:
+    def get_time(self, row: Placed) -> Any:
         """When a turn was written, in seconds since 1970; None for a table without times."""
         value = row.record.get(self.time)
         return None if value is None else parse_time(value, self.date_order)

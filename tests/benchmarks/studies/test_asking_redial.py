@@ -8,7 +8,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 
 
-def test_titles_with_their_article_last_are_found_and_rows_without_genres_left_out(tmp_path: Path) -> None:
+def test_trailing_articles_match_and_genreless_films_are_dropped(tmp_path: Path) -> None:
     matcher = Matcher(Catalog.from_items([("The Matrix", 1999), ("Up", 2009), ("A Bug's Life", 1998)]))
     movies = tmp_path / "movies.csv"
     films = [

@@ -21,7 +21,7 @@ def write_rows(folder: Path, answer: str) -> None:
         write_table(folder / f"{name}.parquet", pa.Table.from_pylist([row] * 2))
 
 
-def test_demonstrations_are_fused_half_and_half_with_the_candidates(tmp_path: Path) -> None:
+def test_demonstrations_fuse_teacher_and_candidates_equally(tmp_path: Path) -> None:
     write_rows(tmp_path, "C (2003)\nD (2004)")
     write_demonstrations(tmp_path, 3, tmp_path / "out")
     row = pa.parquet.read_table(tmp_path / "out" / "sft_train.parquet").to_pylist()[0]

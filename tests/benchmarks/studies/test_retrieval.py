@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.studies.retrieval import cuts, hold_out, write_reduced
-from convrec.data.schema import RL_SCHEMA, conversation_of, split_prompt
+from convrec.data.schema import RL_SCHEMA, parse_conversation_id, split_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
@@ -54,7 +54,7 @@ def test_tables_are_valid_and_ask_for_num_items(written):
 def test_no_conversation_is_in_two_splits(written):
     out, _ = written
     of = {
-        split: {conversation_of(r["sample_id"]) for r in read(out, split)}
+        split: {parse_conversation_id(r["sample_id"]) for r in read(out, split)}
         for split in ("train", "validation", "test", "sft_train", "sft_titles")
     }
     assert of["sft_train"] == of["train"]
@@ -64,7 +64,7 @@ def test_no_conversation_is_in_two_splits(written):
     assert len(read(out, "test")) == 20
 
 
-def test_ground_truths_are_catalog_titles_and_teacher_lists_distinct_unseen_ones(written):
+def test_truths_are_in_catalog_and_teacher_lists_are_unseen(written):
     out, _ = written
     catalog = {(film["title"], film["year"]) for film in read(out, "catalog")}
     for asked in read(out, "train") + read(out, "test"):
@@ -87,7 +87,7 @@ def test_the_command_writes_the_same_rows(source, written, tmp_path):
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
 
 
-def test_cuts_end_with_a_users_turn_and_name_what_was_seen_so_far():
+def test_cuts_end_on_a_user_turn_and_list_titles_seen_so_far():
     early = row("c_t1", "USER: I liked Heat (1995)\n", ["Heat"], [])
     start = "USER: I liked Heat (1995)\nand more\n"
     text = start + "SYSTEM: Up (2009)?\nSYSTEM: or so\nUSER: seen\n"
@@ -102,7 +102,9 @@ def test_hold_out_takes_whole_conversations():
     rows = make_rows("train", 10, 1)
     kept, held = hold_out(rows, 5, seed=1)
     assert (len(held), len(kept)) == (6, 14)
-    assert not {conversation_of(r["sample_id"]) for r in kept} & {conversation_of(r["sample_id"]) for r in held}
+    assert not {parse_conversation_id(r["sample_id"]) for r in kept} & {
+        parse_conversation_id(r["sample_id"]) for r in held
+    }
     unnamed = [r | {"sample_id": f"user{n}"} for n, r in enumerate([*rows, rows[0]])]  # the last has the first's prompt
     kept, held = hold_out(unnamed, 8, seed=0)
     assert not {r["prompt"][0]["content"] for r in kept} & {r["prompt"][0]["content"] for r in held}

@@ -35,7 +35,7 @@ def test_runs_start_from_their_own_and_read_their_own_prompts(tmp_path: Path) ->
         assert chosen.retrieval == test.retrieval == str(tmp_path / "weighed" / run.name)
 
 
-def test_where_titles_are_to_be_learned_first_sft_without_candidates_starts_from_them(tmp_path: Path) -> None:
+def test_sft_without_candidates_starts_from_the_titles_run(tmp_path: Path) -> None:
     titles = tmp_path / "data" / "sft_titles.parquet"
     titles.parent.mkdir()
     titles.touch()

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.studies import retrieval_teacher
 from benchmarks.studies.retrieval_teacher import NEIGHBOURS, SHRINKAGE, Cooccurrence, RetrievalTeacher
-from convrec.data.schema import conversation_of
+from convrec.data.schema import parse_conversation_id
 from tests.data_prep.conftest import COMEDY, HORROR, make_rows, row
 
 
@@ -14,7 +14,11 @@ def test_teacher_never_uses_the_conversation_it_answers():
     rows = make_rows("train", 30, 3)
     catalog = HORROR + COMEDY
     asked = rows[0]
-    others = [other for other in rows if conversation_of(other["sample_id"]) != conversation_of(asked["sample_id"])]
+    others = [
+        other
+        for other in rows
+        if parse_conversation_id(other["sample_id"]) != parse_conversation_id(asked["sample_id"])
+    ]
     changed = [{**r, "groundtruth_with_release_year": [list(COMEDY[0])]} if r in rows[:2] else r for r in rows]
     first, second = (RetrievalTeacher(table, catalog).scores([asked]) for table in (rows, changed))
     np.testing.assert_array_equal(first, second)
@@ -24,7 +28,7 @@ def test_teacher_never_uses_the_conversation_it_answers():
     )
 
 
-def test_rows_of_one_prompt_are_one_conversation_where_ids_name_none():
+def test_equal_prompts_are_one_conversation_without_ids():
     first, *_ = rows = make_rows("train", 30, 3)
     named = [r | {"sample_id": f"user{n}"} for n, r in enumerate(rows)]
     only_wanted = [["Wanted by no one else", "2001"]]
@@ -46,7 +50,7 @@ def test_the_most_similar_rows_are_those_of_a_stable_sort_of_all(monkeypatch):
     np.testing.assert_array_equal(teacher.scores(asked), scores_BM)
     ties = 0
     for one, (places, similar), all_R in zip(asked, teacher._neighbours(asked), similar_BR, strict=True):
-        is_own = [conversation_of(r["sample_id"]) == conversation_of(one["sample_id"]) for r in rows]
+        is_own = [parse_conversation_id(r["sample_id"]) == parse_conversation_id(one["sample_id"]) for r in rows]
         other_R = np.where(is_own, 0.0, all_R)
         expected = np.argsort(-other_R, kind="stable")[:NEIGHBOURS]
         expected = expected[other_R[expected] > 0]
@@ -74,7 +78,7 @@ def test_lists_are_the_best_items():
     assert teacher.lists(rows[:1], 4, "x") == [best]
 
 
-def test_cooccurrence_counts_conversations_without_the_one_asked_about():
+def test_cooccurrence_leaves_out_the_queried_conversation():
     rows = [
         row("a_t1", "", ["X"], [("A", "1"), ("B", "1")]),
         row("a_t3", "", ["X"], [("A", "1")]),

@@ -87,9 +87,7 @@ def test_an_id_is_refused_offline(empty_cache: Path, monkeypatch: pytest.MonkeyP
     assert not hub.is_cached("nobody/nothing")
 
 
-def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unresponsive_hub_times_out(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -115,9 +113,7 @@ def test_a_revision_becomes_its_folder_without_other_formats(stand_in: None, mon
     assert resolve_model("org/name@v1") == str(folder)  # from the cache
 
 
-def test_a_gated_model_and_a_revision_that_is_not_there_are_one_line(
-    stand_in: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gated_model_and_missing_revision_give_one_line_errors(stand_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^MODEL_PATH=org/name@v1: .*HF_TOKEN is for a gated") as refused:
         resolve_model("org/name@v1")
     monkeypatch.setenv("HF_TOKEN", TOKEN)

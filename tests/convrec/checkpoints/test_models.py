@@ -44,7 +44,7 @@ def test_a_hugging_face_id_and_a_folder_are_themselves(hugging_face: Path) -> No
 
 
 @pytest.mark.parametrize(("named", "step"), [("", 200), ("global_step_100", 100)])
-def test_a_run_folder_is_its_newest_complete_step_and_a_step_can_be_named(
+def test_run_folder_resolves_to_newest_complete_or_named_step(
     tmp_path: Path, sound_model: Model, named: str, step: int
 ) -> None:
     run = _run(tmp_path / "run", 100, 200, 300, complete=200)
@@ -64,7 +64,7 @@ def test_what_was_cut_off_while_it_was_written_is_no_checkpoint(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("below", ["", "/actor/huggingface"])
-def test_a_step_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, below: str) -> None:
+def test_missing_step_error_lists_the_available_steps(tmp_path: Path, below: str) -> None:
     run = _run(tmp_path / "run", 20, 100, complete=100)
     with pytest.raises(UserError, match=r"global_step_300.*steps 20, 100 are there"):
         resolve_model(f"{run}/global_step_300{below}")
@@ -119,7 +119,7 @@ def test_shards_that_were_trained_again_are_merged_again(
     assert len(calls) == 2
 
 
-def test_an_adapter_or_base_that_was_trained_again_is_merged_again(
+def test_retrained_adapter_or_base_is_merged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model
 ) -> None:
     base, adapter, calls = sound_model(tmp_path / "base"), tmp_path / "adapter", []
@@ -178,9 +178,7 @@ def test_a_path_that_does_not_exist_is_named(path: str) -> None:
     assert str(error.value).startswith(f"MODEL_PATH={path}: ")
 
 
-def test_a_mistyped_folder_of_an_existing_one_is_no_hugging_face_id(
-    hugging_face: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistyped_local_folder_is_not_taken_for_a_hub_id(hugging_face: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hugging_face.parent.parent)
     with pytest.raises(UserError, match="no such folder"):
         resolve_model(f"{hugging_face.parent.name}/modle")
@@ -193,7 +191,7 @@ def test_a_model_whose_settings_are_damaged_is_one_line(hugging_face: Path, name
         resolve_model(hugging_face)
 
 
-def test_a_copied_snapshot_of_the_hub_without_its_files_is_one_line(tmp_path: Path) -> None:
+def test_hub_snapshot_with_dangling_links_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "config.json").symlink_to("../../blobs/41ce")
     with pytest.raises(UserError, match=r"snapshot/config\.json: a link to .*blobs/41ce, where nothing is"):
@@ -260,7 +258,7 @@ def public_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", ["adapter", "run"])
-def test_what_must_be_merged_on_storage_that_cannot_be_written_is_one_line(public_folder: Path, kind: str) -> None:
+def test_merge_on_read_only_storage_gives_a_one_line_error(public_folder: Path, kind: str) -> None:
     if kind == "adapter":
         given = folder = adapter_of(public_folder / "adapter", str(public_folder))
     else:

@@ -54,7 +54,7 @@ for name in ("extra_state", "model"):
 """
 
 
-def test_what_verl_saves_is_loaded_and_planted_code_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_verl_checkpoint_loads_and_planted_code_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
     model = make_tiny_model(tmp_path / "model", ["a b c\n" * 40], vocab_size=300, **sizes)
     folder, ran = tmp_path / "global_step_1", tmp_path / "it ran"

@@ -47,7 +47,7 @@ def test_all_are_kept_unless_told_otherwise_by_a_count(tmp_path: Path, keep: int
     assert saving.choose_resume_step(tmp_path) == []
 
 
-def test_a_card_whose_licence_was_filled_in_leaves_the_checkpoint_complete(tmp_path: Path) -> None:
+def test_editing_the_card_licence_keeps_the_checkpoint_complete(tmp_path: Path) -> None:
     def write() -> None:
         writer(tmp_path, 2)()
         (tmp_path / "global_step_2" / "README.md").write_text("license: other")
@@ -86,7 +86,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert saving.complete_steps(tmp_path) == [5, 6]  # 2 is no longer the best
 
 
-def test_the_best_is_a_saved_step_with_a_value_of_the_same_metric(tmp_path: Path) -> None:
+def test_best_step_is_a_saved_step_with_the_tracked_metric(tmp_path: Path) -> None:
     save(tmp_path, 2, 4)
     saving.note_validation(tmp_path, 3, {"val/ndcg": 0.9})
     saving.note_validation(tmp_path, 2, {"other": 0.9})
@@ -142,7 +142,7 @@ def test_a_best_from_before_sets_were_noted_is_compared_with(tmp_path: Path) -> 
     assert saving.best_step(tmp_path) == 2
 
 
-def test_a_checkpoint_cut_off_while_written_is_ignored_with_a_warning_and_overwritten(tmp_path: Path) -> None:
+def test_interrupted_checkpoint_is_skipped_and_overwritten(tmp_path: Path) -> None:
     save(tmp_path, 2)
     save_and_die(tmp_path, 4)
     (warning,) = saving.choose_resume_step(tmp_path)
@@ -187,7 +187,7 @@ def test_a_checkpoint_with_a_damaged_manifest_is_passed_over(tmp_path: Path, how
 
 
 @pytest.mark.parametrize("how", ["gone", *DAMAGED_MANIFESTS])
-def test_a_run_whose_manifests_are_all_damaged_or_gone_does_not_begin_again(tmp_path: Path, how: str) -> None:
+def test_run_without_intact_manifests_does_not_restart(tmp_path: Path, how: str) -> None:
     """As after a copy that left complete.json out, and of checkpoints that verl alone has written."""
     save(tmp_path, 2, 4)
     for step in (2, 4):
@@ -213,7 +213,7 @@ def test_a_damaged_best_json_is_as_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing file", "missing folder"])
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, damage: str) -> None:
+def test_damaged_newest_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 2, 4)
     folder = tmp_path / "global_step_4"
     if damage == "truncated":
@@ -249,7 +249,7 @@ def test_a_run_whose_first_checkpoint_was_cut_off_starts_anew(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("harm", ["a byte", "a file", "folders", "folders and tracker"])
-def test_with_every_checkpoint_lost_a_run_begins_again_only_when_it_is_told_to(tmp_path: Path, harm: str) -> None:
+def test_run_with_all_checkpoints_lost_restarts_only_on_request(tmp_path: Path, harm: str) -> None:
     save(tmp_path, 2, 4)
     kept = shutil.copytree(tmp_path / "global_step_2", tmp_path / "copy")
     for step in (2, 4):
@@ -302,7 +302,7 @@ def test_folders_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("processes", [1, 4])
-def test_another_number_of_processes_is_said_and_refused_with_fsdp1(tmp_path: Path, processes: int) -> None:
+def test_changed_process_count_warns_and_is_refused_for_fsdp1(tmp_path: Path, processes: int) -> None:
     assert saving.check_shards_to_load(tmp_path, processes) == []  # nothing to resume
     manifest.write(sft_checkpoint(tmp_path, 7))
     assert saving.check_shards_to_load(tmp_path, 2) == []
@@ -315,7 +315,7 @@ def test_another_number_of_processes_is_said_and_refused_with_fsdp1(tmp_path: Pa
         saving.check_shards_to_load(tmp_path, processes)
 
 
-def test_code_in_a_checkpoint_is_refused_before_anything_starts_by_its_file(tmp_path: Path) -> None:
+def test_code_in_checkpoint_is_refused_early_naming_the_file(tmp_path: Path) -> None:
     folder = sft_checkpoint(tmp_path, 7)
     torch.save({"rng": Path("/")}, folder / "data_0.pt")  # pickled as a call of a function
     manifest.write(folder)
@@ -369,7 +369,7 @@ def leave_a_shard_unseen(run: Path) -> None:
         ([2], 4, leave_a_shard_unseen, "one storage that all nodes share.*the checkpoint of step 2 is intact"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_its_tracker(
+def test_failed_save_keeps_previous_checkpoint_and_tracker(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     saved: list[int],
@@ -429,7 +429,7 @@ def test_shards_that_are_seen_late_are_waited_for(tmp_path: Path, monkeypatch: p
     assert late.exists()
 
 
-def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(tmp_path: Path) -> None:
+def test_bit_flip_is_detected_and_previous_checkpoint_is_used(tmp_path: Path) -> None:
     save(tmp_path, 2, 4, 6)
     for step in (4, 6):
         damage(tmp_path, step)

@@ -36,7 +36,7 @@ def test_platform_says_what_verl_asks() -> None:
     assert torch.equal(torch.rand(3), first)
 
 
-def test_a_gpu_hosts_process_without_a_gpu_is_not_on_the_cpu_platform(
+def test_process_without_gpu_on_gpu_host_is_not_on_cpu_platform(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ray hides the GPUs of an actor that asked for none, and a slim container has no nvidia-smi."""
@@ -58,9 +58,7 @@ def test_a_cpu_host_is_one_where_verl_is_told_so(
     assert platform.is_cpu_host() is expected
 
 
-def test_process_group_is_plain_gloo_made_once_and_listens_on_the_loopback_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_process_group_is_gloo_and_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from verl.utils.distributed import initialize_global_process_group_ray
 
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

@@ -10,9 +10,7 @@ from convrec.cpu.weight_files import FileWeights
 from convrec.runs import guard
 
 
-def test_every_rollout_worker_gets_what_the_training_processes_gathered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_rollout_worker_receives_the_gathered_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(guard.FOLDER_VARIABLE, str(tmp_path))
     training, rollout = FileWeights.build_topology(2, 2, [{}] * 4)
     senders = [FileWeights(0, is_master=rank == 0) for rank in range(2)]

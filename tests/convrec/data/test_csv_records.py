@@ -40,7 +40,7 @@ def test_the_header_says_what_divides_the_cells(tmp_path: Path, delimiter: str, 
     assert read(tmp_path / "a.csv", content, delimiter=usual) == [(2, {"a b": "1", "c": "2"})]
 
 
-def test_a_header_that_the_usual_delimiter_divides_is_divided_by_no_other(tmp_path: Path) -> None:
+def test_header_with_usual_delimiter_is_split_by_no_other(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", "a,b;c;d\n1,2\n") == [(2, {"a": "1", "b;c;d": "2"})]
 
 
@@ -64,7 +64,7 @@ def test_the_index_column_of_pandas_is_left_out(tmp_path: Path, name: str) -> No
         ("two\\\nlines,1979", "two\nlines"),
     ],
 )
-def test_quotes_and_delimiters_are_escaped_by_doubling_or_by_a_backslash(tmp_path: Path, row: str, title: str) -> None:
+def test_quotes_and_delimiters_escape_by_doubling_or_backslash(tmp_path: Path, row: str, title: str) -> None:
     damage = Damage()
     records = [record for _, record in read(tmp_path / "a.csv", f"title,year\n{row}\nHeat,1995\n", damage)]
     assert records == [{"title": title, "year": "1979"}, {"title": "Heat", "year": "1995"}]

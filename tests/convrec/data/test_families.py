@@ -420,7 +420,7 @@ def test_every_family_of_the_table_is_tried() -> None:
     assert {family.name for family in FAMILIES if not family.words} == {"Gemma 3, text alone", "Phi-3 mini"}
 
 
-def test_transformers_encodes_lists_as_the_file_of_the_tokenizer_says(model: Model, lists: list[list[str]]) -> None:
+def test_transformers_encodes_lists_as_tokenizer_json_does(model: Model, lists: list[list[str]]) -> None:
     """Its classes build tokenizers anew, from the words alone."""
     written = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
     for lines in lists:
@@ -435,7 +435,7 @@ def test_a_run_sets_what_the_table_says(model: Model) -> None:
     template.check_answer("model", model.tokenizer, model.arguments)
 
 
-def test_sft_learns_a_list_and_the_end_of_its_turn_which_stops_it(
+def test_sft_learns_the_list_and_the_stop_token(
     model: Model, lists: list[list[str]], learned: list[dict[str, torch.Tensor]]
 ) -> None:
     check_stops("model", model.tokenizer, str(model.folder), model.arguments)
@@ -471,7 +471,7 @@ def test_each_token_of_a_list_belongs_to_the_line_that_it_writes(
         assert ranks_T[-1] == len(lines) - 1  # the end of the turn
 
 
-def test_the_constraint_lets_a_model_write_what_sft_has_taught_it(
+def test_constraint_allows_what_sft_has_taught(
     model: Model, matcher: Matcher, lists: list[list[str]], learned: list[dict[str, torch.Tensor]]
 ) -> None:
     """Token for token, and each film of the catalog; the end of the sequence is all that may follow the last line."""

@@ -154,7 +154,7 @@ def test_a_line_that_is_too_long_is_never_read_whole(tmp_path: Path, suffix: str
 # ---- the report
 
 
-def test_equal_problems_are_told_once_and_what_spoils_a_file_always() -> None:
+def test_equal_problems_are_reported_once_and_file_damage_always() -> None:
     damage = Damage(end="Nothing was written.")
     for row in range(1, 31):
         damage.add("a.jsonl", row, BadRecord("split is %r; write train", "dev"))
@@ -174,7 +174,7 @@ def test_equal_problems_are_told_once_and_what_spoils_a_file_always() -> None:
         skipping.check(["a.jsonl", "b.json"], 10)
 
 
-def test_rows_are_counted_once_and_by_problems_without_their_values(tmp_path: Path) -> None:
+def test_damaged_rows_count_once_and_problems_omit_their_values(tmp_path: Path) -> None:
     damage = Damage(0.5)
     for row, value in ((0, "a"), (1, "b"), (1, "c")):
         problems: list[BadRecord] = []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.data.schema import group_of, prompt_text, split_prompt, truncate_prompt
+from convrec.data.schema import get_group_id, prompt_text, split_prompt, truncate_prompt
 from convrec.errors import UserError
 from convrec.features.candidates.prompts import CANDIDATES_LINE, count_candidates, with_candidates
 
@@ -27,7 +27,7 @@ def test_split_prompt():
     assert split_prompt("no marker") == ("", "no marker")
 
 
-def test_truncation_drops_old_turns_then_old_words_and_keeps_the_speaker():
+def test_truncation_drops_old_turns_then_words_but_keeps_speaker():
     def cut(conversation_characters):
         limit = len(INSTRUCTION) + conversation_characters
         return truncate_prompt(prompt_text(CONVERSATION), lambda text: len(text) <= limit).removeprefix(INSTRUCTION)
@@ -88,7 +88,7 @@ def test_the_prompt_for_other_items():
     assert '"book name" (release_year)' in prompt_text("USER: hi\n", item="book")
 
 
-def test_candidates_end_the_instruction_and_the_conversation_is_as_it_was():
+def test_candidates_end_instruction_and_keep_conversation():
     prompt = prompt_text("USER: hello\n")
     assert with_candidates(prompt, []) == prompt
     named = with_candidates(prompt, ["Heat (1995)", "Up (2009)"])
@@ -103,27 +103,31 @@ def test_candidates_end_the_instruction_and_the_conversation_is_as_it_was():
     assert cut == with_candidates(prompt_text("USER: two\n"), ["Up (2009)"])  # candidates stay
 
 
-def test_rows_of_one_text_are_one_conversation_where_ids_name_none_whatever_the_candidates():
+def test_equal_texts_group_without_ids_despite_candidates():
     def row(name, text, *candidates):
         prompt = with_candidates(prompt_text(text), candidates)
         return {"prompt": [{"role": "user", "content": prompt}], "sample_id": name}
 
-    assert group_of(row("a_t1", "x")) == group_of(row("a_t2.1", "y")) == group_of(row("A_t3", "z")) == "a"
-    assert group_of(row("u1", "USER: x\n")) == group_of(row("u2", "USER: x\n", "Up (2009)")) != group_of(row("u3", "y"))
+    assert get_group_id(row("a_t1", "x")) == get_group_id(row("a_t2.1", "y")) == get_group_id(row("A_t3", "z")) == "a"
+    assert (
+        get_group_id(row("u1", "USER: x\n"))
+        == get_group_id(row("u2", "USER: x\n", "Up (2009)"))
+        != get_group_id(row("u3", "y"))
+    )
 
 
 def test_white_space_and_case_make_no_other_conversation():
     def row(text):
         return {"prompt": [{"role": "user", "content": prompt_text(text)}], "sample_id": "u1"}
 
-    one = group_of(row("USER: Something like Heat\n"))
+    one = get_group_id(row("USER: Something like Heat\n"))
     for same in ("USER: something  like HEAT\n", "USER: Something like\u00a0Heat \n\n", "USER: Ｓomething like Heat"):
-        assert group_of(row(same)) == one
-    assert group_of(row("USER: Something like Heat 2\n")) != one
+        assert get_group_id(row(same)) == one
+    assert get_group_id(row("USER: Something like Heat 2\n")) != one
 
 
 @pytest.mark.parametrize("conversation", ["USER: " + "word " * 100_000, "USER: " + "x" * 100_000])
-def test_truncation_tries_no_text_much_longer_than_the_one_it_keeps(conversation):
+def test_truncation_tries_no_text_much_longer_than_the_result(conversation):
     text = prompt_text(conversation)
     lengths = []
 

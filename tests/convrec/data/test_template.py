@@ -113,7 +113,7 @@ def test_a_users_own_arguments_stay(load: Callable[[str], Any]) -> None:
         (TAGS_ALWAYS, {}, r"writes '<final>' in front of an answer.*custom_chat_template"),
     ],
 )
-def test_a_list_that_would_not_begin_with_its_first_item_is_refused(
+def test_template_that_alters_the_start_of_a_list_is_refused(
     load: Callable[[str], Any], text: str, given: dict[str, bool], message: str
 ) -> None:
     tokenizer = load(text)

@@ -102,13 +102,13 @@ def test_damage_is_one_line(
 
 
 @pytest.mark.parametrize("eos", [1, None])
-def test_a_chat_model_may_end_with_another_special_token_than_its_tokenizer(model: Path, eos: int | None) -> None:
+def test_chat_model_may_use_another_eos_than_its_tokenizer(model: Path, eos: int | None) -> None:
     tokenizer, _ = load_tokenizer(str(model))
     config(eos_token_id=None if eos is None else [tokenizer.pad_token_id])(model)
     load_tokenizer(str(model))
 
 
-def test_titles_that_a_model_cannot_write_are_refused_where_they_are_most(model: Path) -> None:
+def test_tokenizer_unable_to_write_most_titles_is_refused(model: Path) -> None:
     file = model / "tokenizer.json"
     content = json.loads(file.read_text())
     # byte-level BPE has ä for 0xE4, with which the Japanese titles begin
@@ -119,7 +119,7 @@ def test_titles_that_a_model_cannot_write_are_refused_where_they_are_most(model:
         load_tokenizer(str(model), titles=["Heat (1995)", "七人の侍 (1954)", "七人 (1960)"])
 
 
-def test_a_template_and_a_tokenizer_of_ones_own_take_the_place_of_the_models(model: Path, tmp_path: Path) -> None:
+def test_custom_template_and_tokenizer_override_the_models(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "other")
     (model / "tokenizer.json").unlink()
     (tmp_path / "other" / "chat_template.jinja").unlink()
@@ -128,7 +128,7 @@ def test_a_template_and_a_tokenizer_of_ones_own_take_the_place_of_the_models(mod
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
 
 
-def test_a_special_token_above_the_embedding_is_one_that_no_text_has(model: Path) -> None:
+def test_only_special_tokens_may_exceed_the_embedding(model: Path) -> None:
     """Gemma 3's models without images have the tokenizer of those with."""
     from transformers import AutoTokenizer
 

@@ -52,7 +52,7 @@ def test_large_lists_and_other_field_order_are_the_same_columns(tmp_path):
         validate_rl_table(write(tmp_path / "large.parquet", [row(), row(groundtruth_with_release_year=[])], schema))
 
 
-def test_columns_as_pandas_and_polars_write_them_are_the_same_columns(tmp_path):
+def test_pandas_and_polars_columns_validate_alike(tmp_path):
     message = pa.struct([("content", pa.large_string()), ("role", pa.dictionary(pa.int8(), pa.string()))])
     schema = pa.schema(
         [

@@ -41,7 +41,7 @@ def test_one_setting_turns_a_feature_on(setting: str, feature: type[Feature]) ->
     assert type(active) is feature
 
 
-def test_questions_get_their_tokens_before_forced_ones_are_taken_out() -> None:
+def test_asking_precedes_constrained_and_repair_in_registry() -> None:
     assert FEATURES.index(Asking) < FEATURES.index(Constrained) < FEATURES.index(Repair)
 
 

@@ -18,7 +18,7 @@ def store(path: Path, prompts: int) -> Store:
     return Store({"model": "m"}, {f"p{n}": [{"role": "user", "content": f"{n}"}] for n in range(prompts)}, path)
 
 
-def test_a_few_answers_are_written_after_each_batch_many_when_a_twentieth_is_new_and_with_the_last(
+def test_answers_on_disk_lag_by_less_than_a_twentieth(
     tmp_path: Path,
 ) -> None:
     path, prompts = tmp_path / "answers.parquet", 1_003
@@ -37,7 +37,7 @@ def test_a_few_answers_are_written_after_each_batch_many_when_a_twentieth_is_new
     assert again.answers()["p1002"]["text"] == "to 1002"
 
 
-def test_what_an_interrupted_start_has_written_is_not_asked_again(tmp_path: Path) -> None:
+def test_restart_does_not_request_written_answers_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.parquet"
     many = store(path, 200)
     with suppress(KeyboardInterrupt), many.written_at_the_end():

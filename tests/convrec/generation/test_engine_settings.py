@@ -39,7 +39,7 @@ def test_engine_processes_are_spawned_where_cuda_was_looked_at(
     assert get_mp_context().get_start_method() == method
 
 
-def test_a_models_own_penalties_change_no_answer_but_its_stops_count(tmp_path: Path) -> None:
+def test_model_penalties_are_ignored_but_its_stop_tokens_count(tmp_path: Path) -> None:
     """In served chat, where vLLM's defaults would come from generation_config.json, as in batches."""
     sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
     folder = make_tiny_model(tmp_path / "model", ["Heat (1995)\n" * 40], vocab_size=400, max_positions=256, **sizes)

@@ -104,7 +104,7 @@ def test_another_models_answers_are_its_own_and_asked_once(answered: tuple[list[
 
 
 @pytest.mark.e2e
-def test_a_kept_engine_answers_for_the_next_checkpoint_and_no_other_kind_of_model(
+def test_engine_is_reused_for_checkpoints_of_the_same_model_only(
     model: Path, answered: tuple[list[Answer], Path], tmp_path: Path
 ) -> None:
     import torch
@@ -147,7 +147,7 @@ def test_no_prompts_start_nothing(tmp_path: Path) -> None:
     assert generate(tmp_path, [], max_tokens=5) == []
 
 
-def test_replicas_have_as_many_batches_of_one_size_and_one_has_the_usual() -> None:
+def test_batches_divide_evenly_among_replicas() -> None:
     assert [size_of_batch(130, 1, on_gpu=False), size_of_batch(130, 1, on_gpu=True)] == [128, 1024]
     assert size_of_batch(130, 2, on_gpu=False) == 65
     assert size_of_batch(3000, 2, on_gpu=True) == 750  # two each; three of 1,024 leave one replica idle

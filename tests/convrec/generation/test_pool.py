@@ -112,7 +112,7 @@ def test_tasks_are_drawn_as_they_are_needed(folder: Path) -> None:
         assert next(left) <= 4
 
 
-def test_replicas_and_their_folder_end_with_a_parent_that_is_killed(folder: Path) -> None:
+def test_replicas_and_their_folder_vanish_with_a_killed_parent(folder: Path) -> None:
     code = f"""
 import os, signal
 from convrec.generation.placement import Placement

@@ -13,7 +13,7 @@ OWN = "task: Rate it.\nprinciples: [Be strict., Be fair.]\n"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_defaults_come_back_as_they_were_written_and_have_safety_among_them(mode: str) -> None:
+def test_default_criteria_round_trip_and_include_safety(mode: str) -> None:
     assert parse_criteria(criteria_text(DEFAULTS[mode], mode), mode, "defaults") == DEFAULTS[mode]
     assert any("safe" in principle for principle in DEFAULTS[mode].principles)  # as in the recipe that this follows
 

@@ -14,7 +14,7 @@ from convrec.errors import UserError
 from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges import pointwise_reward as judge_pointwise
 from convrec.judges.dataset import PairwiseDataset, PointwiseDataset
-from convrec.judges.schema import judge_schema, make_row, prompt_of
+from convrec.judges.schema import build_prompt, judge_schema, make_row
 from convrec.training.dataset import DemonstrationDataset
 from data_prep.judge_demonstrations import demonstrations
 from recipes.tiny_model import train_tokenizer
@@ -50,7 +50,7 @@ def dataset(kind: type, rows: list[dict[str, Any]], tokenizer: Any, tmp_path: Pa
 def test_a_row_is_what_rollout_and_reward_read(tokenizer: Any, tmp_path: Path) -> None:
     pairs = dataset(PairwiseDataset, PAIRS, tokenizer, tmp_path)
     item = pairs[1]
-    assert item["raw_prompt"] == prompt_of(PAIRS[1], "pairwise")
+    assert item["raw_prompt"] == build_prompt(PAIRS[1], "pairwise")
     truth = item["reward_model"]["ground_truth"]
     assert truth == {"preference": "B"}
     assert item["data_source"] == "test"
@@ -61,7 +61,7 @@ def test_a_row_is_what_rollout_and_reward_read(tokenizer: Any, tmp_path: Path) -
     assert ratings[0]["data_source"] == "judge"
 
 
-def test_a_template_that_opens_the_thinking_hides_an_unfinished_one(tokenizer: Any, tmp_path: Path) -> None:
+def test_template_that_opens_thinking_hides_unfinished_thinking(tokenizer: Any, tmp_path: Path) -> None:
     """What the reward is told with each answer: an answer cut off while thinking has no think tag of its own."""
     cut_off = "So <better>A</better>, or"
     plain, scores = tokenizer.chat_template, []
@@ -80,7 +80,7 @@ def test_a_template_that_opens_the_thinking_hides_an_unfinished_one(tokenizer: A
 def test_prompts_too_long_are_left_out_and_counted(
     tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    longest = len(encode(tokenizer, render_prompt(tokenizer, prompt_of(PAIRS[2], "pairwise"))))
+    longest = len(encode(tokenizer, render_prompt(tokenizer, build_prompt(PAIRS[2], "pairwise"))))
     kept = dataset(PairwiseDataset, PAIRS, tokenizer, tmp_path, max_prompt_length=longest)
     assert [row["output"] for row in kept.dataframe] == [PAIRS[0]["output"], PAIRS[2]["output"]]
     assert f"1 of 3 prompts over MAX_PROMPT_LENGTH={longest} left out" in capsys.readouterr().out
@@ -98,7 +98,7 @@ def test_some_rows_are_drawn_with_the_seed(tokenizer: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("template", [None, THINKING_TEMPLATE])
-def test_sft_trains_on_the_prompt_of_the_rollout_and_the_whole_answer(
+def test_sft_masks_the_rollout_prompt_and_trains_on_whole_answer(
     template: str | None, tokenizer: Any, tmp_path: Path
 ) -> None:
     pq.write_table(
@@ -110,7 +110,7 @@ def test_sft_trains_on_the_prompt_of_the_rollout_and_the_whole_answer(
         tokenizer.chat_template = template or plain
         data = DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, OmegaConf.create({"max_length": 4096}))
         item = data[0]
-        prompt = render_prompt(tokenizer, prompt_of(PAIRS[0], "pairwise"), enable_thinking=True)
+        prompt = render_prompt(tokenizer, build_prompt(PAIRS[0], "pairwise"), enable_thinking=True)
     finally:
         tokenizer.chat_template = plain
     ids, mask = item["input_ids"], item["loss_mask"].bool()

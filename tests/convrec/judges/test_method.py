@@ -17,7 +17,7 @@ from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.dataset import PairwiseDataset
 from convrec.judges.method import JudgeMethod, pair_loader
-from convrec.judges.schema import judge_schema, make_row, prompt_of, swapped_row
+from convrec.judges.schema import build_prompt, judge_schema, make_row, swapped_row
 from recipes.tiny_model import train_tokenizer
 from tests.convrec.conftest import nested
 
@@ -81,7 +81,9 @@ def pair(query: str, length: int = 1) -> list[dict[str, Any]]:
 def test_training_rows_are_sorted_by_pair_and_say_so(tokenizer: Any, tmp_path: Path) -> None:
     (one, two), (three, four) = pair("a"), pair("b")
     data = dataset([one, three, four, two], tokenizer, tmp_path)
-    assert [data[n]["raw_prompt"] for n in range(4)] == [prompt_of(row, "pairwise") for row in (one, two, three, four)]
+    assert [data[n]["raw_prompt"] for n in range(4)] == [
+        build_prompt(row, "pairwise") for row in (one, two, three, four)
+    ]
     assert [data[n]["extra_info"]["pair"] for n in range(4)] == [0, 0, 1, 1]
     alone = dataset([one, three], tokenizer, tmp_path, train_files="other.parquet")  # validation
     assert len(alone) == 2

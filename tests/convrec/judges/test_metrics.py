@@ -18,16 +18,16 @@ def pairwise_summary(
     sources: Sequence[str] = (),
 ) -> dict[str, Any]:
     columns = {"label": true, "verdict": verdicts, "verdict_swapped": swapped, "query": contexts}
-    return metrics.pairwise_summary(rows_of(columns, sources))
+    return metrics.pairwise_summary(make_rows(columns, sources))
 
 
 def pointwise_summary(
     true: Sequence[int], verdicts: Sequence[int | None], contexts: Iterable[object], sources: Sequence[str] = ()
 ) -> dict[str, Any]:
-    return metrics.pointwise_summary(rows_of({"label": true, "verdict": verdicts, "query": contexts}, sources))
+    return metrics.pointwise_summary(make_rows({"label": true, "verdict": verdicts, "query": contexts}, sources))
 
 
-def rows_of(columns: dict[str, Any], sources: Sequence[str]) -> list[dict[str, Any]]:
+def make_rows(columns: dict[str, Any], sources: Sequence[str]) -> list[dict[str, Any]]:
     columns["source"] = sources or [""] * len(columns["label"])
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
@@ -50,7 +50,7 @@ def test_pairwise_by_hand() -> None:
     assert summary["by_label"]["A"]["accuracy"]["mean"] == 1 / 2
 
 
-def test_judge_benchs_score_counts_a_right_verdict_beside_none_or_a_tie() -> None:
+def test_judge_bench_counts_right_verdict_with_a_tie_or_none() -> None:
     """As its `compute_final_metrics`: +1 for each right verdict, -1 for each wrong one, right where the sum is > 0."""
     said = [("A", None), ("A", "tie"), ("A", "A"), ("tie", "tie"), (None, None), ("A", "B")]
     found = [pairwise_summary(["A"], [one], [swapped], ["q"])["judge_bench"]["mean"] for one, swapped in said]
@@ -59,7 +59,7 @@ def test_judge_benchs_score_counts_a_right_verdict_beside_none_or_a_tie() -> Non
     assert both == [0, 0, 0, 0, 0, 1]
 
 
-def test_ties_are_apart_from_preferences_and_from_missing_verdicts() -> None:
+def test_ties_are_counted_apart_from_preferences_and_no_verdict() -> None:
     """Rows 0-1 have a better response, 2-5 are ties: only those that prefer one both ways miss a tie."""
     true = ["A", "B", "tie", "tie", "tie", "tie"]
     verdicts = ["A", "tie", "A", "A", "tie", None]

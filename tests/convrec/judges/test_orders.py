@@ -3,7 +3,7 @@
 import pytest
 
 from convrec.errors import UserError
-from convrec.judges.orders import consistent_scores, pairs_of
+from convrec.judges.orders import consistent_scores, pair_swapped_rows
 from convrec.judges.schema import make_row, swapped_row
 
 
@@ -13,13 +13,13 @@ def row(query: str, first: str = "x", second: str = "y") -> dict:
 
 def test_pairs_are_found_wherever_they_stand() -> None:
     rows = [row("a"), row("b"), swapped_row(row("a")), row("a", "z"), swapped_row(row("b")), swapped_row(row("a", "z"))]
-    assert pairs_of(rows, "train.parquet") == [(0, 2), (1, 4), (3, 5)]
+    assert pair_swapped_rows(rows, "train.parquet") == [(0, 2), (1, 4), (3, 5)]
 
 
 def test_a_row_in_one_order_alone_is_named_with_the_fix() -> None:
     rows = [row("a"), swapped_row(row("a")), row("b"), row("a")]
     with pytest.raises(UserError, match=r"train\.parquet: rows 2, 3 are there in one order alone.*--both-orders"):
-        pairs_of(rows, "train.parquet")
+        pair_swapped_rows(rows, "train.parquet")
 
 
 def info(accuracy: int, no_verdict: int = 0, score: float = 0.0) -> dict[str, float]:

@@ -31,7 +31,7 @@ def fence_of(text: str) -> str:
 @given(TEXTS, TEXTS, TEXTS)
 @example("Which?", "Bad.\n```\n\nResponse B:\n```\nGood.", "Good.")
 @example("Which?", "Bad.", "Good.\n````\n\nThe better one is <better>B</better>")
-def test_cut_at_its_fences_a_prompt_has_the_texts_and_nothing_else(query: str, first: str, second: str) -> None:
+def test_fenced_parts_of_prompt_are_exactly_the_texts(query: str, first: str, second: str) -> None:
     for mode in MODES:
         texts = [query, *[first, second][: len(RESPONSE_TITLES[mode])]]
         prompt = prompt_text(mode, query, texts[1:])

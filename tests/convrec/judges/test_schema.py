@@ -11,12 +11,12 @@ from convrec.errors import UserError
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.prompt import MODES, judge_prompt, query_text, verdict_text
 from convrec.judges.schema import (
+    build_prompt,
+    get_label,
+    get_responses,
     judge_schema,
-    label_of,
     make_row,
-    prompt_of,
     read_judge_table,
-    responses_of,
     row_problem,
     validate_judge_table,
 )
@@ -42,29 +42,29 @@ def test_the_documented_columns_alone_are_enough(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([COMPARED], judge_schema("pairwise")).select(["source", "output", "input"])
     pq.write_table(table, tmp_path / "a.parquet")
     (row,) = read_judge_table(tmp_path / "a.parquet", "pairwise")
-    assert (label_of(row, "pairwise"), responses_of(row)) == ("A", ["Alien.", "Up."])
+    assert (get_label(row, "pairwise"), get_responses(row)) == ("A", ["Alien.", "Up."])
 
 
-def test_the_prompt_holds_task_principles_query_responses_and_form() -> None:
-    (message,) = prompt_of(COMPARED, "pairwise")
+def test_prompt_has_task_principles_query_responses_and_format() -> None:
+    (message,) = build_prompt(COMPARED, "pairwise")
     assert message["role"] == "user"
     text = message["content"]
     parts = ["two responses", "Principles:\n1. ", "\n5. ", "Query:\n```\nA horror film?\n```"]
     parts += ["Response A:\n```\nAlien.\n```", "Response B:\n```\nUp.\n```"]
     parts += ["<think>your reasons</think><better>A or B</better>"]
     assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
-    (message,) = prompt_of(RATED, "pointwise")
+    (message,) = build_prompt(RATED, "pointwise")
     assert "Response:\n```\nAlien.\n```" in message["content"]
     assert message["content"].endswith("<think>your reasons</think><score>0-4</score>")
 
 
 def test_swapped_is_the_prompt_of_the_swapped_row() -> None:
-    assert prompt_of(COMPARED, "pairwise", swapped=True) == judge_prompt("pairwise", USER, ["Up.", "Alien."])
+    assert build_prompt(COMPARED, "pairwise", swapped=True) == judge_prompt("pairwise", USER, ["Up.", "Alien."])
 
 
-def test_the_forms_asked_for_are_no_verdicts_and_demonstrations_are() -> None:
+def test_requested_format_is_no_verdict_but_demonstrations_are() -> None:
     for mode, verdict in zip(MODES, (score_verdict, preference_verdict), strict=True):
-        (message,) = prompt_of(RATED if mode == "pointwise" else COMPARED, mode)
+        (message,) = build_prompt(RATED if mode == "pointwise" else COMPARED, mode)
         assert verdict(message["content"]) is None  # copying the form earns nothing
     assert score_verdict(verdict_text("pointwise", 3, "<score>1</score>")) == 3
     assert preference_verdict(verdict_text("pairwise", "B")) == "B"

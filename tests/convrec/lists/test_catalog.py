@@ -39,7 +39,7 @@ def test_two_spellings_of_one_title_and_year_are_reported(tmp_path):
     assert (list(catalog.item_ids), catalog.spellings()) == (["tt1", "tt2"], [])
 
 
-def test_one_id_with_two_titles_is_reported_and_a_title_without_its_display_is_kept(tmp_path):
+def test_id_with_two_titles_is_reported_and_bare_title_is_kept(tmp_path):
     columns = {
         "title": ["Emma", "Persuasion", "EMMA", "Emma", "Emma"],
         "year": pa.array([None] * 5, pa.int32()),
@@ -64,7 +64,7 @@ def test_broken_entries_are_reported_and_keep_their_row():
 
 
 @pytest.mark.parametrize("content", [[("Heat", 1995), ("Up", "2009")], (["Heat", "1995"], ["Up", 2009])])
-def test_pickles_of_lists_and_tuples_load_with_years_of_either_type(tmp_path, content):
+def test_pickled_lists_and_tuples_load_with_int_or_str_years(tmp_path, content):
     catalog = load_catalog(write(tmp_path / "c.pkl", content))
     assert (list(catalog.titles), list(catalog.years)) == (["Heat", "Up"], [1995, 2009])
 
@@ -78,8 +78,12 @@ def test_a_set_loads_in_the_same_order_in_every_process(tmp_path):
 def test_without_any_year_it_is_a_catalog_without_years(years):
     catalog = Catalog.from_items(zip(["Blue Lamp", "Oak Desk (2020)"], years, strict=True))
     assert (catalog.dated, catalog.years, catalog.problems) == (False, [NO_YEAR, NO_YEAR], ())
-    assert [catalog.year_of(value) for value in ("1999", "", None)] == [NO_YEAR] * 3
-    assert [Catalog.from_items([("Up", 2009)]).year_of(value) for value in ("1999", "", None)] == [1999, None, None]
+    assert [catalog.normalise_year(value) for value in ("1999", "", None)] == [NO_YEAR] * 3
+    assert [Catalog.from_items([("Up", 2009)]).normalise_year(value) for value in ("1999", "", None)] == [
+        1999,
+        None,
+        None,
+    ]
 
 
 class RunsCode:
@@ -88,7 +92,7 @@ class RunsCode:
 
 
 @pytest.mark.parametrize(("content", "name"), [(OrderedDict(a=1), "collections.OrderedDict"), ([RunsCode()], "print")])
-def test_a_pickle_that_names_a_class_or_a_function_is_refused_before_it_runs(tmp_path, content, name, capsys):
+def test_pickle_naming_a_class_or_function_is_refused(tmp_path, content, name, capsys):
     with pytest.raises(UserError, match=rf"{name}: only plain lists"):
         load_catalog(write(tmp_path / "c.pkl", content))
     assert capsys.readouterr().out == ""

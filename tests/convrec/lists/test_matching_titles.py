@@ -118,7 +118,7 @@ def test_word_guard(title, year, film):
     assert row == (WORDS.index(film) if film else -1)
 
 
-def test_the_next_similar_title_is_taken_where_the_most_similar_has_another_word():
+def test_next_similar_title_wins_when_nearest_has_another_word():
     # `zampers` is nearer to Zamper, from which an ending tells it, than to Zompers.
     assert Matcher(Catalog.from_items([("Zamper", 2001), ("Zompers", 2001)])).identify("Zampers", 2001).index == 1
 
@@ -167,12 +167,12 @@ SECOND_TITLES = [
         ("Twilight (New Moon) (2009)", None),
     ],
 )
-def test_notes_second_titles_and_numbers_are_read_where_the_catalog_has_no_such_title(line, film):
+def test_notes_second_titles_and_numbers_are_read_as_a_fallback(line, film):
     row = Matcher(Catalog.from_items(SECOND_TITLES)).match_lines([line], [], []).catalog_index[0]
     assert row == (SECOND_TITLES.index(film) if film else -1)
 
 
-def test_a_title_with_parentheses_comes_before_what_it_can_say_without_them():
+def test_title_with_parentheses_beats_the_title_without_them():
     films = [("Birdman", 2014), ("Birdman (The Unexpected Virtue of Ignorance)", 2014)]
     matcher = Matcher(Catalog.from_items(films))
     assert [matcher.identify(*film).index for film in films] == [0, 1]
@@ -235,7 +235,7 @@ def test_folding(title, folded, number):
 
 
 @given(st.text(max_size=30))
-def test_folding_is_idempotent_up_to_case_and_keeps_no_punctuation(title):
+def test_folding_is_idempotent_up_to_case_and_drops_punctuation(title):
     folded = fold(title)
     assert all(ch.isalnum() or ch == " " or not ch.isprintable() or ord(ch) > 127 for ch in folded)
     assert fold(normalise(title)) == folded

@@ -42,7 +42,7 @@ def test_relevance_without_years():
     assert result.in_catalog == [True, True, True, False, True, True]
 
 
-def test_a_year_written_in_vain_neither_hides_a_seen_title_nor_a_repeat():
+def test_wrong_year_hides_neither_seen_title_nor_repeat():
     matcher = Matcher(Catalog.from_items(UNDATED))
     result = matcher.match(parse_items("Blue Lamp (1999)\nKettle 3\nBlue Lamp", dated=False), [], ["Kettle 3 (2001)"])
     assert result.in_catalog == [True, True, True]

@@ -66,7 +66,7 @@ def test_reference_ideal_is_no_longer_than_what_is_left():
     assert evaluate_row(items("Heat"), truth, ["Heat"], REFERENCE, "reference")["ndcg@5"] == 0.0
 
 
-def test_paper_hits_by_the_first_item_in_tolerance_and_equal_ground_truths_hit_once():
+def test_paper_protocol_hits_first_item_within_year_tolerance():
     speeds = [Item("Speed", 1995), Item("Speed", 1994)]
     assert evaluate_row(speeds, [("Speed", 1994)], [], EXACT, "paper", [1])["recall@1"] == 1.0
     # Both ground truths are hit by the first item: one hit of two.
@@ -146,7 +146,7 @@ def test_paired_difference_is_b_minus_a_row_by_row():
         paired(a, b[:1], ["recall@5"], range(4))
 
 
-def test_sign_flip_is_the_share_of_all_sign_assignments_that_are_as_far_from_0():
+def test_sign_flip_is_the_share_of_assignments_as_far_from_zero():
     # Four contexts with sums 4, 2, 1 and -1 (the last of two rows), together 6. Of the 16 assignments of signs |sum|
     # is 8 in two and 6 in four (4 + 2 + 1 - 1, 4 + 2 - 1 + 1, both flipped): 6/16. Equal sums: all + or all -, 2/16.
     values = np.array([[4.0, 1.0], [2.0, 1.0], [1.0, 1.0], [-3.0, 0.0], [2.0, 1.0]])
@@ -160,7 +160,7 @@ def test_catalog_hit_ratio_without_lines_is_nan():
     assert math.isnan(summarise([row(0.0, [], num_items=0)], [5], range(1))["catalog_hit_ratio"])
 
 
-def test_popularity_counts_training_ground_truth_with_ties_in_catalog_order():
+def test_popularity_counts_truths_and_breaks_ties_by_catalog():
     train = [[("Jaws", "1975"), ("up", "2010")], [("Jaws", "1975"), ("Heat", "1995")], [("Nowhere", "2000")], []]
     # Jaws 2; Heat and Up 1 each, Heat first in the catalog; "up" 2010 is Up 2009; Nowhere is not in the catalog.
     assert popularity_baseline(train, EXACT) == items("Jaws", "Heat", "Up")

@@ -215,7 +215,7 @@ def test_where_items_have_no_years_the_line_is_the_title(line, title):
     assert parse_items(f"{line}\n\n**\n", dated=False) == [Item(title, NO_YEAR), None]
 
 
-def test_unparsable_line_keeps_its_rank_and_blank_lines_take_none():
+def test_unparsable_line_keeps_its_rank_and_blank_lines_get_none():
     text = "Here are some movies:\n\nHeat (1995)\n \t\r\nno year\nUp (2009)\n"
     assert parse_items(text) == [None, Item("Heat", 1995), None, Item("Up", 2009)]
 
@@ -224,12 +224,12 @@ def test_delimiter_is_any_character():
     assert parse_items("Heat (1995)|\n|Up (2009)", delimiter="|") == [Item("Heat", 1995), Item("Up", 2009)]
 
 
-def test_carriage_return_belongs_to_the_line_and_only_ascii_space_makes_a_line_blank():
+def test_carriage_return_is_no_delimiter_and_nbsp_is_not_blank():
     assert split_lines("Heat (1995)\r\n\u00a0\r\nUp (2009)\r") == ["Heat (1995)", "\u00a0", "Up (2009)"]
 
 
 @given(st.text(alphabet=st.sampled_from("ab1 .()\n\t\r|*\"'\u00a0"), max_size=40), st.sampled_from("\n|"))
-def test_lines_hold_everything_but_delimiters_and_surrounding_space(text, delimiter):
+def test_lines_lose_only_delimiters_and_surrounding_whitespace(text, delimiter):
     lines = split_lines(text, delimiter)
     assert all(line and line == line.strip(WHITESPACE) and delimiter not in line for line in lines)
     squeezed = str.maketrans("", "", WHITESPACE + delimiter)
@@ -254,7 +254,7 @@ def test_parse_is_the_inverse_of_format(words, year, decoration):
 
 
 @given(st.from_regex(ranks._PLAIN, fullmatch=True))
-def test_lines_that_need_no_cleaning_parse_as_if_they_were_cleaned(line):
+def test_plain_lines_parse_the_same_without_cleaning(line):
     quick = parse_item(line)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "_PLAIN", re.compile(r"(?!)"))
@@ -311,7 +311,7 @@ pieces = st.sampled_from(
 
 
 @given(st.lists(pieces, min_size=1, max_size=6).map(" ".join), st.integers(1870, 2100))
-def test_generated_titles_parse_to_themselves_or_to_what_the_grammar_took_off_before(title, year):
+def test_generated_titles_parse_alike_with_or_without_unwrapping(title, year):
     """No form of a year, a link, a tag or a table is seen in a title that is followed by its year in parentheses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "_unwrap", lambda line: ranks._SPACE.sub(" ", line).strip())

@@ -154,7 +154,7 @@ def items_pair_by_pair(films: list, ids: list) -> list[int]:
         max_size=12,
     )
 )
-def test_rows_of_one_item_are_those_of_one_id_or_of_one_folded_title_and_year(rows):
+def test_rows_share_an_item_by_id_or_by_folded_title_and_year(rows):
     films, ids = [row[:2] for row in rows], [row[2] for row in rows]
     index = Matcher(Catalog.from_items(films, item_ids=ids)).index
     assert index.items == items_pair_by_pair(films, ids)

@@ -95,7 +95,7 @@ def test_two_items_of_any_type_are_not_taken_for_one_another():
         assert len(false) <= 0.005 * len(asked), false
 
 
-def test_different_films_are_told_apart_where_the_catalog_has_many():
+def test_different_films_rarely_match_in_a_large_catalog():
     """A tenth of them is asked for of a catalog of the others, ten times; remakes have one title and stay together."""
     films = sorted({film for _, item, line in DIFFERENT for film in (item, read(line))})
     part = {title: number % 10 for number, title in enumerate(sorted({fold(film.title) for film in films}))}
@@ -165,7 +165,7 @@ def test_what_could_be_two_films_is_none():
     assert matcher.match_lines(["Heat", "the fall", "One Day (2004)"], [("Heat", 1995)], []).relevance == [0, 0, 0]
 
 
-def test_lines_are_read_as_they_are_written_unless_matching_is_lenient():
+def test_only_lenient_matching_hits_by_short_or_undated_lines():
     films = [("Star Wars: Episode IV - A New Hope", 1977), ("Spotlight", 2015)]
     truth = [("Star Wars", 1977), ("Spotlight", "")]
     lines = ["Star Wars (1977)", "Spotlight"]

@@ -211,7 +211,7 @@ def test_the_unsplit_tokenizer_really_has_tokens_over_lines():
     assert (get_table("unsplit").codes_V >> 3).max() >= 1
 
 
-def test_newline_in_a_run_of_bytes_that_is_not_utf8_is_no_newline():
+def test_newline_byte_inside_invalid_utf8_is_no_newline():
     # Llama-2's decoder: the run of byte tokens E2 0A is not UTF-8, so both become U+FFFD and the line does not end
     tokenizer, table = get_tokenizer("llama2"), get_table("llama2")
 
@@ -269,7 +269,7 @@ def test_a_stop_token_is_never_an_item_even_if_decoding_shows_it():
     assert ranks_of([0, 1, 2], table_from_bytes(vocab), eos=[]) == [0, 0, 1]
 
 
-def test_rows_do_not_touch_each_other_and_padding_changes_nothing():
+def test_rows_are_independent_and_padding_changes_nothing():
     ids, table, eos = pieces_table(["\n", "A", "\n", "B", "<eos>", "<pad>", "<pad>"])
     rows = torch.tensor([ids, ids[1:] + ids[5:6], ids[3:] + ids[4:5] * 3])
     mask = torch.tensor([[1] * 5 + [0] * 2, [1] * 4 + [0] * 3, [1] * 2 + [0] * 5])
@@ -301,7 +301,7 @@ def test_unsupported_decoder_is_refused_by_name():
         build_vocab_table(_wrap(tokenizer, "bert-like", "[UNK]"))
 
 
-def test_tokenizer_that_cannot_write_the_delimiter_is_refused_by_name():
+def test_tokenizer_unable_to_write_delimiter_is_refused_by_name():
     tokenizer = Tokenizer.from_str(get_tokenizer("qwen2").backend_tokenizer.to_str())
     tokenizer.normalizer = normalizers.Replace("\n", " ")
     with pytest.raises(UserError, match=r"t5-like cannot write the delimiter '\\n'"):
@@ -345,7 +345,7 @@ def test_reference_segmentation_matches_all_goldens(segmentation_cases):
         assert ranks_T.max() + 1 == case["items_emitted"], case["name"]
 
 
-def test_paper_segmentation_differs_from_the_goldens_only_where_intended(segmentation_cases):
+def test_paper_segmentation_differs_from_goldens_as_intended(segmentation_cases):
     ours = {case["name"]: _golden_ranks(case, token_rank_ids)[0].tolist() for case in segmentation_cases}
     expected = {case["name"]: case["rank_ids"] for case in segmentation_cases}
     assert ours == expected | {name: ranks for name, (ranks, _) in SEGMENTATION_DIFFERENCES.items()}

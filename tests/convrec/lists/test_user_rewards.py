@@ -131,4 +131,4 @@ def test_its_source_is_its_file_or_its_top_level_package(module, tmp_path):
 @pytest.mark.parametrize("name", ["math:prod", "json.decoder:f", "numpy:mean", "convrec.lists.rank_rewards:dcg"])
 def test_what_every_node_has_is_not_the_users_own(name):
     assert own_sources(name) == []
-    assert name.startswith("math") or sources(user_rewards.module_of(name))
+    assert name.startswith("math") or sources(user_rewards.parse_module_name(name))

@@ -29,7 +29,7 @@ def test_another_word_is_told_from_a_typo(written: str, title: str, is_other: bo
     assert GUARD.has_other_word(written, title, years_differ=False) == is_other
 
 
-def test_a_word_that_may_be_another_one_is_one_where_the_years_differ() -> None:
+def test_possible_other_word_counts_as_other_if_years_differ() -> None:
     written, title = "silence of all the little lamb", "silence of all the little lambs"
     assert GUARD.has_other_word(written, title, years_differ=True)
     assert len(title) > LETTERS_PER_TYPO

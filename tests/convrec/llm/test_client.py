@@ -110,7 +110,7 @@ def test_a_wait_that_is_none_is_the_back_off(chat_server, tmp_path, said):
     assert client(server, tmp_path).ask_all(["a"])[0].text == "re: a"
 
 
-def test_a_model_that_refuses_max_tokens_and_temperature_is_asked_without_them_from_then_on(chat_server, tmp_path):
+def test_refused_sampling_parameters_are_dropped_from_then_on(chat_server, tmp_path):
     """OpenAI's models that reason, in their words: one refusal for each request that is under way."""
     refusals = {
         "max_tokens": "Unsupported parameter: 'max_tokens' is not supported with this model.",
@@ -155,7 +155,7 @@ def test_no_more_in_flight_than_asked_for(chat_server, tmp_path):
     ("status", "says"),
     [(401, "API_KEY"), (403, "API_KEY"), (404, "model"), (500, "run again"), (429, "run again")],
 )
-def test_what_ends_a_run_is_said_without_the_key_and_keeps_the_answers(chat_server, tmp_path, status, says):
+def test_fatal_error_hides_the_key_and_keeps_the_answers(chat_server, tmp_path, status, says):
     def behave(body, count):
         content = json.dumps({"error": {"message": f"wrong key {KEY}"}})
         return echo(body, count) if body["messages"][0]["content"] == "good" else (status, {}, content)
@@ -215,7 +215,7 @@ def refuse_long(body, count):
     return error(400) if body["messages"][0]["content"].startswith("long") else echo(body, count)
 
 
-def test_refused_requests_are_empty_answers_do_not_stop_the_run_and_are_asked_again(chat_server, tmp_path):
+def test_refused_requests_give_empty_answers_and_are_retried(chat_server, tmp_path):
     server = chat_server(refuse_long)
     prompts = [f"good {i}" for i in range(5)] + [f"long {i}" for i in range(25)] + [f"good {i}" for i in range(5, 8)]
     first = client(server, tmp_path, concurrency=4)
@@ -229,7 +229,7 @@ def test_refused_requests_are_empty_answers_do_not_stop_the_run_and_are_asked_ag
 
 
 @pytest.mark.parametrize("prompts", [1, 30])
-def test_a_server_that_refuses_everything_stops_the_run_and_is_not_remembered(chat_server, tmp_path, prompts):
+def test_server_refusing_everything_stops_run_and_is_not_cached(chat_server, tmp_path, prompts):
     server = chat_server(lambda body, count: error(400))
     with pytest.raises(UserError, match="and a plain question"):
         client(server, tmp_path, concurrency=1).ask_all(list(map(str, range(prompts))))
@@ -243,7 +243,7 @@ def poisoned(body, count):
     return error(500) if body["messages"][0]["content"].startswith("bad") else echo(body, count)
 
 
-def test_a_question_that_keeps_failing_is_left_out_named_and_asked_again_next_time(chat_server, tmp_path, no_back_off):
+def test_failing_question_is_skipped_named_and_retried_next_run(chat_server, tmp_path, no_back_off):
     server = chat_server(poisoned)
     prompts = [*map(str, range(20)), "bad", *map(str, range(20, 39)), [{"role": "user", "content": "bad too"}]]
     llm = client(server, tmp_path, max_retries=2, most_failed=0.05)

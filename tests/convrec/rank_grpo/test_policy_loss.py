@@ -175,7 +175,7 @@ PAPER_DIFFERENCES = {
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-7), (F64, 1e-11)])
-def test_paper_preset_matches_the_paper_form_but_for_the_listed_differences(golden, dtype, atol):
+def test_paper_preset_matches_paper_loss_but_for_listed_cases(golden, dtype, atol):
     different = set()
     for case in golden("rank_loss_cases")["cases"]:
         ids, mask, table, eos, rank_adv, (new, old, _) = golden_inputs(case, dtype)
@@ -314,7 +314,7 @@ def test_micro_batches_of_any_width_add_up(aggregation, parts):
     assert finish_policy_metrics(metrics) == pytest.approx(finish_policy_metrics(whole[2]))
 
 
-def test_a_batch_without_units_trains_nothing_and_logs_the_same_keys():
+def test_batch_without_units_trains_nothing_and_logs_same_keys():
     new, old, ref, advantages, units, sizes = random_batch(17)
     *_, usual = loss_and_grad(new, advantages, units, **sizes, old_log_prob_BT=old, ref_log_prob_BT=ref)
     loss, grad, parts = loss_and_grad(
@@ -360,7 +360,7 @@ def test_extreme_log_ratios_stay_finite(sign):
         assert grad.eq(0).all()  # beyond MAX_LOG_RATIO everything is constant
 
 
-def test_a_list_that_never_ends_has_no_more_gradient_of_overflow_than_of_ranks():
+def test_overflow_gradient_is_bounded_by_that_of_the_ranks():
     # N = 2, two rows of one-token items, every unit weighs 1 / (2 rows x 2 ranks) = 1/4; d loss = -A/4
     #   the first row ends after rank 2: -1/4, 1/4
     #   the second has 6 items: -1/4, 1/4, twice .1/4 = .025 for the first two overflow items, nothing for the others
@@ -377,7 +377,7 @@ def test_a_list_that_never_ends_has_no_more_gradient_of_overflow_than_of_ranks()
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_an_old_log_prob_of_minus_infinity_hides_no_other_unit_in_the_loss(advantage):
+def test_old_log_prob_of_minus_infinity_hides_no_other_unit(advantage):
     # the first unit's ratio is beyond all bounds; the second's is 1: loss -A/2 of it alone
     old = torch.tensor([[-math.inf, -1.0]], dtype=F64)
     advantages = torch.tensor([[advantage, advantage]], dtype=F64)

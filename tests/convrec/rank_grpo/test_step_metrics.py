@@ -35,7 +35,7 @@ def test_rank_metrics():
     assert rank_metrics(torch.ones(2, 1), [0, 0], 1)["rank_grpo/zero_std/all_ranks"] == 1.0
 
 
-def test_prompts_without_a_hit_are_told_from_those_whose_rollouts_all_have_it():
+def test_no_hit_metric_ignores_prompts_that_always_hit():
     returns = torch.tensor([[1.0], [1.0], [0.0], [0.0], [0.0]])  # a: every rollout hits; b: none; c: one of one misses
     hits = {"hits": [1.0, 1.0, 0.0, 0.0, 0.0]}
     got = rank_metrics(returns, list("aabbc"), 1, hits)

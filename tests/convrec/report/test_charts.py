@@ -1,6 +1,6 @@
 """What is drawn: a chart for each metric that a run has, the returns of one run together, what captions say."""
 
-from convrec.report.charts import Chart, charts_of, smoothed
+from convrec.report.charts import Chart, make_charts, smoothed
 from convrec.report.curves import RunCurves
 
 SERIES = {
@@ -15,24 +15,24 @@ def run(name: str, series: dict[str, dict[int, float]]) -> RunCurves:
     return RunCurves(name, "rank_grpo", "Rank-GRPO", series)
 
 
-def test_the_returns_of_one_run_are_one_chart_and_those_of_several_one_a_rank() -> None:
-    (returns, ndcg) = charts_of([run("a", SERIES)])
+def test_returns_share_a_chart_for_one_run_and_split_for_several() -> None:
+    (returns, ndcg) = make_charts([run("a", SERIES)])
     assert returns.lines == {"rank 1": {1: 0.2, 2: 0.3}, "rank 20": {1: 0.0, 2: 0.1}}
     assert ndcg.lines == {"Rank-GRPO": {0: 0.371, 4: 0.373}}
     assert (returns.last_step, ndcg.last_step) == (4, 4)  # one scale of steps
     without = run("b", {"rank_grpo/return@1": {1: 0.5}})
-    titles = {chart.title: chart.lines for chart in charts_of([run("a", SERIES), without])}
+    titles = {chart.title: chart.lines for chart in make_charts([run("a", SERIES), without])}
     assert list(titles) == ["Return at rank 1", "Return at rank 20", "Validation NDCG in training (strict)"]
     # a run that has nothing here keeps its place, which gives its colour
     assert titles["Return at rank 20"] == {"Rank-GRPO a": {1: 0.0, 2: 0.1}, "Rank-GRPO b": {}}
 
 
-def test_the_caption_says_what_the_error_is_and_where_it_is_not_known() -> None:
-    (*_, known) = charts_of([run("a", SERIES)])
+def test_caption_explains_error_bands_and_missing_errors() -> None:
+    (*_, known) = make_charts([run("a", SERIES)])
     assert known.caption == "Band: one standard error to each side (over the conversations of the validation)."
     alone = run("alone", {"val/ndcg": {0: 0.37}})  # validated on one conversation
-    assert charts_of([alone])[0].caption == "The standard error was not logged: a small change may be noise."
-    (*_, both) = charts_of([run("a", SERIES), alone])
+    assert make_charts([alone])[0].caption == "The standard error was not logged: a small change may be noise."
+    (*_, both) = make_charts([run("a", SERIES), alone])
     assert "one standard error" in both.caption
     assert "The standard error of Rank-GRPO alone was not logged" in both.caption
     assert Chart("Loss", "nats", {"a": {1: 1.0}}).caption == ""  # of a metric that has none
@@ -40,7 +40,7 @@ def test_the_caption_says_what_the_error_is_and_where_it_is_not_known() -> None:
     assert noisy.caption == "Each point is the mean of about 4 steps."
 
 
-def test_a_curve_is_smoothed_around_its_points_and_begins_where_it_begins() -> None:
+def test_smoothing_is_centred_and_keeps_the_first_point() -> None:
     points = [(1, 9.0), (2, 3.0), (4, 3.0), (5, 0.0)]
     # (9 + 3 + 3) / 3 = 5, (3 + 3 + 0) / 3 = 2, (3 + 0) / 2 = 1.5
     assert smoothed(points, 2) == [(1, 9.0), (2, 5.0), (4, 2.0), (5, 1.5)]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from convrec.errors import UserError
-from convrec.report.charts import charts_of
-from convrec.report.curves import labels_of, read_csv, read_curves, write_csv
+from convrec.report.charts import make_charts
+from convrec.report.curves import label_runs, read_csv, read_curves, write_csv
 from recipes import plot
 
 
@@ -42,7 +42,7 @@ def sweep(run: Path, split: str = "test", protocol: str = "paper") -> None:
     (run / "evaluation" / split / "sweep.json").write_text(json.dumps(settings))
 
 
-def test_the_first_and_the_last_step_are_there_and_repeated_steps_are_the_later_starts(run: Path) -> None:
+def test_curves_keep_end_steps_and_the_later_of_repeated_ones(run: Path) -> None:
     curves = read_curves(run)
     assert (curves.name, curves.recipe) == ("run", "rank_grpo")
     assert curves.series == {"val/ndcg": {0: 0.1, 3: 0.5}, "rank_grpo/return@1": {1: 0.2, 2: 0.3, 3: 0.4}}
@@ -54,7 +54,7 @@ def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
     assert curves.series["evaluated/ndcg"] == {0: 0.2, 3: 0.4}  # at the largest k
     assert curves.series["evaluated/recall"] == {0: 0.3, 3: 0.3}
     assert curves.series["evaluated/ndcg_se"] == {0: 0.05}
-    assert "NDCG@20 on test, by checkpoint" in [chart.title for chart in charts_of([curves])]
+    assert "NDCG@20 on test, by checkpoint" in [chart.title for chart in make_charts([curves])]
     sweep(run, "validation")
     with pytest.raises(UserError, match="sweeps of test, validation: choose one with --split"):
         read_curves(run)
@@ -63,7 +63,7 @@ def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
         read_curves(run, split="other")
 
 
-def test_the_kl_of_verls_own_losses_is_the_kl_and_rank_grpos_loss_is_not(tmp_path: Path) -> None:
+def test_kl_is_read_from_verls_kl_loss_but_not_from_rank_grpos(tmp_path: Path) -> None:
     """GRPO and GSPO log `actor/kl_loss`, without its coefficient; Rank-GRPO logs `actor/kl`, and a kl_loss with it."""
     verls = write_run(tmp_path / "grpo", "rank_grpo", [{1: {"actor/kl_loss": 0.5}, 2: {"actor/kl_loss": 0.6}}])
     ours = write_run(tmp_path / "ours", "rank_grpo", [{1: {"actor/kl": 0.5, "actor/kl_loss": 0.0005}}])
@@ -108,7 +108,7 @@ def test_csv_keeps_numbers_and_leaves_out_what_is_missing(tmp_path: Path) -> Non
     assert read_csv(tmp_path / "t.csv") == [{"step": 0.0}, {"step": 5.0, "se": 0.25, "n": 3.0}]
 
 
-def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart(
+def test_plot_draws_both_recipes_under_distinct_names(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = write_run(tmp_path / "b" / "run", "rank_grpo", [{1: {"actor/kl": 0.1}}])
@@ -125,11 +125,11 @@ def test_the_command_draws_runs_of_both_recipes_under_names_that_tell_them_apart
     assert "give a run folder" in capsys.readouterr().err
 
 
-def test_a_run_is_called_by_its_algorithm_and_by_its_name_where_others_have_the_same(tmp_path: Path) -> None:
+def test_run_label_is_its_algorithm_plus_name_when_ambiguous(tmp_path: Path) -> None:
     algorithms = {"a": "grpo", "b": "gspo", "c": "rank_grpo", "d": "gspo"}
     curve = [{1: {"actor/kl": 0.1}}]
     folders = [write_run(tmp_path / name, "rank_grpo", curve, algorithm) for name, algorithm in algorithms.items()]
     sft = write_run(tmp_path / "sft", "sft", curve, "null")
-    labels = labels_of(plot.read_runs([*folders[:3], sft]))
+    labels = label_runs(plot.read_runs([*folders[:3], sft]))
     assert labels == {"a": "GRPO", "b": "GSPO", "c": "Rank-GRPO", "sft": "SFT"}
-    assert labels_of(plot.read_runs([folders[1], folders[3]])) == {"b": "GSPO b", "d": "GSPO d"}
+    assert label_runs(plot.read_runs([folders[1], folders[3]])) == {"b": "GSPO b", "d": "GSPO d"}

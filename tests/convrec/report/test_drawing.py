@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from convrec.report.charts import Chart
-from convrec.report.drawing import draw_chart, line_key, svg_of
+from convrec.report.drawing import draw_chart, line_key, render_svg
 
 
 def axes_of(chart: Chart) -> Axes:
@@ -17,7 +17,7 @@ def axes_of(chart: Chart) -> Axes:
     return axis
 
 
-def test_a_curve_is_drawn_through_its_values_and_a_long_one_with_few_points_and_its_last() -> None:
+def test_curve_keeps_its_values_and_long_ones_are_thinned() -> None:
     (line,) = axes_of(Chart("Validation", "NDCG", {"a": {5: 0.3, 0: 0.2, 10: 0.25}})).lines
     assert line.get_xydata().tolist() == [[0, 0.2], [5, 0.3], [10, 0.25]]
     long = {step: math.sin(step) for step in range(8001)}
@@ -58,5 +58,5 @@ def test_the_lines_of_many_runs_look_different() -> None:
 
 
 def test_text_is_text() -> None:
-    svg = svg_of(Chart("Loss", "nats $x$ <b>", {"$a": {0: 1.0, 1: 2.0}}))
+    svg = render_svg(Chart("Loss", "nats $x$ <b>", {"$a": {0: 1.0, 1: 2.0}}))
     assert ">nats $x$ &lt;b&gt;</text>" in svg

@@ -95,7 +95,7 @@ def test_everything_given_is_escaped(tmp_path: Path) -> None:
     assert Page(two).text.count(evil) == 6
 
 
-def test_the_result_comes_first_and_the_best_model_of_a_metric_is_marked(tmp_path: Path) -> None:
+def test_result_comes_first_and_best_model_is_marked(tmp_path: Path) -> None:
     html = write(tmp_path)
     text = Page(html).text
     parts = ["+0.0200", "sft/global_step_2", "500 rows", "Evaluation", "Training: Rank-GRPO", "Settings"]
@@ -116,7 +116,7 @@ def test_missing_numbers_and_charts_do_not_break_the_page(tmp_path: Path) -> Non
     assert "nan" not in html
 
 
-def test_lists_fold_and_their_marks_are_words_and_symbols_not_only_colours(tmp_path: Path) -> None:
+def test_lists_fold_and_marks_are_not_only_colours(tmp_path: Path) -> None:
     lines = [ListLine("Alien (1979)", (HIT,)), ListLine("Heat (1995)", (REPEATED, SEEN))]
     example = Example("USER: hello\n", [("Alien", "1979")], {"before": [], "after": lines}, "the best")
     html = write(tmp_path, examples=[example, example])

@@ -3,17 +3,17 @@
 import json
 from pathlib import Path
 
-from convrec.report.run_summary import facts_of
+from convrec.report.run_summary import collect_facts
 
 
 def test_a_run_says_what_it_was(tmp_path: Path) -> None:
     config = {"trainer": {"total_training_steps": 20}}
-    assert facts_of(tmp_path, config, 15) == {"steps": "15 of 20"}
+    assert collect_facts(tmp_path, config, 15) == {"steps": "15 of 20"}
     starts = [
         {"time": f"2027-01-15T0{hour}:30:00+00:00", "commit": commit, "versions": {"verl": "0.9.1", "torch": "2"}}
         for hour, commit in ((6, "abc"), (7, "def-dirty"))
     ]
     (tmp_path / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
-    facts = facts_of(tmp_path, config, 15)
+    facts = collect_facts(tmp_path, config, 15)
     assert facts["started"] == "2027-01-15 06:30 UTC, 2027-01-15 07:30 UTC"
     assert (facts["versions"], facts["commit"]) == ("verl 0.9.1, torch 2", "def-dirty")  # of the last start

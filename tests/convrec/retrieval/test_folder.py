@@ -65,7 +65,7 @@ def test_no_file_of_it_is_pickled(saved: tuple[Path, Path, Matcher]) -> None:
         assert np.load(path, allow_pickle=False).dtype != object
 
 
-def test_a_catalog_that_has_changed_is_told_and_items_keep_what_is_known_of_them(
+def test_changed_catalog_is_reported_and_known_items_are_kept(
     saved: tuple[Path, Path, Matcher], tmp_path: Path
 ) -> None:
     """Heat is gone, the others stand elsewhere, and Robbery is new: its words alone are known."""
@@ -143,7 +143,7 @@ def test_an_items_words_are_its_title_and_its_columns_of_texts(tmp_path: Path) -
     assert sorted(dune) == ["Dune", "[novel]", "novel", "sand"]
 
 
-def test_a_further_row_of_an_item_and_one_without_its_year_are_no_items_of_their_own(tmp_path: Path) -> None:
+def test_duplicate_and_undated_rows_are_no_separate_items(tmp_path: Path) -> None:
     film = [("Amélie", 2001, "a"), ("Le fabuleux destin", 2001, "a"), ("Heat", 1995, "h"), ("Heat", None, "u")]
     titles, years, ids = zip(*film, strict=True)
     table = pa.table({"title": titles, "year": pa.array(years, pa.int32()), "item_id": ids})

@@ -16,7 +16,7 @@ def test_fusion_by_hand() -> None:
     assert fuse([[1, 2], [1, 3]], [0.5, 0.5], 10) == [1, 2, 3]
 
 
-def test_a_small_constant_lets_first_ranks_win_and_a_large_one_agreement() -> None:
+def test_small_constant_favours_top_ranks_and_large_agreement() -> None:
     one, other = [1, 2, 3, 4], [5, 6, 7, 4]
     # item 4 is last in both: 2/(c + 4) against 1/(c + 1): 2/4.5 < 1/1.5 of c = .5, 2/14 > 1/11 of c = 10
     assert fuse([one, other], [1, 1], 0.5)[:2] == [1, 5]
@@ -31,7 +31,7 @@ def test_weights_1_and_0_are_either_list_alone(lists: list[list[int]], constant:
 
 
 @given(LISTS, st.floats(0.05, 0.95), st.sampled_from([1.0, 10.0, 60.0]))
-def test_a_fused_list_has_every_item_once_and_keeps_what_both_agree_on(
+def test_fused_list_is_duplicate_free_and_keeps_agreed_order(
     lists: list[list[int]], weight: float, constant: float
 ) -> None:
     found = Fusion(weight, constant).of(*lists)
@@ -43,7 +43,7 @@ def test_a_fused_list_has_every_item_once_and_keeps_what_both_agree_on(
                 assert found.index(first) < found.index(second)
 
 
-def test_of_a_long_retrieval_the_first_ranks_count_beside_a_model() -> None:
+def test_long_retrieval_is_cut_before_fusion() -> None:
     found = Fusion(0.5, 10.0).of([DEPTH + 5], range(DEPTH + 10))
     assert len(found) == DEPTH + 1
     assert found[:2] == [DEPTH + 5, 0]  # 1/11 each: the model's first

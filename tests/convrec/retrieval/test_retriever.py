@@ -34,7 +34,7 @@ def nothing() -> np.ndarray:
     return np.empty(0, int)
 
 
-def test_neighbours_are_the_sum_of_cosines_of_those_that_wanted_it() -> None:
+def test_neighbour_scores_sum_cosines_of_rows_wanting_the_item() -> None:
     """R = 4; idf(w) = ln(5 / (1 + rows)) + 1: 1.511 of robbery and crime (2 rows), 1.916 of the others (1 row).
     Row c2 is (robbery, detective, crime) / |.| of sqrt(2 * 1.511^2 + 1.916^2) = 2.870, and so is c3."""
     common, rare = math.log(5 / 3) + 1, math.log(5 / 2) + 1
@@ -45,7 +45,7 @@ def test_neighbours_are_the_sum_of_cosines_of_those_that_wanted_it() -> None:
     np.testing.assert_allclose(without_c3, [0, cosine, 0, 0], rtol=1e-6)
 
 
-def test_of_more_than_are_wanted_the_nearest_count_and_all_that_are_as_near() -> None:
+def test_nearest_neighbours_include_ties_at_the_cutoff() -> None:
     one = retriever(choice=Choice(1, 10.0, ALL.weights))
     # detective is in c2 alone, which is nearer than c3; without it both are as near
     assert np.flatnonzero(one.neighbours.scores("robbery crime detective", [], nothing())).tolist() == [HEAT]
@@ -101,7 +101,7 @@ def test_parts_are_fused_and_popular_items_stand_behind() -> None:
     assert retriever().rank(asked, allowed) == [JAWS, UP, ALIEN]  # Jaws is first of what is allowed: 1/11 + 1/11
 
 
-def test_without_a_word_in_common_and_with_nothing_named_popularity_decides() -> None:
+def test_popularity_decides_without_common_words_or_named_items() -> None:
     for text in ("", "quixotic", "the and of", "SYSTEM: \nUSER: \n"):
         assert retriever().rank(Conversation(text)) == [HEAT, JAWS, ALIEN]  # 2, 2, 1 times
 
@@ -156,7 +156,7 @@ def test_no_row_finds_its_own_answer(rows: list[Conversation], data: st.DataObje
         assert {*items} <= of_others - {*asked.seen}
 
 
-def test_of_items_that_the_ridge_does_not_know_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ridge_gives_unknown_items_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "RIDGE_ITEMS", 2)  # Alien and Jaws
     rows = [*ROWS, Conversation("space", [ALIEN], "c1", [HEAT])]
     found = retriever(rows)
@@ -187,13 +187,13 @@ LATER = LONG + "SYSTEM: That one?\nUSER: Seen it, and the robbery detective crim
         ("USER: I would like some space\n", False),  # the row goes on from it, but within a turn
     ],
 )
-def test_a_copy_of_a_training_row_does_not_find_its_own_answer_whatever_its_name(asked: str, is_own: bool) -> None:
+def test_copied_training_row_does_not_retrieve_its_own_answer(asked: str, is_own: bool) -> None:
     found = retriever([*ROWS[1:], Conversation(LONG, [], "c1", [ALIEN])])
     assert (ALIEN not in found.rank(Conversation(asked, [], "another"))) == is_own
     assert ALIEN in found.rank(Conversation(asked, [], None))  # somebody who asks now has no row in training
 
 
-def test_a_row_that_goes_on_from_a_conversation_is_not_found_by_it() -> None:
+def test_row_continuing_a_conversation_is_not_retrieved_by_it() -> None:
     found = retriever([*ROWS[1:], Conversation(LATER, [], "c1", [ALIEN])])
     assert ALIEN not in found.rank(Conversation(LONG, [], "another"))
     short = [*ROWS[1:], Conversation("USER: Hi\nSYSTEM: Hello\nUSER: space\n", [], "c1", [ALIEN])]

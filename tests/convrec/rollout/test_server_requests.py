@@ -41,7 +41,7 @@ def test_prometheus_may_still_read_metrics() -> None:
     assert middleware_of(ConvRecHttpServer, with_prometheus=True) == []
 
 
-def test_no_request_reaches_the_application_which_still_starts_and_ends() -> None:
+def test_no_request_reaches_the_app_but_its_lifespan_runs() -> None:
     calls = []
 
     @asynccontextmanager

@@ -23,7 +23,7 @@ def run_of(folder: Path, *metrics: dict) -> Path:
     return folder
 
 
-def test_a_card_has_base_data_settings_and_the_newest_validation_with_its_error(tmp_path: Path) -> None:
+def test_card_has_base_data_settings_and_last_validation(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", {"val/ndcg": 0.1}, {"val/ndcg": 0.25, "val/ndcg_se": 0.0125}, {"val/ndcg": 0.9})
     card.write_card(tmp_path, run, 2)
     text = (tmp_path / "README.md").read_text()

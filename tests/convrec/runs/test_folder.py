@@ -114,7 +114,7 @@ def test_a_folder_without_metrics_or_checkpoints(tmp_path: Path) -> None:
     assert latest_step(tmp_path / "nothing") == 0
 
 
-def test_latest_step_is_the_newest_complete_one_up_to_the_trackers(tmp_path: Path) -> None:
+def test_latest_step_is_newest_complete_one_up_to_the_tracker(tmp_path: Path) -> None:
     for step in (90, 100, 200):
         (tmp_path / f"global_step_{step}").mkdir()
         (tmp_path / f"global_step_{step}" / "complete.json").touch()
@@ -142,7 +142,7 @@ def test_a_config_that_no_run_has_written_is_one_line(tmp_path: Path, content: b
     assert "\n" not in str(error.value)
 
 
-def test_saved_steps_are_the_complete_ones_that_still_have_a_model(tmp_path: Path) -> None:
+def test_saved_steps_are_complete_ones_that_still_have_a_model(tmp_path: Path) -> None:
     for step, file in (
         (9, "huggingface/model.safetensors"),
         (10, "actor/model_world_size_1_rank_0.pt"),

@@ -68,9 +68,7 @@ def worker(client, context, *arguments):
     return start(client, *given, f"--serialized-runtime-env-context={json.dumps(context)}", stdout=subprocess.PIPE)
 
 
-def test_a_worker_of_ray_is_a_fork_with_its_clients_arguments_environment_and_descriptors(
-    client, tmp_path, monkeypatch
-):
+def test_ray_worker_is_a_fork_with_the_clients_context(client, tmp_path, monkeypatch):
     monkeypatch.setenv("HERE", "before")
     read, write = os.pipe()
     folder = tmp_path / "elsewhere"
@@ -99,7 +97,7 @@ def test_a_fork_has_a_title_of_its_own(tmp_path, monkeypatch):
     server.wait()
 
 
-def test_forks_draw_ids_of_tasks_and_objects_and_random_numbers_of_their_own(tmp_path):
+def test_forks_draw_their_own_ids_and_random_numbers(tmp_path):
     actor = "import numpy, ray, torch\n@ray.remote\nclass Actor:\n    pass\n"  # Ray draws an id for it
     (tmp_path / "actors.py").write_text(actor)
     drawn = "ray.ObjectRef.from_random().hex(), torch.initial_seed(), numpy.random.random()"
@@ -125,7 +123,7 @@ def test_a_worker_has_the_variables_that_ray_would_give_it(client, tmp_path, mon
 
 
 @pytest.mark.parametrize("context", [{"command_prefix": ["nice"]}, {"py_executable": "/other/python"}])
-def test_an_environment_that_is_more_than_variables_is_set_up_by_ray(client, tmp_path, context):
+def test_runtime_env_beyond_variables_is_set_up_by_ray(client, tmp_path, context):
     whole = {**RuntimeEnvContext().__dict__, **context}
     said, _ = worker(client, whole, "--a=1").communicate()
     assert said.decode().startswith(f"set up {tmp_path}/default_worker.py --a=1 --language=PYTHON")
@@ -150,7 +148,7 @@ def spawned(client, name, *arguments):
     return process
 
 
-def test_what_multiprocessing_spawns_is_a_fork_and_what_that_spawns_too(client, tmp_path, monkeypatch):
+def test_multiprocessing_spawn_forks_even_when_nested(client, tmp_path, monkeypatch):
     monkeypatch.setenv("HERE", "before")
     process = spawned(client, "note", tmp_path / "note.txt")
     process.join(60)
@@ -176,7 +174,7 @@ def waiting(client, tmp_path):
     process.kill()
 
 
-def test_signals_to_the_client_reach_its_process_and_it_ends_as_the_process_does(waiting, tmp_path):
+def test_client_forwards_signals_and_exits_as_its_fork_does(waiting, tmp_path):
     process, forked = waiting
     os.kill(process.pid, signal.SIGUSR1)
     until(lambda: (tmp_path / "pid.usr1").exists())
@@ -192,7 +190,7 @@ def test_a_client_that_is_killed_takes_its_process_along(waiting):
     until(lambda: not forked.is_running())
 
 
-def test_a_process_that_is_killed_is_one_to_who_started_the_client(waiting):
+def test_killed_fork_appears_killed_to_the_clients_parent(waiting):
     process, forked = waiting
     forked.kill()
     process.join(30)
@@ -207,7 +205,7 @@ def test_a_server_that_is_gone_ends_its_clients(waiting):
     forked.kill()
 
 
-def test_folders_of_a_forks_pythonpath_that_the_server_had_not_stand_behind_the_one_before(monkeypatch):
+def test_new_pythonpath_folders_keep_their_order_in_sys_path(monkeypatch):
     monkeypatch.setattr(sys, "path", ["ours", "more", "site-packages"])
     fork_server._add_paths("ours:users::more")
     assert sys.path == ["ours", "users", "more", "site-packages"]

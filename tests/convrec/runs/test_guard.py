@@ -112,9 +112,7 @@ def start() -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_killed_driver_takes_its_processes_memory_and_files_along_and_the_terminal_is_told(
-    start: Start, number: signal.Signals
-) -> None:
+def test_killed_driver_is_cleaned_up_and_reported_on_terminal(start: Start, number: signal.Signals) -> None:
     run = start()
     assert (guard_process.SHM / run.shm).exists()
     # Ray ends the children of a worker that it ends
@@ -128,7 +126,7 @@ STDERR_TO_A_LOG = "os.dup2(os.open(os.devnull, os.O_WRONLY), 2); time.sleep(600)
 
 
 @pytest.mark.parametrize("options", [{}, {"join": JOIN}, {"then": STDERR_TO_A_LOG}])
-def test_a_guard_that_is_killed_is_started_again_by_whoever_is_there(start: Start, options: dict[str, str]) -> None:
+def test_killed_guard_is_restarted_and_still_cleans_up(start: Start, options: dict[str, str]) -> None:
     """And still tells the terminal, where the driver's stderr is a log by now."""
     run = start(**options)
     first = run.guard
@@ -165,7 +163,7 @@ def test_end_ends_everything_but_the_driver_and_says_nothing(start: Start) -> No
     assert run.driver.communicate()[1] == ""
 
 
-def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start: Start) -> None:
+def test_orphans_of_a_killed_worker_are_ended_during_the_run(start: Start) -> None:
     run = start(join=JOIN)
     run.child.kill()
     run.wait(lambda: run.is_gone(run.grandchild))
@@ -176,10 +174,10 @@ def test_what_a_killed_worker_leaves_behind_is_ended_while_the_run_goes_on(start
     run.assert_nothing_is_left()
 
 
-def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone_for_long(tmp_path: Path) -> None:
+def test_driverless_node_is_cleaned_long_after_its_last_worker(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
-    found = guard_process.stat_of(os.getpid())
+    found = guard_process.read_stat(os.getpid())
     assert found
     (folder / "guard.pid").write_text(f"{os.getpid()} {found[1]}")  # this process is the guard
     watching = guard_process.Guard(folder)
@@ -209,7 +207,7 @@ def test_a_node_without_the_driver_is_cleaned_when_its_last_worker_is_gone_for_l
         late.kill()
 
 
-def test_children_from_before_the_run_and_other_peoples_shared_memory_are_spared() -> None:
+def test_older_children_and_foreign_shared_memory_are_spared() -> None:
     memory = shared_memory.SharedMemory(create=True, size=4096)
     script = f"""
 import os, subprocess, sys, time
@@ -234,7 +232,7 @@ before.kill()
         memory.unlink()
 
 
-def test_beside_replicas_a_process_keeps_what_else_it_starts_and_sets() -> None:
+def test_closing_a_model_ends_its_replica_and_nothing_else() -> None:
     """Two models open in a user's own process: the one that is closed takes its replica with it, and nothing else."""
     wait = [sys.executable, "-c", "import time; time.sleep(600)"]
     replica = f"{JOIN}; import subprocess, time; print(subprocess.Popen({wait!r}).pid, flush=True); time.sleep(600)"
@@ -279,7 +277,7 @@ def test_without_a_run_join_does_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("fault", ["a link", "others may enter", "another user's"])
-def test_nothing_is_put_into_a_folder_that_is_not_this_users_alone(
+def test_join_refuses_a_folder_not_private_to_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """A node without the driver makes the folder under a name that its processes have in their environment."""
@@ -308,7 +306,7 @@ def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.iterdir())
 
 
-def test_where_the_cache_cannot_be_written_it_is_a_folder_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_falls_back_to_a_private_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing torch makes the folder, and would fail."""
     monkeypatch.delenv(guard.COMPILED, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/home")

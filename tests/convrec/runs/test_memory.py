@@ -47,7 +47,7 @@ class Kernel:
         return memory.Record(memory.read_counters(self.root), most_bytes, "Lower X")
 
 
-def test_a_kill_in_a_cgroup_of_version_2_is_said_with_what_was_used_and_the_limit_above(tmp_path: Path) -> None:
+def test_oom_kill_in_cgroup_v2_reports_usage_and_limit(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, V2)
     own = "sys/fs/cgroup/user.slice/run.scope"
     kernel.write(f"{own}/memory.events", "low 0\nhigh 0\nmax 55\noom 0\noom_kill 3\noom_group_kill 0\n")
@@ -83,7 +83,7 @@ def test_a_kill_is_found_where_the_cgroup_is_mounted(tmp_path: Path, cgroup: str
     )
 
 
-def test_kills_elsewhere_on_the_machine_are_not_the_runs_where_its_cgroup_counts(tmp_path: Path) -> None:
+def test_oom_kills_elsewhere_are_ignored_if_the_cgroup_counts(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, V2)
     kernel.write("sys/fs/cgroup/memory.events", "oom_kill 0\n")
     record = kernel.record()
@@ -91,7 +91,7 @@ def test_kills_elsewhere_on_the_machine_are_not_the_runs_where_its_cgroup_counts
     assert record.explain(tmp_path) == ""
 
 
-def test_without_a_counter_of_its_own_a_kill_on_the_machine_is_probably_the_runs(tmp_path: Path) -> None:
+def test_machine_oom_kill_is_tentatively_attributed_to_the_run(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, V2)
     record = kernel.record()
     kernel.write("proc/vmstat", "oom_kill 3\n")
@@ -103,7 +103,7 @@ def test_without_a_counter_of_its_own_a_kill_on_the_machine_is_probably_the_runs
 
 
 @pytest.mark.parametrize(("seconds", "is_said"), [(3, False), (25, True)])
-def test_a_killer_that_counts_nowhere_shows_in_the_pressure_before(tmp_path: Path, seconds: int, is_said: bool) -> None:
+def test_uncounted_oom_kill_shows_in_the_memory_pressure(tmp_path: Path, seconds: int, is_said: bool) -> None:
     kernel = Kernel(tmp_path, V2)
     record = kernel.record()
     kernel.stall(seconds)
@@ -177,9 +177,7 @@ LOWER_COUNTERS = "memory.read_counters = lambda: memory.Counters(-1, -1, 0.0)  #
 
 
 @pytest.mark.parametrize(("end", "is_said"), [("os.kill(os.getpid(), signal.SIGKILL)", True), ("pass", False)])
-def test_a_driver_that_was_killed_for_memory_has_its_supervisor_say_so(
-    run_folder: Path, end: str, is_said: bool
-) -> None:
+def test_supervisor_reports_a_driver_killed_for_memory(run_folder: Path, end: str, is_said: bool) -> None:
     environment = {**os.environ, guard.FOLDER_VARIABLE: str(run_folder)}
     work = DRIVER.format(root=str(ROOT), folder=str(run_folder), prepare=LOWER_COUNTERS, end=end)
     done = subprocess.run(

@@ -24,7 +24,7 @@ def train(phases: Phases, clock: Clock, steps: int, seconds: float) -> None:
             clock.now += seconds
 
 
-def test_ten_times_the_median_but_never_less_than_the_smallest_limit(clock: Clock) -> None:
+def test_phase_limit_is_ten_medians_but_at_least_the_minimum(clock: Clock) -> None:
     phases = Phases(300, clock)
     train(phases, clock, 5, 60)
     train(phases, clock, 1, 500)  # one slow step does not move the median

@@ -55,7 +55,7 @@ def process(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess
 def asked(folder: Path, is_answer: Callable[[str], bool]) -> tuple[str, list[str]]:
     """What is said once every process had a core while it was asked."""
     for _ in range(10):
-        text, blamed = stacks.of_this_node(str(folder), "node-a")
+        text, blamed = stacks.dump_stacks(str(folder), "node-a")
         if is_answer(text):
             break
     return text, blamed
@@ -70,7 +70,7 @@ def test_the_function_in_which_a_process_waits_is_named(process: subprocess.Pope
 
 
 @pytest.mark.parametrize("process", [["looks"]], indirect=True)
-def test_a_process_that_looks_writes_the_stacks_of_all_its_threads_whenever_it_is_asked(
+def test_watched_process_dumps_all_thread_stacks_on_request(
     process: subprocess.Popen, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "LOOK_SECONDS", 2.0)  # threads that compute leave little of Python's lock
@@ -87,7 +87,7 @@ def test_a_process_that_looks_writes_the_stacks_of_all_its_threads_whenever_it_i
 def test_a_stopped_process_says_so(process: subprocess.Popen, folder: Path) -> None:
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
-    _, (blamed,) = stacks.of_this_node(str(folder), "node-a")
+    _, (blamed,) = stacks.dump_stacks(str(folder), "node-a")
     assert blamed.startswith(f"process {process.pid} on node-a (")
     assert blamed.endswith(") is stopped")
 
@@ -99,7 +99,7 @@ def test_of_what_is_no_python_the_stopped_are_named(folder: Path) -> None:
     try:
         stopped.send_signal(signal.SIGSTOP)
         os.waitpid(stopped.pid, os.WUNTRACED)
-        _, blamed = stacks.of_this_node(str(folder), "node-a")
+        _, blamed = stacks.dump_stacks(str(folder), "node-a")
         assert blamed == [f"process {stopped.pid} on node-a (sleep 100) is stopped"]
     finally:
         for process in (runs, stopped):

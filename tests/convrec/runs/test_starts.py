@@ -33,7 +33,7 @@ def git(folder: Path, *command: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_commit_is_that_of_the_repository_that_tracks_the_file(tmp_path: Path) -> None:
+def test_commit_is_that_of_the_repository_tracking_the_file(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text("a = 1\n")
     assert source_commit(file) is None

@@ -205,7 +205,7 @@ def test_sigterm_does_not_save_where_it_is_told_not_to(start: Start, tmp_path: P
     assert not (tmp_path / "run" / "stop").exists()
 
 
-def test_a_signal_after_a_request_of_convrec_submit_is_the_second(start: Start, tmp_path: Path) -> None:
+def test_signal_after_a_job_stop_request_counts_as_the_second(start: Start, tmp_path: Path) -> None:
     """The second Ctrl-C there is `ray job stop`, which kills three seconds after its SIGTERM."""
     command, _ = start(SAVES.format(trains=f'{TRAINS}; (run / "stop.job").touch()'))
     command.send_signal(signal.SIGTERM)
@@ -213,7 +213,7 @@ def test_a_signal_after_a_request_of_convrec_submit_is_the_second(start: Start, 
     assert error == "stopped after step 0; the same command resumes\n"
 
 
-def test_a_run_saves_and_ends_when_the_shell_of_its_job_is_killed(start: Start) -> None:
+def test_run_saves_and_ends_when_its_job_shell_is_killed(start: Start) -> None:
     shell, _ = start(SAVES.format(trains=TRAINS), shell=SHELL, **{supervisor.JOB_VARIABLE: "{}"})
     os.killpg(shell.pid, signal.SIGKILL)  # as Ray does when the shell is gone
     _, error = shell.communicate(timeout=120)
@@ -271,7 +271,7 @@ def test_what_has_not_begun_to_train_ends_at_once(start: Start, tmp_path: Path, 
     assert not (tmp_path / "run" / "stop").exists()
 
 
-def test_a_run_that_does_not_come_to_the_end_of_its_step_is_ended(start: Start) -> None:
+def test_run_that_never_finishes_its_step_is_ended(start: Start) -> None:
     work = SAVES.format(trains=TRAINS).replace("while not", "while True or not")
     command, _ = start(work.replace("supervisor.note(", "supervisor.note(said='no'); supervisor.note(", 1), same=0)
     command.send_signal(signal.SIGUSR1)
@@ -310,7 +310,7 @@ def test_its_exit_status_is_the_commands(start: Start) -> None:
 @pytest.mark.parametrize(
     ("status", "said"), [(1, ""), (75, ""), (0, ""), (130, "stopped after step 7; the same command resumes\n")]
 )
-def test_a_run_that_was_asked_to_save_has_its_own_status_where_it_fails(start: Start, status: int, said: str) -> None:
+def test_run_failing_while_asked_to_save_keeps_its_exit_status(start: Start, status: int, said: str) -> None:
     saves = SAVES.format(trains=TRAINS).replace("exit(130)", f"exit({status})")
     command, _ = start(saves)
     command.send_signal(signal.SIGUSR1)
@@ -334,7 +334,7 @@ def test_the_fork_ends_with_a_killed_supervisor(start: Start) -> None:
     fork.wait(60)
 
 
-def test_a_run_that_is_killed_with_its_guard_is_cleaned_up_all_the_same(start: Start, tmp_path: Path) -> None:
+def test_run_killed_along_with_its_guard_is_cleaned_up(start: Start, tmp_path: Path) -> None:
     command, fork = start(WORK["holding a run folder, with children"])
     temporary = Path((tmp_path / "run" / "temporary").read_text())
     children = fork.children(recursive=True)

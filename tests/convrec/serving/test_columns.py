@@ -79,9 +79,7 @@ def test_conditions_leave_the_items_that_fit_all_of_them(serve: Callable[..., Re
     assert left(recommender, where={"year": {"min": 1}}) == ALL
 
 
-def test_texts_are_compared_regardless_of_case_and_white_space_if_that_is_asked(
-    serve: Callable[..., Recommender], tmp_path: Path
-) -> None:
+def test_ignore_case_also_ignores_whitespace_differences(serve: Callable[..., Recommender], tmp_path: Path) -> None:
     recommender = serve(write_books(tmp_path, shelf=["Space  Opera", " space opera", "Spacé", None, "SPACE OPERA\n"]))
     for where in ({"shelf": ["space opera"]}, {"shelf": "Space Opera "}, {"shelf": {"max": "space p"}}):
         assert left(recommender, where=where, ignore_case=True) == {"a", "b", "e"}
@@ -167,9 +165,7 @@ def test_what_is_no_condition_is_one_sentence(
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_items_show_the_columns_that_the_operator_names_as_json_can_say_them(
-    serve: Callable[..., Recommender], tmp_path: Path
-) -> None:
+def test_items_show_the_chosen_columns_as_json_values(serve: Callable[..., Recommender], tmp_path: Path) -> None:
     stock = pa.array(["yes", "no", "yes", None, "no"]).dictionary_encode()
     cents = pa.array([None, Decimal("5.25"), Decimal(2), Decimal(3), Decimal(4)], pa.decimal128(9, 2))
     names = ["price", "in_stock", "tags", "genres", "published", "stock", "cents"]
@@ -220,9 +216,7 @@ def test_items_that_are_put_bring_their_columns_and_keep_them(
         assert problem in str(error.value)
 
 
-def test_popular_items_are_those_of_the_counted_rows_or_of_a_column(
-    serve: Callable[..., Recommender], tmp_path: Path
-) -> None:
+def test_popular_items_come_from_counted_rows_or_a_column(serve: Callable[..., Recommender], tmp_path: Path) -> None:
     recommender = serve()
     found = recommender.popular("hi", 4, seen=["b"])
     assert [(item.rank, item.item_id, item.score) for item in found] == [

@@ -76,7 +76,7 @@ def written(snapshot: Snapshot, tokenizer: Any) -> set[str]:
     return {line.removesuffix("\n") for line in lines}
 
 
-def test_a_model_that_cannot_write_the_catalog_or_has_no_tokenizer_is_refused(
+def test_model_that_cannot_write_the_catalog_is_refused(
     serve: Any, tmp_path: Path, unread_model: Path, line_tokenizer: Any
 ) -> None:
     model = shutil.copytree(unread_model, tmp_path / "model")
@@ -121,7 +121,7 @@ def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Pat
     assert (found(catalog, 300), found(catalog, "300")) == (set(), {"n"})  # a number is no title
 
 
-def test_without_ids_the_numbers_of_rows_are_but_a_title_of_digits_is_none(serve: Any, tmp_path: Path) -> None:
+def test_row_numbers_are_default_ids_but_digit_titles_are_not(serve: Any, tmp_path: Path) -> None:
     films = [("Toy Story", 1995), ("Heat", 1995), ("Heat", 1986), ("9", 2009), ("2", 2006), ("Up", 2009)]
     catalog = serve(file=write_catalog(tmp_path, [("", *film) for film in films], ids=False))
     assert ids(catalog) == {"0", "1", "2", "3", "4", "5"}
@@ -206,7 +206,7 @@ def test_the_line_of_an_items_other_row_is_taken_too(serve: Any, tmp_path: Path)
     assert ids(serve(state, file)) == {"a", "b", "n"}
 
 
-def test_a_change_that_fails_leaves_journal_and_catalog_as_they_were(
+def test_failed_change_leaves_journal_and_catalog_untouched(
     serve: Any, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = serve(state)
@@ -231,7 +231,7 @@ def test_a_change_that_fails_leaves_journal_and_catalog_as_they_were(
     assert (found(catalog, "Ronin II"), found(catalog, "Ronin")) == ({"n"}, set())
 
 
-def test_a_state_that_another_catalog_makes_contradictory_is_read(serve: Any, tmp_path: Path, state: Path) -> None:
+def test_state_made_contradictory_by_a_new_catalog_still_loads(serve: Any, tmp_path: Path, state: Path) -> None:
     """b, put away for n, cannot have its new line in the next catalog: it stays, and n with its old line must go."""
     catalog = serve(state)
     catalog.delete(["a"])
@@ -279,7 +279,7 @@ def test_what_no_list_can_write_is_left_out_of_a_state(
     assert found(catalog, "Heat (1995)") == {"b"}
 
 
-def test_a_title_that_lists_have_no_room_for_is_refused_and_others_are_served_on(
+def test_title_too_long_for_lists_is_refused_and_serving_goes_on(
     serve: Any, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One such title of 482 characters was taken, and no list came any more."""
@@ -303,7 +303,7 @@ def test_a_title_that_lists_have_no_room_for_is_refused_and_others_are_served_on
     assert ids(serve(state)) == {"a", "c", "d", "300", "n", "0", "long"}
 
 
-def test_of_many_long_titles_those_without_room_are_found_after_few_looks(serve: Any, state: Path) -> None:
+def test_titles_too_long_for_lists_are_found_in_few_checks(serve: Any, state: Path) -> None:
     """10,000 of them took a minute, in which the lists of others were slow."""
     catalog = serve(state, max_items=3, max_tokens=serve().snapshot.trie.longest_list(3) + 40)
     long = [{"item_id": f"n{n}", "title": f"{'Wor ' * n}{n}", "year": 1998} for n in range(20, 120)]
@@ -381,7 +381,7 @@ def priced(serve: Any, tmp_path: Path, state: Path) -> Any:
     return lambda: serve(state, file)
 
 
-def test_a_change_of_columns_alone_makes_no_new_trie_and_reaches_other_processes(priced: Any) -> None:
+def test_column_change_reuses_trie_and_reaches_other_processes(priced: Any) -> None:
     first, second = priced(), priced()
     before, of_second = first.snapshot, second.snapshot.trie
     first.patch([{"item_id": "a", "price": 9}, {"item_id": "b", "link": "u/b"}])
@@ -396,7 +396,7 @@ def test_a_change_of_columns_alone_makes_no_new_trie_and_reaches_other_processes
     assert before.get("a").columns["price"] == 1.5  # a request that began before
 
 
-def test_a_patch_changes_single_fields_and_a_put_says_what_it_blanks(priced: Any) -> None:
+def test_patch_changes_single_fields_and_put_reports_blanks(priced: Any) -> None:
     catalog = priced()
     catalog.patch([{"item_id": "a", "title": "Toy Story 2", "year": 1999, "link": None}])
     item = catalog.snapshot.get("a")
@@ -417,9 +417,7 @@ def test_a_patch_changes_single_fields_and_a_put_says_what_it_blanks(priced: Any
     assert catalog.put([{"item_id": "a", "title": "Toy Story 2", "year": 1999, "price": 2}]) == {}
 
 
-def test_many_changes_of_another_process_are_not_waited_for_and_their_items_left_out(
-    priced: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_changes_elsewhere_hide_items_instead_of_blocking(priced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = priced(), priced()
     recommender: Any = Recommender(*[None, reader, None, None])
     writer.patch([{"item_id": "a", "price": 9}])
@@ -517,7 +515,7 @@ def test_a_writer_that_was_killed_spoils_nothing(serve: Any, state: Path) -> Non
     assert ids(first) == {"b", "c", "d", "300"}
 
 
-def test_a_change_of_another_process_that_could_not_be_applied_is_applied_later(
+def test_failed_change_of_another_process_is_retried_later(
     serve: Any, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = serve(state), serve(state)
@@ -534,7 +532,7 @@ def test_a_change_of_another_process_that_could_not_be_applied_is_applied_later(
 
 
 @pytest.mark.parametrize("damage", ["remove", "cut"])
-def test_a_journal_that_is_removed_or_cut_is_told_and_not_begun_anew(serve: Any, state: Path, damage: str) -> None:
+def test_removed_or_cut_journal_is_reported_and_not_restarted(serve: Any, state: Path, damage: str) -> None:
     catalog = serve(state)
     catalog.put([NEW])
     content = (state / FILE).read_bytes()

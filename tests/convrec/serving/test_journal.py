@@ -49,7 +49,7 @@ def everything(catalog_file: Path) -> dict:
     return open_journal(catalog_file).news()[0]
 
 
-def test_ten_thousand_price_changes_of_one_item_leave_a_small_file(catalog_file: Path) -> None:
+def test_many_changes_of_one_item_compact_to_a_small_file(catalog_file: Path) -> None:
     journal = open_journal(catalog_file, compact_bytes=4096)
     sizes = []
     for price in range(500):
@@ -61,7 +61,7 @@ def test_ten_thousand_price_changes_of_one_item_leave_a_small_file(catalog_file:
     assert everything(catalog_file) == {"a": {"title": "Heat", "year": 1995, "price": 499}, "b": None}
 
 
-def test_a_file_of_items_that_all_differ_is_not_compacted_again_and_again(catalog_file: Path) -> None:
+def test_file_of_distinct_items_is_not_compacted_repeatedly(catalog_file: Path) -> None:
     journal = open_journal(catalog_file, compact_bytes=1000)
     compactions = 0
     for number in range(300):
@@ -91,7 +91,7 @@ def test_a_reader_of_the_old_file_goes_on_with_the_new_one(catalog_file: Path) -
     assert not reader.has_news()
 
 
-def test_who_waited_for_the_lock_of_a_replaced_file_writes_into_the_new_one(catalog_file: Path) -> None:
+def test_writer_waiting_on_a_replaced_file_writes_to_the_new_one(catalog_file: Path) -> None:
     waiting, compacting = open_journal(catalog_file), open_journal(catalog_file)
     write(waiting, a={"title": "Heat", "year": 1995})
     writer = threading.Thread(target=write, args=(waiting,), kwargs={"b": {"title": "Ran", "year": 1985}})

@@ -87,9 +87,7 @@ def greedy(model: Path, recommender: Recommender, k: int) -> list[RecommendedIte
     return items
 
 
-def test_a_list_and_its_scores_are_those_of_the_constrained_model(
-    recommender: Recommender, files: tuple[Path, Path]
-) -> None:
+def test_recommendations_match_the_constrained_model(recommender: Recommender, files: tuple[Path, Path]) -> None:
     found = recommender.recommend(SAID, k=5)
     expected = greedy(files[0], recommender, k=5)
     assert ids(found) == [item.item_id for item in expected]
@@ -168,7 +166,7 @@ def test_seen_allow_and_exclude(recommender: Recommender) -> None:
     assert len(all_of_it) == 12
 
 
-def test_columns_filter_as_allow_does_and_come_with_items_and_sentences(recommender: Recommender) -> None:
+def test_where_filters_like_allow_and_its_columns_are_shown(recommender: Recommender) -> None:
     cheap = [item_id for item_id, _, year in FILMS if year < 1996]
     where = {"price": {"max": 5.5}, "genres": ["Chase"]}
     expected = recommender.recommend(SAID, k=6, allow=cheap)

@@ -72,7 +72,7 @@ def ids(found: Recommendations) -> str:
     return "".join(item.item_id for item in found)
 
 
-def test_lists_are_fused_and_their_beginning_does_not_depend_on_k(load: Callable[..., Recommender]) -> None:
+def test_fused_list_prefix_does_not_depend_on_k(load: Callable[..., Recommender]) -> None:
     """The model has u r j h a. Of "a robbery", retrieval has h (3 rows), j (2), then a, which is popular; r and u come
     last by the catalog's mentions: u, r. Halves, 1 / (10 + rank): h 1/14 + 1/11 = .162, u 1/11 + 1/14 = .162, j 1/13 +
     1/12 = .160, r 1/12 + 1/15 = .150, a 1/15 + 1/13 = .144; of h and u the model's goes first."""
@@ -118,7 +118,7 @@ def test_the_same_filters_hold_for_both(load: Callable[..., Recommender]) -> Non
             assert items.reason == recommender.popular("a robbery", k=5, **given).reason is not None
 
 
-def test_without_an_engine_there_is_the_retrieval_and_no_weight_is_needed(load: Callable[..., Recommender]) -> None:
+def test_retrieval_serves_without_engine_or_fusion_weight(load: Callable[..., Recommender]) -> None:
     recommender = load(None, with_engine=False)
     found = recommender.popular("monsters from space", k=3)
     assert (ids(found), found.fallback, [item.score for item in found]) == ("ahj", True, [None] * 3)
@@ -129,7 +129,7 @@ def test_without_an_engine_there_is_the_retrieval_and_no_weight_is_needed(load: 
         load(None)
 
 
-def test_titles_that_were_seen_or_liked_are_what_a_conversation_names(load: Callable[..., Recommender]) -> None:
+def test_seen_and_liked_titles_count_as_named_in_retrieval(load: Callable[..., Recommender]) -> None:
     recommender = load(None, with_engine=False)
     retriever = recommender._retrieval._retriever  # type: ignore[union-attr]
     asked: list[Any] = []
@@ -149,7 +149,7 @@ def test_a_catalog_that_changes_while_it_serves(load: Callable[..., Recommender]
     assert {*ids(recommender.recommend("a robbery", k=5))} == {*"aurhn"}
 
 
-def test_a_model_that_was_trained_with_candidates_reads_the_best_of_what_may_be_listed(
+def test_model_trained_with_candidates_reads_the_best_allowed(
     load: Callable[..., Recommender], unread_model: Path, tmp_path: Path
 ) -> None:
     """In the very prompt of its training, and its list is its own where no weight was chosen: u r j, of k items."""

@@ -33,17 +33,17 @@ def sample(tmp_path_factory: pytest.TempPathFactory, unread_model: Path) -> Samp
     return Sample(pq.read_table(train).to_pylist(), films, recommender)
 
 
-def name_of(film: dict[str, Any]) -> list[str]:
+def get_name(film: dict[str, Any]) -> list[str]:
     return [film["title"], str(film["year"])]
 
 
 def wanted_after(sample: Sample, film: dict[str, Any], named: str) -> int:
-    return sum(named in row["seen_titles"] and name_of(film) in row[TRUTH] for row in sample.rows)
+    return sum(named in row["seen_titles"] and get_name(film) in row[TRUTH] for row in sample.rows)
 
 
 def test_every_sentence_is_true(sample: Sample) -> None:
     wanted = Counter(tuple(pair) for row in sample.rows for pair in row[TRUTH])
-    times = {item_id: wanted[tuple(name_of(film))] for item_id, film in sample.films.items()}
+    times = {item_id: wanted[tuple(get_name(film))] for item_id, film in sample.films.items()}
     rng, kinds = random.Random(3), Counter[str]()
     for liked in ([], *(rng.sample(sorted(sample.films), 3) for _ in range(4))):
         titles = {sample.films[one]["title"] for one in liked}
@@ -110,10 +110,10 @@ def test_numbers_and_lists_are_written_as_people_do(
     assert item.why == expected
 
 
-def test_no_sentence_is_given_unasked_and_an_item_is_not_compared_with_itself(sample: Sample) -> None:
+def test_why_is_none_by_default_and_for_the_liked_item_itself(sample: Sample) -> None:
     (item,) = sample.recommender.popular("hi", 1, liked=["0"])
     assert item.why is None
-    rare = min(sample.films, key=lambda one: sum(name_of(sample.films[one]) in row[TRUTH] for row in sample.rows))
+    rare = min(sample.films, key=lambda one: sum(get_name(sample.films[one]) in row[TRUTH] for row in sample.rows))
     (item,) = sample.recommender.popular("hi", 1, allow=[rare], liked=[rare], why=True)
     assert item.why is None
     with pytest.raises(UserError, match="liked: write a list"):

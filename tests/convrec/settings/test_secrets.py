@@ -83,7 +83,7 @@ def test_nested_settings_are_masked_and_nothing_else_of_them() -> None:
     assert settings["reward"]["kwargs"]["api_key"] == SECRET  # type: ignore[index]
 
 
-def test_printed_text_has_the_mask_in_place_of_a_secret_and_of_its_long_words() -> None:
+def test_printed_text_masks_secrets_and_their_long_words() -> None:
     values = secrets.secret_values({"headers": [f"Bearer {SECRET}"], "token": "abc"})
     terminal = io.StringIO()
     stream = secrets.MaskedStream(cast(io.TextIOWrapper, terminal), values)
@@ -108,7 +108,7 @@ def test_printed_text_has_the_mask_in_place_of_a_secret_and_of_its_long_words() 
         (f"+{KWARGS}.url='https://me:{SECRET}@host/'", rf"write {KWARGS}\.url='\$\{{oc\.env:NAME\}}'"),
     ],
 )
-def test_a_secret_among_the_overrides_is_refused_with_what_to_use_instead(argument: str, instead: str) -> None:
+def test_secret_in_overrides_is_refused_with_an_alternative(argument: str, instead: str) -> None:
     with pytest.raises(UserError, match=instead) as error:
         secrets.refuse_secrets(["trainer.nnodes=2", argument])
     assert SECRET not in str(error.value)

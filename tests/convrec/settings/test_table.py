@@ -33,7 +33,7 @@ def test_every_default_is_a_value_of_its_setting(config: type[Settings]) -> None
     assert [row.field for row in rows if row.has_default and not row.takes(row.default)] == []
 
 
-def test_conf_repeats_no_setting_except_where_it_depends_on_others() -> None:
+def test_conf_repeats_no_setting_except_interpolations() -> None:
     """The files of groups, a host or a scale, may change settings: they are chosen."""
     keys = {key for config in CONFIGS for key in rows_by_key(config)}
     for file in sorted(CONF.glob("*.yaml")):
@@ -69,9 +69,7 @@ def test_a_path_may_be_an_object() -> None:
         (SFTConfig, "eval_steps", "test_freq"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_setting_that_is_meant(
-    config: type[Settings], name: str, meant: str
-) -> None:
+def test_unknown_setting_suggests_the_intended_one(config: type[Settings], name: str, meant: str) -> None:
     with pytest.raises(UserError) as error:
         config(**{name: 1})
     assert str(error.value).startswith(f"{name}: no such setting; did you mean {meant}")

@@ -134,7 +134,7 @@ def test_without_the_constraint_log_probs_would_be_others(training_worker: Calla
 
 @pytest.mark.parametrize("micro_batches", MICRO_BATCHES)
 @pytest.mark.parametrize("fused", [False, True])
-def test_log_probs_and_entropy_are_those_of_the_constrained_policy(
+def test_log_probs_and_entropy_match_the_constrained_policy(
     training_worker: Callable[..., Any], lists: Lists, micro_batches: str, fused: bool
 ) -> None:
     """Whatever verl's own setting of fused kernels says."""

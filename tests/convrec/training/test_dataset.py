@@ -96,7 +96,7 @@ def test_a_row_is_what_rollout_and_reward_read(tmp_path: Path, tokenizer: Any) -
 
 
 @pytest.mark.parametrize("limit", [4096, 160])
-def test_prompt_tokens_are_what_verl_sends_and_what_sft_trains_on(tmp_path: Path, tokenizer: Any, limit: int) -> None:
+def test_prompt_tokens_agree_between_verl_rollout_and_sft(tmp_path: Path, tokenizer: Any, limit: int) -> None:
     row = _row(LONG)
     prompt = _rl(tmp_path, tokenizer, [row], max_prompt_length=limit)[0]["raw_prompt"]
     sent = _sent_by_verl(tokenizer, prompt)
@@ -144,7 +144,7 @@ def allocated_by(call: Callable[[], Any]) -> int:
     return pool.total_bytes_allocated() - before
 
 
-def test_a_row_is_read_from_a_table_of_more_than_2_gib_without_a_copy_of_others(tmp_path: Path, tokenizer: Any) -> None:
+def test_row_of_a_table_over_2_gib_is_read_without_copying(tmp_path: Path, tokenizer: Any) -> None:
     """`Table.take` allocates the whole table for a row, and fails above 2 GiB: offset overflow."""
     word = "film " * 2**20  # 5 MiB a row; two rows behind it, which are short
     rows = [_row(f"USER: {word}\n"), *(_row(f"USER: {name}?\n", number) for number, name in ((1, "Heat"), (2, "Up")))]
@@ -153,9 +153,9 @@ def test_a_row_is_read_from_a_table_of_more_than_2_gib_without_a_copy_of_others(
     sft.table = repeat_above_2_gib(sft.table)
     assert rl.dataframe.nbytes > 2**31 < sft.table.nbytes
     last = len(rl) - 2
-    for rows_of in (rl, sft):
-        assert len(rows_of) > 1000
-        assert allocated_by(lambda rows_of=rows_of: rows_of[last]) < 2**16
+    for examples in (rl, sft):
+        assert len(examples) > 1000
+        assert allocated_by(lambda examples=examples: examples[last]) < 2**16
     assert rl[last]["extra_info"]["sample_id"] == "row-1"
     assert "Heat?" in tokenizer.decode(sft[last]["input_ids"])
 
@@ -171,7 +171,7 @@ def test_rows_are_drawn_from_a_table_of_more_than_2_gib(tmp_path: Path) -> None:
     assert drawn[0]["sample_id"].to_pylist() == [f"row-{place % 100}" for place in places]
 
 
-def test_loss_is_on_exactly_the_completion_and_the_end_of_its_turn(tmp_path: Path, tokenizer: Any) -> None:
+def test_loss_covers_exactly_the_completion_and_end_of_turn(tmp_path: Path, tokenizer: Any) -> None:
     row = _row("USER: Heat, please.\n")
     item = _sft(tmp_path, tokenizer, [row])[0]
     learned = item["input_ids"][item["loss_mask"] == 1]

@@ -60,7 +60,7 @@ def of_responses(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
 @pytest.mark.parametrize("form", [PADDED, PACKED], ids=["padded", "packed"])
-def test_log_probs_entropies_loss_and_gradient_are_those_of_whole_logits(
+def test_fused_head_matches_whole_logits_in_values_and_gradients(
     training_worker: Any, folder: Path, form: dict[str, Any], lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """training_worker: its environment and process group."""
@@ -89,7 +89,7 @@ def test_log_probs_entropies_loss_and_gradient_are_those_of_whole_logits(
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("form", [PADDED, PACKED], ids=["padded", "packed"])
-def test_of_demonstrations_the_loss_and_the_gradient_are_those_of_whole_logits(
+def test_fused_head_matches_whole_logits_on_demonstrations(
     training_worker: Any, folder: Path, form: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, as on a CPU, and in chunks, as on a GPU. In bf16 both paths round, whole logits too."""
@@ -120,9 +120,7 @@ def test_of_demonstrations_the_loss_and_the_gradient_are_those_of_whole_logits(
     assert plain_metrics[0]["loss"] > plain_metrics[1]["loss"]  # the update changed something
 
 
-def test_a_model_that_changes_its_logits_behind_the_head_keeps_its_own_forward(
-    training_worker: Any, folder: Path
-) -> None:
+def test_model_changing_logits_after_head_keeps_its_forward(training_worker: Any, folder: Path) -> None:
     engine = build_training_worker(folder).engine
     model, before = engine.module, engine.module.forward
     model.config.final_logit_softcapping = 30.0
@@ -133,7 +131,7 @@ def test_a_model_that_changes_its_logits_behind_the_head_keeps_its_own_forward(
     assert model.forward != before
 
 
-def test_what_cuts_sequences_or_replaces_the_forward_keeps_its_own_and_is_named(
+def test_incompatible_setups_keep_their_forward_and_are_named(
     training_worker: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = build_training_worker(folder).engine

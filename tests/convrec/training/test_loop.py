@@ -129,7 +129,7 @@ def test_a_step_happens_in_its_order(tmp_path: Path) -> None:
     ]
 
 
-def test_old_log_probs_are_skipped_on_policy_after_the_first_batch(tmp_path: Path) -> None:
+def test_old_log_probs_are_skipped_on_policy_after_first_batch(tmp_path: Path) -> None:
     engine = Engine(total=3, save_freq=-1, test_freq=-1)
     make_loop(engine, tmp_path, Method(skips_old_log_probs=True)).fit()
     assert engine.done.count("old") == 1
@@ -248,7 +248,7 @@ def test_a_signal_asks_for_a_checkpoint_from_the_first_step_on(tmp_path: Path, m
     assert what["stop"] == str(tmp_path / saving.STOP)
 
 
-def test_a_request_to_stop_in_the_last_step_ends_the_run_as_finished(tmp_path: Path) -> None:
+def test_stop_request_in_the_last_step_finishes_the_run(tmp_path: Path) -> None:
     engine = Engine(total=1)
     (tmp_path / saving.STOP).touch()
     make_loop(engine, tmp_path).fit()
@@ -261,7 +261,7 @@ def test_a_resumed_run_trains_the_steps_that_are_left(tmp_path: Path) -> None:
     assert [name for name in engine.done if name.startswith("step")] == ["step 4"]
 
 
-def test_validation_before_training_is_of_the_step_that_was_loaded(tmp_path: Path) -> None:
+def test_validation_before_training_logs_the_loaded_step(tmp_path: Path) -> None:
     engine = Engine(total=3, done=2, val_before_train=True, val_only=True)
     make_loop(engine, tmp_path).fit()
     assert engine.done == ["validate"]

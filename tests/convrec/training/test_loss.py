@@ -235,7 +235,7 @@ def update(queue: Callable[..., Any], training_worker: Callable[..., Any]) -> Up
 
 
 @pytest.mark.parametrize("micro_batch", [4, 2, 1])
-def test_the_references_token_mean_is_over_the_rows_that_are_kept(update: Update, micro_batch: int) -> None:
+def test_reference_token_mean_covers_kept_rows_only(update: Update, micro_batch: int) -> None:
     """As in TRL's GRPO trainer, whose completion_mask is 0 in truncated rows. Strictly on-policy, so that w = 1."""
     loss, fields = update("reference", True, micro_batch=micro_batch)
     kept = [0, 2, 3]
@@ -247,7 +247,7 @@ def test_the_references_token_mean_is_over_the_rows_that_are_kept(update: Update
     assert abs(all_rows - loss) > 0.01
 
 
-def test_rows_that_are_kept_or_dropped_in_the_paper_weigh_as_before(update: Update) -> None:
+def test_paper_loss_normalises_by_whole_batch_despite_drops(update: Update) -> None:
     loss, fields = update("paper", True)
     means = 0.0
     for advantages, units in zip(fields["advantages"].unbind(), fields["policy_units"].unbind(), strict=True):
@@ -262,9 +262,7 @@ def test_a_mini_batch_of_dropped_rows_trains_nothing(update: Update) -> None:
 
 
 @pytest.mark.parametrize("num_padding", [1, 3])
-def test_rows_that_fill_a_batch_of_turns_up_change_no_advantage_and_count_in_no_mean(
-    queue: Callable[..., Any], num_padding: int
-) -> None:
+def test_padding_turn_rows_affect_no_advantage_and_no_mean(queue: Callable[..., Any], num_padding: int) -> None:
     from verl.utils.tensordict_utils import get_tensordict
 
     def computed(padding: int) -> tuple[Any, dict[str, float], float]:

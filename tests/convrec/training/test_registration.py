@@ -14,7 +14,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
 
 
-def test_a_worker_with_the_drivers_source_passes_and_so_does_a_process_without_a_driver(
+def test_worker_with_matching_or_no_driver_digest_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registration.check_worker()
@@ -78,9 +78,7 @@ def test_digest_covers_the_reward_that_this_process_would_import(
     assert registration.source_digest() == without  # a node that does not have it
 
 
-def test_a_package_that_lies_in_two_folders_of_the_path_counts_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_package_found_in_two_path_folders_is_hashed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without __init__.py both are its folders, as on a node that sees the driver's disk beside what was uploaded."""
     digests = []
     for folder in ("driver", "node"):
@@ -92,7 +90,7 @@ def test_a_package_that_lies_in_two_folders_of_the_path_counts_once(
     assert digests[0] == digests[1]
 
 
-def test_registered_functions_refuse_to_train_without_the_trainer() -> None:
+def test_registered_functions_refuse_to_train_without_trainer() -> None:
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
     registration.register()

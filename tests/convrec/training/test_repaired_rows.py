@@ -46,7 +46,7 @@ def started(queue: Callable[..., Any], repaired: bool = True, **fields: Any) -> 
 
 
 @pytest.mark.parametrize("rewards", [None, {"relevance": 1}])
-def test_metrics_are_of_what_was_sampled_and_advantages_of_what_trains(queue: Callable[..., Any], rewards: Any) -> None:
+def test_metrics_use_sampled_rows_and_advantages_repaired_ones(queue: Callable[..., Any], rewards: Any) -> None:
     logged, advantages = {}, {}
     for repair in ("zero", "none"):
         method = rank_method(rewards=rewards, reward_combination="sum", repair=repair)
@@ -71,7 +71,7 @@ def test_metrics_are_of_what_was_sampled_and_advantages_of_what_trains(queue: Ca
 
 
 @pytest.mark.parametrize("level", ["token", "rank", "sequence"])
-def test_corrections_of_the_rollout_leave_out_what_it_did_not_sample(queue: Callable[..., Any], level: str) -> None:
+def test_rollout_correction_skips_unsampled_tokens(queue: Callable[..., Any], level: str) -> None:
     correction = {"rollout_is": level, "rollout_is_threshold": 5.0, "rollout_is_batch_normalize": False}
     method = rank_method(repair="zero", algorithm={"rollout_correction": correction})
     old = [[-0.9] * len(row) for row in RESPONSES]  # each sampled token: exp(.1)

@@ -93,7 +93,7 @@ def test_gradients_are_those_of_finite_differences(
 
 
 @pytest.mark.parametrize(("temperature", "with_entropy"), [(1.0, False), (0.7, True)])
-def test_in_float32_with_a_real_vocabulary_values_and_gradients_are_the_definitions(
+def test_float32_values_and_gradients_match_the_definition(
     temperature: float,
     with_entropy: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -115,7 +115,7 @@ def test_in_float32_with_a_real_vocabulary_values_and_gradients_are_the_definiti
         assert (other - exact).norm() <= 3e-4 * exact.norm()
 
 
-def test_in_bfloat16_values_and_gradients_are_as_close_to_the_definition_as_verls(
+def test_bfloat16_error_is_within_a_tenth_of_verls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both round logits to bf16 first: what is computed from these must add nothing to that error."""
@@ -153,7 +153,7 @@ def traffic_of_a_logit(compute: Callable[..., tuple[torch.Tensor, torch.Tensor |
     return traffic.num_bytes / (tokens * words)
 
 
-def test_a_logit_costs_half_of_the_memory_traffic_that_verls_costs() -> None:
+def test_logit_costs_half_of_verls_memory_traffic() -> None:
     """The bytes that the module's docstring counts."""
     assert traffic_of_a_logit(chunked_log_probs, 1.0) == 22 + 26
     assert traffic_of_a_logit(by_verl, 1.0) > 2 * (22 + 26)

@@ -84,7 +84,7 @@ def test_a_resumed_run_trains_with_the_rates_of_its_settings(
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("is_prepared", [True, False])
-def test_a_model_whose_folder_names_code_of_its_own_is_saved_and_loaded_as_what_it_was_built_from(
+def test_model_naming_custom_code_is_saved_as_its_builtin_class(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_prepared: bool
 ) -> None:
     """As Phi-3's folder does, beside transformers' own class. Without us verl fails while it saves."""
@@ -106,7 +106,7 @@ def test_a_model_whose_folder_names_code_of_its_own_is_saved_and_loaded_as_what_
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "step" / "huggingface").num_parameters() > 0
 
 
-def test_full_weights_go_to_the_rollout_in_its_dtype_and_adapters_as_they_are(start: Start) -> None:
+def test_rollout_gets_weights_in_its_dtype_and_adapters_as_is(start: Start) -> None:
     """Rounded once, as vLLM would when it loads them: the rollout's weights are the same bits as before."""
     engine = start()
     expected = {name: weight.detach().clone() for name, weight in engine.get_per_tensor_param()[0]}

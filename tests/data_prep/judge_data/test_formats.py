@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.data.damage import BadRecord
-from convrec.judges.schema import label_of, make_row, read_judge_table, responses_of
+from convrec.judges.schema import get_label, get_responses, make_row, read_judge_table
 from data_prep.judge import convert
-from data_prep.judge_data.formats import FORMATS, Comparison, Rating, items_of, source_of
+from data_prep.judge_data.formats import FORMATS, Comparison, Rating, find_source, parse_record
 from data_prep.options.judge import JudgeOptions
 
 USER = [{"role": "user", "content": "Why?"}]
@@ -73,11 +73,11 @@ def test_every_format_is_tested() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_record_is_known_by_its_columns(name: str) -> None:
     record, said = RECORDS[name]
-    assert items_of(record) == items_of(record, name) == said
+    assert parse_record(record) == parse_record(record, name) == said
 
 
 def test_sources_are_what_benchmarks_are_reported_by() -> None:
-    sources = {name: source_of(record, "file") for name, (record, _) in RECORDS.items()}
+    sources = {name: find_source(record, "file") for name, (record, _) in RECORDS.items()}
     assert sources["reward_bench_2"] == "Factuality"
     assert sources["judge_bench"] == "mmlu-pro-law"
     assert sources["helpsteer3"] == "code"
@@ -95,29 +95,29 @@ def test_sources_are_what_benchmarks_are_reported_by() -> None:
     ],
 )
 def test_a_tie_is_told_from_a_preference(name: str, changes: dict[str, Any]) -> None:
-    (item,) = items_of(RECORDS[name][0] | changes)
+    (item,) = parse_record(RECORDS[name][0] | changes)
     assert item.tie
 
 
 def test_the_subset_ties_of_reward_bench_2() -> None:
     """Its long lists: every response once or more, and neighbours of the right ones as ties."""
     record = {"prompt": "Why?", "chosen": list("abc"), "rejected": list("wxyz"), "subset": "Ties"}
-    found = items_of(record)
+    found = parse_record(record)
     compared = better(("a", "w"), ("b", "x"), ("c", "y"), ("a", "z"))
     assert found == compared + better(("a", "b"), ("b", "c"), tie=True)
-    assert items_of(record | {"subset": "Math"}) == compared
+    assert parse_record(record | {"subset": "Math"}) == compared
 
 
 def test_ultra_feedback_binarized_has_scores_that_differ() -> None:
     chosen = [*USER, {"role": "assistant", "content": "good"}]
     rejected = [*USER, {"role": "assistant", "content": "bad"}]
     record = {"prompt": "Why?", "prompt_id": "1", "chosen": chosen, "rejected": rejected, "messages": chosen}
-    assert items_of(record | {"score_chosen": 8.0, "score_rejected": 4.0}) == better(("good", "bad"))
+    assert parse_record(record | {"score_chosen": 8.0, "score_rejected": 4.0}) == better(("good", "bad"))
 
 
 def test_a_conversation_in_one_text_of_help_steer() -> None:
     prompt = "Why?\n<extra_id_1>Assistant\nWhich?\n<extra_id_1>User\nThat."
-    (item,) = items_of({"prompt": prompt, "response": "x", "helpfulness": 1})
+    (item,) = parse_record({"prompt": prompt, "response": "x", "helpfulness": 1})
     assert item.messages == TALK
 
 
@@ -140,12 +140,12 @@ def test_a_conversation_in_one_text_of_help_steer() -> None:
 )
 def test_what_a_broken_record_lacks(name: str, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(BadRecord, match=re.escape(said)):
-        items_of(RECORDS[name][0] | changes)
+        parse_record(RECORDS[name][0] | changes)
 
 
 def test_a_format_that_is_forced_and_not_there() -> None:
     with pytest.raises(BadRecord, match="no `question`, `response_A`, `response_B`, `label`"):
-        items_of(RECORDS["ratings"][0], "judge_bench")
+        parse_record(RECORDS["ratings"][0], "judge_bench")
 
 
 def test_reward_bench_2_in_both_modes(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_reward_bench_2_in_both_modes(tmp_path: Path) -> None:
         rows = read_judge_table(tmp_path / mode / "test.parquet", mode)
         assert len(rows) == count
         assert {row["source"] for row in rows} == {"Factuality"}
-        labels = {responses_of(row)[0]: label_of(row, "pointwise") for row in rows} if mode == "pointwise" else {}
+        labels = {get_responses(row)[0]: get_label(row, "pointwise") for row in rows} if mode == "pointwise" else {}
         assert labels in ({}, {"good": 4, "bad": 0, "worse": 0, "worst": 0})
 
 

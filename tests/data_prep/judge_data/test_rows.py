@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from convrec.errors import UserError
 from convrec.judges.prompt import query_text
-from convrec.judges.schema import label_of, make_row, read_judge_table, responses_of
+from convrec.judges.schema import get_label, get_responses, make_row, read_judge_table
 from data_prep import judge
 from data_prep.judge import convert
 from data_prep.judge_data.rows import BEGINNING, SPLITS, large_group, split_rows
@@ -46,7 +46,7 @@ def test_ratings_of_one_query_are_compared_with_each_other(tmp_path: Path) -> No
     _, rows = written(tmp_path, "pairwise", records)
     found = {}
     for row in rows:
-        label, texts = label_of(row, "pairwise"), responses_of(row)
+        label, texts = get_label(row, "pairwise"), get_responses(row)
         found[frozenset(texts)] = label if label == "tie" else texts["AB".index(label)]
     assert found == {frozenset("xy"): "x", frozenset("yz"): "z", frozenset("xz"): "tie"}
 
@@ -75,14 +75,14 @@ def test_contradictory_rows_are_named_and_none_is_kept(tmp_path: Path) -> None:
 def test_contradictory_ratings(tmp_path: Path) -> None:
     records = [rating("Why?", "x", 4), rating("Why?", "x ", 1), rating("Why?", "y", 2), rating("why?", "y", 2)]
     summary, rows = written(tmp_path, "pointwise", records)
-    assert [(responses_of(row), label_of(row, "pointwise")) for row in rows] == [(["y"], 2)]
+    assert [(get_responses(row), get_label(row, "pointwise")) for row in rows] == [(["y"], 2)]
     assert (summary["identical_left_out"], summary["contradictory_left_out"]) == (1, 2)
 
 
 def test_a_response_that_wins_and_loses_has_no_score(tmp_path: Path) -> None:
     """Of preferences x > y and y > z, y would be the best and the worst."""
     summary, rows = written(tmp_path, "pointwise", [pair("Why?", "x", "y"), pair("Why?", "y", "z")])
-    assert [(responses_of(row), label_of(row, "pointwise")) for row in rows] == [(["x"], 4), (["z"], 0)]
+    assert [(get_responses(row), get_label(row, "pointwise")) for row in rows] == [(["x"], 4), (["z"], 0)]
     assert summary["contradictory_left_out"] == 2
 
 

@@ -150,7 +150,7 @@ def test_what_stays_ambiguous_is_told_with_both_readings(of: ItemReader, cell: A
     assert problem in str(error.value)
 
 
-def test_what_divides_items_of_the_catalog_alone_divides_no_other_title() -> None:
+def test_separator_of_catalog_items_splits_no_other_title() -> None:
     for title in ("Dune and Nowhere", "Nowhere / Nobody", "Fire & Ice", "Face/Off"):
         assert UNDATED.titles(title) == UNDATED.titles([title]) == [title]
     assert UNDATED.titles(["Dune and Alien"]) == ["Dune and Alien"]  # as the finding says
@@ -174,7 +174,7 @@ def test_ids_are_items_too() -> None:
 @pytest.mark.parametrize(
     "cell", ["Star Wars (1977)", ["Haet (1995)"], [["Star Wars", 1977]], "Haet (1995)|Star Wars (1977)"]
 )
-def test_a_seen_item_that_is_found_with_its_year_alone_is_seen_by_the_reward(cell: Any) -> None:
+def test_seen_item_found_only_with_its_year_is_seen_by_reward(cell: Any) -> None:
     films = reader([("Star Wars: Episode IV - A New Hope", 1977), ("Heat", 1995)])
     titles = films.titles(cell)
     wanted = {0: "Star" in str(cell), 1: "Haet" in str(cell)}

@@ -54,7 +54,7 @@ def test_cells_that_would_not_be_the_same_stay_texts(cells: list[str]) -> None:
 @pytest.mark.parametrize(
     "name", ["sku", "product_id", "imdbId", "ISBN13", "isbn_10", "movieId", "Zip Code", "clean_title"]
 )
-def test_ids_codes_and_titles_stay_texts_also_where_all_are_digits(name: str) -> None:
+def test_ids_codes_and_titles_stay_text_even_if_all_digits(name: str) -> None:
     assert has_names(name)
     assert infer_type(name, ["300", "1984"]) == (["300", "1984"], "", -1)
 
@@ -110,7 +110,7 @@ def convert(folder: Path, catalog: str) -> dict[str, Any]:
     return convert_own([folder / "rows.jsonl"], folder / "shop.csv", folder / "out", overwrite=True)
 
 
-def test_a_shops_csv_has_its_types_in_the_catalog_and_is_told_what_stays_texts(tmp_path: Path) -> None:
+def test_csv_types_reach_catalog_and_mixed_columns_are_reported(tmp_path: Path) -> None:
     summary = convert(tmp_path, SHOP)
     assert pq.read_table(tmp_path / "out" / "catalog.parquet").drop_columns(["title", "year"]).to_pydict() == {
         "item_id": ["1", "2", "3"],

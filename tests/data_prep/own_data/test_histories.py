@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convrec.lists.catalog import Catalog
-from data_prep.own_data.histories import COLD, WORDINGS, cut, in_order, rows_of
+from data_prep.own_data.histories import COLD, WORDINGS, cut, in_order, iter_rows
 
 EVENTS = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 6), st.integers(0, 9)), min_size=1, max_size=60)
 
@@ -75,7 +75,7 @@ def test_rows_are_those_of_the_definition(
         check(events, borders, wanted, most, rows)
 
 
-def test_by_time_nothing_in_train_is_later_and_what_comes_next_is_wanted() -> None:
+def test_time_split_trains_on_the_past_and_targets_what_follows() -> None:
     #        user 7: five films before the border, three behind it; user 8: one before, two behind
     times_E = np.array([1, 2, 3, 4, 5, 11, 12, 13, 1, 11, 12])
     users_E, items_E = np.array([7] * 8 + [8] * 3), np.array([0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 9])
@@ -91,11 +91,11 @@ def test_by_time_nothing_in_train_is_later_and_what_comes_next_is_wanted() -> No
     ]
 
 
-def test_a_question_names_the_history_and_its_wording_is_of_the_seed() -> None:
+def test_question_names_the_history_with_a_seeded_wording() -> None:
     catalog = Catalog(["Heat", "Alien", "Up", "M"], [1995, 1979, 2009, 1931])
     items_E, users_E = np.array([0, 1, 2, 3]), pa.DictionaryArray.from_arrays(np.zeros(4, np.int32), ["ann"])
     cuts_R6 = np.array([[0, 3, 4, 0, 0, 0]])
-    rows = [next(rows_of(cuts_R6, items_E, users_E, catalog, seed)) for seed in range(60)]
+    rows = [next(iter_rows(cuts_R6, items_E, users_E, catalog, seed)) for seed in range(60)]
     texts = {f"USER: {wording.format('Heat (1995), Alien (1979) and Up (2009)')}\n" for wording in WORDINGS}
     assert {row.conversation for row in rows} == texts
     assert {(row.id, row.conversation_id, row.split) for row in rows} == {("ann_t3", "ann", "train")}

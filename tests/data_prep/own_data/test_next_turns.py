@@ -6,7 +6,7 @@ from convrec.lists.catalog import Catalog
 from convrec.lists.matching import Matcher
 from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.cells import ItemReader
-from data_prep.own_data.next_turns import Mentions, rows_of
+from data_prep.own_data.next_turns import Mentions, iter_rows
 from data_prep.own_data.rows import Turn
 
 FILMS = [("Heat", 1995), ("Heat", 1986), ("Alien", 1979), ("Matrix, The", 1999), ("Blade Runner", 1982), ("It", 2017)]
@@ -37,9 +37,9 @@ DATED, UNDATED = mentions(FILMS), mentions([(title, None) for title, _ in FILMS[
     ],
 )
 def test_what_a_text_names(text: str, titles: list) -> None:
-    assert DATED.of_text(text) == titles
+    assert DATED.find_in_text(text) == titles
     if "(" not in text and "Heat" not in text:
-        assert UNDATED.of_text(text) == [(title, 0) for title, _ in titles]
+        assert UNDATED.find_in_text(text) == [(title, 0) for title, _ in titles]
 
 
 def test_the_rows_of_a_conversation() -> None:
@@ -47,12 +47,12 @@ def test_the_rows_of_a_conversation() -> None:
     said += ["Blade Runner", "Or Spider-Man?", "Yes"]
     roles = ["assistant", "user", "assistant", "user", "assistant", "user", "assistant", "user", "assistant"]
     turns = [Turn(role, content) for role, content in zip(roles, said, strict=True)]
-    named = [DATED.of_text(turn.content) for turn in turns]
-    rows = list(rows_of({"split": "test"}, turns, named, DATED.matcher, also_user=True))
+    named = [DATED.find_in_text(turn.content) for turn in turns]
+    rows = list(iter_rows({"split": "test"}, turns, named, DATED.matcher, also_user=True))
     assert [turns for _, turns in rows] == [turns[:2], turns[:6]]
     rows = [row for row, _ in rows]
     assert [row["ground_truth"] for row in rows] == [[["Alien", 1979]], [["Blade Runner", 1982], ["Spider-Man", 2002]]]
     assert [row["seen"] for row in rows] == [[["Heat"]], [["Heat"], ["Alien"]]]
-    last = list(rows_of({}, turns, named, DATED.matcher, also_user=False))[-1][0]
+    last = list(iter_rows({}, turns, named, DATED.matcher, also_user=False))[-1][0]
     assert last["ground_truth"] == [["Blade Runner", 1982]]
     assert rows[0]["split"] == "test"

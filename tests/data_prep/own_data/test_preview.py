@@ -16,7 +16,7 @@ def argv(tmp_path: Path) -> list[str]:
     return ["--conversations", str(tmp_path / "chats.jsonl"), "--catalog", str(tmp_path / "catalog.csv")]
 
 
-def test_a_preview_shows_rows_why_they_are_and_findings_and_writes_nothing(tmp_path: Path, argv, capsys) -> None:
+def test_preview_shows_rows_and_findings_and_writes_nothing(tmp_path: Path, argv, capsys) -> None:
     bad = {"messages": [{"role": "user", "content": "Hi"}, {"role": "bot", "content": "?"}]}
     chats = samples.lines(bad, *({"messages": samples.messages(), "model": "m"} for _ in range(5)))
     (tmp_path / "chats.jsonl").write_text(chats)
@@ -49,7 +49,7 @@ def test_a_preview_of_long_conversations_fits_a_screen(tmp_path: Path, argv, cap
     )  # the end, which holds the request
 
 
-def test_a_preview_of_nothing_says_so_and_one_of_the_two_is_given(tmp_path: Path, argv, capsys) -> None:
+def test_empty_preview_says_so_and_out_or_preview_is_required(tmp_path: Path, argv, capsys) -> None:
     (tmp_path / "chats.jsonl").write_text("")
     assert main([*argv, "--preview", "1"]) == 0
     assert capsys.readouterr().out == "no conversations; check how the file was written\n"

@@ -108,7 +108,7 @@ def test_dates_whose_order_nobody_knows_are_refused(days: tuple[str, ...], told:
         assert told in str(raised.value)
 
 
-def test_without_a_least_rating_all_count_whatever_the_column_says(tmp_path: Path) -> None:
+def test_without_a_minimum_rating_every_row_counts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "user,item,rating\n1,a,\n1,b,none\n2,a,1\n")
     table, num_read = read_ratings(path, (), None, Damage())
     assert table.to_pylist() == [{"user": "1", "item": "a"}, {"user": "1", "item": "b"}, {"user": "2", "item": "a"}]

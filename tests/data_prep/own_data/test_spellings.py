@@ -70,7 +70,7 @@ def test_no_catalog_loses_its_years(name: str, content: str, told: str, tmp_path
     assert told in "\n".join(found.told)
 
 
-def test_a_column_of_our_own_name_comes_before_one_of_a_usual_name(tmp_path: Path) -> None:
+def test_canonical_column_name_beats_a_common_alias(tmp_path: Path) -> None:
     found = read(tmp_path, "a.csv", "title,name,year,release_date\nHeat,x,1995,2001-01-01\n")
     assert found.table.to_pylist() == [{"title": "Heat", "year": 1995, "name": "x", "release_date": "2001-01-01"}]
     assert not found.told

@@ -16,7 +16,7 @@ from data_prep.tables import split_by_hash
 rows = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), min_size=1, max_size=40)  # conversation, time
 
 
-def keys_of(rows):
+def collect_keys(rows):
     return [
         SplitKey(path=Path("f"), row=row, conversation=conversation, time=float(time), split=None)
         for row, (conversation, time) in enumerate(rows)
@@ -25,7 +25,7 @@ def keys_of(rows):
 
 @given(rows, st.integers(0, 6), st.integers(7, 12))
 def test_dates_divide_conversations_by_their_latest_row(rows, validation_from, test_from):
-    split_of, _ = assign(keys_of(rows), SplitRule(), Borders(validation_from, test_from))
+    split_of, _ = assign(collect_keys(rows), SplitRule(), Borders(validation_from, test_from))
     assert set(split_of) == {conversation for conversation, _ in rows}
     for conversation, time in rows:
         latest = max(other for name, other in rows if name == conversation)
@@ -38,7 +38,7 @@ def test_dates_divide_conversations_by_their_latest_row(rows, validation_from, t
 def test_shares_are_reached_and_train_is_earlier(rows, validation, test):
     latest = {name: max(time for other, time in rows if other == name) for name, _ in rows}
     try:
-        split_of, told = assign(keys_of(rows), SplitRule(None, None, validation, test), Borders(None, None))
+        split_of, told = assign(collect_keys(rows), SplitRule(None, None, validation, test), Borders(None, None))
     except UserError:
         # nothing was left for train: each share can take up to one time's rows too many
         one_time = max(Counter(latest[name] for name, _ in rows).values())
@@ -72,4 +72,4 @@ def test_a_name_decides_alone_and_shares_are_met():
 
 
 def test_without_a_rule_all_is_train():
-    assert assign(keys_of([(1, 2), (3, 4)]), SplitRule(), check_rule(SplitRule()))[0] == {1: "train", 3: "train"}
+    assert assign(collect_keys([(1, 2), (3, 4)]), SplitRule(), check_rule(SplitRule()))[0] == {1: "train", 3: "train"}

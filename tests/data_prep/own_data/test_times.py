@@ -99,7 +99,7 @@ def test_one_date_of_a_file_decides_the_order_of_all() -> None:
         parse_time("20.02.2021", DateOrder.MONTH_FIRST)
 
 
-def test_dates_that_contradict_each_other_or_never_decide_are_refused() -> None:
+def test_contradictory_or_ambiguous_dates_are_refused() -> None:
     with pytest.raises(BadRecord, match=r"'20.02.2021' in row 0, with the day first, and '02/20/2021' in row 1"):
         find_date_order(enumerate(["20.02.2021", "02/20/2021"]))
     with pytest.raises(BadRecord, match="'05/02/2021', 5 February or 2 May, and no date of the file says which"):

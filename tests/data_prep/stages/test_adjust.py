@@ -73,7 +73,7 @@ def stages(tmp_path):
     return tmp_path
 
 
-def test_ground_truths_that_are_no_candidate_count_and_come_into_the_lists(stages):
+def test_non_candidate_ground_truths_count_and_enter_the_lists(stages):
     assert not any(9 in row["candidates"] for row in read(stages / remap.FILE))
     summary = adjust.run(stages, SETTINGS)
     # 54 training rows: 27 with film J alone; 27 with A, which is seen, one of its kind, and one of no catalog

@@ -98,7 +98,7 @@ def test_files_of_another_program_are_not_replaced_unasked(tmp_path):
     assert run_stage(first, tmp_path, Number(1), redo=True) == ({"n": 1}, True)
 
 
-def test_one_missing_file_does_not_let_other_settings_replace_the_rest(tmp_path):
+def test_missing_file_does_not_let_new_settings_replace_the_rest(tmp_path):
     def run(folder, settings):
         for name in ("a", "b"):
             (folder / name).write_text(settings.text)

@@ -39,11 +39,11 @@ def test_scores_by_hand():
     # sum: (2, 3.2, 3.36)
     p_BI = rank_weights([[3, -1, 3, 1]], 4)  # a line that is no item keeps its rank; the repeat at 3 adds nothing
     conversation = np.array([[0.6, 0.8]], np.float32)
-    np.testing.assert_allclose(scores_of(p_BI, ITEMS_ID, 3, conversation, 2.0), [[2.0, 3.2, 3.36]], rtol=1e-6)
+    np.testing.assert_allclose(compute_scores(p_BI, ITEMS_ID, 3, conversation, 2.0), [[2.0, 3.2, 3.36]], rtol=1e-6)
     np.testing.assert_allclose(matched_scores(p_BI[0, :3]), [-np.inf, 0.5, -np.inf])
 
 
-def scores_of(p_BI, items_ID, num_catalog, conversations_BD, weight):
+def compute_scores(p_BI, items_ID, num_catalog, conversations_BD, weight):
     query_BD = query_vectors(p_BI, items_ID, conversations_BD, weight)
     one_space = np.zeros(len(query_BD), int)
     scores_BM = np.full((len(query_BD), num_catalog), np.nan)
@@ -58,19 +58,19 @@ def test_the_product_is_the_formula_and_blocks_change_nothing(seed, lists):
     rng = np.random.default_rng(seed)
     items_ID, conversations_BD = unit_rows(rng.normal(size=(8, 4))), unit_rows(rng.normal(size=(len(lists), 4)))
     p_BI = rank_weights(lists, 8)
-    scores = scores_of(p_BI, items_ID, 5, conversations_BD, 0.5)
+    scores = compute_scores(p_BI, items_ID, 5, conversations_BD, 0.5)
     s_IM, i_IM = items_ID @ items_ID[:5].T, np.eye(8, 5)
     expected = p_BI.toarray() @ (s_IM + i_IM) + 0.5 * conversations_BD @ items_ID[:5].T
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     with patch.object(remap, "BLOCK_SCORES", 1):  # one by one
-        np.testing.assert_allclose(scores_of(p_BI, items_ID, 5, conversations_BD, 0.5), expected, atol=1e-5)
+        np.testing.assert_allclose(compute_scores(p_BI, items_ID, 5, conversations_BD, 0.5), expected, atol=1e-5)
 
 
 @settings(max_examples=50, deadline=None)
 @given(
     scores=st.lists(st.one_of(st.integers(-3, 3).map(float), st.just(-np.inf)), max_size=20), count=st.integers(1, 25)
 )
-def test_top_candidates_are_the_first_of_a_stable_sort_without_the_excluded(scores, count):
+def test_top_candidates_match_a_stable_sort_without_excluded(scores, count):
     array = np.array(scores, np.float32)
     expected = [m for m in np.argsort(-array, kind="stable") if array[m] > -np.inf][:count]
     assert top_candidates(array, count).tolist() == expected

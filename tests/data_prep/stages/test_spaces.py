@@ -9,7 +9,13 @@ from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.ranges import processes
 from data_prep.stages.rows import CATALOG, ROWS, SCHEMA
-from data_prep.stages.spaces import EmbeddingSettings, conversations_of, items_of, make_spaces, space_of
+from data_prep.stages.spaces import (
+    EmbeddingSettings,
+    choose_space,
+    load_conversation_vectors,
+    load_item_vectors,
+    make_spaces,
+)
 
 FILMS = [("Odd", 1990), ("Plain", 1991), ("Other", 1992)]
 
@@ -26,7 +32,7 @@ def row(group, text, split="train"):
     }
 
 
-def test_a_training_row_is_never_placed_by_an_embedding_that_read_its_conversation(tmp_path):
+def test_training_row_is_placed_by_an_embedding_blind_to_it(tmp_path):
     titles, years = zip(*FILMS, strict=True)
     pq.write_table(pa.table({"title": titles, "year": pa.array(years, pa.int32())}), tmp_path / CATALOG)
     pq.write_table(pa.table({"text": [format_item(*film) for film in FILMS]}), tmp_path / METADATA)
@@ -37,10 +43,12 @@ def test_a_training_row_is_never_placed_by_an_embedding_that_read_its_conversati
     settings = EmbeddingSettings(TFIDF_SVD, dimensions=3, seed=1, trust_remote_code=False)
     with processes(1) as map_ranges:
         num_spaces = make_spaces(tmp_path, tmp_path, settings, map_ranges)
-    vectors = conversations_of(tmp_path, 0, len(rows))
+    vectors = load_conversation_vectors(tmp_path, 0, len(rows))
     for asked, rates_odd in ((0, False), (2, True)):
-        odd = vectors[asked] @ items_of(tmp_path, space_of(rows[asked], num_spaces))[0]
+        odd = vectors[asked] @ load_item_vectors(tmp_path, choose_space(rows[asked], num_spaces))[0]
         assert (odd > 0.3) == rates_odd
-    assert space_of(rows[0], num_spaces) == space_of(rows[1], num_spaces) > 0 == space_of(rows[2], num_spaces)
-    assert space_of(rows[0], 1) == 0  # a model from elsewhere
+    assert (
+        choose_space(rows[0], num_spaces) == choose_space(rows[1], num_spaces) > 0 == choose_space(rows[2], num_spaces)
+    )
+    assert choose_space(rows[0], 1) == 0  # a model from elsewhere
     np.testing.assert_allclose(np.linalg.norm(vectors[[2, 3]], axis=1), 1, atol=1e-5)

@@ -10,6 +10,6 @@ def test_items_in_most_lists_are_named_with_their_count() -> None:
     assert warning.startswith("2 items stand in more than half of the lists, It in 71 of 100: the teacher repeats")
 
 
-def test_nothing_is_told_of_few_lists_or_of_items_in_half_of_them() -> None:
+def test_few_lists_or_items_in_half_of_them_raise_no_warning() -> None:
     assert warn_of_frequent_items({0: 99}, 99, TITLES) == []
     assert warn_of_frequent_items({0: 50}, 100, TITLES) == []

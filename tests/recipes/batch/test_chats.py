@@ -59,7 +59,7 @@ def test_seen_titles_are_titles_and_numbers_stay_numbers(tmp_path: Path) -> None
     assert [(type(entry), entry) for entry in again.filters["seen"]] == [(Title, "300"), (Title, "9")]
 
 
-def test_conditions_are_checked_with_the_catalogs_columns_before_anything_starts(tmp_path: Path) -> None:
+def test_where_conditions_are_checked_before_anything_starts(tmp_path: Path) -> None:
     columns = pa.schema([("price", pa.float64()), ("category", pa.string())])
     where = {"price": {"max": 20}, "category": ["Mystery"]}
     (tmp_path / "a.jsonl").write_text(json.dumps({"conversation": "hi", "where": where, "liked": ["Up", 3]}))

@@ -35,7 +35,7 @@ def runtime_environment(given: dict[str, str], *arguments: str) -> dict[str, Any
     return job_environment.runtime_environment(RANK_GRPO, run, given, arguments)
 
 
-def test_paths_are_made_absolute_where_they_are_given_and_so_are_the_defaults(tmp_path: Path) -> None:
+def test_given_and_default_paths_are_made_absolute(tmp_path: Path) -> None:
     """Space around a variable is none of it, as without a cluster."""
     (tmp_path / "runs").mkdir()
     given = {"TRAIN_FILE": " data/a.parquet", "SAVE_PATH": "~/run ", "MODEL_PATH": "runs", "VAL_FILE": " "}
@@ -55,9 +55,7 @@ def test_the_run_folder_has_a_default_outside_the_unpacked_copy(tmp_path: Path) 
     assert "CATALOG_FILE" not in values  # SFT has none
 
 
-def test_the_run_folder_is_named_after_the_model_as_without_a_cluster(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_run_folder_on_cluster_is_named_after_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A recipe's own model, and one that an override names."""
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -88,7 +86,7 @@ def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     assert [told.split()[0] for told in job_environment.withheld(given)] == list(holds_password)
 
 
-def test_settings_that_are_paths_are_made_absolute_and_switches_are_left_alone(tmp_path: Path) -> None:
+def test_path_settings_are_made_absolute_and_switches_kept(tmp_path: Path) -> None:
     folders = {"HF_HOME": "./hf", "SWANLAB_LOG_DIR": "logs", "HF_HUB_CACHE": "hub", "TENSORBOARD_DIR": "board"}
     others = {"VLLM_DISABLE_COMPILE_CACHE": "1", "VLLM_SOME_PATH": "1", "CLEARML_WEB_HOST": "http://clearml:8080"}
     values = variables(RANK_GRPO, folders | others | {"MLFLOW_TRACKING_URI": "mlruns"})

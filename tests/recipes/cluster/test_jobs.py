@@ -189,7 +189,7 @@ def interrupt_at(*calls: str) -> Callable[[str], None]:
 @pytest.mark.parametrize(
     ("status", "exit_code", "expected"), [("SUCCEEDED", 0, 0), ("FAILED", 130, 130), ("FAILED", None, 1)]
 )
-def test_following_prints_each_line_once_and_returns_the_jobs_exit_status(
+def test_follow_prints_each_line_once_and_returns_exit_status(
     call: Call, capsys: Printed, jobs: Jobs, status: str, exit_code: int, expected: int
 ) -> None:
     jobs.info.status, jobs.info.driver_exit_code = JobStatus(status), exit_code
@@ -197,7 +197,7 @@ def test_following_prints_each_line_once_and_returns_the_jobs_exit_status(
     assert capsys.readouterr().out == "step 1\nstep 2\n"
 
 
-def test_the_log_is_printed_as_it_grows_and_a_network_that_fails_is_waited_out(capsys: Printed, jobs: Jobs) -> None:
+def test_log_is_printed_as_it_grows_despite_network_failures(capsys: Printed, jobs: Jobs) -> None:
     calls: list[str] = []
 
     def grow(name: str) -> None:
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_the_following_alone(call: Call, capsys: Printed, jobs: Jobs
 
     def on(name: str) -> None:
         asked.append(name)
-        if name == when and len(asked) > 1:  # the first call is of client_of
+        if name == when and len(asked) > 1:  # the first call is of connect_to_job
             signal.raise_signal(signal.SIGINT)
 
     jobs.on = on
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_the_following_alone(call: Call, capsys: Printed, jobs: Jobs
         (["info", "submit", "stop"], JobStatus.RUNNING, "ray job status job-1"),  # the third leaves
     ],
 )
-def test_ctrl_c_asks_for_a_checkpoint_then_ends_the_job_then_leaves_it(
+def test_ctrl_c_asks_for_a_checkpoint_then_stops_then_detaches(
     capsys: Printed, jobs: Jobs, interrupts: list[str], status: JobStatus, said: str
 ) -> None:
     """The run folder, where the stop file is made, is not there yet."""
@@ -249,9 +249,7 @@ def test_ctrl_c_asks_for_a_checkpoint_then_ends_the_job_then_leaves_it(
     assert said in capsys.readouterr().err
 
 
-def test_a_stop_file_that_cannot_be_made_is_said_and_the_next_ctrl_c_ends_the_job(
-    monkeypatch: Patch, jobs: Jobs, tmp_path: Path
-) -> None:
+def test_failed_stop_file_is_reported_and_next_ctrl_c_stops_job(monkeypatch: Patch, jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     told: list[str] = []
     monkeypatch.setattr(cluster_jobs, "say", told.append)
@@ -285,14 +283,12 @@ def test_ctrl_c_while_submitting(call: Call, capsys: Printed, jobs: Jobs, reache
 
 
 def test_ctrl_c_anywhere_else_is_no_traceback(call: Call, capsys: Printed, jobs: Jobs) -> None:
-    jobs.on = interrupt_at("info")  # of client_of, before anything is followed
+    jobs.on = interrupt_at("info")  # of connect_to_job, before anything is followed
     assert call("--stop", "job-1") == 130
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_a_cluster_that_stays_away_leaves_the_job_alone_and_says_how_to_come_back(
-    monkeypatch: Patch, jobs: Jobs
-) -> None:
+def test_lost_cluster_leaves_job_running_and_tells_how_to_follow(monkeypatch: Patch, jobs: Jobs) -> None:
     def break_down(name: str) -> None:
         raise ConnectionError("reset by peer")
 
@@ -314,7 +310,7 @@ def test_stop_asks_for_a_checkpoint(call: Call, capsys: Printed, jobs: Jobs) -> 
 @pytest.mark.parametrize(
     ("ends", "log", "printed"), [(0, 'a warning\n{"ok": true}\n', '{"ok": true}\n'), (1, "", "why\n")]
 )
-def test_the_doctor_is_a_job_whose_findings_are_printed_or_why_it_has_none(
+def test_remote_doctor_prints_its_findings_or_why_it_has_none(
     capsys: Printed, jobs: Jobs, ends: int, log: str, printed: str
 ) -> None:
     put = jobs.submit_job

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import Ridge
 
-from convrec.data.schema import truth_of
+from convrec.data.schema import get_truth
 from convrec.errors import UserError
 from convrec.lists.catalog import Catalog
 from convrec.lists.metrics import evaluate_row
@@ -55,7 +55,7 @@ def split(files: dict[str, str]) -> Split:
     return read_split(files["data"], files["catalog"])
 
 
-def test_retrieval_lists_what_similar_training_conversations_wanted(split: Split) -> None:
+def test_retrieval_lists_what_similar_training_rows_wanted(split: Split) -> None:
     a, b, c = ([item.title for item in items if item] for items in retrieval(split, Rows(TRAIN, {}, []), 3))
     # a: Heat by conversations 2 and 3, Jaws by 3 alone; Alien comes last, as popular as its one conversation
     assert a == ["Heat", "Jaws", "Alien"]
@@ -104,7 +104,7 @@ def test_neighbours_are_the_items_that_go_with_those_seen(seen_split: Split) -> 
     ]
 
 
-def test_ease_has_the_weights_that_fit_training_best_with_none_of_an_item_on_itself(seen_split: Split) -> None:
+def test_ease_weights_are_the_best_fit_with_zero_diagonal(seen_split: Split) -> None:
     """B of min |X - X B|^2 + lambda |B|^2 with diag(B) = 0: for each item scikit-learn's ridge regression on the
     others. The weights of the seen items are summed."""
     rows_RK = np.array([[1, 1, 0], [1, 1, 0], [0, 1, 1]] * 60, float)  # Alien, Heat, Jaws
@@ -120,9 +120,7 @@ def test_ease_has_the_weights_that_fit_training_best_with_none_of_an_item_on_its
     assert lists[3:] == [["Heat", "Alien", "Jaws"]] * 2
 
 
-def test_where_there_are_ratings_all_of_them_count_and_not_the_rows_that_name_a_few(
-    seen_split: Split, tmp_path: Path
-) -> None:
+def test_ratings_replace_training_rows_where_available(seen_split: Split, tmp_path: Path) -> None:
     """Four users like Alien and Up, one Heat; the rows name Heat, Alien and Jaws."""
     users_E, items_E = np.array([0, 0, 1, 1, 2, 2, 3, 3, 4]), np.array([0, 3, 0, 3, 0, 3, 0, 3, 1])
     write_train_ratings(tmp_path, users_E, items_E, seen_split.catalog)
@@ -189,7 +187,7 @@ def of_api(files: dict[str, str], out: Path) -> list[str]:
     return [part for name, value in given.items() for part in (f"--{name}", value)]
 
 
-def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
+def test_api_model_is_evaluated_like_others_and_asked_once(
     files: dict[str, str],
     tmp_path: Path,
     chat_server: Callable[..., Any],
@@ -220,7 +218,7 @@ def test_a_model_behind_an_api_is_evaluated_as_any_other_and_asked_once(
     assert len(other.bodies) == 2
 
 
-def test_sampling_parameters_reach_the_model_behind_an_api_and_no_other(
+def test_sampling_parameters_reach_api_models_only(
     files: dict[str, str],
     tmp_path: Path,
     chat_server: Callable[..., Any],
@@ -310,6 +308,6 @@ def test_on_movielens_popularity_and_ease_are_those_of_lenskit(movielens: Path, 
     for name, expected in (("popularity", (0.0293, 0.0429)), ("ease", (0.0976, 0.1338))):
         figures = []
         for asked, items in zip(split.rows, BASELINES[name](split, train, 10), strict=True):
-            scored = evaluate_row(items, truth_of(asked), asked["seen_titles"], split.matcher, "paper", [10])
+            scored = evaluate_row(items, get_truth(asked), asked["seen_titles"], split.matcher, "paper", [10])
             figures.append((scored["ndcg@10"], scored["recall@10"]))
         assert np.round(np.mean(figures, axis=0), 4).tolist() == list(expected)

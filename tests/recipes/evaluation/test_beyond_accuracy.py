@@ -22,8 +22,8 @@ from recipes.evaluation.beyond_accuracy import (
     OF_ALL,
     Figures,
     add_measures,
-    context_of,
-    figures_of,
+    compute_figures,
+    make_context,
 )
 from recipes.evaluation.measures import Context
 from recipes.evaluation.slices import _parts, slice_labels, slice_results
@@ -49,7 +49,7 @@ def measured(lists: list[list[int]], context: Context = FACTS) -> list[dict[str,
 
 
 def figures(*after: list[dict[str, Any]], minus: Sequence[list[dict[str, Any]]] = ()) -> Figures:
-    return figures_of(after, range(len(after[0])), FACTS.num_items, 0, minus)
+    return compute_figures(after, range(len(after[0])), FACTS.num_items, 0, minus)
 
 
 def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[str], Any]) -> None:
@@ -67,7 +67,7 @@ def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[
     )
     rows = [{"recommended": items} for items in given["lists"]]
     add_measures(rows, context)
-    found = figures_of([rows], range(len(rows)), given["items"], seed=0)
+    found = compute_figures([rows], range(len(rows)), given["items"], seed=0)
     for name, expected in given["expected"].items():
         if isinstance(expected, float):
             assert found[name]["mean"] == pytest.approx(expected, rel=1e-12)
@@ -108,7 +108,7 @@ def test_the_jackknifes_error_of_a_mean_is_the_bootstraps() -> None:
     assert error == pytest.approx(by_drawing, rel=0.1)
 
 
-def test_the_error_of_coverage_is_at_least_the_spread_between_samples() -> None:
+def test_coverage_error_is_at_least_the_spread_between_samples() -> None:
     """120 lists of 5 of 200 items, few of them popular. The jackknife's variance is never too small in the mean (Efron
     and Stein, The Jackknife Estimate of Variance, 1981)."""
     rng = np.random.default_rng(0)
@@ -116,7 +116,7 @@ def test_the_error_of_coverage_is_at_least_the_spread_between_samples() -> None:
 
     def draw() -> Figures:
         lists = np.argsort(-(log_chances + rng.gumbel(size=(120, 200))), axis=1)[:, :5]
-        return figures_of([[{"recommended": items} for items in lists.tolist()]], range(120), 200)
+        return compute_figures([[{"recommended": items} for items in lists.tolist()]], range(120), 200)
 
     drawn = [draw() for _ in range(200)]
     for name in OF_ALL[:2]:
@@ -160,7 +160,7 @@ def split_of(conversations: list[str], truths: list[list[str]], data: str = "tes
     )
 
 
-def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path: Path) -> None:
+def test_slices_are_by_turns_truths_popularity_and_columns(tmp_path: Path) -> None:
     conversations = ["a", "a\nSYSTEM: b\nUSER: c", "d"]
     split = split_of(conversations, [["Alien"], ["Alien", "Heat"], ["Up"]], str(tmp_path / "test.parquet"))
     table = pa.Table.from_pylist(split.rows, RL_SCHEMA).append_column("age", pa.array(["old", None, "young"]))
@@ -197,7 +197,7 @@ def test_slices_are_by_turns_wanted_titles_their_popularity_and_columns(tmp_path
         ([math.nan], [None]),
     ],
 )
-def test_parts_of_numbers_are_told_apart_and_what_is_no_number_is_in_none(
+def test_numbers_are_sliced_into_distinct_parts_skipping_nans(
     values: list[float | None], labels: list[str | None]
 ) -> None:
     assert _parts(values) == labels
@@ -236,11 +236,11 @@ def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.Ca
         assert problem in capsys.readouterr().err
 
 
-def test_without_training_rows_the_catalogs_mentions_say_what_is_popular(sample: Path, tmp_path: Path) -> None:
+def test_popularity_comes_from_mentions_without_training_rows(sample: Path, tmp_path: Path) -> None:
     catalog = pq.read_table(sample / "catalog.parquet")
     pq.write_table(catalog.select(["title", "year"]), tmp_path / "bare.parquet")
     known, bare = (
-        context_of(read_split(sample / "test.parquet", file), [])
+        make_context(read_split(sample / "test.parquet", file), [])
         for file in (sample / "catalog.parquet", tmp_path / "bare.parquet")
     )
     assert known.mentions_M is not None

@@ -15,10 +15,10 @@ from convrec.lists.settings import ListSettings
 from recipes.evaluate import format_metrics
 from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.scoring import metrics_of, model_line
+from recipes.evaluation.scoring import load_metrics, model_line
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.split import Split, read_split
-from recipes.report import _of_lists
+from recipes.report import _summarise_lists
 from tests.recipes.evaluation.small import row, write_rows
 
 CATALOG = [("Toy Story", 1995), ("Amelie", 2001), ("Amélie", 2001), ("Heat", 1995), ("Alien", 1979), ("1. Heat", 1995)]
@@ -44,13 +44,13 @@ def model(tmp_path: Path, sound_model: Callable[..., Path], line_tokenizer: Any)
     return str(folder)
 
 
-def options_of(folder: Path, **changes: Any) -> EvaluationOptions:
+def make_options(folder: Path, **changes: Any) -> EvaluationOptions:
     given = {"data": str(folder / "data.parquet"), "catalog": str(folder / "catalog.parquet"), "num_items": 2}
     return EvaluationOptions(**given | {"out": str(folder / "out"), "constrained": True, "progress": False} | changes)
 
 
 def constraint_of(split: Split, model: str, folder: Path, **changes: Any) -> Any:
-    return make_constraint(options_of(folder, **changes), split, model, LISTS)
+    return make_constraint(make_options(folder, **changes), split, model, LISTS)
 
 
 def test_a_conversation_excludes_what_any_of_its_rows_has_seen(split: Split, model: str, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_what_no_list_can_keep_is_refused_before_vllm_starts(split: Split, model
     with pytest.raises(UserError, match=r"api:x is behind an endpoint"):
         constraint_of(split, "api:x", tmp_path)
     with pytest.raises(UserError, match="add --constrained"):
-        evaluate(options_of(tmp_path, model=model, constrained=False, allow=str(part)))
+        evaluate(make_options(tmp_path, model=model, constrained=False, allow=str(part)))
 
 
 def test_a_part_of_the_catalog_is_named_by_lines_or_by_a_catalog(split: Split, tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ def test_a_part_of_the_catalog_is_named_by_lines_or_by_a_catalog(split: Split, t
         read_allowed(lines, split.matcher)
 
 
-def answers_of(split: Split, first: str, second: str) -> Mapping[str, Any]:
+def make_answers(split: Split, first: str, second: str) -> Mapping[str, Any]:
     return dict(zip(split.prompts, ({"text": first}, {"text": second}), strict=True))
 
 
 def test_right_lists_are_counted_and_each_kind_of_wrong_is_found(split: Split) -> None:
     right, fine = "Amélie (2001)\nToy Story (1995)", "Heat (1995)\nAlien (1979)"
-    counts = check_lists(split, answers_of(split, right, fine), LISTS)
+    counts = check_lists(split, make_answers(split, right, fine), LISTS)
     assert counts == {"lists": 2, "lines": 4, "out_of_catalog": 0, "repeated": 0, "seen": 0, "wrong_length": 0}
     wrong = {
         "out_of_catalog": "Toy Story (1995)\nJaws (1975)",
@@ -104,7 +104,7 @@ def test_right_lists_are_counted_and_each_kind_of_wrong_is_found(split: Split) -
     }
     for name, text in wrong.items():
         with pytest.raises(RuntimeError, match=f"'{name}': 1"):
-            check_lists(split, answers_of(split, text, fine), LISTS)
+            check_lists(split, make_answers(split, text, fine), LISTS)
 
 
 def test_constrained_lists_stand_beside_free_ones_and_baselines(
@@ -112,7 +112,7 @@ def test_constrained_lists_stand_beside_free_ones_and_baselines(
 ) -> None:
     free, held = "Jaws (1975)\nToy Story (1995)", "Toy Story (1995)\nAmelie (2001)"
     answer_with(lambda _, constraint, **settings: held if constraint else free)
-    options = options_of(tmp_path, model=model, train=str(tmp_path / "data.parquet"), protocols=("strict",))
+    options = make_options(tmp_path, model=model, train=str(tmp_path / "data.parquet"), protocols=("strict",))
     metrics = evaluate(options)
     assert list(metrics["results"]["strict"]) == ["model", "constrained", "popularity"]
     assert metrics["generation"]["prompts"] == 2 + 2
@@ -124,11 +124,11 @@ def test_constrained_lists_stand_beside_free_ones_and_baselines(
     assert gain["cold_share constrained gain"] == 0.5  # nobody wants Amelie
     assert "novelty" in pq.read_table(tmp_path / "out" / "rows_constrained.parquet").column_names
     out = tmp_path / "out"
-    table = _of_lists({"a": out}, {"a": metrics_of(out)})["table"]
+    table = _summarise_lists({"a": out}, {"a": load_metrics(out)})["table"]
     assert [column["model"] for column in table][-2:] == ["a", "a, constrained"]
-    fused = metrics_of(out)
+    fused = load_metrics(out)
     fused["results"]["strict"]["fused"] = fused["results"]["strict"]["constrained"]
-    columns = [column["model"] for column in _of_lists({"a": out, "b": out}, {"a": fused, "b": fused})["table"]]
+    columns = [column["model"] for column in _summarise_lists({"a": out, "b": out}, {"a": fused, "b": fused})["table"]]
     assert columns == ["popularity", *(f"{name}{of}" for name in "ab" for of in ("", ", constrained", ", fused"))]
     title, _, printed = format_metrics(metrics).partition("constrained minus free lists, 3 rows paired:")
     assert "2 constrained lists of 4 lines: 0 out of catalog, 0 repeated" in title

@@ -124,7 +124,7 @@ def test_turns_are_as_many_as_the_run_was_trained_with(
     assert metrics["results"]["paper"]["model"]["questions"]["mean"] == pytest.approx(2 / 4)  # b's second is refused
 
 
-def test_without_turns_left_a_question_is_no_item_and_controls_help_less(
+def test_question_without_turns_left_is_no_item(
     files: dict[str, Any], answer_with: Callable[..., list[list[str]]]
 ) -> None:
     answer_with(turn)

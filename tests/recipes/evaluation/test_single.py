@@ -63,7 +63,7 @@ def run(files: Files, out: Path, **changes: Any) -> dict[str, Any]:
     return evaluate(EvaluationOptions(**given | paths))
 
 
-def test_each_distinct_prompt_is_asked_once_and_scored_once_a_row(files: Files, asked: Asked, tmp_path: Path) -> None:
+def test_each_distinct_prompt_is_asked_once_and_scored_per_row(files: Files, asked: Asked, tmp_path: Path) -> None:
     metrics = run(files, tmp_path / "out")
     assert asked == [["space", "crime"]]
     summary, popularity = (metrics["results"]["paper"][name] for name in ("model", "popularity"))
@@ -168,16 +168,14 @@ def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
     assert run(files, tmp_path / "out2", model=folder, run=tmp_path)["settings"]["delimiter"] == "\n"
 
 
-def test_prompts_without_the_candidates_that_a_model_was_trained_with_are_warned_about(
-    files: Files, asked: Asked, tmp_path: Path
-) -> None:
+def test_prompts_lacking_the_trained_candidates_raise_a_warning(files: Files, asked: Asked, tmp_path: Path) -> None:
     for candidates in (0, 50):
         (tmp_path / "config.yaml").write_text(f"convrec: {{candidates: {candidates}}}\n")
         told = "\n".join(run(files, tmp_path / f"out{candidates}", run=tmp_path)["warnings"])
         assert ("prompts name 0 candidates, and the model had CANDIDATES=50" in told) == bool(candidates)
 
 
-def test_protocol_reference_has_the_reference_matcher_unless_told_otherwise(
+def test_reference_protocol_uses_its_own_matcher_by_default(
     files: Files, asked: Asked, lists: dict[str, str], tmp_path: Path
 ) -> None:
     lists["space"] = "alien (1979)"  # another case: not in the reference's catalog
@@ -193,7 +191,7 @@ def test_protocol_reference_has_the_reference_matcher_unless_told_otherwise(
 # ---- against an earlier evaluation
 
 
-def test_paired_differences_beyond_accuracy_need_the_same_training_rows(
+def test_paired_novelty_needs_the_same_training_rows(
     files: Files, asked: Asked, lists: dict[str, str], tmp_path: Path
 ) -> None:
     run(files, tmp_path / "before")
@@ -274,7 +272,7 @@ def test_paired_comparison_is_by_row(files: Files, asked: Asked, lists: dict[str
         ({"replicas": 0}, "--replicas 0: give"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_is_asked(
+def test_impossible_options_are_refused_before_any_request(
     files: Files, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -295,7 +293,7 @@ def test_options_that_cannot_be_are_refused_before_anything_is_asked(
         ),
     ],
 )
-def test_data_that_cannot_be_scored_are_refused_before_anything_is_asked(
+def test_unscorable_data_is_refused_before_any_request(
     files: Files, asked: Asked, tmp_path: Path, rows: list[dict[str, Any]], message: str
 ) -> None:
     write_rows(tmp_path / "data.parquet", rows)
@@ -341,17 +339,17 @@ def test_damaged_rows_are_all_named_or_left_out_and_counted(
     assert metrics["damaged"] == {"data": 10, "train": 1}
     assert metrics["results"] == json.loads((tmp_path / "whole" / "metrics.json").read_text())["results"]
     named = [json.loads(line) for line in (tmp_path / "out" / "damaged.jsonl").read_text().splitlines()]
-    rows_of = {name: [entry["row"] for entry in named if entry["file"] == files[name]] for name in ("data", "train")}
-    assert rows_of == {"data": [*range(2, 11), 13], "train": [2]}
+    rows_by_file = {
+        name: [entry["row"] for entry in named if entry["file"] == files[name]] for name in ("data", "train")
+    }
+    assert rows_by_file == {"data": [*range(2, 11), 13], "train": [2]}
     write_rows(Path(files["data"]), ROWS)
     write_rows(Path(files["train"]), TRAIN)
     assert run(files, tmp_path / "out", skip_damaged=0.8)["damaged"] == {"data": 0, "train": 0}
     assert not (tmp_path / "out" / "damaged.jsonl").exists()
 
 
-def test_a_catalog_without_a_tenth_of_the_ground_truth_is_warned_about_and_a_foreign_one_refused(
-    files: Files, asked: Asked, tmp_path: Path
-) -> None:
+def test_catalog_missing_truths_raises_a_warning_or_is_refused(files: Files, asked: Asked, tmp_path: Path) -> None:
     other = write_catalog(tmp_path / "other.parquet", {"Alien": 1979})
     (warning,) = run(files, tmp_path / "out", catalog=other, train=None)["warnings"]
     assert "2 of 3 ground truths" in warning  # Heat, twice
@@ -385,7 +383,7 @@ def test_the_command_replaces_its_own_results_alone(
     assert len(asked) == 1
 
 
-def test_a_model_that_cannot_write_the_titles_is_refused_before_it_is_asked(
+def test_model_that_cannot_write_the_titles_is_refused_early(
     files: Files, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipes.evaluation.setup.load_tokenizer", load_tokenizer)

@@ -57,7 +57,7 @@ def options(tmp_path: Path, answer_with: Callable[..., Any]) -> list[str]:
     return ["--data", data, "--catalog", catalog, "--train", data, "--num-items", "2", "--ks", "1", "2"]
 
 
-def test_a_start_model_that_is_gone_and_a_newest_step_without_a_model_are_named(run: Path, tmp_path: Path) -> None:
+def test_missing_start_model_and_step_without_model_are_named(run: Path, tmp_path: Path) -> None:
     assert sweep_steps(run, start="another/model")[0] == "another/model"
     mark_complete(run, 3)
     with pytest.raises(UserError, match=r"global_step_3, the newest one, holds no model: it was removed"):
@@ -69,7 +69,7 @@ def test_a_start_model_that_is_gone_and_a_newest_step_without_a_model_are_named(
         sweep_steps(tmp_path)
 
 
-def test_a_sweep_writes_a_row_a_step_and_the_report_shows_start_and_end(
+def test_sweep_writes_a_row_per_step_and_report_shows_both_ends(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate.main(["--model", str(run), "--sweep", *options]) == 0
@@ -148,7 +148,7 @@ def test_a_sweep_with_other_settings_does_not_overwrite_one(
 
 
 @pytest.mark.parametrize("changed", ["data", "train"])
-def test_evaluations_of_files_with_other_contents_are_not_shown_side_by_side(
+def test_evaluations_of_changed_files_are_not_compared(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str
 ) -> None:
     assert evaluate.main(["--model", str(run), "--sweep", *options]) == 0
@@ -161,7 +161,7 @@ def test_evaluations_of_files_with_other_contents_are_not_shown_side_by_side(
     assert ("SHA-256 000000000000" if changed == "data" else "different training files") in said
 
 
-def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(
+def test_sweep_of_one_conversation_is_reported_and_stale_flagged(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate.main(["--model", str(run), "--sweep", *options, "--limit", "1"]) == 0  # no standard error
@@ -178,7 +178,7 @@ def test_a_sweep_of_one_conversation_is_reported_and_a_stale_one_said_to_be(
     assert "nan" not in html
 
 
-def test_evaluations_of_different_splits_are_not_put_side_by_side(
+def test_evaluations_with_different_settings_are_not_compared(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

@@ -5,7 +5,7 @@ from typing import Any
 NAMES = ("recall@5", "ndcg@5")
 
 
-def metrics_of(value: float, gain: float | None = None, se: float | None = 0.01, **settings: Any) -> dict[str, Any]:
+def make_metrics(value: float, gain: float | None = None, se: float | None = 0.01, **settings: Any) -> dict[str, Any]:
     """Of metrics.json. se: of the model's figures, twice that of its gains; None for JSON's form of NaN."""
     model: dict[str, Any] = {name: {"mean": value, "se": se} for name in NAMES}
     model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}

@@ -43,7 +43,7 @@ def test_steps_are_said_or_counted_in_the_data(tmp_path: Path, sample: Path) -> 
     assert count_steps(training(said, {"data": {"train_batch_size": None}})) is None
 
 
-def test_settings_are_composed_once_a_variant_and_a_wrong_one_names_its_run(tmp_path: Path) -> None:
+def test_settings_compose_once_per_variant_and_errors_name_runs(tmp_path: Path) -> None:
     runs = [MatrixRun(f"a-s{seed}", "a", "sft", None, {"SEED": seed, "TOTAL_STEPS": "6"}) for seed in ("1", "2")]
     trainings = composed(runs, tmp_path)
     assert trainings["a-s1"] is trainings["a-s2"]

@@ -22,11 +22,11 @@ from convrec.errors import UserError
 from convrec.options import parse
 from convrec.settings.run import Run
 from recipes import matrix as command
-from recipes.evaluation.options import EvaluateOptions, arguments_of
+from recipes.evaluation.options import EvaluateOptions, format_arguments
 from recipes.experiments import cluster_runs
 from recipes.experiments.cluster_runs import MatrixJobs
 from recipes.experiments.matrix_file import Matrix
-from recipes.experiments.matrix_runs import MatrixRun, composed, runs_of
+from recipes.experiments.matrix_runs import MatrixRun, composed, expand_matrix
 from recipes.preflight import cluster_findings
 from recipes.preflight import node as preflight_node
 from recipes.preflight.cluster_findings import WAITS_VARIABLE
@@ -104,7 +104,7 @@ class Started:
 
 @pytest.fixture(scope="module")
 def runs() -> list[MatrixRun]:
-    return runs_of(Matrix(**yaml.safe_load(MATRIX)))
+    return expand_matrix(Matrix(**yaml.safe_load(MATRIX)))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def matrix(
     return matrix
 
 
-def test_runs_are_trained_and_evaluated_and_a_failure_stops_what_starts_from_it_alone(matrix: Started) -> None:
+def test_failed_run_stops_only_the_runs_that_start_from_it(matrix: Started) -> None:
     failed, left_out = matrix.start()
     (job,) = [job for job in matrix.client.jobs if job.endswith("-bad-train-1")]
     log = matrix.out / "logs" / f"{job}.log"
@@ -153,9 +153,7 @@ def test_the_jobs_have_what_they_need(matrix: Started, tmp_path: Path) -> None:
     assert slots["sft-train"] == slots["good-s1-train"] == (None, "1")
 
 
-def test_started_again_it_leaves_finished_runs_alone_and_tries_failed_ones_again(
-    matrix: Started, tmp_path: Path
-) -> None:
+def test_restart_skips_finished_runs_and_retries_failed_ones(matrix: Started, tmp_path: Path) -> None:
     assert matrix.start()[0].startswith("bad failed")
     (tmp_path / "commands").unlink()
     (tmp_path / "python").write_text(PLAYED.format(folder=tmp_path).replace("*bad*", "*no*"))
@@ -165,7 +163,7 @@ def test_started_again_it_leaves_finished_runs_alone_and_tries_failed_ones_again
     assert any(job.endswith("-bad-train-2") for job in matrix.client.jobs)
 
 
-def test_ctrl_c_leaves_the_jobs_and_the_next_start_waits_for_them(matrix: Started, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_the_jobs_and_next_start_waits_for_them(matrix: Started, tmp_path: Path) -> None:
     matrix.runs = [replace(run, start=None) for run in matrix.runs if run.name.startswith("good")]
     (tmp_path / "wait").touch()
 
@@ -195,13 +193,13 @@ def test_a_folder_that_is_not_shared_is_said(matrix: Started, tmp_path: Path, mo
     assert failed.startswith(f"sft failed: train: it ended well, and {matrix.out} here has nothing of it")
 
 
-def test_what_cannot_run_there_is_refused_before_anything_is_submitted(runs: list[MatrixRun], tmp_path: Path) -> None:
+def test_relative_paths_are_refused_before_submission(runs: list[MatrixRun], tmp_path: Path) -> None:
     run = replace(runs[0], overrides=["data.train_files=[here/a.parquet]"])
     with pytest.raises(UserError, match=r"sft: .* a relative path means nothing"):
         composed([run], tmp_path, on_cluster=True)
 
 
-def test_a_training_of_a_matrix_waits_while_another_job_holds_its_slots(
+def test_matrix_training_waits_while_another_job_holds_its_slots(
     trainings: dict[str, Run[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free = preflight_node.NodeSlots("a node", gpus=2, free_gpus=2, cpus=8, free_cpus=8)
@@ -221,5 +219,5 @@ def test_the_evaluation_of_a_job_has_the_options_of_the_file() -> None:
     options = {"model": "m", "out": "o", "data": "d", "catalog": "c", "delimiter": "- ", "replicas": "auto"}
     options |= {"constrained": True, "limit": None, "fuzzy_cutoff": 91.5, "slices": [], "ks": [5, 10]}
     options["chat_template_kwargs"] = {"enable_thinking": True}
-    given = asdict(parse(EvaluateOptions, arguments_of(options)))
+    given = asdict(parse(EvaluateOptions, format_arguments(options)))
     assert {name: given[name] for name in options} == options

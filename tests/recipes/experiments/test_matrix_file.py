@@ -6,7 +6,7 @@ import pytest
 
 from convrec.errors import UserError
 from recipes.experiments.matrix_file import read_matrix
-from recipes.experiments.matrix_runs import LONGEST_NAME, runs_of
+from recipes.experiments.matrix_runs import LONGEST_NAME, expand_matrix
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIAL", "/data/redial")
     read = read_matrix(ROOT / "benchmarks" / "studies" / "redial_matrix.yaml")
-    runs = {run.name: run for run in runs_of(read)}
+    runs = {run.name: run for run in expand_matrix(read)}
     assert len(runs) == 2 + 7 * 2
     assert runs["sft"].start == "sft_titles"
     assert runs["sft"].variables["LR"] == "3e-3"  # its own, not that of all
@@ -27,9 +27,9 @@ def test_the_shipped_matrix_has_every_variant_with_its_seeds(monkeypatch: pytest
     assert "--source /data/redial" in read.prepare[0].run
 
 
-def test_the_example_has_every_method_with_the_same_rollouts_from_one_start() -> None:
+def test_example_matrix_gives_all_methods_equal_rollouts() -> None:
     read = read_matrix(ROOT / "docs" / "examples" / "matrix.yaml")
-    start, *others = runs_of(read)
+    start, *others = expand_matrix(read)
     assert (start.name, start.recipe) == ("sft", "sft")
     assert {run.start for run in others} == {"sft"}
     varied = ("ALGORITHM", "REWARD", "CONSTRAINED")
@@ -49,9 +49,11 @@ def test_the_example_has_every_method_with_the_same_rollouts_from_one_start() ->
 def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GRPO", "GSPO", "EXP_INF", "LOG_DECAY"):
         monkeypatch.setenv(f"LR_{name}", "1e-4")
-    runs = runs_of(read_matrix(ROOT / "benchmarks" / "studies" / "ranks" / "study.yaml"))
+    runs = expand_matrix(read_matrix(ROOT / "benchmarks" / "studies" / "ranks" / "study.yaml"))
     assert [run.start for run in runs if run.variant == "gspo"] == ["sft-s3407", "sft-s3408", "sft-s3409"]
-    rates = {run.name: run for run in runs_of(read_matrix(ROOT / "benchmarks" / "studies" / "ranks" / "rates.yaml"))}
+    rates = {
+        run.name: run for run in expand_matrix(read_matrix(ROOT / "benchmarks" / "studies" / "ranks" / "rates.yaml"))
+    }
     assert rates["gspo_3e-4"].variables.items() >= {"ALGORITHM": "gspo", "LR": "3e-4", "TOTAL_STEPS": "100"}.items()
     assert len(rates) == 1 + 4 * 4  # a start, then four rates for each method
 
@@ -64,7 +66,7 @@ def test_every_shipped_matrix_comes_to_runs(monkeypatch: pytest.MonkeyPatch) -> 
     files.append(ROOT / "docs" / "examples" / "matrix.yaml")
     assert len(files) >= 5
     for file in files:
-        assert runs_of(read_matrix(file)), file
+        assert expand_matrix(read_matrix(file)), file
 
 
 EVALUATE = "evaluate: {data: d, catalog: c}\n"
@@ -135,7 +137,7 @@ def test_a_mistake_in_the_file_is_named(text: str, message: str, tmp_path: Path)
     file = tmp_path / "matrix.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=message):
-        runs_of(read_matrix(file))
+        expand_matrix(read_matrix(file))
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:

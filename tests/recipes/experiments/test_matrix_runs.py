@@ -8,13 +8,13 @@ import yaml
 from convrec.errors import UserError
 from convrec.settings.readers import comma_separated
 from recipes.experiments.matrix_file import Matrix
-from recipes.experiments.matrix_runs import COMMA_SEPARATED, MatrixRun, combinations, runs_of
+from recipes.experiments.matrix_runs import COMMA_SEPARATED, MatrixRun, combinations, expand_matrix
 from recipes.launch.recipe import RANK_GRPO, SFT
 from recipes.launch.variables import VARIABLES
 
 
 def runs_from(text: str) -> list[MatrixRun]:
-    return runs_of(Matrix(out="out", evaluate={}, **yaml.safe_load(text)))
+    return expand_matrix(Matrix(out="out", evaluate={}, **yaml.safe_load(text)))
 
 
 def starts_of(text: str) -> dict[str, str | None]:
@@ -59,7 +59,7 @@ def test_a_start_of_one_seed_is_the_start_of_all() -> None:
     assert starts == {"sft": None, "rank-s1": "sft", "rank-s2": "sft"}
 
 
-def test_a_run_has_its_variables_its_folder_and_its_start_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_environment_has_its_variables_folder_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MU", "3")
     monkeypatch.setenv("SAVE_PATH", "elsewhere")
     of_start = {"MU": "2", "SAVE_PATH": "out/r", "MODEL_PATH": "out/sft"}
@@ -71,10 +71,10 @@ def test_a_run_has_its_variables_its_folder_and_its_start_in_its_environment(mon
 def points(common: dict, own: dict) -> list[str]:
     """What the names of the runs have of the lists."""
     matrix = Matrix(out="out", evaluate={}, variables=common, runs={"a": {"variables": own}})
-    return [run.name.removeprefix("a-") for run in runs_of(matrix)]
+    return [run.name.removeprefix("a-") for run in expand_matrix(matrix)]
 
 
-def test_every_combination_of_the_lists_the_last_one_in_turn_first() -> None:
+def test_combinations_vary_the_last_list_fastest() -> None:
     found = combinations(RANK_GRPO, {"LR": ["1e-6", "3e-6"], "MU": 4}, {"MU": [1, 2], "ROLLOUT_N": 8})
     assert [variables for variables, _ in found] == [
         {"ROLLOUT_N": "8", "LR": rate, "MU": mu} for rate in ("1e-6", "3e-6") for mu in ("1", "2")
@@ -83,7 +83,7 @@ def test_every_combination_of_the_lists_the_last_one_in_turn_first() -> None:
     assert combinations(RANK_GRPO, {"LR": "1e-6"}, {"MU": 2}) == [({"LR": "1e-6", "MU": "2"}, {})]
 
 
-def test_labels_are_safe_in_the_name_of_a_folder_and_one_value_alone_has_one() -> None:
+def test_labels_are_safe_folder_names_even_for_single_values() -> None:
     files = ["data/a b/train.parquet", "other/train.parquet"]
     assert points({}, {"TRAIN_FILE": files}) == ["TRAIN_FILE=data_a_b_train.parquet", "TRAIN_FILE=other_train.parquet"]
     rewards = [{"relevance": 1, "diversity": 0.3}, "relevance: 1"]
@@ -92,7 +92,7 @@ def test_labels_are_safe_in_the_name_of_a_folder_and_one_value_alone_has_one() -
     assert points({"LR": ["1e-6", "3e-6"]}, {"LR": "1e-5"}) == ["a"]  # the run's own value wins over a list of all
 
 
-def test_a_list_of_all_makes_no_runs_of_a_recipe_that_does_not_read_it() -> None:
+def test_common_list_makes_no_runs_of_a_recipe_that_ignores_it() -> None:
     assert combinations(SFT, {"KL_LOSS_COEF": [0, 0.1], "LR": ["1e-5"]}, {}) == [({"LR": "1e-5"}, {"LR": "1e-5"})]
     with pytest.raises(UserError, match="sft does not read it"):
         combinations(SFT, {}, {"KL_LOSS_COEF": [0, 0.1]})

@@ -14,23 +14,23 @@ import pytest
 
 from recipes.evaluation.scoring import model_line
 from recipes.experiments.matrix_runs import MatrixRun
-from recipes.experiments.tables import evaluated, hours_of, markdown, pairs, write_tables
-from tests.recipes.experiments.found import NAMES, metrics_of
+from recipes.experiments.tables import evaluated, markdown, measure_hours, pairs, write_tables
+from tests.recipes.experiments.found import NAMES, make_metrics
 
 
 def run_of(name: str, variant: str) -> MatrixRun:
     return MatrixRun(name, variant, "rank_grpo", None, {"SEED": "1"})
 
 
-def row_of(run: MatrixRun, metrics: dict[str, Any]) -> dict[str, Any]:
+def make_row(run: MatrixRun, metrics: dict[str, Any]) -> dict[str, Any]:
     return {"run": run.name, "variant": run.variant, "seed": run.seed} | model_line(metrics)
 
 
-def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
+def test_table_shows_means_over_seeds_and_gains_over_the_start() -> None:
     table = [
-        row_of(run_of("sft", "sft"), metrics_of(0.1, None)),
-        row_of(run_of("a-s1", "a"), metrics_of(0.2, 0.1)),
-        row_of(run_of("a-s2", "a"), metrics_of(0.3, 0.2)),
+        make_row(run_of("sft", "sft"), make_metrics(0.1, None)),
+        make_row(run_of("a-s1", "a"), make_metrics(0.2, 0.1)),
+        make_row(run_of("a-s2", "a"), make_metrics(0.3, 0.2)),
     ]
     # a: mean (0.2 + 0.3) / 2, sd sqrt(2 * 0.05^2 / 1) = 0.0707, gain (0.1 + 0.2) / 2
     assert markdown(table, 5).splitlines()[2:] == [
@@ -43,22 +43,22 @@ def test_the_table_is_of_means_over_seeds_and_gains_over_the_start() -> None:
 def test_what_is_not_known_is_an_empty_cell() -> None:
     table = []
     for seed in "12":
-        metrics = metrics_of(0.5, 0.1)
+        metrics = make_metrics(0.5, 0.1)
         metrics["results"]["paper"]["model"]["novelty"] = {"mean": math.nan, "se": math.nan}
         metrics["paired"]["novelty"] = {"mean": math.nan, "se": math.nan}
-        table.append(row_of(run_of(f"a-s{seed}", "a"), metrics))
+        table.append(make_row(run_of(f"a-s{seed}", "a"), metrics))
     text = markdown(table, 5)
     assert "nan" not in text
     assert text.splitlines()[-3:] == ["| variant | seeds | novelty | gain |", "|---|---|---|---|", "| a | 2 |  |  |"]
 
 
 def test_constrained_lists_are_a_table_of_their_own() -> None:
-    table = [row_of(run_of("sft", "sft"), metrics_of(0.1))]  # evaluated without them
+    table = [make_row(run_of("sft", "sft"), make_metrics(0.1))]  # evaluated without them
     for gain in (0.1, 0.2):
-        metrics = metrics_of(0.5)
+        metrics = make_metrics(0.5)
         metrics["results"]["paper"]["constrained"] = {name: {"mean": 0.5 + gain, "se": 0.02} for name in NAMES}
         metrics["constrained"] = {"paired": {name: {"mean": gain, "se": 0.03, "p": 0.5} for name in NAMES}}
-        table.append(row_of(run_of(f"a-{gain}", "a"), metrics))
+        table.append(make_row(run_of(f"a-{gain}", "a"), metrics))
     assert markdown(table[:1], 5).count("variant") == 1
     assert markdown(table, 5).split("\n\n")[-1].splitlines() == [
         "| variant | seeds | recall@5 constrained | minus free | ndcg@5 constrained | minus free |",
@@ -70,9 +70,9 @@ def test_constrained_lists_are_a_table_of_their_own() -> None:
     ]
 
 
-def test_baselines_stand_first_with_what_the_runs_gain_over_them_what_they_cost_and_a_picture(tmp_path: Path) -> None:
-    metrics = metrics_of(0.5, data="d", catalog="c", catalog_items=4)
-    of_popularity = metrics_of(0.2, se=0.03)["results"]["paper"]["model"]
+def test_table_puts_baselines_first_with_gains_costs_and_a_plot(tmp_path: Path) -> None:
+    metrics = make_metrics(0.5, data="d", catalog="c", catalog_items=4)
+    of_popularity = make_metrics(0.2, se=0.03)["results"]["paper"]["model"]
     metrics["results"]["paper"] |= {"constrained": metrics["results"]["paper"]["model"], "popularity": of_popularity}
     metrics["minus"] = {"popularity": {name: {"mean": 0.3, "se": 0.04, "p": 0.5} for name in NAMES}}
     folder, run = tmp_path / "evaluation" / "a", tmp_path / "a"
@@ -107,28 +107,28 @@ def test_baselines_stand_first_with_what_the_runs_gain_over_them_what_they_cost_
 
 
 def test_what_was_not_trained_here_has_no_hours(tmp_path: Path) -> None:
-    assert hours_of(tmp_path) == {}
+    assert measure_hours(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("sha256", {"data": "2"}), ("year_tolerance", 0), ("fuzzy_cutoff", 80), ("delimiter", "|"), ("sha256", None)],
 )
-def test_an_evaluation_of_other_contents_or_scored_otherwise_is_left_out(
+def test_evaluation_with_other_contents_or_scoring_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: Any
 ) -> None:
     like = {"sha256": {"data": "1"}, "year_tolerance": 2, "fuzzy_cutoff": 90, "delimiter": "\n"}
     for run, settings in (("a", like), ("b", like | {name: value})):
         (tmp_path / "evaluation" / run).mkdir(parents=True)
-        (tmp_path / "evaluation" / run / "metrics.json").write_text(json.dumps(metrics_of(0.1, **settings)))
-    metrics = metrics_of(0.1, **like)
+        (tmp_path / "evaluation" / run / "metrics.json").write_text(json.dumps(make_metrics(0.1, **settings)))
+    metrics = make_metrics(0.1, **like)
     table = evaluated([run_of("a", "a"), run_of("b", "b")], tmp_path, metrics["settings"])
     assert [row["run"] for row in table] == ["a"]
     warning = f"warning: b: evaluated with other settings, not in the table ({name} was "
     assert capsys.readouterr().err.startswith(warning)
 
 
-def test_variants_are_compared_conversation_by_conversation_over_their_seeds(tmp_path: Path) -> None:
+def test_variants_are_compared_per_conversation_over_seeds(tmp_path: Path) -> None:
     """ndcg@5 of y: a 0.2 and 0.4, b 0.5 and 0.5, so +0.2; of x +0.1: mean +0.15. z has no truth and does not count."""
     values = {"a-1": [0.1, 0.2], "a-2": [0.1, 0.4], "b-1": [0.2, 0.5], "b-2": [0.2, 0.5]}
     table = []

@@ -55,7 +55,7 @@ ROWS = [
 ]
 
 
-def test_a_judge_behind_an_api_has_the_sampling_parameters_that_are_given(asked: Callable[..., dict]) -> None:
+def test_api_judge_gets_the_given_sampling_parameters(asked: Callable[..., dict]) -> None:
     sent: list[dict] = []
 
     def answer(body: dict, count: int) -> str:
@@ -120,7 +120,7 @@ def test_a_pointwise_judge_of_other_criteria(asked: Callable[..., dict]) -> None
     assert results["baseline"]["best_of_n"] == 1 / 4
 
 
-def test_two_evaluations_are_compared_on_rows_with_a_better_response(
+def test_evaluations_are_compared_on_rows_with_a_better_response(
     asked: Callable[..., dict], tmp_path: Path, capsys: Any
 ) -> None:
     asked(lambda body, count: "<better>A</better>", "pairwise", ROWS)

@@ -31,7 +31,7 @@ def test_a_dry_run_finds_a_response_that_cannot_hold_the_lists(variables, monkey
     assert "hold every list" not in "".join(capsys.readouterr())
 
 
-def test_a_dry_run_says_how_much_would_be_done_and_writes_nothing(variables, tmp_path: Path, capsys) -> None:
+def test_dry_run_reports_the_planned_work_and_writes_nothing(variables, tmp_path: Path, capsys) -> None:
     assert runner.run(RECIPES["rank_grpo"], ["--dry-run", "trainer.test_freq=5"]) == 0
     out = capsys.readouterr().out
     assert "steps: 30 of 4 rows out of 40; a validation every 5 steps" in out

@@ -167,7 +167,7 @@ def start_local_ray(whose: str, home: str, proxy: dict[str, str]) -> dict[str, A
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_local_ray_has_its_own_token_and_reports_and_asks_nothing(proxy: dict[str, str], tmp_path: Path) -> None:
+def test_local_ray_has_its_own_token_and_sends_no_usage_reports(proxy: dict[str, str], tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     ray = start_local_ray("ours", str(home), proxy)
@@ -178,7 +178,7 @@ def test_a_local_ray_has_its_own_token_and_reports_and_asks_nothing(proxy: dict[
     assert not (home / ".ray").exists()
 
 
-def test_a_home_that_cannot_be_written_does_not_keep_ray_from_starting(proxy: dict[str, str]) -> None:
+def test_unwritable_home_does_not_keep_ray_from_starting(proxy: dict[str, str]) -> None:
     assert start_local_ray("ours", "/dev/null/home", proxy)["mode"] == "token"
 
 
@@ -203,7 +203,7 @@ def test_a_user_may_turn_the_token_off(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stopped_process_of_ray_does_not_keep_a_run_from_ending() -> None:
+def test_stopped_ray_process_does_not_keep_a_run_from_ending() -> None:
     """`make chaos` has met it: ray.shutdown waits for gcs_server without a limit."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(

@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_help_has_every_variable_of_the_recipe_with_its_own_default(name: str) -> None:
+def test_help_lists_every_variable_of_a_recipe_with_its_default(name: str) -> None:
     recipe = RECIPES[name]
     lines = {line.split()[0]: line for line in training_help(recipe).splitlines() if line.startswith("  ")}
-    assert {v.name for v in VARIABLES if v.keys_of(recipe)} == {word for word in lines if word.isupper()}
+    assert {v.name for v in VARIABLES if v.collect_keys(recipe)} == {word for word in lines if word.isupper()}
     assert " / " not in lines["SAVE_FREQ"]
     assert {"sft": " 100 ", "rank_grpo": " 200 "}.get(name, " 20 ") in lines["SAVE_FREQ"]
 
@@ -65,7 +65,7 @@ def test_a_default_in_words_is_what_conf_has(name: str, variable: str, key: str,
     assert default_texts(recipe)[variable] == (reference.setting.variable if reference else in_conf)
 
 
-def test_a_default_outside_the_table_of_settings_is_one_of_those_compared_with_conf() -> None:
+def test_defaults_outside_the_settings_table_are_the_known_ones() -> None:
     outside = {
         row.setting.variable
         for recipe in RECIPES.values()

@@ -54,7 +54,7 @@ def test_a_character_is_a_delimiter_when_it_is_quoted() -> None:
     assert compose_files(RANK_GRPO, ["convrec.delimiter=','"]).convrec.delimiter == ","
 
 
-def test_a_command_line_wins_over_a_variable_and_that_over_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_beats_variable_and_variable_beats_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("N_GPUS_PER_NODE", "3")
     host_overrides = ["trainer.n_gpus_per_node=8"]
     assert compose_files(RANK_GRPO, [], host_overrides).trainer.n_gpus_per_node == 3

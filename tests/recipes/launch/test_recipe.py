@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from convrec.errors import UserError
-from convrec.runs.folder import read_config, recipe_of, start_model
+from convrec.runs.folder import find_recipe, read_config, start_model
 from convrec.settings.choices import ALGORITHMS
 from recipes import doctor
 from recipes.cluster.job_environment import job_environment
@@ -69,7 +69,7 @@ def variables(good: dict[str, str]) -> dict[str, str]:
     return good | {"ALGORITHM": "wide_grpo"}
 
 
-def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
+def test_added_recipe_and_algorithm_compose_check_and_run(
     added: Recipe,
     variables: dict[str, str],
     set_variables: SetVariables,
@@ -103,7 +103,7 @@ def test_an_added_recipe_and_algorithm_are_composed_checked_and_run(
     said = capfd.readouterr().err
     assert f"Wide GRPO of short lists of {variables['MODEL_PATH']} into {tmp_path / 'run'}" in said
     assert "Wide GRPO of short lists finished" in said
-    assert recipe_of(read_config(tmp_path / "run")) == "short_lists"
+    assert find_recipe(read_config(tmp_path / "run")) == "short_lists"
     assert start_model(tmp_path / "run") == variables["MODEL_PATH"]
 
 

@@ -136,7 +136,7 @@ PERHAPS_OURS = "Out of memory, probably: the kernel's OOM killer has taken a pro
         (LOST, (0, 0), ""),
     ],
 )
-def test_a_failure_after_which_the_kernel_has_counted_a_kill_is_said_to_be_out_of_memory(
+def test_failure_after_an_oom_kill_is_reported_as_out_of_memory(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, kills_of_cgroup: tuple[Any, Any], said: str
 ) -> None:
     def train(training: Any) -> None:
@@ -151,7 +151,7 @@ def test_a_failure_after_which_the_kernel_has_counted_a_kill_is_said_to_be_out_o
     assert ("Lower data.max_token_len_per_gpu, TRAIN_BATCH_SIZE or MAX_LENGTH" in err) == bool(said)
 
 
-def test_no_secret_is_in_the_log_on_the_terminal_or_in_the_config(
+def test_secrets_appear_in_neither_log_terminal_nor_config(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What verl prints of the settings at the start, what a library says, and the traceback."""
@@ -176,7 +176,7 @@ def test_no_secret_is_in_the_log_on_the_terminal_or_in_the_config(
     assert "4f9a" not in err
 
 
-def test_a_failure_is_status_1_with_its_reason_and_its_traceback_in_the_log(run: Run, tmp_path: Path) -> None:
+def test_failure_exits_1_with_its_reason_and_logs_the_traceback(run: Run, tmp_path: Path) -> None:
     def train(training: Any) -> None:
         error = RuntimeError("what Ray says about it")
         error.cause = ValueError("line before\nthe worker ran out of memory")  # type: ignore[attr-defined]
@@ -237,7 +237,7 @@ def test_a_file_that_cannot_be_written_before_training_is_a_line(run: Run, tmp_p
     assert not (tmp_path / "run" / RUNNING).exists()
 
 
-def test_a_full_disk_is_an_error_of_a_line_wherever_it_is_noticed(run: Run, tmp_path: Path) -> None:
+def test_full_disk_is_a_one_line_error_wherever_it_shows(run: Run, tmp_path: Path) -> None:
     def train(training: Any) -> None:
         os.write(1, b"the log is on another disk than what is full\n")
         with open("/dev/full", "w") as full:
@@ -259,7 +259,7 @@ def test_a_quota_that_is_used_up_is_said_as_a_full_disk_is(run: Run, tmp_path: P
     assert "`quota -s`" in err
 
 
-def test_a_changed_validation_set_is_said_and_begins_another_comparison(run: Run, tmp_path: Path) -> None:
+def test_changed_validation_set_is_reported_and_resets_the_best(run: Run, tmp_path: Path) -> None:
     def train(training: Any) -> None:
         saved(tmp_path / "run", 4)
         saving.note_validation(tmp_path / "run", 4, {"val/loss": 1.0})
@@ -292,9 +292,7 @@ def test_a_stop_says_that_the_same_command_resumes(run: Run, tmp_path: Path) -> 
     assert "resuming after step 4" in err
 
 
-def test_a_step_that_was_saved_and_did_not_end_is_made_up_for_even_when_it_was_the_last(
-    run: Run, tmp_path: Path
-) -> None:
+def test_saved_but_unvalidated_step_is_validated_on_restart(run: Run, tmp_path: Path) -> None:
     def log(**data: float) -> None:
         Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(json.dumps({"step": 9, "data": data}) + "\n")
 
@@ -311,7 +309,7 @@ def test_a_step_that_was_saved_and_did_not_end_is_made_up_for_even_when_it_was_t
     assert (status, "already has its 9 steps" in err, "warning" in err) == (0, True, False)
 
 
-def test_a_finished_run_is_left_alone_and_says_what_it_was_not_trained_with(run: Run, tmp_path: Path) -> None:
+def test_finished_run_is_left_alone_and_reports_changed_settings(run: Run, tmp_path: Path) -> None:
     run(lambda config: saved(tmp_path / "run", 9))
     before = sorted((tmp_path / "run").rglob("*"))
     status, err = run(pytest.fail, LR="0.5")
@@ -336,7 +334,7 @@ def test_a_refusal_leaves_no_folder(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_into_which_a_run_trains_is_refused_and_untouched(run: Run, tmp_path: Path) -> None:
+def test_folder_of_a_running_training_is_refused_and_untouched(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / saving.STOP).touch()  # of the run that trains
     with hold(tmp_path / "run"):
@@ -384,9 +382,7 @@ def test_sft_is_resumed_with_the_batch_that_it_was_started_with(run: Run, tmp_pa
     assert seen == [96, 96]
 
 
-def test_checkpoints_that_an_earlier_start_kept_are_not_removed_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_kept_earlier_are_removed_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six are there; of three to keep there are five at most, with the best and one of a run that was killed."""
     monkeypatch.delenv("SAVE_KEEP", raising=False)
     for step in range(1, 7):
@@ -408,7 +404,7 @@ def in_a_process(log: Path, code: str) -> str:
     return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=True).stderr
 
 
-def test_what_libraries_print_while_the_interpreter_ends_is_in_the_log_alone(tmp_path: Path) -> None:
+def test_output_at_interpreter_exit_goes_only_to_the_log(tmp_path: Path) -> None:
     code = """
 import atexit, os
 atexit.register(os.write, 2, b'the end ')
@@ -420,7 +416,7 @@ os.write(2, b'after it ')
     assert (tmp_path / "run.log").read_text() == "the run the end "
 
 
-def test_a_bar_of_an_interrupted_library_does_not_come_back_on_the_terminal(tmp_path: Path) -> None:
+def test_interrupted_progress_bar_stays_off_the_terminal(tmp_path: Path) -> None:
     code = """
 from tqdm import tqdm
 held = []

@@ -46,7 +46,7 @@ def test_a_run_in_another_place_on_more_nodes_is_the_same_run(tmp_path: Path) ->
     assert compare_with_folder(make_run(**moved), tmp_path) == []
 
 
-def test_what_the_run_is_trained_by_is_named_where_it_has_changed(tmp_path: Path) -> None:
+def test_changed_training_settings_are_named_on_resume(tmp_path: Path) -> None:
     save_config(make_run().verl_config, tmp_path)
     now = make_run(actor_rollout_ref__actor__optim__lr=3e-4, convrec__reward="log_decay", data__train_batch_size=32)
     assert compare_with_folder(now, tmp_path) == [
@@ -108,7 +108,7 @@ def start(folder: Path, files: dict[str, str]) -> Run[Any]:
     return training
 
 
-def test_data_that_changed_under_its_path_is_said_and_a_model_that_did_is_refused(
+def test_changed_data_is_reported_and_a_changed_model_is_refused(
     tmp_path: Path, files: dict[str, str], sound_model: Callable[..., Path]
 ) -> None:
     run = tmp_path / "run"

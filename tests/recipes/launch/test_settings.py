@@ -92,7 +92,7 @@ def test_every_config_file_is_composed_by_these_tests() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["rank_grpo", *JUDGES])
-def test_lora_and_tensor_parallel_rollout_compose_and_verl_takes_them(recipe: str) -> None:
+def test_lora_and_tensor_parallel_configs_pass_verls_validation(recipe: str) -> None:
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     config = shipped(recipe, "host=gpu", "+scale=lora", "trainer.n_gpus_per_node=4")
@@ -106,7 +106,7 @@ def test_lora_and_tensor_parallel_rollout_compose_and_verl_takes_them(recipe: st
 
 
 @pytest.mark.parametrize(("on", "scale"), [("gpu", "separate_async"), ("cpu", "separate_async_cpu")])
-def test_the_asynchronous_trainer_composes_and_meets_verls_demands(
+def test_async_trainer_composes_and_meets_verls_requirements(
     monkeypatch: pytest.MonkeyPatch, on: str, scale: str
 ) -> None:
     from verl.trainer.ppo.v1 import trainer_separate_async
@@ -137,9 +137,7 @@ def test_vllms_context_is_prompt_and_response(recipe: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("devices", [0, 4])
-def test_a_rollout_on_one_device_has_no_process_besides_vllms_engine(
-    devices: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollout_on_one_device_runs_only_the_vllm_engine_process(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "usable_gpus", lambda: devices)
     key = "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend"
     assert OmegaConf.select(compose("rank_grpo", []).verl_config, key) == ONE_PROCESS
@@ -168,7 +166,7 @@ def test_full_scale_judges(defaults: dict[str, DictConfig], recipe: str, epochs:
 
 
 @pytest.mark.parametrize(("vocabulary", "megabytes"), [(1000, 64), (151_936, 520)])
-def test_the_buffer_for_weights_on_a_cpu_has_room_for_the_embedding(
+def test_cpu_weight_buffer_has_room_for_the_embedding(
     tmp_path: Path, set_variables: Callable[[Mapping[str, str]], None], vocabulary: int, megabytes: int
 ) -> None:
     (tmp_path / "config.json").write_text(f'{{"vocab_size": {vocabulary}, "hidden_size": 896}}')
@@ -185,7 +183,7 @@ def test_a_judges_step_is_four_updates_where_it_divides(node: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("recipe", "truth"), zip(JUDGES, (3, "A"), strict=True))
-def test_a_judges_reward_for_malformed_answers_reaches_its_function(
+def test_malformed_reward_reaches_the_judge_reward_function(
     node: pytest.MonkeyPatch, recipe: str, truth: object
 ) -> None:
     from verl.trainer.ppo.reward import get_custom_reward_fn
@@ -289,7 +287,7 @@ def test_no_setting_of_ours_and_verls_passes_for_a_secret(recipe: str, defaults:
     assert secrets_in(config) == set()
 
 
-def test_a_secret_of_a_variable_is_the_runs_and_not_in_what_is_written(
+def test_secret_from_a_variable_reaches_the_run_but_no_file(
     node: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OF_THE_TEST", "a-secret")

@@ -125,7 +125,10 @@ def test_what_verl_takes_passes(composed: dict[str, DictConfig]) -> None:
 def test_a_variable_and_the_override_of_its_key_have_one_rule(name: str, text: str) -> None:
     (variable,) = (variable for variable in VARIABLES if variable.name == name)
     expected = []
-    for environment, overrides in ({name: text}, []), ({}, [f"{key}={text}" for key in variable.keys_of(RANK_GRPO)]):
+    for environment, overrides in (
+        ({name: text}, []),
+        ({}, [f"{key}={text}" for key in variable.collect_keys(RANK_GRPO)]),
+    ):
         try:
             compose_files(RANK_GRPO, overrides, environment=environment)
             expected.append("")
@@ -144,7 +147,7 @@ def test_the_trackers_are_verls() -> None:
     assert set(VERL_TRACKERS) == set(Tracking.supported_backend)
 
 
-def test_a_reward_and_a_matching_are_known_by_their_entries_alone(
+def test_registry_entries_alone_make_rewards_and_matchings_known(
     monkeypatch: pytest.MonkeyPatch, composed: dict[str, DictConfig]
 ) -> None:
     config = deepcopy(composed["rank_grpo"])

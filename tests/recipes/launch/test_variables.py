@@ -73,7 +73,7 @@ def test_every_variable_has_a_value_here() -> None:
         (variable.name, recipe.name, key)
         for variable in VARIABLES
         for recipe in RECIPES.values()
-        for key in variable.keys_of(recipe)
+        for key in variable.collect_keys(recipe)
     ],
 )  # fmt: skip
 def test_variable_reaches_the_config(
@@ -118,7 +118,7 @@ def test_what_may_be_null_can_be_in_the_variables_own_word() -> None:
     assert overrides_from_environment(RANK_GRPO, {"TOTAL_STEPS": "null"}) == ["trainer.total_training_steps=null"]
 
 
-def test_empty_variable_is_an_unset_one_and_the_other_recipes_are_left_out() -> None:
+def test_empty_variable_is_unset_and_other_recipes_are_ignored() -> None:
     assert overrides_from_environment(SFT, {"LR": " ", "MU": "2"}) == []
 
 
@@ -181,7 +181,7 @@ def test_who_sets_ours_knows_its_name() -> None:
     assert len(misspelt_variables({"MODEL": "ours?", "MODEL_PATH": ""})) == 1
 
 
-def test_the_names_elsewhere_are_not_ours_and_stand_for_one_of_ours() -> None:
+def test_foreign_variable_names_are_distinct_and_map_to_ours() -> None:
     names = [name for others in ELSEWHERE.values() for name in others]
     assert len(set(names)) == len(names)
     assert not set(names) & set(NAMES)

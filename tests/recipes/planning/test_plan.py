@@ -96,9 +96,7 @@ def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
     assert "optimizer" not in gpu_parts(workload(away, KNOWN_MODELS["8B"].size), CARD)[1]
 
 
-def test_logits_of_sft_on_gpus_are_made_in_chunks_where_nothing_stands_against_it(
-    config_with: Config, tmp_path: Path
-) -> None:
+def test_sft_logits_on_gpus_are_planned_in_chunks_if_possible(config_with: Config, tmp_path: Path) -> None:
     """12,288 tokens of 151,936 words take 12 bytes each, 20.9 GiB; in chunks 1,024 take 6, as the head's gradient."""
     size = KNOWN_MODELS["0.5B"].size
     head = size.vocabulary * size.hidden
@@ -122,7 +120,7 @@ def test_a_plan_knows_the_chunk_of_the_program() -> None:
     assert CHUNK_TOKENS == token_log_probs.CHUNK
 
 
-def test_old_log_probs_are_computed_where_the_batch_is_used_twice(config_with: Config) -> None:
+def test_old_log_probs_are_planned_when_the_batch_is_used_twice(config_with: Config) -> None:
     """As the trainer does; mu = 1 has none, and GRPO, which verl's own trainer runs, always, but in bypass mode."""
 
     def log_probs(**keys: Any) -> float:
@@ -198,7 +196,7 @@ def test_the_papers_run_fits_and_70b_on_a_node_lacks_everything(config_with: Con
     assert lacks(workload(enough, KNOWN_MODELS["32B"].size), CARD) == {}
 
 
-def test_3b_on_one_card_trains_but_does_not_sample_beside_its_training_state(config_with: Config) -> None:
+def test_plan_finds_3b_on_one_card_trains_but_cannot_sample(config_with: Config) -> None:
     """3,212,749,824 x 12 bytes of weights and Adam = 35.9 GiB stay beside vLLM's half of 79.6 GiB."""
     config = config_with(keys={"trainer.n_gpus_per_node": 1})
     found = workload(config, KNOWN_MODELS["3B"].size)

@@ -140,7 +140,7 @@ def test_the_parts_of_a_step() -> None:
     assert sft["validation"] == near(*(step_time.forward_seconds(check, H100) / 20))
 
 
-def test_every_constant_goes_from_fast_to_slow_and_says_where_it_is_from() -> None:
+def test_every_constant_has_a_fast_to_slow_range_and_a_source() -> None:
     every = {*CONSTANTS, *(gpu.training_share for gpu in GPUS.values())}
     assert all(constant.source and constant.fast != constant.slow for constant in every)
     assert len({constant.name for constant in every}) == len(CONSTANTS) + 1

@@ -216,7 +216,7 @@ def own(model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
-def test_a_model_without_its_tokenizer_or_with_code_in_its_weights(
+def test_model_lacking_a_tokenizer_or_with_code_is_refused(
     refused: Refused, own: Path, model: Path, recipe: str
 ) -> None:
     (own / "tokenizer.json").unlink()
@@ -332,7 +332,7 @@ def test_catalog_without_years_for_ground_truth_with_years(
     assert ("column year is missing" if years == "no column" else "the catalog has no years") in message
 
 
-def test_data_without_years_train_but_not_with_the_references_matching(
+def test_undated_data_trains_but_not_with_reference_matching(
     warned: Callable[..., list[str]], refused: Refused, sample: Path, tmp_path: Path
 ) -> None:
     def undate(rows: list[dict[str, Any]]) -> None:

@@ -50,7 +50,7 @@ def test_the_trie_is_made_once_and_reaches_rollout_and_nodes(compose: Compose, t
     trie = load_trie(rollout)
     assert trie is not None
     assert trie.num_items > 3
-    assert str(file) in findings.paths_of(run)[0]
+    assert str(file) in findings.list_paths(run)[0]
     assert load_trie(compose(CONSTRAINED="0").verl_config.actor_rollout_ref.rollout) is None
 
 

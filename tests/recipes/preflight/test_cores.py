@@ -35,7 +35,7 @@ def test_sft_needs_one_for_each_gpu_and_no_others() -> None:
     assert needed_slots(Run.from_config(sft)) == Slots([(2, 8, 8)], 0)
 
 
-def test_a_rollout_with_gpus_of_its_own_needs_two_for_each_of_them() -> None:
+def test_separate_rollout_gpus_need_two_slots_each() -> None:
     assert needed_slots(make_run(2, 8, units=2, rollout=(1, 4))) == Slots([(2, 8, 24), (1, 4, 8)], 4)
 
 

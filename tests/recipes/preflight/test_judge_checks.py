@@ -71,7 +71,7 @@ def test_both_orders_are_there_where_they_count_together(
         check()
 
 
-def test_data_of_the_other_mode_is_refused_and_nothing_is_written(run: Path, capfd: Any) -> None:
+def test_data_of_the_other_judge_mode_is_refused(run: Path, capfd: Any) -> None:
     assert runner.run(RECIPES["judge_pointwise"], []) == 2
     assert (
         "rows.parquet: rows 0, 1, 2, 3, 4 and 3 more: `output` does not hold exactly 1 answer" in capfd.readouterr().err
@@ -100,7 +100,7 @@ def test_evaluation_refuses(
     assert not (run / "out").exists()
 
 
-def test_a_model_without_its_tokenizer_is_refused_in_training_and_in_evaluation(
+def test_judge_model_without_tokenizer_is_refused_everywhere(
     run: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     own = shutil.copytree(model, run / "own")

@@ -127,7 +127,7 @@ def test_a_run_from_a_run_gives_the_template_what_that_one_gave(
     assert lines == []
 
 
-def test_the_config_file_is_a_model_s_stops_where_it_has_no_generation_config(
+def test_config_json_gives_the_stops_without_a_generation_config(
     prepared: Callable[..., tuple[DictConfig, list[str]]], folder: Path
 ) -> None:
     (folder / "generation_config.json").unlink()

@@ -33,7 +33,7 @@ def checked(phases: list[Phase], tmp_path: Path, seconds: float = 100) -> tuple[
     return check(phases, Machine(tmp_path, 0), seconds, file), json.loads(file.read_text())
 
 
-def test_what_hangs_or_dies_is_a_failed_phase_and_the_next_ones_run(
+def test_hang_or_crash_fails_its_phase_and_the_next_ones_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     phases = [

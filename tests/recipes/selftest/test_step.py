@@ -17,7 +17,7 @@ def row(text: str) -> dict[str, list[dict[str, str]]]:
     return {"prompt": [{"role": "user", "content": f"Here is the conversation: {text}"}]}
 
 
-def test_a_short_prompt_gets_the_conversations_of_the_rows_before_it() -> None:
+def test_short_prompt_is_lengthened_with_earlier_conversations() -> None:
     """Tokens are words: the instruction has 4, the three conversations 1, 2 and 3."""
     rows = [row("a "), row("b b "), row("c c c ")]
     texts = [

@@ -14,7 +14,7 @@ from recipes.serving.schema import KEY_VARIABLE, ModelSettings, ServiceSettings
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
 
-def test_every_model_is_a_deployment_of_its_name_and_no_two_have_one():
+def test_every_model_is_a_deployment_with_a_unique_name():
     models = [ModelSettings(name=name, path="x") for name in ("books", "films")]
     built = build(ServiceSettings(models=models))
     settings, bound = built._bound_deployment.init_args
@@ -37,7 +37,7 @@ def check_policy(policy):
 
 
 @pytest.mark.parametrize("name", ["serve.yaml", "rayservice.yaml"])
-def test_the_examples_say_what_ray_serve_and_the_application_understand(name):
+def test_examples_are_valid_for_ray_serve_and_the_application(name):
     read, *policies = yaml.safe_load_all((EXAMPLES / name).read_text())
     if read.get("kind") == "RayService":
         cluster = read["spec"]["rayClusterConfig"]

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from recipes.serving.drain import Drain
-from recipes.serving.local import BACKLOG, bound, server_of
+from recipes.serving.local import BACKLOG, bound, make_server
 from tests.recipes.serving.test_http import error_of, events_of
 
 ASK = {"conversation": "a film, please"}
@@ -38,7 +38,7 @@ def started(service: Callable[..., Any], films: Any) -> Iterator[Callable[[float
         with socket.create_server(("127.0.0.1", 0)) as free:
             at = free.getsockname()
         drain, listener = Drain(), bound(*at)
-        server = server_of(service(drain=drain), drain, drain_seconds)
+        server = make_server(service(drain=drain), drain, drain_seconds)
         listener.listen(BACKLOG)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
@@ -129,7 +129,7 @@ SERVICE = """
     import asyncio, signal, sys
     from recipes.serving import http
     from recipes.serving.drain import Drain
-    from recipes.serving.local import bound, server_of
+    from recipes.serving.local import bound, make_server
     from recipes.serving.replicas import Model
     from recipes.serving.schema import ModelSettings, ServiceSettings
     from conftest import Films
@@ -146,7 +146,7 @@ SERVICE = """
     app = http.build(settings, {"films": Model([SlowFilms()], 60)}, None, drain)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as in the command
     try:
-        server_of(app, drain, 60).run(sockets=[listener])
+        make_server(app, drain, 60).run(sockets=[listener])
     except KeyboardInterrupt:
         sys.exit(130)
 """

@@ -15,7 +15,7 @@ import pytest
 
 from recipes.serving.model import load_fallback, load_recommender
 from recipes.serving.schema import Limits
-from tests.recipes.serving.without_engine import served, settings_of, write_films
+from tests.recipes.serving.without_engine import build_settings, served, write_films
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LIMITS = Limits(timeout_seconds=120)
@@ -36,11 +36,9 @@ def folder_of(parent: Path, name: str) -> Path:
     return parent / name
 
 
-def test_two_services_on_one_state_folder_see_each_others_changes_and_feedback(
-    tmp_path: Path, unread_model: Path
-) -> None:
+def test_services_sharing_state_see_each_others_changes(tmp_path: Path, unread_model: Path) -> None:
     write_films(tmp_path / "catalog.parquet", 50)
-    settings = settings_of("films", unread_model, tmp_path / "catalog.parquet", tmp_path / "state")
+    settings = build_settings("films", unread_model, tmp_path / "catalog.parquet", tmp_path / "state")
     feedback = tmp_path / "feedback"
     with (
         served([settings], LIMITS, folder_of(tmp_path, "a"), feedback) as a,
@@ -60,10 +58,10 @@ def test_two_services_on_one_state_folder_see_each_others_changes_and_feedback(
         assert second.post("/v1/feedback", json=click).status_code == 200  # behind one proxy
 
 
-def test_a_catalog_is_replaced_overnight_and_keeps_what_was_changed(tmp_path: Path, unread_model: Path) -> None:
+def test_replaced_catalog_keeps_the_changes_made_before(tmp_path: Path, unread_model: Path) -> None:
     catalog = tmp_path / "catalog.parquet"
     write_films(catalog, 50)
-    settings = settings_of("films", unread_model, catalog, tmp_path / "state")
+    settings = build_settings("films", unread_model, catalog, tmp_path / "state")
     new = {"item_id": "n", "title": "New Film", "year": 2020, "price": 2.0}
     with (
         served([settings], LIMITS, folder_of(tmp_path, "a")) as opened,
@@ -86,7 +84,7 @@ def test_a_catalog_is_replaced_overnight_and_keeps_what_was_changed(tmp_path: Pa
 def test_a_live_split_of_two_models_is_told_apart_by_metrics(tmp_path: Path, unread_model: Path) -> None:
     write_films(tmp_path / "catalog.parquet", 50)
     models = [
-        settings_of(name, unread_model, tmp_path / "catalog.parquet", tmp_path / f"state-{name}")
+        build_settings(name, unread_model, tmp_path / "catalog.parquet", tmp_path / f"state-{name}")
         for name in ("now", "next")
     ]
     with (
@@ -105,9 +103,9 @@ def test_a_live_split_of_two_models_is_told_apart_by_metrics(tmp_path: Path, unr
         assert line in text
 
 
-def test_the_fallback_is_warm_after_a_restart_with_ten_thousand_changes(tmp_path: Path, unread_model: Path) -> None:
+def test_fallback_is_warm_after_a_restart_with_many_changes(tmp_path: Path, unread_model: Path) -> None:
     write_films(tmp_path / "catalog.parquet", CHANGES)
-    settings = settings_of("films", unread_model, tmp_path / "catalog.parquet", tmp_path / "state")
+    settings = build_settings("films", unread_model, tmp_path / "catalog.parquet", tmp_path / "state")
     films = pq.read_table(tmp_path / "catalog.parquet").to_pylist()
     with load_recommender(settings, 100, with_engine=False) as of_the_models_process:
         of_the_models_process.add_items([film | {"title": f"Old {film['title']}"} for film in films])
@@ -123,7 +121,7 @@ def test_the_fallback_is_warm_after_a_restart_with_ten_thousand_changes(tmp_path
 
 def test_five_thousand_requests_leave_memory_flat(tmp_path: Path, unread_model: Path) -> None:
     write_films(tmp_path / "catalog.parquet", 500)
-    settings = settings_of("films", unread_model, tmp_path / "catalog.parquet", tmp_path / "state")
+    settings = build_settings("films", unread_model, tmp_path / "catalog.parquet", tmp_path / "state")
     with (
         served([settings], LIMITS, folder_of(tmp_path, "a"), tmp_path / "feedback") as opened,
         httpx.Client(base_url=opened.address, timeout=120) as client,

@@ -50,7 +50,7 @@ def client(films: Films, settings: ModelSettings) -> Callable[..., TestClient]:
     return client
 
 
-def test_a_list_that_is_late_is_of_popular_items_under_the_same_filters(
+def test_late_list_falls_back_to_popular_items_with_same_filters(
     client: Callable[..., TestClient], films: Films
 ) -> None:
     service = client()
@@ -73,9 +73,7 @@ def test_a_list_that_is_late_is_of_popular_items_under_the_same_filters(
     assert put.status_code == 400
 
 
-def test_a_process_that_is_gone_and_one_too_slow_for_the_service_have_it_but_a_wrong_request_has_not(
-    client: Callable[..., TestClient], films: Films
-) -> None:
+def test_fallback_covers_dead_and_slow_models_not_bad_requests(client: Callable[..., TestClient], films: Films) -> None:
     service = client()
     for late in (Ended(), Refused(504, "no answer within 3 s")):
         films.refusal = late
@@ -92,9 +90,7 @@ def test_a_process_that_is_gone_and_one_too_slow_for_the_service_have_it_but_a_w
     error_of(service.get("/v1/models/films"), 503)
 
 
-def test_a_stream_has_it_before_its_first_item_and_an_error_behind_it(
-    client: Callable[..., TestClient], films: Films
-) -> None:
+def test_stream_falls_back_only_before_its_first_item(client: Callable[..., TestClient], films: Films) -> None:
     service, streamed = client(), ASK | {"stream": True}
     films.refusal = Refused(503, "gone")
     events = events_of(service.post("/v1/recommendations", json=streamed).text)
@@ -153,7 +149,7 @@ def test_a_service_that_could_give_none_does_not_start(settings: ModelSettings) 
     assert load_fallback(judge, Limits(fallback_after_seconds=1)) is None
 
 
-def test_with_a_retrieval_it_is_what_similar_conversations_wanted(
+def test_retrieval_fallback_uses_similar_conversations(
     client: Callable[..., TestClient], films: Films, settings: ModelSettings
 ) -> None:
     """Ran and Heat are the popular ones. No counts and no weight beside a model are needed."""

@@ -152,7 +152,7 @@ def test_an_event_is_synced_to_the_disk_before_it_is_answered(
     assert synced == [sum(path.stat().st_size for path in tmp_path.glob(FILES))]
 
 
-def test_an_event_that_cannot_be_synced_is_refused_and_may_come_again(
+def test_unsynced_feedback_event_is_refused_and_may_be_resent(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     event = CLICK | {"list_id": client.post("/v1/recommendations", json=ASK).json()["list_id"]}
@@ -197,9 +197,7 @@ def test_what_was_answered_outlives_kill_9(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob(FILES))) > 1  # across files
 
 
-def test_files_end_and_the_oldest_go_so_that_all_stay_below_the_bound(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_feedback_files_rotate_and_stay_below_the_size_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     size = len(json.dumps(a_list(0))) + 200
     log = FeedbackLog(tmp_path, file_bytes=3 * size, most_bytes=12 * size)
     (tmp_path / "films.log").write_text("x" * 20 * size)  # not of the feedback
@@ -234,7 +232,7 @@ def full_disk(tmp_path: Path) -> Iterator[Callable[[bool], None]]:
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_beside_a_full_disk_lists_are_answered_and_one_line_a_minute_says_what_is_lost(
+def test_full_disk_loses_feedback_but_not_lists_and_logs_once(
     client: TestClient, tmp_path: Path, full_disk: Callable[[bool], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     list_id = client.post("/v1/recommendations", json=ASK).json()["list_id"]
@@ -253,9 +251,7 @@ def test_beside_a_full_disk_lists_are_answered_and_one_line_a_minute_says_what_i
     assert [*tmp_path.iterdir()] == files
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_the_service_starts(
-    service: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_unwritable_feedback_folder_is_refused_at_startup(service: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--feedback: .*Not a directory"):
         service(feedback=str(tmp_path / "file" / "state"))
@@ -264,7 +260,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_service_starts(
         service(feedback=str(tmp_path))
 
 
-def test_a_list_that_was_not_served_and_an_event_again_are_refused(service: Callable[..., Any], tmp_path: Path) -> None:
+def test_feedback_on_unserved_lists_and_repeats_is_refused(service: Callable[..., Any], tmp_path: Path) -> None:
     def started() -> TestClient:
         return TestClient(service(feedback=str(tmp_path)), base_url="http://localhost")
 
@@ -293,7 +289,7 @@ def test_a_list_that_was_not_served_and_an_event_again_are_refused(service: Call
     assert (tmp_path / "feedback.secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_memory_holds_a_bounded_number_of_lists_and_forgotten_ones_still_have_feedback(
+def test_list_memory_is_bounded_and_evicted_lists_take_feedback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipes.serving.feedback.MOST_LISTS", 3)

@@ -11,7 +11,7 @@ ASK = {"conversation": "a film, please"}
 KEY = "k" * 32
 
 
-def test_another_name_of_the_host_is_refused_on_the_loopback_alone(service):
+def test_foreign_host_header_is_refused_on_loopback_only(service):
     own = ("127.0.0.1:8000", "127.0.0.2", "127.1.2.3:80", "localhost", "LocalHost:8000", "[::1]:8000", "[::1]")
     others = ("rebound.example:8000", "127.0.0.1.rebound.example", "localhost.rebound.example", "192.168.0.2:8000")
     broken = ("", ":8000", "[::1", "::1", "[::1].rebound.example", "127.0.0.1@rebound.example", "127.0.0.1:80:80")

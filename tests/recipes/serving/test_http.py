@@ -73,7 +73,7 @@ def test_a_question_is_asked_of_who_takes_one_and_of_nobody_else(client, films):
     assert answer.content == before
 
 
-def test_a_stream_that_fails_has_a_status_before_its_first_item_and_an_event_after_it(client, films):
+def test_failing_stream_gives_a_status_first_and_an_event_later(client, films):
     films.refusal = Refused(400, "conversation: empty", "conversation")
     assert error_of(client.post("/v1/recommendations", json={**ASK, "stream": True}), 400)["param"] == "conversation"
     films.refusal = Refused(503, "gone", retry_after=5)
@@ -170,7 +170,7 @@ def test_a_form_of_a_strangers_page_is_refused(client):
     error_of(client.post("/v1/recommendations", content=json.dumps(ASK).encode(), headers=headers), 400)
 
 
-def test_an_unknown_model_path_and_method_have_errors_of_the_same_form(client):
+def test_unknown_model_path_and_method_share_one_error_format(client):
     assert (
         "there is films, other"
         in error_of(client.post("/v1/recommendations", json={**ASK, "model": "x"}), 404)["message"]
@@ -187,7 +187,7 @@ def test_models_are_listed_as_openai_does_with_version_and_size(client):
     assert (card["object"], card["version"], card["catalog_items"]) == ("model", "films-1", 5)
 
 
-def test_chat_completions_pass_on_what_openai_has_and_refuse_the_rest(client, films):
+def test_chat_completions_pass_openai_fields_and_refuse_others(client, films):
     answer = client.post("/v1/chat/completions", json={**CHAT, "temperature": 0.5, "user": "me", "model": "other"})
     assert answer.json()["choices"][0]["message"]["content"] == "hello"
     assert films.asked == [{**CHAT, "temperature": 0.5, "stream": False, "model": "other"}]
@@ -201,7 +201,7 @@ def test_chat_completions_pass_on_what_openai_has_and_refuse_the_rest(client, fi
     assert client.post("/v1/chat/completions", json={**CHAT, "stream": True}).text.endswith("data: [DONE]\n\n")
 
 
-def test_what_clients_send_and_means_nothing_is_ignored_or_refused_by_a_strict_service(client, service, films):
+def test_meaningless_chat_fields_are_refused_only_in_strict_mode(client, service, films):
     message = CHAT["messages"][0] | {"name": "ann", "id": "m-1", "annotations": [], "tool_calls": []}
     of_clients = {
         "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "reasoning_effort": "low",
@@ -222,7 +222,7 @@ def test_what_clients_send_and_means_nothing_is_ignored_or_refused_by_a_strict_s
 
 
 @pytest.mark.parametrize("form", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x"}}])
-def test_another_form_of_answer_is_refused_with_the_one_that_there_is(client, form):
+def test_unsupported_response_format_is_refused_naming_text(client, form):
     error = error_of(client.post("/v1/chat/completions", json=CHAT | {"response_format": form}), 400)
     assert error["param"] == "response_format"
     assert 'only {"type": "text"} is possible here' in error["message"]
@@ -273,7 +273,7 @@ def test_the_catalog_takes_items_and_gives_them_up(client, films):
     assert error_of(client.put("/v1/catalog/items", json={"items": [{"title": "x"}]}), 400)["param"] == "items"
 
 
-def test_a_patch_changes_what_it_has_and_an_item_of_a_million_fields_is_one_error(client, films):
+def test_patch_sends_only_given_fields_and_huge_item_is_refused(client, films):
     patched = client.patch("/v1/catalog/items", json={"items": [{"item_id": "1", "price": 3, "link": None}]})
     assert patched.json()["catalog_items"] == 5
     assert films.asked[-1] == {"items": [{"item_id": "1", "price": 3, "link": None}]}  # no title and no year
@@ -394,7 +394,7 @@ def test_metrics_say_what_a_shop_is_called_for(service, films, tmp_path):
     assert len(names) >= 9
 
 
-def test_the_openapi_document_describes_every_route_and_its_refusals(client):
+def test_openapi_document_lists_every_route_and_error_codes(client):
     document = client.get("/openapi.json").json()
     assert {*document["paths"]} == {
         "/v1/recommendations", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/v1/catalog/items",
@@ -405,7 +405,7 @@ def test_the_openapi_document_describes_every_route_and_its_refusals(client):
     }
 
 
-def test_the_docs_are_a_page_of_all_that_needs_no_script_and_no_key(client, service):
+def test_docs_page_covers_all_routes_without_script_or_key(client, service):
     page = client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -71,7 +71,7 @@ def test_no_key_and_a_wrong_key_are_different_sentences(client: TestClient) -> N
     assert error_of(wrong, 401)["message"].startswith("wrong key: ")
 
 
-def test_the_file_is_read_again_when_it_changes_and_a_broken_one_leaves_the_keys(
+def test_key_file_is_reloaded_and_a_broken_one_keeps_the_keys(
     client: TestClient, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert client.get("/v1/models", headers=with_key("read")).status_code == 200

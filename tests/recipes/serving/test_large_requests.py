@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from recipes.serving.schema import MOST_ALLOWED, MOST_NAMES, Limits
-from tests.recipes.serving.without_engine import served, settings_of, write_films
+from tests.recipes.serving.without_engine import build_settings, served, write_films
 
 ITEMS = 2000
 HEALTH_SECONDS = 1.0  # in the median; on a busy machine a single look may take longer
@@ -53,7 +53,7 @@ REFUSED = {
 def address(tmp_path_factory: pytest.TempPathFactory, unread_model: Path) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("large")
     write_films(folder / "catalog.parquet", ITEMS)
-    settings = settings_of("films", unread_model, folder / "catalog.parquet", folder / "state")
+    settings = build_settings("films", unread_model, folder / "catalog.parquet", folder / "state")
     with served([settings], LIMITS, folder) as opened:
         yield opened.address
 

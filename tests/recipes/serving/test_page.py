@@ -54,7 +54,7 @@ def titles(page):
     return page.locator(".answer").last.locator(".title > span:first-child").all_inner_texts()
 
 
-def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films):
+def test_keyboard_only_conversation_leaves_out_marked_items(page, films):
     expect(page.locator("#about")).to_have_text("films, 5 items")
     assert page.locator("#about").get_attribute("title") == "version films-1"
     page.keyboard.type("something tense")  # the field has the focus
@@ -104,7 +104,7 @@ def test_a_conversation_by_keyboard_alone_leaves_out_what_was_marked(page, films
     assert page.locator(".answer, #marks li").count() == 0
 
 
-def test_the_customer_reads_clean_titles_and_the_model_what_it_writes(page, films):
+def test_page_shows_clean_titles_while_model_reads_raw_ones(page, films):
     films.items["0"] = ("Alien [BK-100334-B]", 1980)
     page.keyboard.type("something tense")
     page.keyboard.press("Enter")
@@ -122,7 +122,7 @@ def test_the_customer_reads_clean_titles_and_the_model_what_it_writes(page, film
     assert said["content"] == "I liked Alien (1980)."
 
 
-def test_a_question_is_answered_by_a_click_and_the_answer_is_read(page, films):
+def test_question_is_answered_by_a_click_and_reaches_the_model(page, films):
     films.asks = True
     page.keyboard.type("a film")
     page.keyboard.press("Enter")
@@ -159,7 +159,7 @@ SHOP = {"price": 9.99, "genres": ["space", "horror"], "in_stock": True, "colour"
 
 
 @pytest.mark.parametrize("address", [{"show": ["picture", "link", *SHOP], "feedback": True}], indirect=True)
-def test_an_item_has_what_the_shop_shows_of_it_and_the_service_hears_what_became_of_it(page, address, films, tmp_path):
+def test_item_shows_shop_columns_and_feedback_is_recorded(page, address, films, tmp_path):
     films.columns = {"picture": f"{address}cover.svg", "link": f"{address}item", **SHOP}
     cover = '<svg xmlns="http://www.w3.org/2000/svg" width="30" height="40"><rect width="30" height="40"/></svg>'
     page.route("**/cover.svg", lambda route: route.fulfill(body=cover, content_type="image/svg+xml"))
@@ -188,7 +188,7 @@ def test_an_item_has_what_the_shop_shows_of_it_and_the_service_hears_what_became
     assert [(event["item_id"], event["event"]) for event in events] == [("0", "like"), ("1", "dislike"), ("2", "click")]
 
 
-def test_a_message_that_is_sent_before_the_page_is_ready_is_answered_once(page, films):
+def test_message_sent_before_the_page_is_ready_is_answered_once(page, films):
     held = []
     page.route("**/v1/catalog/items**", lambda route: held.append(route))
     page.reload()
@@ -214,7 +214,7 @@ def test_a_picture_that_is_not_there_leaves_no_hole(page, address, films):
     expect(page.locator(".answer img")).to_have_count(0)
 
 
-def test_no_script_of_a_catalog_runs_and_no_address_but_of_http_is_followed(page, films):
+def test_page_runs_no_catalog_scripts_and_links_only_to_http(page, films):
     films.columns = {
         "picture": "javascript:alert(1)",
         "link": "javascript:alert(1)",
@@ -227,7 +227,7 @@ def test_no_script_of_a_catalog_runs_and_no_address_but_of_http_is_followed(page
     expect(page.locator(".columns").first).to_have_text("note: <b onclick=alert(1)>x</b>")
 
 
-def test_a_conversation_outlives_a_reload_and_its_items_do_not_come_again_unasked(page, films):
+def test_conversation_survives_reload_and_items_do_not_repeat(page, films):
     assert page.locator("#text").get_attribute("placeholder") == "Something like Alien"
     page.locator("#k").select_option("5")
     films.items |= {"5": ("Solaris", 1972)}
@@ -255,7 +255,7 @@ def test_a_conversation_outlives_a_reload_and_its_items_do_not_come_again_unaske
     assert page.locator(".answer, #marks li").count() == 0
 
 
-def test_a_reader_of_screens_hears_of_each_item_what_it_is_and_what_can_be_done(page, films):
+def test_screen_reader_hears_each_item_and_its_actions(page, films):
     films.why = "It shares horror with Ran."
     page.keyboard.type("something tense")
     page.keyboard.press("Enter")
@@ -285,7 +285,7 @@ def test_items_appear_one_by_one_and_escape_stops(page, films):
     assert page.locator("#text").input_value() == "slow"
 
 
-def test_a_refusal_is_shown_and_the_message_is_there_to_send_again(page, films):
+def test_refusal_is_shown_and_the_message_can_be_resent(page, films):
     films.refusal = Refused(429, "3 requests are being answered <b>", retry_after=1)
     page.keyboard.type("now")
     page.keyboard.press("Enter")
@@ -310,7 +310,7 @@ def test_a_list_that_failed_is_tried_again_by_a_click(page, films):
 
 
 @pytest.mark.parametrize("address", [{"key": KEY}], indirect=True)
-def test_a_service_with_a_key_asks_for_it_and_says_that_another_is_wrong(page):
+def test_page_asks_for_the_key_and_reports_a_wrong_one(page):
     page.get_by_text("The service asks for a key.").wait_for()
     expect(page.locator("#form")).to_be_hidden()  # nothing can be asked yet
     for key, words in (("x" * 32, "The service does not take this key."), (KEY, "films, 5 items")):
@@ -337,7 +337,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("address", [{"filters": FILTERS}], indirect=True)
-def test_filters_of_the_operator_are_chips_that_narrow_the_next_list(page, films):
+def test_operator_filters_are_chips_that_narrow_the_next_list(page, films):
     page.get_by_label("Items of the last list may come again").check()
     expected = (
         (["In stock", "Below 20"], {"in_stock": True, "price": {"max": 20}}),
@@ -378,7 +378,7 @@ def test_items_of_one_title_differ_on_sight(page, films):
 
 
 @pytest.mark.parametrize("address", [{"filters": FILTERS}], indirect=True)
-def test_on_a_small_screen_five_items_are_seen_from_the_first_rank_on_beside_open_marks(page, films):
+def test_small_screen_shows_five_items_even_with_marks_open(page, films):
     page.set_viewport_size({"width": 390, "height": 844})
     films.items |= {f"more-{number}": (f"Film Number {number}", 2000) for number in range(20)}
     films.items["2"] = ("Everything Everywhere All at Once", 2022)  # two lines
@@ -400,7 +400,7 @@ def test_on_a_small_screen_five_items_are_seen_from_the_first_rank_on_beside_ope
     assert page.locator(".answer li").evaluate_all(seen)[:5] == [True] * 5
 
 
-def test_the_docs_fit_a_small_screen_and_break_no_word_of_a_table_s_head(page, address):
+def test_docs_fit_a_small_screen_and_table_heads_do_not_wrap(page, address):
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{address}docs")
     assert page.evaluate("document.documentElement.scrollWidth") == 390

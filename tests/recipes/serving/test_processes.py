@@ -113,12 +113,12 @@ def test_answers_streams_refusals_and_failures_come_through(started: Callable[..
     asyncio.run(scenario())
 
 
-def test_collections_of_a_models_process_leave_out_what_was_loaded(started: Callable[..., Model]) -> None:
+def test_loaded_objects_are_frozen_out_of_garbage_collection(started: Callable[..., Model]) -> None:
     described = asyncio.run(started(1).ask("describe"))
     assert described["frozen_objects"] > 10_000  # the imports alone
 
 
-def test_what_a_killed_process_was_answering_is_refused_at_once_and_others_wait_for_the_next(
+def test_killed_process_fails_its_requests_and_new_ones_wait(
     started: Callable[..., Model], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario() -> None:
@@ -139,7 +139,7 @@ def test_what_a_killed_process_was_answering_is_refused_at_once_and_others_wait_
     assert "films: its process ended (exit status -9) and starts again; see " in capsys.readouterr().err
 
 
-def test_another_process_is_asked_once_but_not_for_the_rest_of_a_stream(started: Callable[..., Model]) -> None:
+def test_lost_requests_are_retried_elsewhere_but_streams_are_not(started: Callable[..., Model]) -> None:
     async def scenario() -> None:
         model = started(2)
         first = await pid_of(model)
@@ -159,7 +159,7 @@ def test_another_process_is_asked_once_but_not_for_the_rest_of_a_stream(started:
     asyncio.run(scenario())
 
 
-def test_a_catalog_that_is_gone_is_tried_ever_less_often_and_health_says_why(
+def test_failed_restarts_back_off_and_health_gives_the_reason(
     started: Callable[..., Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)

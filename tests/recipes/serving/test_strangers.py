@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from recipes.serving import connections, local
-from recipes.serving.local import BACKLOG, bound, server_of
+from recipes.serving.local import BACKLOG, bound, make_server
 
 KEY = "k" * 32
 SOCKETS = 2000
@@ -46,7 +46,7 @@ def address(service: Callable[..., Any], request: pytest.FixtureRequest) -> Iter
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     with socket.create_server(("127.0.0.1", 0)) as free:
         at = free.getsockname()
-    listener, server = bound(*at), server_of(service(request.param))
+    listener, server = bound(*at), make_server(service(request.param))
     listener.listen(BACKLOG)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
@@ -68,9 +68,7 @@ def slow_sender(address: tuple[str, int], path: str, headers: str) -> socket.soc
     [(None, "/x", 404), (KEY, "/x", 401), (KEY, "/v1/recommendations", 401), (None, "/v1/recommendations", 0)],
     indirect=["address"],
 )
-def test_two_thousand_slow_senders_hold_up_neither_health_nor_a_list(
-    address: tuple[str, int], path: str, status: int
-) -> None:
+def test_slow_senders_block_neither_health_nor_lists(address: tuple[str, int], path: str, status: int) -> None:
     """status: what each gets before its body is there, with the end of its connection; 0: nothing yet."""
     headers = {"Authorization": f"Bearer {KEY}"}
     opened = [slow_sender(address, path, "") for _ in range(SOCKETS)]
@@ -116,7 +114,7 @@ def rest_of(opened: socket.socket) -> bytes:
     [b"", b"GET / HT", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10_000, b"GET / HTTP/1.1\r\na: " + b"b" * 70_000],
     ids=["nothing", "half a head", "endless headers", "an endless header"],
 )
-def test_two_thousand_heads_without_end_are_ended_and_hold_up_nothing(
+def test_endless_headers_are_cut_off_and_block_nothing(
     short_heads: None, address: tuple[str, int], sent: bytes
 ) -> None:
     opened = [socket.create_connection(address, timeout=20) for _ in range(SOCKETS)]
@@ -149,7 +147,7 @@ def test_a_head_above_the_bound_that_comes_at_once_is_a_431(address: tuple[str, 
 
 
 @pytest.mark.parametrize("address", [None], indirect=True)
-def test_a_head_that_comes_byte_by_byte_is_ended_but_not_an_answer_with_a_line_too_many(
+def test_trickling_header_is_cut_off_but_extra_newline_is_fine(
     short_heads: None, address: tuple[str, int], films: Any
 ) -> None:
     films.wait = asyncio.Event()
@@ -197,9 +195,7 @@ def test_who_does_not_read_is_left(address: tuple[str, int], films: Any) -> None
 
 @pytest.mark.parametrize("most", [100])
 @pytest.mark.parametrize("address", [None], indirect=True)
-def test_a_full_service_ends_silent_connections_and_answers_new_ones(
-    fewer: None, address: tuple[str, int], most: int
-) -> None:
+def test_full_service_drops_idle_connections_for_new_ones(fewer: None, address: tuple[str, int], most: int) -> None:
     opened = [socket.create_connection(address, timeout=20) for _ in range(330)]
     assert_well(address)
     ended = 0

@@ -15,24 +15,24 @@ import two_models
 USERS = [f"user-{number}" for number in range(2000)]
 
 
-def test_a_user_keeps_the_model_and_a_share_that_grows_takes_users_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    tenth = {user: two_models.model_of(user, {"next": 0.1, "now": 0.9}) for user in USERS}
-    assert tenth == {user: two_models.model_of(user) for user in reversed(USERS)}  # whoever came before
+def test_users_keep_their_model_as_its_share_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    tenth = {user: two_models.assign_model(user, {"next": 0.1, "now": 0.9}) for user in USERS}
+    assert tenth == {user: two_models.assign_model(user) for user in reversed(USERS)}  # whoever came before
     assert [user for user in USERS[:20] if tenth[user] == "next"] == ["user-10", "user-15", "user-16"]  # on any machine
-    half = {user: two_models.model_of(user, {"next": 0.5, "now": 0.5}) for user in USERS}
+    half = {user: two_models.assign_model(user, {"next": 0.5, "now": 0.5}) for user in USERS}
     for split, share in ((tenth, 0.1), (half, 0.5)):
         taken = sum(name == "next" for name in split.values()) / len(USERS)
         assert taken == pytest.approx(share, abs=0.03)  # some three standard errors
     assert all(half[user] == "next" for user in USERS if tenth[user] == "next")
     monkeypatch.setattr(two_models, "EXPERIMENT", "another")
-    both = sum(two_models.model_of(user, {"next": 0.5, "now": 0.5}) == half[user] for user in USERS)
+    both = sum(two_models.assign_model(user, {"next": 0.5, "now": 0.5}) == half[user] for user in USERS)
     assert both / len(USERS) == pytest.approx(0.5, abs=0.04)  # divided anew
 
 
 def test_what_users_of_each_model_click_is_told_apart(
     service: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_models, "model_of", lambda user: "films" if user < "m" else "other")
+    monkeypatch.setattr(two_models, "assign_model", lambda user: "films" if user < "m" else "other")
     with TestClient(service(feedback=str(tmp_path)), base_url="http://localhost") as client:
         answers = [two_models.recommend(client, user, "a film, please") for user in ("ann", "bob", "zoe")]
     assert [answer["model"] for answer in answers] == ["films", "films", "other"]

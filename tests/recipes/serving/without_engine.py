@@ -14,7 +14,7 @@ import pytest
 
 from recipes.serving import processes
 from recipes.serving.http import build
-from recipes.serving.local import BACKLOG, bound, server_of
+from recipes.serving.local import BACKLOG, bound, make_server
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
@@ -23,7 +23,7 @@ from tests.e2e.two_nodes import free_port
 TARGET = """
 import asyncio
 from recipes.serving.metrics import ServedAges
-from recipes.serving.model import ModelServer, answer_of, load_recommender
+from recipes.serving.model import ModelServer, dump_recommendations, load_recommender
 from recipes.serving.processes import answer_at
 
 class Served(ModelServer):
@@ -37,7 +37,7 @@ class Served(ModelServer):
 
     async def recommend(self, request):
         with self._refusals():
-            return answer_of(await self.recommender.apopular(**request))
+            return dump_recommendations(await self.recommender.apopular(**request))
 
     def check_health(self):
         pass
@@ -66,7 +66,7 @@ def write_films(file: Path, count: int, first: int = 0) -> None:
     pq.write_table(pa.table(table), file)
 
 
-def settings_of(name: str, model: Path, catalog: Path, state: Path) -> ModelSettings:
+def build_settings(name: str, model: Path, catalog: Path, state: Path) -> ModelSettings:
     return ModelSettings(name=name, path=str(model), catalog=str(catalog), state=str(state))
 
 
@@ -93,7 +93,7 @@ def served(
         )
         app = build(service, {one.name: Model([one], limits.timeout_seconds) for one in children}, None)
         port = free_port()
-        listener, server = bound("127.0.0.1", port), server_of(app)
+        listener, server = bound("127.0.0.1", port), make_server(app)
         listener.listen(BACKLOG)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

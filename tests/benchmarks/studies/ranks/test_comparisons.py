@@ -20,7 +20,7 @@ def evaluation(folder: Path, ndcg: list[float]) -> Path:
     return folder
 
 
-def test_a_difference_is_paired_by_conversation_and_averaged_over_seeds(tmp_path: Path) -> None:
+def test_paired_difference_is_averaged_over_seeds(tmp_path: Path) -> None:
     first = evaluation(tmp_path / "a1", [0.5, 0.5, 0.5, 0.5]), evaluation(tmp_path / "b1", [0.1, 0.2, 0.3, 0.4])
     second = evaluation(tmp_path / "a2", [0.3, 0.4, 0.5, 0.6]), evaluation(tmp_path / "b2", [0.5, 0.5, 0.5, 0.5])
     found = difference([first, second])
@@ -38,13 +38,13 @@ def test_a_row_without_ground_truth_is_in_no_difference(tmp_path: Path) -> None:
     assert math.isnan(between)  # one seed: nothing is between
 
 
-def test_checkpoints_of_equal_kl_are_the_lesser_ones_last_and_the_nearest_to_it() -> None:
+def test_equal_kl_pairs_last_lower_kl_checkpoint_with_nearest() -> None:
     slow, fast = {50: 0.01, 100: 0.02, 150: 0.03}, {50: 0.02, 100: 0.04, 150: 0.12}
     assert equal_kl(slow, fast) == (150, 100)
     assert equal_kl(fast, slow) == (100, 150)
 
 
-def test_a_level_is_passed_where_the_curve_does_not_fall_below_it_again() -> None:
+def test_level_is_passed_once_the_curve_stays_above_it() -> None:
     curve = {0: 0.1, 25: 0.3, 50: 0.2, 75: 0.3, 100: 0.4}
     assert first_passing(curve, 0.25) == 75
     assert first_passing(curve, 0.05) == 0

@@ -11,7 +11,7 @@ from benchmarks.studies.ranks.runs import BEYOND, beyond_accuracy
 from convrec.errors import UserError
 from convrec.files import read_json, write_json
 from convrec.runs.folder import read_metrics
-from recipes.evaluation.scoring import rows_of
+from recipes.evaluation.scoring import load_rows
 
 
 def evaluated(out: Path, name: str, values: list[float], run: str = "grpo-s1") -> None:
@@ -41,12 +41,13 @@ def test_what_is_kept_on_one_machine_goes_on_on_another(tmp_path: Path) -> None:
     evaluated(second, "evaluation/gspo-s1", [0.0, 0.5, 1.0], run="gspo-s1")
     keep(second, kept)
     restore(kept, first)
-    assert pd.DataFrame(rows_of(first / "evaluation" / "gspo-s1").values())["ndcg@20"].tolist() == [0.0, 0.5, 1.0]
-    of_constrained = rows_of(second / "evaluation_constrained" / "grpo-s1").values()
+    assert pd.DataFrame(load_rows(first / "evaluation" / "gspo-s1").values())["ndcg@20"].tolist() == [0.0, 0.5, 1.0]
+    of_constrained = load_rows(second / "evaluation_constrained" / "grpo-s1").values()
     assert [row["ndcg@20"] for row in of_constrained] == [1.0, 0.0, 0.5]
     for name in ("evaluation/grpo-s1", "equal_kl/grpo-s1_step_50"):
         then, now = (
-            pd.DataFrame(rows_of(out / name).values()).drop(columns="text", errors="ignore") for out in (first, second)
+            pd.DataFrame(load_rows(out / name).values()).drop(columns="text", errors="ignore")
+            for out in (first, second)
         )
         pd.testing.assert_frame_equal(then, now, check_dtype=False)
     assert beyond_accuracy(second / "evaluation" / "grpo-s1") == dict.fromkeys(BEYOND, 0.5)

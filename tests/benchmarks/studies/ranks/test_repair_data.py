@@ -9,7 +9,7 @@ from benchmarks.studies.ranks.repair_data import write_one_wanted, write_wanted_
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH
 
 
-def test_wanted_titles_stand_first_in_lists_as_long_as_before_and_one_is_left(tmp_path: Path) -> None:
+def test_repair_moves_wanted_titles_first_and_keeps_list_length(tmp_path: Path) -> None:
     def row(name: str, truth: list[list[str]]) -> dict:
         prompt = [{"role": "user", "content": name}]
         return {"prompt": prompt, "seen_titles": [], TRUTH: truth, "sample_id": name}

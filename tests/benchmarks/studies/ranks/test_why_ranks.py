@@ -47,7 +47,7 @@ def test_a_repeat_earns_nothing() -> None:
     assert returns(lists, LIST)[0].tolist() == pytest.approx([1.5] * 3)
 
 
-def test_without_normalisation_causal_returns_have_the_gradient_of_dcg() -> None:
+def test_unnormalised_causal_returns_give_the_dcg_gradient() -> None:
     """log_decay: the return from rank k on is all that rank k can change. exp_inf leaves later ranks out."""
     toy = Toy.drawn(3, 4, seed=1)
     target = dcg_gradient(toy)
@@ -56,7 +56,7 @@ def test_without_normalisation_causal_returns_have_the_gradient_of_dcg() -> None
     assert exact(toy, "exp_inf", normalised=False).cosine(target) < 0.999
 
 
-def test_exp_infs_gradients_in_closed_form_are_those_of_enumeration() -> None:
+def test_exp_inf_closed_form_gradients_match_enumeration() -> None:
     toy = Toy.drawn(4, 5, seed=2)
     found = exp_inf_gradients(toy)
     assert found["exp_inf"] == pytest.approx(exact(toy, "exp_inf").mean_NM)
@@ -66,7 +66,7 @@ def test_exp_infs_gradients_in_closed_form_are_those_of_enumeration() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_pages_parts_of_the_bias_are_what_the_closed_form_gives(shared: bool) -> None:
+def test_documented_bias_tables_match_the_closed_form(shared: bool) -> None:
     table = page_table("ranks, one table" if shared else "ranks, a table each")
     assert [row[0] for row in table] == [5, 10, 20]
     for numbers in table:
@@ -124,9 +124,7 @@ def test_verls_losses_weigh_a_choice_as_grpo_is_said_to(loss_mode: str) -> None:
     ("credit", "most_tokens", "aggregation"),
     [*((credit, 1, PAPER) for credit in CREDITS), *((*loss[:1], 3, *loss[1:]) for loss in LOSSES.values())],
 )
-def test_the_programs_loss_has_the_enumerated_gradient_in_large_groups(
-    credit: str, most_tokens: int, aggregation: Any
-) -> None:
+def test_loss_gradient_matches_enumeration_in_large_groups(credit: str, most_tokens: int, aggregation: Any) -> None:
     toy = Toy.drawn(3, 5, seed=2, most_tokens=most_tokens)
     size, limit = 32, exact(toy, credit, aggregation=aggregation)
     found, error = simulated(toy, credit, size, groups=300, seed=0, aggregation=aggregation)

@@ -43,7 +43,7 @@ def slope(policy_A: np.ndarray, value_A: np.ndarray) -> float:
     return float(np.square(asked).sum() - total * (policy_A[:-1] @ asked) + policy_A[-1] * total**2)
 
 
-def test_with_one_question_much_likelier_than_a_better_one_a_step_can_lower_j() -> None:
+def test_expected_step_can_lower_j_when_one_question_dominates() -> None:
     """t = (.09, .05), S = .14: .0081 + .0025 - .14 (.081 + .0025) + .05 * .14^2 = -.00011."""
     policy_A, value_A = np.array([0.9, 0.05, 0.05]), np.array([0.1, 1.0, -2.8])
     assert abs(policy_A @ value_A) < 1e-12
@@ -52,9 +52,7 @@ def test_with_one_question_much_likelier_than_a_better_one_a_step_can_lower_j() 
 
 
 @given(SHARES, st.data())
-def test_the_slope_is_that_of_the_formula_and_positive_where_no_question_is_much_likelier(
-    shares: list[float], data: st.DataObject
-) -> None:
+def test_slope_matches_formula_and_is_positive_without_dominance(shares: list[float], data: st.DataObject) -> None:
     policy_A = np.array(shares) / sum(shares)
     values = data.draw(st.lists(st.integers(-8, 8), min_size=len(shares), max_size=len(shares)))
     value_A = np.array(values, float)

@@ -104,9 +104,7 @@ def test_direction_and_size_are_those_of_the_derivation(policy_A: torch.Tensor) 
 @pytest.mark.parametrize("norm_by_std", [False, True])
 @pytest.mark.parametrize("ask", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("question", [0, 1])
-def test_asking_rises_where_it_is_worth_its_cost_and_falls_where_not(
-    question: int, ask: float, norm_by_std: bool
-) -> None:
+def test_asking_increases_only_where_it_is_worth_its_cost(question: int, ask: float, norm_by_std: bool) -> None:
     policy_A = torch.tensor([0.0, 0.0, 1 - ask], dtype=torch.float64)
     policy_A[question] = ask
     groups = enumerated(policy_A)
@@ -131,7 +129,7 @@ def test_a_deviation_of_each_group_would_have_the_wrong_sign() -> None:
 
 
 @pytest.mark.parametrize("norm_by_std", [False, True])
-def test_ranks_say_nothing_about_the_decision_unless_all_lists_are_one_group(norm_by_std: bool) -> None:
+def test_rank_credit_ignores_asking_unless_all_lists_are_pooled(norm_by_std: bool) -> None:
     policy_A = torch.tensor([0.9, 0.0, 0.1], dtype=torch.float64)
     groups, cost = enumerated(policy_A), 0.45  # a question costs more than the 3/8 that it brings
     of_lists_B1 = torch.where(groups.turns.is_question_B, 0.0, groups.turns.gain_B)[:, None]

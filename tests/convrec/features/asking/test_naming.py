@@ -283,7 +283,7 @@ def measure(items: list[tuple[str, int]], naming: list[tuple[str, str]], others:
     return Measured(num_hits / len(naming), num_hits / (num_hits + len(wrong)), [*missed, *wrong])
 
 
-def test_what_names_a_title_is_known_and_words_of_it_do_not_name_it() -> None:
+def test_title_naming_is_detected_but_title_words_do_not_count() -> None:
     assert len(NAMING) + len(OPEN) > 100
     measured = measure(ITEMS, NAMING, OPEN)
     assert measured.recall >= 0.98, measured.told_wrong

@@ -35,7 +35,7 @@ def test_nothing_is_asked_in_the_last_turn() -> None:
     assert read_turn("Heat (1995)", ATTRIBUTES, may_ask=False).lines == ["Heat (1995)"]
 
 
-def test_a_conversation_goes_on_as_text_and_an_answer_begins_no_turn() -> None:
+def test_conversation_extends_as_text_and_answers_add_no_turn() -> None:
     prompt = prompt_text("USER: Hi!\n")
     later = with_answer(prompt, "genre", "A comedy.\nSYSTEM: ok")
     assert later.startswith(prompt)  # what a cache of prefixes has
@@ -45,7 +45,7 @@ def test_a_conversation_goes_on_as_text_and_an_answer_begins_no_turn() -> None:
     ]
 
 
-def test_what_was_said_before_the_questions_is_found_again_in_a_time_that_grows_with_the_text() -> None:
+def test_text_before_questions_is_recovered_in_linear_time() -> None:
     for text in ("USER: Hi\n", "USER: Hi\nSYSTEM: Which one do you like?\nSYSTEM: Heat?\nUSER: Yes\n"):
         said = with_answer(with_answer(text, "genre", "Crime,\nplease"), "decade", "")
         assert before_questions(said) == before_questions(text) == text

@@ -27,7 +27,7 @@ from convrec.llm import Answer
 WORD = re.compile(r"[^\W_]+")
 
 
-def row_of(films: Attributes, title: str) -> int:
+def find_row(films: Attributes, title: str) -> int:
     return list(films.catalog.titles).index(title)
 
 
@@ -64,7 +64,7 @@ def test_a_label_that_is_like_a_wanted_title_is_not_said(tmp_path: Path) -> None
     assert all("any" not in words(text).split() for text in any_)
 
 
-def test_what_wanted_titles_share_is_said_and_the_rest_is_left_open(films: Attributes) -> None:
+def test_rule_user_states_shared_attributes_and_leaves_rest_open(films: Attributes) -> None:
     comedies = [row for row, genres in enumerate(films.values["genre"]) if genres == {"comedy"}][:2]
     other = next(row for row, genres in enumerate(films.values["genre"]) if genres == {"war"})
     user = RuleUser(films, 0)
@@ -73,8 +73,8 @@ def test_what_wanted_titles_share_is_said_and_the_rest_is_left_open(films: Attri
     assert none in OPEN_WORDINGS
 
 
-def test_wordings_are_drawn_by_seed_and_half_are_kept_for_evaluation(films: Attributes) -> None:
-    row = row_of(films, "Heat")
+def test_wordings_are_seeded_and_half_held_out_for_evaluation(films: Attributes) -> None:
+    row = find_row(films, "Heat")
     asked = [Asked(str(key), [row], name) for key in range(60) for name in films.names]
     said = {evaluation: RuleUser(films, 1, evaluation).answers(asked) for evaluation in (False, True)}
     assert said[False] == RuleUser(films, 1).answers(asked) != RuleUser(films, 2).answers(asked)
@@ -84,7 +84,7 @@ def test_wordings_are_drawn_by_seed_and_half_are_kept_for_evaluation(films: Attr
 
 
 def test_controls_do_not_answer_for_what_is_wanted(films: Attributes) -> None:
-    row, war = row_of(films, "Koyaanisqatsi"), row_of(films, "1917")
+    row, war = find_row(films, "Koyaanisqatsi"), find_row(films, "1917")
     asked = [Asked(str(key), [row], "genre") for key in range(200)]
     known = sum("documentary" in text.casefold() for text in RandomUser(films, 0).answers(asked))
     assert known < 30  # one of 20 genres
@@ -108,11 +108,11 @@ class Model:
         return [Answer(text) for text in self.texts]
 
 
-def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(
+def test_llm_user_knows_the_titles_and_does_not_reveal_them(
     films: Attributes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users, "_log", logging.getLogger("of this test"))  # a library's config can disable others
-    row, model = row_of(films, "Heat"), Model("A crime film,\nplease", "I love heat!", "")
+    row, model = find_row(films, "Heat"), Model("A crime film,\nplease", "I love heat!", "")
     user = LLMUser(films, model)  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * 3
     assert user.answers(asked) == ["A crime film, please", "I don't mind.", "I don't mind."]
@@ -122,8 +122,8 @@ def test_a_model_as_user_is_told_the_titles_and_does_not_tell_them(
     assert "instruction" not in model.prompts[0]
 
 
-def test_a_models_answer_that_names_a_title_in_short_is_not_passed_on(films: Attributes) -> None:
-    row = row_of(films, "Terminator 2: Judgment Day")
+def test_llm_answer_naming_a_shortened_title_is_withheld(films: Attributes) -> None:
+    row = find_row(films, "Terminator 2: Judgment Day")
     answers = ("I want Terminator 2", "judgment day", "Action, please.")
     user = LLMUser(films, Model(*answers))  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * len(answers)
@@ -142,7 +142,7 @@ def test_a_model_as_user_has_the_parameters_that_are_given(
 ) -> None:
     model = Model("A crime film")
     user = LLMUser(films, model, given)  # type: ignore[arg-type]
-    user.answers([Asked("a", [row_of(films, "Heat")], "genre", "Here is the conversation: USER: Hi\n")])
+    user.answers([Asked("a", [find_row(films, "Heat")], "genre", "Here is the conversation: USER: Hi\n")])
     assert model.sampling == sent
 
 
@@ -168,7 +168,7 @@ def test_attributes_that_cannot_be_asked_about_are_refused(
 
 
 def test_what_was_said_is_known(films: Attributes) -> None:
-    row = row_of(films, "Heat")
+    row = find_row(films, "Heat")
     (label, *_) = films.shared("genre", [row])
     assert films.said("genre", [row], f"USER: A {label.upper()}. " + " ".join(films.shared("genre", [row])))
     assert not films.said("genre", [row], "USER: Hi!")

@@ -49,7 +49,7 @@ def test_a_list_is_its_lines_one_after_the_other(catalog: CatalogTrie, matcher: 
 
 
 @pytest.mark.parametrize("before", [1, LISTED_AT_ONCE - 1, LISTED_AT_ONCE, LISTED_AT_ONCE + 1])
-def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(before: int) -> None:
+def test_tokenizer_merging_newline_with_next_line_is_refused(before: int) -> None:
     """Wherever the line stands among those that are checked at once."""
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
     backend = Tokenizer(BPE(vocab=vocabulary | {"ĊZ": 256, "<end>": 257}, merges=[("Ċ", "Z")]))
@@ -61,7 +61,7 @@ def test_a_tokenizer_that_joins_a_line_break_with_the_next_line_is_refused(befor
 
 @pytest.mark.parametrize("kind", DUMMY_PREFIXES)
 @pytest.mark.parametrize("num_items", [1, 2])
-def test_after_a_dummy_prefix_every_list_of_items_can_be_written_and_nothing_else(
+def test_trie_with_dummy_prefix_allows_exactly_all_item_lists(
     kind: str, num_items: int, matcher: Matcher, tmp_path: Path
 ) -> None:
     """Each item at the top and below it, in the tokenizer's own tokens of the whole list (Mistral 7B, Phi-3)."""
@@ -93,10 +93,10 @@ def written_lists(trie: CatalogTrie, num_items: int) -> Iterator[list[int]]:
             begun += [[*tokens, token] for token in walk.allowed()]
 
 
-def test_lines_of_one_item_are_one_and_equal_lines_are_there_once(catalog: CatalogTrie) -> None:
+def test_spellings_share_an_item_and_equal_lines_are_stored_once(catalog: CatalogTrie) -> None:
     assert catalog.row_W.tolist() == [0, 1, 2, 3, 4, 5, 6, 9, 10, 11]  # row 7 is row 5's line
     assert catalog.item_W.tolist() == [0, 1, 2, 3, 3, 5, 6, 9, 10, 11]  # Amélie is Amelie
-    assert (catalog.lines_of(3), catalog.lines_of(7), catalog.num_items) == ([3, 4], [], 9)
+    assert (catalog.find_lines(3), catalog.find_lines(7), catalog.num_items) == ([3, 4], [], 9)
     assert catalog.left_out.tolist() == [8]  # reads as Heat of 1995
 
 
@@ -104,7 +104,7 @@ def test_seen_titles_are_excluded_as_matching_takes_them(matcher: Matcher) -> No
     assert excluded_items(matcher, ["AMÉLIE", "Heat", "the aliens!", "Nothing"]) == [3, 5, 6, 10]
 
 
-def test_the_file_is_beside_the_catalog_and_of_this_catalog_tokenizer_and_matching_alone(
+def test_trie_file_is_next_to_catalog_and_specific_to_its_inputs(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "data" / "catalog.parquet"

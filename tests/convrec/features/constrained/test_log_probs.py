@@ -103,7 +103,7 @@ def test_ratios_loss_and_gradient_are_those_of_the_definition(catalog: CatalogTr
     np.testing.assert_allclose(weight.grad, grad.T @ lists.hidden.numpy(), atol=1e-12)
 
 
-def test_a_batch_without_a_choice_is_zero_and_still_has_a_gradient(catalog: CatalogTrie) -> None:
+def test_batch_without_choices_is_zero_and_keeps_a_gradient(catalog: CatalogTrie) -> None:
     """A process of FSDP must take part in the backward pass of every micro-batch."""
     hidden = torch.randn(4, D, requires_grad=True)
     weight = torch.randn(int(catalog.trie.token_L.max()) + 1, D, requires_grad=True)
@@ -126,7 +126,7 @@ def test_bf16_hidden_states_give_float32_log_probs(catalog: CatalogTrie, lists: 
 
 
 @pytest.mark.usefixtures("ways")
-def test_log_probs_in_bf16_do_not_depend_on_what_else_is_in_the_micro_batch(catalog: CatalogTrie, lists: Lists) -> None:
+def test_bf16_log_probs_do_not_depend_on_the_micro_batch(catalog: CatalogTrie, lists: Lists) -> None:
     """Under autocast, as verl's engine computes: a ratio would be of rounding where the clip is .06."""
     head, hidden, weight = ConstrainedHead(catalog), lists.hidden.bfloat16(), lists.weights[0].bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -14,7 +14,7 @@ from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
 pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 
 
-def test_each_row_keeps_the_logits_of_its_own_walk_and_other_rows_keep_all(catalog: CatalogTrie) -> None:
+def test_mask_applies_to_each_walks_row_and_leaves_others_alone(catalog: CatalogTrie) -> None:
     rng, mask = random.Random(0), TrieMask(catalog, "cpu")
     walks = {0: Walk(catalog, 2, [3]), 2: Walk(catalog, 3), 3: Walk(catalog, 3, [0, 5, 6, 9])}
     vocabulary = 400

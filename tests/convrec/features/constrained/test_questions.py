@@ -61,7 +61,7 @@ def test_exactly_the_open_questions_and_the_lists_can_be_written(
     assert sorted(written) == wanted
 
 
-def test_without_open_questions_everything_is_as_without_questions(
+def test_trie_without_open_questions_acts_as_if_it_had_none(
     asking: CatalogTrie, catalog: CatalogTrie, tokenizer: Any
 ) -> None:
     tokens = whole(tokenizer, "Up (2009)\nAlien (1979)")

@@ -25,7 +25,7 @@ def follow(trie: Trie, prefix: tuple[int, ...], root: int = 0) -> int:
 
 
 @given(SEQUENCES)
-def test_what_may_follow_a_prefix_and_how_many_sequences_go_through_it(found: set[tuple[int, ...]]) -> None:
+def test_trie_gives_children_and_counts_of_every_prefix(found: set[tuple[int, ...]]) -> None:
     sequences = list(found)
     trie = trie_of(sequences)
     for number, sequence in enumerate(sequences):

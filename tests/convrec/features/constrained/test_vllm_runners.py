@@ -78,7 +78,7 @@ def allowed(catalog: CatalogTrie, request: Written, words: int) -> list[int]:
     return walk.allowed()
 
 
-def test_lists_follow_their_requests_through_slots_rows_chunks_and_preemption(
+def test_walks_follow_requests_through_slots_and_preemption(
     config: SimpleNamespace, catalog: CatalogTrie, tokenizer: Any
 ) -> None:
     words = len(tokenizer)

@@ -54,9 +54,7 @@ def test_exactly_the_tokens_of_some_right_list_are_allowed(
         assert set(walk.items).isdisjoint(excluded)
 
 
-def test_what_is_not_allowed_raises_and_what_comes_behind_the_end_is_ignored(
-    catalog: CatalogTrie, tokenizer: Any
-) -> None:
+def test_disallowed_token_raises_and_trailing_ones_are_ignored(catalog: CatalogTrie, tokenizer: Any) -> None:
     (heat, up) = ([*tokenizer.encode(f"{line}\n")] for line in ("Heat (1995)", "Up (2009)"))
     walk = Walk(catalog, 2, [11])
     with pytest.raises(ValueError, match=r"not allowed after 0 items"):
@@ -70,7 +68,7 @@ def test_what_is_not_allowed_raises_and_what_comes_behind_the_end_is_ignored(
     assert (walk.items, walk.allowed()) == ([11], [tokenizer.eos_token_id])
 
 
-def test_where_fewer_items_are_left_the_list_is_as_long_as_they_are(catalog: CatalogTrie, tokenizer: Any) -> None:
+def test_list_is_shorter_when_fewer_items_remain(catalog: CatalogTrie, tokenizer: Any) -> None:
     walk = Walk(catalog, 5, [item for item in range(12) if item not in (3, 11)])
     assert walk.num_items == 2
     rng = random.Random(1)

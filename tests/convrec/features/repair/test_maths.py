@@ -261,7 +261,7 @@ def test_a_list_of_the_encoders_tokens_is_one_after_its_repair(kind: str, data: 
 @pytest.mark.parametrize("context", ["", "\n"])
 @pytest.mark.parametrize(("delimiter", "between"), [("\n", "\n\n"), ("\n", "\n"), ("|", " | "), (";", "; ")])
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {"unsplit", "unigram"}))
-def test_blank_lines_first_lines_and_other_delimiters_are_repaired(
+def test_repair_handles_blank_lines_first_lines_and_delimiters(
     kind: str, delimiter: str, between: str, context: str
 ) -> None:
     text = between.join(["Ran (1985)", "Up (2009)", "Toy Story 2 (1999)"])
@@ -271,7 +271,7 @@ def test_blank_lines_first_lines_and_other_delimiters_are_repaired(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_other_tokens_than_the_encoders_stay_where_a_policy_wrote_them(seed: int) -> None:
+def test_repair_keeps_non_canonical_tokens_of_the_policy(seed: int) -> None:
     tokenizer = get_any_tokenizer("smollm")
     letters = [token for char in "Ran (1985)" for token in tokenizer.encode(char)]
     two_breaks = tokenizer.encode("\n\n")

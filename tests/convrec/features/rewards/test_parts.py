@@ -73,7 +73,7 @@ def test_an_item_without_genres_is_no_way_out(path: Path) -> None:
         assert parts.returns([0, 3, 1], [False] * 3, [False] * 3, 3)["diversity"] == [0, worst, 1]
 
 
-def test_what_the_conversation_names_earns_the_worst_but_is_in_the_catalog(path: Path) -> None:
+def test_named_titles_earn_the_worst_reward_but_are_in_catalog(path: Path) -> None:
     parts = RewardParts({"catalog.safety": 1, "out_of_catalog": -1}, load_catalog(path), path)
     got = parts.returns([3, 1], [False, False], [True, False], 2)
     assert got == {"catalog.safety": [0.2, 0.9], "out_of_catalog": [0, 0]}

@@ -26,7 +26,7 @@ SIZES = {
 }
 
 
-def model_of(config: PretrainedConfig, attention: str) -> torch.nn.Module:
+def make_model(config: PretrainedConfig, attention: str) -> torch.nn.Module:
     varlen.register()
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention).float()
@@ -37,7 +37,7 @@ def model_of(config: PretrainedConfig, attention: str) -> torch.nn.Module:
 def test_packed_is_padded_in_log_probs_and_gradients(config_class: type[PretrainedConfig], heads: int) -> None:
     """Grouped key/value heads (4 of 4, 2 of 4, 1 of 4), sequences of one token, and starts behind each other."""
     config = config_class(**SIZES, num_key_value_heads=heads)
-    padded, packed = model_of(config, "sdpa"), model_of(config, "varlen")
+    padded, packed = make_model(config, "sdpa"), make_model(config, "varlen")
     rows = [torch.randint(50, (length,), generator=torch.Generator().manual_seed(length)) for length in LENGTHS]
 
     ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -104,7 +104,7 @@ def test_in_verls_engine_it_is_asked_once_a_micro_batch(
 
 
 def test_what_it_does_not_compute_is_refused() -> None:
-    model = model_of(Qwen2Config(**SIZES, num_key_value_heads=2), "varlen")
+    model = make_model(Qwen2Config(**SIZES, num_key_value_heads=2), "varlen")
     ids = torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(ValueError, match="use_remove_padding"):
         model(input_ids=ids, attention_mask=torch.tensor([[1, 1, 1], [1, 1, 0]]))

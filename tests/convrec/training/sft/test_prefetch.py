@@ -44,7 +44,7 @@ def wait_for_thread(rows: PrefetchedRows) -> None:
     rows.executor.submit(int).result(60)  # it comes after all that was submitted
 
 
-def test_rows_are_made_before_they_are_read_but_no_more_than_the_limit(rows: PrefetchedRows, squares: Squares) -> None:
+def test_rows_are_prefetched_up_to_the_limit(rows: PrefetchedRows, squares: Squares) -> None:
     squares.may_begin.set()
     rows.expect([5, 2, 9, 0, 1])
     wait_for_thread(rows)

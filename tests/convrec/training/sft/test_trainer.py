@@ -226,7 +226,7 @@ def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(train: Train, tmp_pat
 
 
 @pytest.mark.parametrize("stop_after", [None, 1, STEPS_PER_EPOCH, 4])
-def test_a_thread_makes_the_rows_in_the_order_in_which_they_are_read(train: Any, stop_after: int | None) -> None:
+def test_prefetch_thread_makes_rows_in_reading_order(train: Any, stop_after: int | None) -> None:
     if stop_after:
         train(stop_after=stop_after)
     batches = train()
@@ -238,7 +238,7 @@ def test_a_thread_makes_the_rows_in_the_order_in_which_they_are_read(train: Any,
     assert len(made) <= len(read) + EPOCHS  # each epoch has one that fills no batch
 
 
-def test_rows_of_a_loader_with_processes_of_its_own_are_made_there() -> None:
+def test_loader_with_worker_processes_does_not_prefetch() -> None:
     """A thread is not in a process that is forked."""
     from convrec.training.sft.trainer import SFTEngine
 
@@ -274,7 +274,7 @@ def test_a_stop_file_of_a_validation_saves_the_step_that_is_validated(
 
 
 @pytest.mark.parametrize("step", [1, 4])
-def test_a_stop_between_verls_tracker_and_our_manifest_leaves_no_checkpoint(
+def test_stop_between_tracker_and_manifest_leaves_no_checkpoint(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     whole = train()
@@ -301,7 +301,7 @@ def test_the_step_of_the_lowest_validation_loss_is_kept(train: Train, tmp_path: 
     assert saving.complete_steps(tmp_path / "run") == [4, EPOCHS * STEPS_PER_EPOCH]
 
 
-def test_a_last_step_that_was_saved_and_not_validated_is_validated_when_resumed(train: Any, tmp_path: Path) -> None:
+def test_resume_validates_a_last_step_saved_without_validation(train: Any, tmp_path: Path) -> None:
     steps = EPOCHS * STEPS_PER_EPOCH
     train(stop_after=steps, validation=4, test_freq=-1)
     assert saving.complete_steps(tmp_path / "run")[-1] == steps

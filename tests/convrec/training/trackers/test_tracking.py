@@ -86,7 +86,7 @@ def swanlab_records(folder: Path) -> list:
     return records
 
 
-def test_the_newest_swanlab_run_has_the_whole_curve_with_the_repeated_steps(run: Path) -> None:
+def test_newest_swanlab_run_has_the_whole_curve(run: Path) -> None:
     starts = sorted((run / "swanlab").glob("run-*"), key=lambda folder: folder.stat().st_mtime)
     curves, names, tables = [], [], []
     for folder in starts:
@@ -120,7 +120,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
             part = b""
 
 
-def test_the_newest_wandb_run_has_the_whole_curve_with_the_repeated_steps(run: Path) -> None:
+def test_newest_wandb_run_has_the_whole_curve(run: Path) -> None:
     curves, names, tables = [], [], []
     for file in sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
         records = list(wandb_records(file))
@@ -164,16 +164,14 @@ def test_what_trackers_keep_of_the_settings_holds_no_secret(run: Path) -> None:
     assert [content for content in contents if PLANTED[::-1].encode() in content]  # they keep settings
 
 
-def test_the_newest_tensorboard_folder_has_the_whole_curve_with_the_repeated_steps(run: Path) -> None:
+def test_newest_tensorboard_folder_has_the_whole_curve(run: Path) -> None:
     first, second = (EventAccumulator(str(run / "tensorboard" / f"start{start}")).Reload() for start in (1, 2))
     assert [(event.step, event.value) for event in first.Scalars("return")] == [(n, float(n)) for n in range(1, 6)]
     assert [(event.step, event.value) for event in second.Scalars("return")] == [*REPEATED.items(), (99, 99.0)]
     assert "val/generations/text_summary" in second.Tags()["tensors"]
 
 
-def test_validation_samples_are_kept_in_the_run_whatever_the_trackers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_samples_are_kept_regardless_of_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As verl's trainer calls the logger."""
     for start, step in ((1, 20), (2, 40)):
         monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics" / f"{start:04d}.jsonl"))

@@ -66,7 +66,7 @@ def test_a_busy_process_is_no_dead_one_and_a_dead_one_is_named(actors: Actors) -
     assert str(watch.problem()) == "the vLLM server 0.0 is gone (killed, or out of memory); the log may say why"
 
 
-def test_a_process_that_ray_has_killed_for_memory_is_named_at_once_with_the_figures(actors: Actors) -> None:
+def test_process_killed_by_ray_for_memory_is_named_with_usage(actors: Actors) -> None:
     actors.state["vLLM server 0.0"] = "killed by Ray"
     watch = liveness.Watch(actors.handles)
     watch.lost_actor()  # asked
@@ -154,9 +154,7 @@ def test_a_run_that_is_over_is_not_interrupted(actors: Actors) -> None:
     time.sleep(0.1)
 
 
-def test_a_phase_that_does_not_end_ends_the_run_with_the_process_that_is_to_blame(
-    actors: Actors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_phase_ends_the_run_and_names_the_culprit(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convrec.runs.phases.FIRST_TIMES", 1000)  # for the time before the phase
     phases = Phases(0.05)
     with phases.phase("gen"):
@@ -174,7 +172,7 @@ def test_a_phase_that_does_not_end_ends_the_run_with_the_process_that_is_to_blam
         watch.stopped.set()
 
 
-def test_a_gcs_server_that_is_gone_is_named_and_one_that_is_restarted_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gcs_server_is_named_but_a_restarted_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1.0
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now)
     with socket.create_server(("127.0.0.1", 0)) as server:

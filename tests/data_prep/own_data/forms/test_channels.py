@@ -36,7 +36,7 @@ def test_askers_by_turns_have_a_conversation_each() -> None:
     assert not left_out
 
 
-def test_an_answer_that_could_be_to_two_askers_is_left_out_with_their_questions() -> None:
+def test_ambiguous_answer_is_dropped_with_both_questions() -> None:
     talks, left_out = split(
         said("ann", "a1", 0), said("bob", "b1", 1), said("ann", "a2", 2), said("cem", "c1", 3),
         said("bob", "b2", 4), said("bob", "b3", 5), said("cem", "c2", 6), said("bob", "b4", 7),
@@ -53,7 +53,7 @@ def test_a_reply_or_a_mention_says_whom_an_answer_is_to() -> None:
         assert not left_out
 
 
-def test_a_conversation_ends_with_a_pause_but_not_before_its_answer() -> None:
+def test_conversation_ends_at_a_pause_but_not_before_its_answer() -> None:
     pause = PAUSE_SECONDS / 60 + 1
     assert split(said("ann", "a1", 0), said("bob", "b1", 1), said("ann", "a2", 2 + pause))[0] == [["a1", "b1"], ["a2"]]
     assert split(said("ann", "a1", 0), said("bob", "b1", pause))[0] == [["a1", "b1"]]
@@ -61,7 +61,7 @@ def test_a_conversation_ends_with_a_pause_but_not_before_its_answer() -> None:
     assert split(said("ann", "a1", 0), said("bob", "b1", late))[0] == [["a1"]]
 
 
-def test_a_question_that_nobody_answered_does_not_make_a_later_answer_unclear() -> None:
+def test_unanswered_question_does_not_make_later_answer_unclear() -> None:
     pause = PAUSE_SECONDS / 60 + 1
     assert split(said("ann", "a1", 0), said("cem", "c1", pause), said("bob", "b1", pause + 1))[0] == [
         ["a1"],
@@ -69,12 +69,12 @@ def test_a_question_that_nobody_answered_does_not_make_a_later_answer_unclear() 
     ]
 
 
-def test_a_greeting_belongs_to_who_answers_it_and_a_second_answer_to_the_first() -> None:
+def test_greeting_and_second_answer_join_the_same_conversation() -> None:
     talks, _ = split(said("bob", "hello", 0), said("ann", "a1", 1), said("bob", "b1", 2), said("bob", "b2", 3))
     assert talks == [["hello", "a1", "b1", "b2"]]
 
 
-def test_a_conversation_in_which_nobody_recommends_is_none_and_is_counted() -> None:
+def test_conversation_without_recommender_is_dropped_and_counted() -> None:
     left_out: Counter[str] = Counter()
     assert read_talk([said("ann", "a1", 0)], left_out)() is None
     assert left_out == {NOBODY_RECOMMENDS: 1}

@@ -233,7 +233,7 @@ def test_the_bot_begins_where_durecdial_says_so(convert) -> None:
         ),
     ],
 )
-def test_messages_that_an_api_gives_newest_first_are_turned_round(convert, name: str, record: dict) -> None:
+def test_newest_first_api_messages_are_reversed(convert, name: str, record: dict) -> None:
     (row,), _ = convert(name, json.dumps(record) + "\n", truth="from-next-turns")
     assert conversation(row) == f"USER: {samples.LIKED}\n"
     assert row["groundtruth_with_release_year"] == WANTED

@@ -58,7 +58,7 @@ def test_a_conversation_is_known_by_any_usual_name_of_its_column(tmp_path: Path,
     assert read(tmp_path / "a.csv", table(f"{name},role,text", *ROWS))[0] == SAID
 
 
-def test_a_table_that_names_no_conversations_is_refused_with_the_column_that_may(tmp_path: Path) -> None:
+def test_table_without_conversation_column_is_refused_with_hint(tmp_path: Path) -> None:
     content = table("cluster,role,text", *ROWS)
     with pytest.raises(UserError) as error:
         read(tmp_path / "a.csv", content)
@@ -113,7 +113,7 @@ def test_turns_are_sorted_by_their_numbers_or_times(tmp_path: Path, header: str,
     assert said == [texts if len(set(cells)) == 1 else texts[::-1]]
 
 
-def test_rows_in_no_order_with_equal_numbers_are_sorted_by_a_second_column(tmp_path: Path) -> None:
+def test_unordered_rows_with_equal_numbers_use_a_second_column(tmp_path: Path) -> None:
     rows = ["7,2,4,user,d", "7,1,1,user,a", "7,2,3,bot,c", "7,1,2,bot,b"]
     assert read(tmp_path / "a.csv", table("chat_id,turn_id,utt_id,role,text", *rows))[0] == [["a", "b", "c", "d"]]
     said, damage = read(tmp_path / "a.csv", table("chat_id,turn_id,other,role,text", *rows))
@@ -126,7 +126,7 @@ def test_ids_of_messages_in_no_order_sort_nothing(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", table("chat_id,id,role,text", *rows))[0] == [["a", "b"], ["c", "d"]]
 
 
-def test_numbers_and_times_that_contradict_each_other_are_a_finding(tmp_path: Path) -> None:
+def test_contradictory_numbers_and_times_are_a_finding(tmp_path: Path) -> None:
     rows = ["7,1,2024-03-01T10:03Z,user,a", "7,2,2024-03-01T10:01Z,bot,b"]
     content = table("chat_id,turn_id,created_at,role,text", *rows)
     said, damage = read(tmp_path / "a.csv", content)
@@ -136,7 +136,7 @@ def test_numbers_and_times_that_contradict_each_other_are_a_finding(tmp_path: Pa
 
 
 @pytest.mark.parametrize("header", ["turn_id", "timestamp"])
-def test_rows_that_lack_their_place_are_a_finding_where_the_others_do_not_rise(tmp_path: Path, header: str) -> None:
+def test_unordered_rows_without_a_position_are_a_finding(tmp_path: Path, header: str) -> None:
     for cells, problems in ((("", "1700000000", "1700000009"), 0), (("1700000009", "1700000000", ""), 1)):
         rows = [f"7,{cell},user,{text}" for cell, text in zip(cells, "abc", strict=True)]
         _, damage = read(tmp_path / "a.csv", table(f"chat_id,{header},role,text", *rows))
@@ -146,7 +146,7 @@ def test_rows_that_lack_their_place_are_a_finding_where_the_others_do_not_rise(t
         )
 
 
-def test_times_that_cannot_be_read_are_a_finding_unless_the_order_is_the_files(tmp_path: Path) -> None:
+def test_unreadable_times_are_a_finding_unless_file_order_rules(tmp_path: Path) -> None:
     content = table("chat_id,time,role,text", "7,noon,user,a", "7,later,bot,b")
     said, damage = read(tmp_path / "a.csv", content)
     assert said == []
@@ -154,7 +154,7 @@ def test_times_that_cannot_be_read_are_a_finding_unless_the_order_is_the_files(t
     assert "order=- for the order of the file" in str(damage.findings[0].problem)
 
 
-def test_a_system_prompt_is_one_in_every_conversation_of_a_table_with_a_recommender(tmp_path: Path) -> None:
+def test_system_role_is_a_prompt_if_another_role_recommends(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(
         table("chat_id,role,text", "1,user,hi", "1,bot,Up", "2,user,hi", "2,system,You know Up", "2,user,x")
@@ -167,7 +167,7 @@ def test_a_system_prompt_is_one_in_every_conversation_of_a_table_with_a_recommen
     assert [turn["role"] for turn in record["conversation"]] == ["user", "assistant"]
 
 
-def test_rows_beside_one_that_cannot_be_read_make_no_conversation(tmp_path: Path) -> None:
+def test_unreadable_row_drops_its_whole_conversation(tmp_path: Path) -> None:
     rows = ["7,user,a", "7,bot,b,c", "7,user,d", "8,user,e", "8,bot,f"]
     said, damage = read(tmp_path / "a.csv", table("chat_id,role,text", *rows))
     assert said == [["e", "f"]]
@@ -175,14 +175,14 @@ def test_rows_beside_one_that_cannot_be_read_make_no_conversation(tmp_path: Path
     assert "a row beside it cannot be read" in str(damage.findings[1].problem)
 
 
-def test_a_conversation_with_a_row_that_has_taken_in_another_is_left_out(tmp_path: Path) -> None:
+def test_row_that_swallowed_another_drops_its_conversation(tmp_path: Path) -> None:
     rows = ['7\tuser\t"a', '7\tbot\tb"', "8\tuser\tc", "8\tbot\td"]
     said, damage = read(tmp_path / "a.tsv", table("chat_id\trole\ttext", *rows))
     assert said == [["c", "d"]]
     assert {finding.row for finding in damage.findings} == {2}
 
 
-def test_rows_of_a_conversation_that_differ_in_what_it_has_once_are_a_finding(tmp_path: Path) -> None:
+def test_conflicting_per_conversation_values_are_a_finding(tmp_path: Path) -> None:
     rows = ["7,user,a,train", "7,bot,b,test"]
     said, damage = read(tmp_path / "a.csv", table("chat_id,role,text,split", *rows))
     assert said == []
@@ -190,7 +190,7 @@ def test_rows_of_a_conversation_that_differ_in_what_it_has_once_are_a_finding(tm
 
 
 @pytest.mark.parametrize("header", ["chat_id,user,assistant", "ChatId,Customer,Agent"])
-def test_a_column_per_speaker_with_rows_of_one_conversation_in_order(tmp_path: Path, header: str) -> None:
+def test_speaker_columns_are_read_with_rows_in_order(tmp_path: Path, header: str) -> None:
     content = table(f"turn,{header}", "2,7,c,d", "1,7,a,b", "1,8,e,f")
     assert read(tmp_path / "a.csv", content)[0] == [["a", "b", "c", "d"], ["e", "f"]]
 
@@ -212,7 +212,7 @@ def test_internal_notes_are_no_turns(tmp_path: Path, header: str, cells: tuple[s
 
 
 @pytest.mark.parametrize("header", ["author,author_role", "sender,role", "from,sender type"])
-def test_a_column_of_roles_says_who_recommends_beside_one_of_names(tmp_path: Path, header: str) -> None:
+def test_role_column_decides_who_recommends_over_names(tmp_path: Path, header: str) -> None:
     rows = ["7,Ann,end-user,Like Heat?", "7,Bob,agent,Ronin"]
     path = tmp_path / "a.csv"
     path.write_text(table(f"ticket,{header},text", *rows))

@@ -84,7 +84,7 @@ def test_midnight_ends_no_conversation(tmp_path: Path, days: tuple[str, str]) ->
     assert read(tmp_path / "a.txt", *lines)[0] == [["u Hi", "a Up", "u Seen"]]
 
 
-def test_another_day_is_another_conversation_but_an_answer_may_come_then(tmp_path: Path) -> None:
+def test_new_day_starts_a_conversation_unless_it_is_the_answer(tmp_path: Path) -> None:
     lines = ["1.2.24, 9:00 - Ann: Hi", "1.2.24, 9:01 - Bob: Up", "2.2.24, 9:00 - Ann: And?", "3.2.24, 8:00 - Bob: Coco"]
     assert read(tmp_path / "a.txt", *lines)[0] == [["u Hi", "a Up"], ["u And?", "a Coco"]]
 
