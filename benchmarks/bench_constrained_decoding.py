@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_trie import generated_catalog, load_tokenizer, tekken
 
 from convrec.features.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
-from convrec.generation.engine_settings import engine_settings, without_compiler
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
+from convrec.inference.engines.engine_settings import engine_settings, without_compiler
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 
 WORDS, PROMPT, EXCLUDED = 151_936, 64, 10
 ALL, NONE = 1, 0

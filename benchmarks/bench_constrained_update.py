@@ -39,8 +39,8 @@ from convrec.features.constrained.catalog_trie import build_catalog_trie
 from convrec.features.constrained.choices import ChoiceReader, joined
 from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.walk import Walk
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 from convrec.training.log_prob_head import compute_at_positions
 from convrec.training.token_log_probs import chunked_log_probs, whole_log_probs
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from convrec.data.schema import MESSAGES, prompt_text
-from convrec.lists.ranks import format_item
+from convrec.titles.item import format_item
 
 SHARD_ROWS = 100_000
 BATCH_ROWS = 1000  # as `datasets` writes

@@ -29,11 +29,12 @@ from typing import Any
 import numpy as np
 from rapidfuzz import fuzz, process
 
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher
 from convrec.lists.rank_rewards import rank_returns
-from convrec.lists.ranks import format_item, parse_item, parse_items, split_lines
-from convrec.lists.titles import fold, forms, normalise
+from convrec.lists.ranks import parse_items, split_lines
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.forms import fold, forms, normalise
+from convrec.titles.item import format_item, parse_item
+from convrec.titles.matching import Matcher
 
 RESPONSES, LINES = 384, 20
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

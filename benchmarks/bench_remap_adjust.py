@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import TRUTH, prompt_text
-from convrec.lists.ranks import format_item
+from convrec.titles.item import format_item
 from data_prep.stages import metadata, rows, teacher
 from data_prep.stages.record import Stage, read_record, run_stage
 from data_prep.tables import parquet_writer

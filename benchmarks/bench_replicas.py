@@ -6,7 +6,7 @@ python benchmarks/bench_replicas.py --demo outputs/demo [--contexts 2050] [--rou
 CPU whose cores the replicas share, each kind in a process of its own and in turns. `start` is what a single prompt
 takes: imports, Ray where it is used, and the engines; `lists` what all of them take beyond that.
 
-ours      convrec.generation.generate, as evaluation calls it
+ours      convrec.inference.generate, as evaluation calls it
 ray data  ray.data.llm.build_processor on a local Ray, an engine of one CPU a replica, the same engine settings
 """
 
@@ -80,8 +80,8 @@ def answer_in_this_process(kind: str, replicas: str, model: str, prompts: str, r
 
 
 def with_ours(replicas: int, model: str, prompts: list[Any]) -> list[str]:
-    from convrec.generation.generate import generate
-    from convrec.generation.placement import Placement
+    from convrec.inference.engines.placement import Placement
+    from convrec.inference.generate import generate
 
     limits = {"max_tokens": RESPONSE, "max_prompt_tokens": PROMPT}
     answers = generate(model, prompts, placement=Placement(replicas), progress=False, **limits)

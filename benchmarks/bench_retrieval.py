@@ -22,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
 from convrec.retrieval.conversations import Conversation
 from convrec.retrieval.folder import load, save
 from convrec.retrieval.retriever import Choice, fit
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 
 VOCABULARY, BLOCK, ROWS_OF_A_CONVERSATION = 200_000, 5000, 3
 

@@ -33,9 +33,9 @@ from typing import Any
 import httpx
 import psutil
 
+from convrec.base.gpus import usable_gpus
 from convrec.checkpoints.models import resolve_model
 from convrec.data.schema import prompt_text
-from convrec.gpus import usable_gpus
 
 TALK = [
     "Hello. Any great 2000s war movies out there? Thanks!",
@@ -264,7 +264,7 @@ def measure(options: argparse.Namespace, ours_at: str, plain_at: str, server: su
         result["malformed"] = malformed(ours_at, server, options.malformed)
         print(json.dumps(result["malformed"]), file=sys.stderr, flush=True)
     if options.faults:
-        victims = {"engine": ("EngineCore",), "process": ("convrec.generation.child",)}
+        victims = {"engine": ("EngineCore",), "process": ("convrec.inference.engines.child",)}
         result["faults"] = {name: fault(ours_at, ours(server, *words)[0]) for name, words in victims.items()}
     return result
 

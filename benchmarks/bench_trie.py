@@ -24,8 +24,8 @@ from convrec.features.constrained.catalog_trie import INNER, CatalogTrie, build_
 from convrec.features.constrained.trie import Int64s
 from convrec.features.constrained.vllm_lists import OpenList, OpenLists, TrieMask
 from convrec.features.constrained.walk import Walk
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.matching import Matcher
 
 LISTS, NUM_ITEMS, EXCLUDED = 256, 20, 100
 

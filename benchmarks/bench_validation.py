@@ -6,7 +6,7 @@ python benchmarks/bench_validation.py --demo outputs/demo [--contexts 2050] [--r
 CPU, one after the other in each round; the ratios are medians over the rounds:
 
 plain       vLLM's offline engine, nothing else: one call of `generate`, the engine's start left out
-evaluation  what `convrec evaluate` calls, convrec.generation.generate, in an engine that a first prompt has started
+evaluation  what `convrec evaluate` calls, convrec.inference.generate, in an engine that a first prompt has started
 training    a validation of run_rank_grpo.sh: prompts to metrics, reward included (timing_s/testing)
 """
 
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.checkpoints.models import resolve_model
-from convrec.generation.generate import engines_kept, generate
+from convrec.inference.generate import engines_kept, generate
 from convrec.runs.folder import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent

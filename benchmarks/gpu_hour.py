@@ -25,14 +25,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from convrec.errors import UserError
-from convrec.files import read_json, write_json, write_text
-from convrec.gpus import usable_gpus
-from convrec.kinds import did_you_mean
+from convrec.base.errors import UserError
+from convrec.base.files import read_json, write_json, write_text
+from convrec.base.gpus import usable_gpus
+from convrec.base.kinds import did_you_mean
+from convrec.base.same_request import as_kept
 from convrec.report.html import Cell, Grid
 from convrec.runs.folder import LATEST, latest_step
 from convrec.runs.supervisor import die_with
-from convrec.same_request import as_kept
 from recipes.demos.sizes import TINY, read_runs
 from recipes.gpu_check import line
 from recipes.launch.variables import VARIABLES

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from convrec.api import CommandFailed, TrainedRun, evaluate, train
-    from convrec.errors import UserError
-    from convrec.serving.lists import Recommendations, RecommendedItem
-    from convrec.serving.recommender import Recommender
+    from convrec.base.errors import UserError
+    from convrec.inference.lists import Recommendations, RecommendedItem
+    from convrec.inference.recommender import Recommender
     from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
     from convrec.settings.rank_grpo import RankGRPOConfig
     from convrec.settings.sft import SFTConfig
@@ -17,12 +17,12 @@ _MODULES = {
     "PairwiseJudgeConfig": "convrec.settings.judges",
     "PointwiseJudgeConfig": "convrec.settings.judges",
     "RankGRPOConfig": "convrec.settings.rank_grpo",
-    "Recommendations": "convrec.serving.lists",
-    "RecommendedItem": "convrec.serving.lists",
-    "Recommender": "convrec.serving.recommender",
+    "Recommendations": "convrec.inference.lists",
+    "RecommendedItem": "convrec.inference.lists",
+    "Recommender": "convrec.inference.recommender",
     "SFTConfig": "convrec.settings.sft",
     "TrainedRun": "convrec.api",
-    "UserError": "convrec.errors",
+    "UserError": "convrec.base.errors",
     "evaluate": "convrec.api",
     "train": "convrec.api",
 }

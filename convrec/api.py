@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError
+from convrec.base.files import read_json
+from convrec.base.shipped import python_path
 from convrec.checkpoints import saving
-from convrec.errors import UserError
-from convrec.files import read_json
 from convrec.runs import supervisor
 from convrec.runs.folder import latest_step, read_metrics
 from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
@@ -30,7 +31,6 @@ from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.readers import absolute_path
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig, default_run_folder
-from convrec.shipped import python_path
 
 BAD_INPUT = 2  # exit status of a command
 # The class of a recipe's settings -> (the recipe's name, its command)

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
-from convrec.errors import UserError
-from convrec.files import file_hash
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash
+from convrec.base.options import command
 from convrec.judges.criteria import criteria_text, read_criteria
-from convrec.options import command
 from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import MODEL_JUDGES, failed_again, make_asker, make_llm, write_failed

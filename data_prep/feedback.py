@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError
+from convrec.base.files import write_jsonl
+from convrec.base.options import command
 from convrec.data.damage import Damage
 from convrec.data.records import read_records
 from convrec.data.schema import SPEAKERS, TURN
-from convrec.errors import UserError
-from convrec.files import write_jsonl
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.ranks import parse_item
-from convrec.options import command
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.item import parse_item
 from data_prep.options.feedback import FeedbackOptions
 from data_prep.own import convert_own, format_summary, split_rule
 

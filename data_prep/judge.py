@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.errors import UserError
-from convrec.files import folder_written_whole, write_json, write_jsonl, write_text
+from convrec.base.errors import UserError
+from convrec.base.files import folder_written_whole, write_json, write_jsonl, write_text
+from convrec.base.options import command
 from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text, read_criteria
 from convrec.judges.schema import get_label, judge_schema
-from convrec.options import command
 from data_prep.judge_data.formats import load
 from data_prep.judge_data.rows import (
     JudgeRow,

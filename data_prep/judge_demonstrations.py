@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
+from convrec.base.files import write_table
+from convrec.base.options import command
 from convrec.data.schema import DEMONSTRATION_SCHEMA
-from convrec.errors import UserError
-from convrec.files import write_table
 from convrec.judges.prompt import query_text, verdict_text
 from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table
 from convrec.judges.verdict import preference_verdict, score_verdict
-from convrec.options import command
 from data_prep.options.judge import JudgeDemonstrationsOptions
 from data_prep.tables import check_out, message
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.files import folder_written_whole, write_jsonl
-from convrec.options import command
+from convrec.base.files import folder_written_whole, write_jsonl
+from convrec.base.options import command
 from data_prep.judge import convert
 from data_prep.options.judge import JudgeOptions, JudgeSampleOptions, Mode
 from data_prep.sample_data.films import load_films

@@ -13,17 +13,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
+from convrec.base.files import folder_written_whole, write_json
+from convrec.base.options import command
+from convrec.base.progress import Progress
 from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, collected, counted, format_place
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, normalise_text, parse_conversation_id, prompt_text
-from convrec.errors import UserError
 from convrec.features.asking.attributes import load_attributes
-from convrec.files import folder_written_whole, write_json
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import NO_YEAR, Item, format_item
 from convrec.lists.settings import ListSettings
-from convrec.options import command
-from convrec.progress import Progress
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import NO_YEAR, Item, format_item
+from convrec.titles.matching import Matcher
 from data_prep.options.output import OutputOptions
 from data_prep.options.own import OwnOptions
 from data_prep.own_data.catalog import CatalogRead

@@ -15,8 +15,8 @@ from convrec.data.schema import SFT_SCHEMA, get_truth
 from convrec.features.asking.attributes import Attributes, load_attributes
 from convrec.features.asking.turns import MAX_TURNS, question_text, with_answer
 from convrec.features.asking.users import Asked, RuleUser, draw
-from convrec.lists.matching import Matcher
 from convrec.lists.ranks import split_lines
+from convrec.titles.matching import Matcher
 from data_prep.tables import TableNumbers, message
 
 QUESTION_IDS = tuple(f"_q{number}" for number in range(1, MAX_TURNS))  # end the sample_id of a question's row

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from convrec.base.errors import UserError
+from convrec.base.options import command
+from convrec.base.progress import Progress
 from convrec.data.damage import Damage
 from convrec.data.records import Records
 from convrec.data.text_files import describe_encoding
-from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.options import command
-from convrec.progress import Progress
 from convrec.retrieval.train_ratings import TRAIN_RATINGS, write_train_ratings
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from data_prep.options.ratings import RatingsOptions
 from data_prep.own import FILES, format_summary, split_rule, write_data
 from data_prep.own_data.catalog import read_catalog

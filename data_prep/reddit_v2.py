@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from convrec.base.errors import UserError
+from convrec.base.files import folder_written_whole, write_json, write_table
+from convrec.base.options import command
 from convrec.data.schema import CATALOG_SCHEMA, TRUTH
-from convrec.errors import UserError
-from convrec.files import folder_written_whole, write_json, write_table
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher
-from convrec.options import command
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.matching import Matcher
 from data_prep.options.reddit_v2 import RedditOptions
 from data_prep.released import AGAIN, ReleasedSplit, Target, clean_row, find_split, read_split
 from data_prep.tables import SampleIds, TableNumbers, check_out, describe, table_writer

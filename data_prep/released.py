@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from convrec.base.errors import UserError
+from convrec.base.progress import Progress
 from convrec.data.records import rows_without_utf8
 from convrec.data.schema import MESSAGES, RL_SCHEMA, SFT_SCHEMA, TRUTH, Pair, is_like
-from convrec.errors import UserError
-from convrec.lists.catalog import parse_year
-from convrec.progress import Progress
+from convrec.titles.catalog import parse_year
 from data_prep.tables import message
 
 NO_PROMPT = "the prompt is not exactly one user message with text"

@@ -20,14 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
+from convrec.base.files import folder_written_whole
+from convrec.base.options import command
+from convrec.base.progress import Progress
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, get_truth, prompt_text
-from convrec.errors import UserError
-from convrec.files import folder_written_whole
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import make_matcher
-from convrec.lists.settings import ListSettings
-from convrec.options import command
-from convrec.progress import Progress
+from convrec.lists.settings import ListSettings, make_matcher
+from convrec.titles.catalog import load_catalog
 from data_prep.options.sample import SampleOptions
 from data_prep.questions import add_questions
 from data_prep.sample_data.conversations import write_conversation

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
+from convrec.base.files import written_whole
 from convrec.data.schema import CONVERSATION_MARKER, TURN, Pair, split_prompt
-from convrec.errors import UserError
-from convrec.files import written_whole
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import format_item
+from convrec.titles.matching import Matcher
 
 GROUP_ROWS = 4096  # of a parquet row group: with posts of 4,000 characters 16 MB
 EXAMPLES = 5

@@ -13,10 +13,10 @@ from itertools import takewhile
 from pkgutil import resolve_name
 from typing import Any, Literal, NoReturn
 
-from convrec import errors
-from convrec.errors import UserError, need_packages
+from convrec.base import errors
+from convrec.base.errors import UserError, need_packages
+from convrec.base.shipped import python_path
 from convrec.runs import guard, supervisor
-from convrec.shipped import python_path
 
 GROUPS: Mapping[str, Mapping[str, str]] = {  # what somebody wants -> what is typed -> help
     "Start here": {
@@ -148,7 +148,7 @@ def list_commands(given: list[str]) -> int:
     words = list(takewhile(lambda word: not word.startswith("-"), given))
     listed = [name for name in COMMANDS if name.split()[: len(words)] == words]
     if not listed:
-        from convrec.kinds import did_you_mean
+        from convrec.base.kinds import did_you_mean
 
         typed = " ".join(words)
         print(f"error: convrec {typed}: no such command; {did_you_mean(typed, COMMANDS)}", file=sys.stderr)
@@ -178,7 +178,7 @@ def print_completion(given: Sequence[str]) -> int:
     if shell is None:
         print(f"error: --completion {' '.join(given)}: give one of {', '.join(SHELLS)}", file=sys.stderr)
         return 2
-    from convrec.options import completion_script
+    from convrec.base.options import completion_script
 
     records = {name: resolve_options(name, ()) if name in OPTIONS else None for name in COMMANDS}
     print(completion_script(records, shell))
@@ -187,7 +187,7 @@ def print_completion(given: Sequence[str]) -> int:
 
 def check_options(command: str, arguments: Sequence[str]) -> None:
     """End with the help, or with what is wrong, before the command's own imports, which take seconds."""
-    from convrec.options import parse
+    from convrec.base.options import parse
 
     try:
         parse(resolve_options(command, arguments), arguments)

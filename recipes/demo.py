@@ -33,13 +33,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
-from convrec.files import read_json, write_json
-from convrec.generation.generate import engines_kept
-from convrec.options import command
+from convrec.base.errors import UserError
+from convrec.base.files import read_json, write_json
+from convrec.base.options import command
+from convrec.base.shipped import INSTALLED
+from convrec.inference.generate import engines_kept
 from convrec.report.page import gain_text, table_row, text_table
 from convrec.runs.folder import latest_step
-from convrec.shipped import INSTALLED
 from recipes.cluster.jobs import say
 from recipes.demos.pretrained import choose_source, write_model
 from recipes.demos.sizes import PRETRAINED, TINY, Demo, has_bf16, read_runs

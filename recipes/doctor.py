@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Literal
 
-from convrec.errors import UserError
-from convrec.options import command
+from convrec.base.errors import UserError
+from convrec.base.options import command
 from recipes.cluster import jobs
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose, compose_elsewhere

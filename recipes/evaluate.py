@@ -12,8 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from convrec.errors import UserError
-from convrec.options import command
+from convrec.base.errors import UserError
+from convrec.base.options import command
 from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
 from recipes.evaluation.baselines import API
 from recipes.evaluation.checks import refuse_to_replace

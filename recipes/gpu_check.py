@@ -12,9 +12,9 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
-from convrec.files import write_json
-from convrec.gpus import usable_gpus
-from convrec.options import command
+from convrec.base.files import write_json
+from convrec.base.gpus import usable_gpus
+from convrec.base.options import command
 from convrec.runs import guard
 from recipes.launch.environment import process_environment, set_up_process
 from recipes.options.gpu_check import GpuCheckOptions

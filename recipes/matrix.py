@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
-from convrec.options import command
+from convrec.base.errors import UserError
+from convrec.base.options import command
 from convrec.runs.folder import METRICS
 from recipes.cluster.job_environment import withheld
 from recipes.cluster.jobs import connect, say, warn_if_open

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from convrec.base.errors import UserError
+from convrec.base.options import command
 from convrec.checkpoints.models import resolve_model
-from convrec.errors import UserError
-from convrec.options import command
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import RECIPES, Recipe

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
-from convrec.options import command
+from convrec.base.errors import UserError
+from convrec.base.options import command
 from convrec.report.charts import make_charts
 from convrec.report.curves import RunCurves, by_recipe, long_rows, read_curves, write_csv
 from convrec.runs.folder import find_recipe, read_config, setting

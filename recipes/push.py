@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from convrec.base.errors import UserError, one_line
+from convrec.base.options import command
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import ANSWERING, check_hugging_face
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.checkpoints.saving import best_step
-from convrec.errors import UserError, one_line
-from convrec.options import command
 from convrec.runs.card import CARD, write_card
 from convrec.runs.folder import LATEST, find_recipe, latest_step, parse_step, read_config
 from recipes.options.push import PushOptions

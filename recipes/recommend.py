@@ -10,17 +10,17 @@ from typing import Any
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from convrec.errors import UserError
-from convrec.files import file_hash
-from convrec.generation.generate import CPU_BATCH, GPU_BATCH
-from convrec.generation.placement import Placement, visible_gpus
-from convrec.lists.catalog import load_catalog, tell_problems
-from convrec.options import command
-from convrec.progress import Progress
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash
+from convrec.base.options import command
+from convrec.base.progress import Progress
+from convrec.inference.engines.placement import Placement, visible_gpus
+from convrec.inference.generate import CPU_BATCH, GPU_BATCH
+from convrec.inference.served_catalog.columns import check_columns, read_columns
+from convrec.inference.served_catalog.mentions import write_mentions
+from convrec.inference.served_model import find_model
 from convrec.retrieval.folder import NOTES, load_notes
-from convrec.serving.columns import check_columns, read_columns
-from convrec.serving.mentions import write_mentions
-from convrec.serving.served_model import find_model
+from convrec.titles.catalog import load_catalog, tell_problems
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
 from recipes.batch.replicas import load

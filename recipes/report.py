@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
+from convrec.base.options import command
+from convrec.base.statistics import FLIPS
 from convrec.lists.metrics import paired
-from convrec.options import command
 from convrec.report.charts import make_charts
 from convrec.report.curves import RunCurves, by_recipe, label_runs
 from convrec.report.page import GainTable, beyond_accuracy_row, gain_text, not_measured, number_text, table_row
 from convrec.report.run_summary import build_settings, collect_facts
 from convrec.runs.folder import read_config
-from convrec.statistics import FLIPS
 from recipes.evaluation.examples import examples
 from recipes.evaluation.scoring import FUSED, OF_MODEL, comparable, load_metrics, load_rows
 from recipes.evaluation.slices import format_metric

@@ -9,18 +9,18 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash, folder_written_whole
+from convrec.base.options import command
 from convrec.data.schema import RL_SCHEMA, TRUTH
 from convrec.data.validation import validate_rl_table
-from convrec.errors import UserError
 from convrec.features.candidates.prompts import with_candidates
-from convrec.files import file_hash, folder_written_whole
-from convrec.lists.catalog import load_catalog, tell_problems
-from convrec.lists.matching import Matcher
-from convrec.options import command
 from convrec.report.page import text_table
 from convrec.retrieval.conversations import item_texts, read_row
 from convrec.retrieval.folder import NOTES, load, save
 from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
+from convrec.titles.catalog import load_catalog, tell_problems
+from convrec.titles.matching import Matcher
 from data_prep.stages.record import read_rows
 from data_prep.tables import check_out, table_writer
 from recipes.evaluation.retrieval import CONSTANTS, find_relevant_items, mean_ndcg

@@ -10,14 +10,14 @@ from typing import TypeVar
 import pyarrow as pa
 from pydantic import ValidationError
 
+from convrec.base.errors import UserError
+from convrec.base.options import command
 from convrec.checkpoints.models import check_model_path
-from convrec.errors import UserError
-from convrec.lists.catalog import SUFFIXES, load_catalog, tell_problems
-from convrec.options import command
+from convrec.inference.served_catalog.columns import find_items, read_columns
+from convrec.inference.served_catalog.mentions import write_mentions
+from convrec.inference.served_model import get_name
 from convrec.retrieval.folder import load_notes
-from convrec.serving.columns import find_items, read_columns
-from convrec.serving.mentions import write_mentions
-from convrec.serving.served_model import get_name
+from convrec.titles.catalog import SUFFIXES, load_catalog, tell_problems
 from recipes.options.serve import ServeOptions
 from recipes.serving.keys import read_keys
 from recipes.serving.list_ids import ListIds

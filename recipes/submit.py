@@ -5,8 +5,8 @@ What travels: recipes/cluster/job_environment.py.
 
 from collections.abc import Sequence
 
-from convrec.errors import UserError, says_user_errors
-from convrec.options import command
+from convrec.base.errors import UserError, says_user_errors
+from convrec.base.options import command
 from recipes.cluster.jobs import connect_to_job, follow, say, stop, submit
 from recipes.launch import dry_run
 from recipes.launch.recipe import RECIPES, Recipe

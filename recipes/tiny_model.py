@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow.parquet as pq
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
+from convrec.base.errors import UserError
+from convrec.base.files import folder_written_whole
+from convrec.base.options import command
 from convrec.data.schema import INSTRUCTION_TEMPLATE
-from convrec.errors import UserError
-from convrec.files import folder_written_whole
 from convrec.judges import prompt as judge_prompt
-from convrec.lists.ranks import NO_YEAR, format_item
-from convrec.options import command
+from convrec.titles.item import NO_YEAR, format_item
 from recipes.options.tiny_model import TinyModelOptions
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

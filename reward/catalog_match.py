@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.rewards.parts import RewardParts, combined, needs_training_mentions
 from convrec.lists import user_rewards
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher, make_matcher
 from convrec.lists.rank_rewards import DEFAULT_REWARD, dcg, ideal_dcg, rank_returns
 from convrec.lists.ranks import split_lines
 from convrec.lists.reference import parse_items_reference
 from convrec.lists.reward_parts import RELEVANCE
-from convrec.lists.settings import ListSettings
+from convrec.lists.settings import ListSettings, make_matcher
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 
 _building = threading.Lock()
 

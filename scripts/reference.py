@@ -14,14 +14,14 @@ from pathlib import Path
 import pyarrow as pa
 from omegaconf import OmegaConf
 
+from convrec.base.fields import OURS
+from convrec.base.kinds import shown, wanted
+from convrec.base.options import Record, describe_options, help_text
 from convrec.checkpoints import plain_load, saving
 from convrec.data import schema as data
 from convrec.data.families import FAMILIES, Family
-from convrec.fields import OURS
-from convrec.generation import answers
+from convrec.inference import answers
 from convrec.judges import schema as judges
-from convrec.kinds import shown, wanted
-from convrec.options import Record, describe_options, help_text
 from convrec.runs import folder, supervisor
 from recipes import cli
 from recipes.launch.help_text import default_texts

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 import pytest
 
-from convrec.errors import UserError
-from convrec.options import HELP, parse
+from convrec.base.errors import UserError
+from convrec.base.options import HELP, parse
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from recipes import cli
 from recipes.launch.recipe import RECIPES

@@ -15,38 +15,19 @@ PACKAGES = ("convrec", "reward", "data_prep", "recipes")
 
 # What each folder may import of ours. `convrec.X` is a folder or a module beside them; "commands" are the modules right
 # under recipes/ and data_prep/. Every folder must stand here: a new one is a decision.
-BASE = {
-    "convrec.errors",
-    "convrec.fields",
-    "convrec.files",
-    "convrec.gpus",
-    "convrec.kinds",
-    "convrec.options",
-    "convrec.progress",
-    "convrec.same_request",
-    "convrec.shipped",
-    "convrec.statistics",
-}
-LOW = BASE | {"convrec.data", "convrec.lists", "convrec.runs", "convrec.llm"}
+BASE = {"convrec.base"}
+LOW = BASE | {"convrec.data", "convrec.titles", "convrec.lists", "convrec.runs", "convrec.llm"}
 MIDDLE = LOW | {"convrec.settings", "convrec.rank_grpo", "convrec.checkpoints", "convrec.retrieval", "convrec.features"}
 VERL = MIDDLE | {"convrec.rollout", "convrec.cpu"}
-LIBRARY = VERL | {"convrec.training", "convrec.judges", "convrec.generation", "convrec.serving", "convrec.report"}
+LIBRARY = VERL | {"convrec.training", "convrec.judges", "convrec.inference", "convrec.report"}
 # records of options: beside them only those of the library, which the light modules below hold
-OPTIONS = {"convrec.options", "convrec.data", "convrec.generation", "convrec.serving"}
+OPTIONS = {"convrec.base", "convrec.data", "convrec.inference"}
 MAY_IMPORT: dict[str, set[str]] = {
     "convrec.api": BASE | {"convrec.runs", "convrec.checkpoints", "convrec.settings"},
-    "convrec.errors": set(),
-    "convrec.fields": {"convrec.errors", "convrec.kinds"},
-    "convrec.files": {"convrec.errors"},
-    "convrec.kinds": {"convrec.errors"},
-    "convrec.options": {"convrec.errors"},
-    "convrec.progress": set(),
-    "convrec.gpus": {"convrec.errors"},
-    "convrec.same_request": set(),
-    "convrec.shipped": set(),
-    "convrec.statistics": {"convrec.errors"},
+    "convrec.base": set(),
     "convrec.data": BASE,
-    "convrec.lists": BASE,
+    "convrec.titles": BASE,
+    "convrec.lists": BASE | {"convrec.titles"},
     "convrec.runs": BASE,
     "convrec.llm": BASE | {"convrec.data"},
     "convrec.rank_grpo": LOW,
@@ -54,8 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convrec.checkpoints": LOW,
     "convrec.retrieval": LOW,
     "convrec.features": MIDDLE,
-    "convrec.generation": MIDDLE,
-    "convrec.serving": MIDDLE | {"convrec.generation"},
+    "convrec.inference": MIDDLE | {"convrec.cpu"},
     "convrec.report": MIDDLE,
     "convrec.rollout": MIDDLE,
     "convrec.cpu": MIDDLE | {"convrec.rollout"},
@@ -101,16 +81,12 @@ SEAMS = {
     "transfer_queue": ("convrec/training/", "convrec/rollout/", "convrec/judges/method.py"),
     "vllm": (
         "convrec/rollout/server.py",
-        "convrec/cpu/server.py",
-        "convrec/generation/offline.py",
-        "convrec/generation/executor.py",
-        "convrec/generation/sampling.py",
+        "convrec/cpu/",
+        "convrec/inference/",
         "convrec/features/constrained/vllm_processor.py",
-        "convrec/serving/",
     ),
 }
-LIGHT = ("data", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "errors", "statistics", "files")
-LIGHT += ("fields", "kinds", "settings")
+LIGHT = ("base", "data", "titles", "lists", "judges", "runs", "checkpoints.saving", "checkpoints.files", "settings")
 NOT_LIGHT = {
     "convrec.lists.token_ranks",  # tensors
     "convrec.judges.dataset",  # verl's, as the two below
@@ -215,7 +191,7 @@ for name in {light!r}:
 
 def test_temporary_names_of_files_are_made_in_one_place() -> None:
     naming = [file for file in FILES if ".partial" in (ROOT / file).read_text(encoding="utf-8")]
-    assert naming == ["convrec/files.py"], "write with convrec.files: written_whole, folder_written_whole, write_*"
+    assert naming == ["convrec/base/files.py"], "write with convrec.base.files: written_whole, write_*"
 
 
 @pytest.mark.parametrize("file", FILES)

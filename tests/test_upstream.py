@@ -22,11 +22,11 @@ PINS = {
         # setup_worker_path
         "ray._private.parameter:RayParams.__init__": "b9c7624ac6b962cf",
     },
-    "convrec.runs.fork_client": {
+    "convrec.cpu.fork_client": {
         # what Ray's setup_worker.py does for a worker
         "ray._private.runtime_env.context:RuntimeEnvContext.exec_worker": "9d90a9654c23ec31",
     },
-    "convrec.generation.sampling": {
+    "convrec.cpu.sampling": {
         # replaced
         "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu": "54998e2d7769a97d",
     },
@@ -90,7 +90,7 @@ PINS = {
         # vLLM's application with its middleware, behind a port
         "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.run_server": "8462a16cb585d364",
     },
-    "convrec.generation.executor": {
+    "convrec.inference.engines.executor": {
         # replaced
         "vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor": "4c0683aba90dfa5d",
     },

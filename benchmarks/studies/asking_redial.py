@@ -14,10 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.files import folder_written_whole
 from convrec.data.schema import SFT_SCHEMA, TRUTH
-from convrec.files import folder_written_whole
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 from data_prep.questions import SPLITS, add_questions
 
 NO_GENRE = "(no genres listed)"

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.studies.ranks.comparisons import NDCG, RECALL, difference
-from convrec.files import read_json
+from convrec.base.files import read_json
 
 SUCCESSES, AFTER = [f"success_by_{turn}" for turn in (1, 2, 3)], [f"ndcg_after_{count}" for count in (0, 1, 2)]
 SHOWN = (NDCG, RECALL, "questions", "useful", "malformed", *SUCCESSES, *AFTER)

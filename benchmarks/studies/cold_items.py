@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.files import folder_written_whole
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, get_truth
-from convrec.files import folder_written_whole
 from convrec.lists.settings import ListSettings
 from data_prep.sample import catalog_rows, make_rows
 from data_prep.sample_data.films import FilmTable, load_films

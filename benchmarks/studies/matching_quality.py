@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable
 from bench_matching import dated, misspell
 from rapidfuzz.distance import OSA
 
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import parse_item
-from convrec.lists.titles import fold
-from convrec.lists.word_guard import WordGuard
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.forms import fold
+from convrec.titles.item import parse_item
+from convrec.titles.matching import Matcher
+from convrec.titles.word_guard import WordGuard
 
 Film = tuple[str, int]
 Guard = Callable[[WordGuard, str, str, bool], bool]

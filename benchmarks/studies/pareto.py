@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from convrec.files import written_whole
+from convrec.base.files import written_whole
 from recipes import matrix
 
 FILE = Path(__file__).with_suffix(".yaml")

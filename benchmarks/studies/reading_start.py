@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from convrec.base.files import folder_written_whole
 from convrec.data.schema import CONVERSATION_MARKER, split_prompt
 from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
-from convrec.files import folder_written_whole
 from convrec.retrieval.retriever import fuse
 
 SEED = 3407

@@ -28,6 +28,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.studies.retrieval_teacher import RetrievalTeacher, list_text
+from convrec.base.errors import UserError
+from convrec.base.files import folder_written_whole
+from convrec.base.progress import Progress
 from convrec.data.schema import (
     CATALOG_SCHEMA,
     RL_SCHEMA,
@@ -41,13 +44,11 @@ from convrec.data.schema import (
     prompt_text,
 )
 from convrec.data.validation import validate_rl_table
-from convrec.errors import UserError
-from convrec.files import folder_written_whole
-from convrec.lists.catalog import Catalog, parse_year
-from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
-from convrec.lists.ranks import Item, parse_items
-from convrec.progress import Progress
+from convrec.lists.ranks import parse_items
+from convrec.titles.catalog import Catalog, parse_year
+from convrec.titles.item import Item
+from convrec.titles.matching import Matcher
 from data_prep.tables import check_out, message
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.studies.ranks.comparisons import NDCG, RECALL, K, difference
 from benchmarks.studies.retrieval_study import CONSTRAINED, ITEMS, PROMPT, SEEDS, SIZES, VARIANTS, evaluations, runs
-from convrec.files import read_json, write_table, write_text
+from convrec.base.files import read_json, write_table, write_text
 from convrec.lists.settings import ListSettings
 from convrec.retrieval.folder import load, load_notes
 from convrec.retrieval.retriever import Fusion

@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.studies import reading_start
 from benchmarks.studies.sample_ceiling import check_sample
-from convrec.files import read_json, write_text
-from convrec.generation.generate import engines_kept
-from convrec.lists.catalog import load_catalog
+from convrec.base.files import read_json, write_text
+from convrec.inference.generate import engines_kept
 from convrec.runs.folder import latest_step
+from convrec.titles.catalog import load_catalog
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.experiments.local_runs import make_evaluation_options, train

@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
+from convrec.base.errors import UserError
+from convrec.base.progress import Progress
 from convrec.data.schema import Pair, conversation_text, get_group_id, get_truth
-from convrec.errors import UserError
-from convrec.lists.ranks import NO_YEAR, format_item
-from convrec.progress import Progress
+from convrec.titles.item import NO_YEAR, format_item
 
 NEIGHBOURS = 50
 BLOCK_BYTES = 1 << 26  # of cosines with all training rows

@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.files import write_json
 from convrec.data.schema import get_truth
-from convrec.files import write_json
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
 from convrec.lists.ranks import parse_items
 from convrec.lists.settings import ListSettings
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = ("--judge", "cooccurrence")

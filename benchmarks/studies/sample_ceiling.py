@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import conversation_text, get_truth
 from convrec.lists.metrics import ndcg_at_k, recall_at_k
-from convrec.lists.ranks import format_item
+from convrec.titles.item import format_item
 from data_prep.sample import first_unseen
 from data_prep.sample_data.conversations import ERA_WORDS, GENRE_WORDS
 from data_prep.sample_data.films import FilmTable, Taste, load_films

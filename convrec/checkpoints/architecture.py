@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError, one_line
 from convrec.checkpoints.files import weight_files
-from convrec.errors import UserError, one_line
 
 SHOWN = 3  # names in a message
 

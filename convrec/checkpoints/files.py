@@ -13,9 +13,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash, read_json_object
 from convrec.checkpoints.plain_load import check_plain
-from convrec.errors import UserError
-from convrec.files import file_hash, read_json_object
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 BESIDE_WEIGHTS = ("*.json", "*.model", "*.jinja", "*.txt")  # config, tokenizer, chat template

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError, one_line, says_user_errors
-from convrec.files import folder_written_whole
+from convrec.base.errors import UserError, one_line, says_user_errors
+from convrec.base.files import folder_written_whole
 
 COMMAND = "python -m convrec.checkpoints.gguf"
 # tokenizer.ggml.pre whose cuts transformers makes itself

@@ -5,7 +5,7 @@ import os
 import threading
 from pathlib import Path
 
-from convrec.errors import UserError, one_line
+from convrec.base.errors import UserError, one_line
 
 SECONDS = 8.0
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -5,8 +5,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from convrec.errors import UserError
-from convrec.files import read_json_object
+from convrec.base.errors import UserError
+from convrec.base.files import read_json_object
 
 # Keys of a model's config.json that change its logits after the head.
 OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")

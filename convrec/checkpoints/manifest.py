@@ -11,8 +11,8 @@ from typing import Any
 
 import xxhash
 
-from convrec.errors import UserError
-from convrec.files import read_json, write_json
+from convrec.base.errors import UserError
+from convrec.base.files import read_json, write_json
 from convrec.runs.card import CARD
 from convrec.runs.folder import MANIFEST
 

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from convrec.base.errors import UserError
+from convrec.base.files import folder_written_whole, read_json_object, write_json
+from convrec.base.shipped import python_path
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import (
     SHARDS,
@@ -27,10 +30,7 @@ from convrec.checkpoints.files import (
     weight_files,
 )
 from convrec.checkpoints.gguf import COMMAND, gguf_file
-from convrec.errors import UserError
-from convrec.files import folder_written_whole, read_json_object, write_json
 from convrec.runs.folder import LATEST, MANIFEST, latest_step, parse_step, start_model
-from convrec.shipped import python_path
 
 ADAPTER = "adapter_config.json"
 MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, which would be part of the model's own

@@ -11,7 +11,7 @@ import os
 import runpy
 from pathlib import Path
 
-from convrec.errors import UserError, one_line
+from convrec.base.errors import UserError, one_line
 
 VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 

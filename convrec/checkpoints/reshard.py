@@ -12,8 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
+from convrec.base.errors import UserError
 from convrec.checkpoints.files import world_size
-from convrec.errors import UserError
 
 
 def load_any_world_size(manager: Any) -> None:

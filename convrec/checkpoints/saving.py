@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError, one_line
+from convrec.base.files import find_full_disk, names_full_disk, read_json_object, write_json, write_text
 from convrec.checkpoints import manifest
 from convrec.checkpoints.files import check_shards, read_if_whole, shards_folder, world_size
 from convrec.checkpoints.plain_load import check_plain
-from convrec.errors import UserError, one_line
-from convrec.files import find_full_disk, names_full_disk, read_json_object, write_json, write_text
 from convrec.runs import supervisor
 from convrec.runs.folder import (
     LATEST,

@@ -1,11 +1,11 @@
-"""What the processes of a run without a GPU import, imported once: they are forked (convrec.runs.fork_server)."""
+"""What the processes of a run without a GPU import, imported once: they are forked (convrec.cpu.fork_server)."""
 
 import os
 from collections.abc import Mapping
 from functools import partialmethod
 from pathlib import Path
 
-from convrec.runs import fork_server
+from convrec.cpu import fork_server
 
 MODULES = (
     "convrec.cpu.class_ids",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from convrec.files import written_whole
+from convrec.base.files import written_whole
 from convrec.runs import guard
 
 POLL_SECONDS = 0.02

@@ -9,8 +9,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from convrec.errors import UserError
-from convrec.files import write_jsonl
+from convrec.base.errors import UserError
+from convrec.base.files import write_jsonl
 
 REPORT = "damaged.jsonl"
 SHOWN = 20  # different reasons of one message

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
 from convrec.data.arrow_types import plain_batch
 from convrec.data.csv_records import read_csv
 from convrec.data.damage import BadRecord, Damage, get_compression, get_suffix
 from convrec.data.spreadsheets import SPREADSHEETS, UNREAD_SPREADSHEETS, read_spreadsheet
 from convrec.data.text_files import CUT_OFF, is_table, iter_lines, open_bytes
-from convrec.errors import UserError
 
 READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz or .zst), .xlsx or .parquet"
 ENVELOPES = ("tickets", "conversations", "data")  # of an object that holds the list of records

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 
 Pair: TypeAlias = tuple[str, str]  # a ground truth: title, year as text; "" where items have no years
 TRUTH = "groundtruth_with_release_year"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+from convrec.base.errors import UserError
 from convrec.data.csv_records import read_header
 from convrec.data.damage import BadRecord, Damage
-from convrec.errors import UserError
 
 SPREADSHEETS = (".xlsx", ".xlsm")
 UNREAD_SPREADSHEETS = (".xls", ".xlsb", ".ods")

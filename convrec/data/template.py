@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from convrec.base.errors import UserError
 from convrec.data.chat import Message, encode, render_prompt
-from convrec.errors import UserError
 
 # The date that every prompt has where a template asks for one: Llama 3.2's own default. One date for all runs makes
 # their prompts, and the answers that are stored for them, comparable.

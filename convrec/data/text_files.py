@@ -13,8 +13,8 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, get_compression, get_suffix
-from convrec.errors import UserError
 
 LONGEST_LINE = 8 << 20  # bytes; reading takes up to 32 times as much memory (notes/data.md)
 CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged .gz raises

@@ -6,10 +6,10 @@ Without tokenizer.json transformers makes a tokenizer of the special tokens alon
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from convrec.base.errors import UserError, one_line
 from convrec.data import template_trial
 from convrec.data.chat import encode, render_prompt, special_tokens
 from convrec.data.template import freeze_date, turn_end_id
-from convrec.errors import UserError, one_line
 
 SMALLEST = 0.5  # of the embedding's rows; padding to a multiple of 64 or 128 leaves far more
 ASKED = "Which films are like Heat (1995)? Not item 42, please."

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
 from convrec.data.arrow_types import batch_as, plain_type
 from convrec.data.damage import Damage
 from convrec.data.records import parquet_batches
 from convrec.data.schema import DEMONSTRATION_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, is_demonstration_table, is_like
-from convrec.errors import UserError
 
 _YEAR_PATTERN = r"^\s*(1[89]\d\d|20\d\d)\s*$"
 _SHOWN = 5  # years that a warning names

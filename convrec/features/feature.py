@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convrec.features.responses import Prompt, SampledResponse
-from convrec.lists.catalog import Catalog
 from convrec.rank_grpo.credit import Credit, RankBatch
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
+from convrec.titles.catalog import Catalog
 
 Sampler = Callable[[Sequence[Prompt]], Awaitable[list[SampledResponse]]]
 Scorer = Callable[[Sequence[SampledResponse]], Awaitable[None]]

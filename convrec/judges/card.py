@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from convrec.files import write_text
+from convrec.base.files import write_text
 from convrec.judges.criteria import FILE, Criteria, criteria_text
 from convrec.judges.prompt import form_of_answer, judge_prompt
 from convrec.runs.card import CARD, front_matter

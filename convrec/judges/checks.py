@@ -1,6 +1,6 @@
 """What a run of judges needs beside what any RL run does."""
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges.orders import SEPARATE, pair_swapped_rows
 from convrec.judges.schema import read_judge_table
 from convrec.runs.folder import listed

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 
 Scores = tuple[int, int]  # the lowest and the highest
 SCORES: Scores = (0, 4)

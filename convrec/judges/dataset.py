@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from convrec.base.errors import UserError
 from convrec.data.chat import Message, fits, render_prompt, without_control_tokens
-from convrec.errors import UserError
 from convrec.judges.criteria import Criteria
 from convrec.judges.orders import SEPARATE, pair_swapped_rows
 from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table

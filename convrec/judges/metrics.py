@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from convrec.base.statistics import bootstrap
 from convrec.judges.criteria import SCORES, Scores
 from convrec.judges.verdict import TIE, pointwise_reward
-from convrec.statistics import bootstrap
 
 OTHER = {"A": "B", "B": "A", TIE: TIE, None: None}
 PAIRWISE = ("accuracy", "right_both_ways")  # by source and by label

@@ -8,8 +8,8 @@ where in each order alone all earn the same and nothing is learned.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from convrec.base.errors import UserError
 from convrec.data.damage import named_rows
-from convrec.errors import UserError
 from convrec.judges.prompt import query_text
 from convrec.settings.choices import Orders
 

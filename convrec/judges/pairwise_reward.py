@@ -5,7 +5,7 @@ An answer that names neither, or both, earns `malformed`, 0 by default, whatever
 
 from collections.abc import Mapping
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges.verdict import TIE, get_truth, preference_verdict
 
 

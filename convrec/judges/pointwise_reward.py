@@ -8,7 +8,7 @@ in range earns `malformed`, 0 by default, whatever the truth.
 from collections.abc import Mapping
 from numbers import Real
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges.criteria import SCORES, Scores
 from convrec.judges.verdict import get_truth, pointwise_reward, score_verdict
 

@@ -13,13 +13,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher, MatchResult, Truth
+from convrec.base.errors import UserError
+from convrec.base.statistics import bootstrap, sign_flip
 from convrec.lists.rank_rewards import dcg, ideal_dcg
-from convrec.lists.ranks import Item
 from convrec.lists.settings import ListSettings
-from convrec.statistics import bootstrap, sign_flip
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import Item
+from convrec.titles.matching import Matcher, MatchResult, Truth
 
 PROTOCOLS = ("paper", "strict", "reference")
 KS = (5, 10, 15, 20)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import log2
 from typing import Any
 
-from convrec import kinds
-from convrec.kinds import AboveOne
+from convrec.base import kinds
+from convrec.base.kinds import AboveOne
 
 
 def dcg(relevance: Sequence[float], k: int) -> float:

@@ -7,7 +7,7 @@ parenthesis in a title is removed, and `*`, `_`, `-`, `#` are taken off both end
 import re
 from functools import lru_cache
 
-from convrec.lists.ranks import Item
+from convrec.titles.item import Item
 
 _ITEM = re.compile(r"(.+?)\s+\((\d{4})\)")
 _PARENTHESES = re.compile(r"\([^()]*\)")

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from convrec.fields import Setting, Settings, setting_rows
-from convrec.kinds import Character, NonNegativeInteger, Percentage, PositiveInteger, Text
+from convrec.base.fields import Setting, Settings, setting_rows
+from convrec.base.kinds import Character, NonNegativeInteger, Percentage, PositiveInteger, Text
 from convrec.lists.ranks import DEFAULT_DELIMITER
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import DEFAULT_MATCHING, FUZZY_CUTOFF, YEAR_TOLERANCE, Matcher, matcher_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +27,19 @@ class ListSettings(Settings):
         Character,
         Setting("character between the items of a list"),
     ] = DEFAULT_DELIMITER
-    # the name of an entry of matching.MATCHERS, which imports this module
+    # the name of an entry of MATCHERS
     matching: Annotated[
         Text,
         Setting("how titles are compared"),
-    ] = "fuzzy"
+    ] = DEFAULT_MATCHING
     year_tolerance: Annotated[
         NonNegativeInteger,
         Setting("years by which the same item may differ"),
-    ] = 2
+    ] = YEAR_TOLERANCE
     fuzzy_cutoff: Annotated[
         Percentage,
         Setting("least similarity of titles, years included, in matching `fuzzy`"),
-    ] = 90
+    ] = FUZZY_CUTOFF
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ListSettings":
@@ -49,3 +51,8 @@ class ListSettings(Settings):
 
 
 KINDS: Mapping[str, Any] = {name: row.kind for name, row in setting_rows(ListSettings).items()}
+
+
+def make_matcher(catalog: Catalog, settings: ListSettings) -> Matcher:
+    """Return the matcher that these settings name. Raises UserError as `matcher_named`."""
+    return matcher_named(settings.matching, catalog, settings.year_tolerance, settings.fuzzy_cutoff)

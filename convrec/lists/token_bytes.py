@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.lists.ranks import WHITESPACE
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.lists.ranks import DEFAULT_DELIMITER, WHITESPACE, split_lines
 from convrec.lists.token_bytes import _fallback_tokens, _name, token_bytes
 

@@ -16,9 +16,9 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from convrec.errors import UserError
-from convrec.kinds import did_you_mean
-from convrec.lists.ranks import Item
+from convrec.base.errors import UserError
+from convrec.base.kinds import did_you_mean
+from convrec.titles.item import Item
 
 FORM = "package.module:function"
 OURS = Path(__file__).resolve().parents[2]  # the folder of the project

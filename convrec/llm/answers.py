@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from convrec.base.files import write_text
+from convrec.base.same_request import digest
 from convrec.data.chat import without_control_tokens
-from convrec.files import write_text
-from convrec.same_request import digest
 
 Messages = list[dict[str, str]]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
+from convrec.base.progress import Progress
 from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage, make_request, read_reply
-from convrec.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 
 Preset = Literal["paper", "reference"]
 

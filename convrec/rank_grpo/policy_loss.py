@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.rank_grpo.loss_metrics import metric_parts
 
 Aggregation = Literal["rank-mean", "token-mean", "seq-mean-token-mean"]

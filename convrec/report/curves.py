@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
-from convrec.files import read_json, write_text
+from convrec.base.errors import UserError
+from convrec.base.files import read_json, write_text
 from convrec.report.panels import PANELS
 from convrec.runs.folder import METRICS, find_recipe, latest_step, read_config, read_metrics
 

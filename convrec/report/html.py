@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from convrec.files import write_text
+from convrec.base.files import write_text
 from convrec.report.charts import Chart
 from convrec.report.drawing import line_key, render_svg
 from convrec.report.page import MISS, SYMBOLS, cell_text, number_text

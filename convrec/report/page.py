@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from convrec.lists import ranks
-from convrec.lists.matching import Matcher
 from convrec.lists.settings import ListSettings
+from convrec.titles.matching import Matcher
 
 HIT = "hit"
 MISS = "miss"

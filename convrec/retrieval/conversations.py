@@ -18,7 +18,7 @@ from convrec.data.schema import (
     is_like,
     normalise_text,
 )
-from convrec.lists.matching import Matcher
+from convrec.titles.matching import Matcher
 
 # Speakers count. With fewer, other people's conversations begin alike: of ReDial's 1,605 two do with 8, 109 with 4.
 PREFIX_WORDS = 8

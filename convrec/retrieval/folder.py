@@ -13,14 +13,14 @@ from zipfile import BadZipFile
 import numpy as np
 from scipy import sparse
 
-from convrec.errors import UserError
-from convrec.files import read_json, write_json, write_text
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.titles import normalise
+from convrec.base.errors import UserError
+from convrec.base.files import read_json, write_json, write_text
 from convrec.retrieval.conversations import item_texts
 from convrec.retrieval.parts import vectorizer
 from convrec.retrieval.retriever import Choice, Fusion, Retriever
+from convrec.titles.catalog import Catalog
+from convrec.titles.forms import normalise
+from convrec.titles.matching import Matcher
 
 NOTES = "retrieval.json"
 FORMAT = 2

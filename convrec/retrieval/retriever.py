@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.retrieval.conversations import Conversation
 from convrec.retrieval.parts import ItemTexts, Neighbours, Ridge, fit_ridge, least, vectorizer
 

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.errors import UserError
-from convrec.files import write_table
-from convrec.lists.catalog import Catalog
+from convrec.base.errors import UserError
+from convrec.base.files import write_table
+from convrec.titles.catalog import Catalog
 
 TRAIN_RATINGS = "train_ratings.parquet"  # beside train.parquet
 SCHEMA = pa.schema([("user", pa.int32()), ("item", pa.dictionary(pa.int32(), pa.string()))])

@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from convrec.errors import one_line
+from convrec.base.errors import one_line
 from convrec.features.feature import RolloutFeature
 from convrec.features.registry import start_rollout_features
 from convrec.features.responses import Prompt, SampledResponse

@@ -9,7 +9,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from convrec.errors import one_line
+from convrec.base.errors import one_line
 from convrec.features.responses import SampledResponse
 
 logger = logging.getLogger(__name__)

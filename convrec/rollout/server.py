@@ -15,7 +15,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.sampling_params import RequestOutputKind
 
-from convrec.gpus import attention_settings
+from convrec.base.gpus import attention_settings
 from convrec.runs.guard import in_run_folder
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.files import write_text
+from convrec.base.files import write_text
 from convrec.runs.folder import listed, read_config, read_metrics, setting, start_model
 
 CARD = "README.md"

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 
 RUNNING = "running"
 # the Ray job's id; a stop file for another start of the run says nothing to this one

@@ -1,15 +1,15 @@
-"""The kinds of settings that only runs have; those of everybody are in convrec.kinds."""
+"""The kinds of settings that only runs have; those of everybody are in convrec.base.kinds."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from convrec import kinds
-from convrec.kinds import one_of, only, wanted
-from convrec.lists.matching import MATCHERS
+from convrec.base import kinds
+from convrec.base.kinds import one_of, only, wanted
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import PART_NAMES, is_part
 from convrec.lists.user_rewards import FORM, is_user_reward
+from convrec.titles.matching import MATCHERS
 
 # The method and its baselines: name -> what a run with it calls itself. conf/algorithm_preset/NAME.yaml has estimator,
 # policy loss and clipping of each, and trainer.v1.trainer_mode where it needs another trainer than the recipe's

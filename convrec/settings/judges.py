@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from convrec.fields import Setting
-from convrec.kinds import NonPositiveNumber
+from convrec.base.fields import Setting
+from convrec.base.kinds import NonPositiveNumber
 from convrec.settings.choices import Orders
 from convrec.settings.training import (
     GPUMemoryUtilization,

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from convrec import kinds
-from convrec.fields import Settings, setting_rows
+from convrec.base import kinds
+from convrec.base.fields import Settings, setting_rows
 from convrec.settings.readers import absolute_path
 
 

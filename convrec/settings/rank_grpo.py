@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from convrec import kinds
-from convrec.fields import Setting
-from convrec.kinds import AboveOne, Boolean, NonPositiveNumber, PositiveInteger, PositiveNumber
+from convrec.base import kinds
+from convrec.base.fields import Setting
+from convrec.base.kinds import AboveOne, Boolean, NonPositiveNumber, PositiveInteger, PositiveNumber
 from convrec.lists.rank_rewards import DEFAULT_REWARD
 from convrec.lists.settings import ListSettings
 from convrec.settings.choices import Algorithm, Attributes, Combination, Matching, Preset, Repair, Reward, Weights

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.fields import setting_rows
+from convrec.base.fields import setting_rows
 from convrec.rank_grpo import NAME
 from convrec.runs.folder import RL_MODEL, SFT_MODEL, listed
 from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TextIO
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.overrides import override_leaves
 
 MASK = "***"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from convrec.fields import Key, Setting
-from convrec.kinds import NonNegativeNumber, PositiveInteger
+from convrec.base.fields import Key, Setting
+from convrec.base.kinds import NonNegativeNumber, PositiveInteger
 from convrec.settings.training import (
     BATCH_ALSO,
     BATCH_HELP,

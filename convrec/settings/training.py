@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from convrec import kinds
-from convrec.fields import Setting, Settings
-from convrec.kinds import Boolean, Integer, NonNegativeInteger, NonNegativeNumber, PositiveInteger, PositiveNumber
+from convrec.base import kinds
+from convrec.base.fields import Setting, Settings
+from convrec.base.kinds import Boolean, Integer, NonNegativeInteger, NonNegativeNumber, PositiveInteger, PositiveNumber
 from convrec.settings.choices import Files, Resume, SaveFrequency, Schedule, Trackers, Watchdog
 from convrec.settings.choices import Seed as SeedKind
 from convrec.settings.readers import absolute_path, comma_separated

@@ -16,11 +16,11 @@ from omegaconf import DictConfig
 from torch.utils.data import Dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from convrec.base.errors import UserError
 from convrec.data.arrow_types import table_as
 from convrec.data.chat import Message, encode, fit_prompt, fits, render_prompt, without_control_tokens
 from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, SFT_SCHEMA, TRUTH, is_demonstration_table
 from convrec.data.template import answer_after
-from convrec.errors import UserError
 
 VALIDATION_SEED = 3407  # not the run's: runs with different seeds are compared on the same rows
 

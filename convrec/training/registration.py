@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import Any, NoReturn
 
+from convrec.base.shipped import REWARD
 from convrec.lists import user_rewards
 from convrec.rank_grpo import NAME
-from convrec.shipped import REWARD
 
 DRIVERS_DIGEST = "CONVREC_DRIVERS_DIGEST"  # in the environment of a run's workers: the driver's `source_digest()`
 USER_MODULE = "CONVREC_USER_MODULE"  # in the environment of the driver and its workers: where the user's reward is

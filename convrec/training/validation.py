@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from convrec.statistics import error_of_mean
+from convrec.base.statistics import error_of_mean
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from convrec.options import (
+from convrec.base.options import (
     BelowOne,
     Fraction,
     Integer,

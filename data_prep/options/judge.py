@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from cyclopts import Parameter
 
-from convrec.options import FiniteNumber, Integer, PositiveInteger
+from convrec.base.options import FiniteNumber, Integer, PositiveInteger
 from data_prep.options.own import READABLE
 
 Mode = Literal["pointwise", "pairwise"]

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from convrec.base.options import FiniteNumber, Group, ItemCount
 from convrec.data.options import SkipDamaged
-from convrec.options import FiniteNumber, Group, ItemCount
 
 Date = Annotated[str | None, Parameter(metavar="DATE")]
 Share = Annotated[FiniteNumber, Parameter(metavar="SHARE")]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cyclopts import Parameter
 
-from convrec.options import Number, read_with
+from convrec.base.options import Number, read_with
 from data_prep.options.output import OutputOptions
 
 READABLE = ".jsonl, .json, .csv, .tsv, .txt (also .gz or .zst), .xlsx or .parquet"

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from cyclopts import Parameter
 
-from convrec.options import Integer
+from convrec.base.options import Integer
 
 Rows = Annotated[Integer, Parameter(metavar="ROWS")]
 

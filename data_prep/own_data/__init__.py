@@ -2,6 +2,6 @@
 
 from typing import Any
 
-from convrec.shipped import read_table
+from convrec.base.shipped import read_table
 
 NAMES: dict[str, Any] = read_table(__file__, "names.yaml")

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage, get_suffix, get_unit
 from convrec.data.options import SHARE
 from convrec.data.records import Records, read_records
 from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import describe_encoding
-from convrec.errors import UserError
-from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, shown_title
-from convrec.lists.ranks import Item
-from convrec.lists.titles import normalise
+from convrec.titles.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, shown_title
+from convrec.titles.forms import normalise
+from convrec.titles.item import Item
 from data_prep.own_data import NAMES
 from data_prep.own_data.column_types import TypedColumn, infer_type
 from data_prep.own_data.ids import plain_id

@@ -15,10 +15,10 @@ from itertools import chain
 from typing import Any
 
 from convrec.data.damage import BadRecord, BadRow, collected
-from convrec.lists.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import NO_YEAR, Item, format_item, parse_item
-from convrec.lists.titles import CACHE_SIZE, normalise
+from convrec.titles.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year
+from convrec.titles.forms import CACHE_SIZE, normalise
+from convrec.titles.item import NO_YEAR, Item, format_item, parse_item
+from convrec.titles.matching import Matcher
 from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.division import AS_LIST, KnownTexts, divide
 

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import LIST, read_records
-from convrec.errors import UserError
 from data_prep.own_data.forms import FORMS, OWN
 from data_prep.own_data.forms.base import Candidate, Form, Placed, Reading, Record, iter_each, plain_name
 from data_prep.own_data.rows import ALSO_CALLED, KEYS, is_missing

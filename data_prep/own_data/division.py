@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from convrec.data.damage import BadRecord
-from convrec.lists.ranks import parse_item
+from convrec.titles.item import parse_item
 
 AS_LIST = 'write a JSON list, ["...", "..."], or | between items'
 LONGEST_TITLE = 6  # parts at commas and semicolons

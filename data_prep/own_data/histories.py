@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from convrec.lists.catalog import Catalog
-from convrec.lists.ranks import NO_YEAR, format_item
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import NO_YEAR, format_item
 from data_prep.own_data import NAMES
 from data_prep.own_data.rows import SPLITS, Row
 from data_prep.tables import hash64

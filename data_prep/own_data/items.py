@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import Records
-from convrec.errors import UserError
 from data_prep.own_data import NAMES
 from data_prep.own_data.ids import SPOILED_ID, plain_id
 from data_prep.own_data.layouts import plain_name, read_layout

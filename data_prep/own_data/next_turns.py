@@ -13,9 +13,9 @@ from itertools import chain, groupby
 from typing import Any
 
 from convrec.data.damage import BadRecord
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import NO_YEAR, Item, parse_item
-from convrec.lists.titles import fold
+from convrec.titles.forms import fold
+from convrec.titles.item import NO_YEAR, Item, parse_item
+from convrec.titles.matching import Matcher
 from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.rows import Turn
 

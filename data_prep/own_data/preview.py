@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from convrec.base.errors import UserError
 from convrec.data.damage import Damage, format_place
 from convrec.data.schema import prompt_text
-from convrec.errors import UserError
-from convrec.lists.ranks import format_item
+from convrec.titles.item import format_item
 from data_prep.own_data.rows import Row
 from data_prep.own_data.source import ReadingOptions, open_source
 

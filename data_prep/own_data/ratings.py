@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage, get_suffix
 from convrec.data.records import parquet_batches
 from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import CUT_OFF, UTF8, detect_encoding, iter_lines, open_bytes
-from convrec.errors import UserError
 from data_prep.own_data import NAMES
 from data_prep.own_data.ids import SPOILED_ID, plain_ids
 from data_prep.own_data.layouts import plain_name, read_layout

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from convrec.data.damage import BadRecord, BadRow, collected
 from convrec.data.schema import SPEAKERS, TURN, Pair, turns_of_text
-from convrec.lists.marks import decode_marks
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import Item, format_item, parse_item
+from convrec.titles.item import Item, format_item, parse_item
+from convrec.titles.marks import decode_marks
+from convrec.titles.matching import Matcher
 from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.forms.base import NAMES, TOOL, plain_name
 from data_prep.own_data.forms.own import WANTED

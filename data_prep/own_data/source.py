@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.text_files import describe_encoding
-from convrec.errors import UserError
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import Item, format_item
+from convrec.titles.item import Item, format_item
+from convrec.titles.matching import Matcher
 from data_prep.own_data.catalog import CatalogRead, ItemIds, read_catalog
 from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.conversations import TABLE_COLUMNS, Unread, guess_form, read_conversations

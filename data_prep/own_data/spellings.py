@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from convrec.data.damage import BadRecord
-from convrec.lists.catalog import parse_year
-from convrec.lists.marks import decode_marks
-from convrec.lists.titles import fold, numbers, turn_article
+from convrec.titles.catalog import parse_year
+from convrec.titles.forms import fold, numbers, turn_article
+from convrec.titles.marks import decode_marks
 from data_prep.own_data.times import read_both_orders
 
 TEXT_COLUMNS = ("title", "display", "aliases")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage, format_place
-from convrec.errors import UserError
 from data_prep.own_data.rows import SPLITS
 from data_prep.own_data.times import parse_time
 from data_prep.tables import split_by_hash

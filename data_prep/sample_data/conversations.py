@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from convrec.shipped import read_table
+from convrec.base.shipped import read_table
 from data_prep.sample_data.films import FilmTable, Taste
 
 _PHRASES = read_table(__file__, "phrases.yaml")

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import sparse
 
+from convrec.base.errors import UserError
+from convrec.base.files import scratch_folder, write_table
+from convrec.base.progress import Progress
 from convrec.data.schema import TRUTH, get_truth
-from convrec.errors import UserError
-from convrec.files import scratch_folder, write_table
-from convrec.lists.matching import Matcher
-from convrec.progress import Progress
 from convrec.retrieval.retriever import make_multi_hot
+from convrec.titles.matching import Matcher
 from data_prep.stages import reflect, remap
 from data_prep.stages.objective import Fit, Part, Sums, final_blocks, fit, sums
 from data_prep.stages.ranges import Range, RangeMap, make_ranges, processes

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from convrec.files import write_jsonl
+from convrec.base.files import write_jsonl
+from convrec.base.shipped import read_table
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.judges.verdict import outside_thinking
 from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint, merge_sampling
-from convrec.shipped import read_table
 from data_prep.options.demonstrations import DemonstrationsOptions
 
 BLOCK = 2048  # conversations whose questions and answers are held at once

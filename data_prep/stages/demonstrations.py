@@ -6,7 +6,7 @@ from pathlib import Path
 
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH
 from convrec.lists.metrics import evaluate_row, summarise
-from convrec.lists.ranks import Item, format_item
+from convrec.titles.item import Item, format_item
 from data_prep.stages.record import Summary, read_rows
 from data_prep.stages.rows import ADJUSTED, ROWS, catalog_matcher
 from data_prep.tables import message, table_writer

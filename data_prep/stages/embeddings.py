@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 
 TFIDF_SVD = "tfidf-svd"
 SENTENCE_TRANSFORMERS = "sentence-transformers:"

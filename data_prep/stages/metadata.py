@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.lists.ranks import NO_YEAR, format_item
 from convrec.llm import Messages
+from convrec.titles.item import NO_YEAR, format_item
 from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary
 from data_prep.stages.rows import CATALOG

@@ -15,8 +15,8 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from convrec.errors import UserError
-from convrec.serving.follower import Follower
+from convrec.base.errors import UserError
+from convrec.inference.engines.follower import Follower
 
 ROWS_OF_A_RANGE = 2048
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.errors import UserError
-from convrec.files import file_hash, read_json, write_json
-from convrec.progress import Progress
-from convrec.same_request import as_kept, differences
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash, read_json, write_json
+from convrec.base.progress import Progress
+from convrec.base.same_request import as_kept, differences
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -24,10 +24,11 @@ from convrec.data.schema import RL_SCHEMA, conversation_text, get_group_id, get_
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, parse_criteria
 from convrec.judges.prompt import form_of_answer, judge_prompt
 from convrec.judges.verdict import score_verdict
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import parse_item, split_lines
-from convrec.lists.titles import fold
+from convrec.lists.ranks import split_lines
 from convrec.retrieval.retriever import make_multi_hot
+from convrec.titles.forms import fold
+from convrec.titles.item import parse_item
+from convrec.titles.matching import Matcher
 from data_prep.stages import remap
 from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary, by_rows, count_rows, read_blocks

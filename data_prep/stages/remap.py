@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from scipy import sparse
 
-from convrec.errors import UserError
-from convrec.files import scratch_folder
-from convrec.lists.matching import Matcher
+from convrec.base.errors import UserError
+from convrec.base.files import scratch_folder
+from convrec.titles.matching import Matcher
 from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles

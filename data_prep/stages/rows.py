@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash, write_table
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, TRUTH, get_group_id
 from convrec.data.validation import validate_rl_table
-from convrec.errors import UserError
-from convrec.files import file_hash, write_table
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.matching import Matcher
 from data_prep.stages.record import Summary, read_record, read_rows
 from data_prep.tables import table_writer
 

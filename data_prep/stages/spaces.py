@@ -17,10 +17,10 @@ import joblib
 import numpy as np
 import pyarrow.parquet as pq
 
+from convrec.base.files import read_json, write_json, written_whole
+from convrec.base.progress import Progress
 from convrec.data.schema import conversation_text
-from convrec.files import read_json, write_json, written_whole
-from convrec.lists.ranks import format_item
-from convrec.progress import Progress
+from convrec.titles.item import format_item
 from data_prep.stages.embeddings import TFIDF_SVD, Embedder, make_embedder
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.ranges import RangeMap, make_ranges

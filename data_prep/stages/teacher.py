@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from convrec.base.files import write_table
 from convrec.data.schema import RL_SCHEMA
-from convrec.files import write_table
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import Item, parse_items
+from convrec.lists.ranks import parse_items
 from convrec.retrieval.conversations import read_row
 from convrec.retrieval.retriever import Choice, Retriever, fit
+from convrec.titles.item import Item
+from convrec.titles.matching import Matcher
 from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary, count_rows, read_blocks, read_rows
 from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import make_matcher
 from convrec.lists.rank_rewards import rank_returns
 from convrec.lists.ranks import split_lines
-from convrec.lists.settings import ListSettings
+from convrec.lists.settings import ListSettings, make_matcher
 from convrec.lists.token_ranks import stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, rank_advantages
 from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.titles.catalog import Catalog
 
 G, N = 8, 3  # lists for the conversation; items of a list
 CATALOG = [("The Matrix", 1999), ("Heat", 1995), ("Jaws", 1975), ("Alien", 1979), ("Up", 2009), ("The Big Heat", 1953)]

@@ -16,7 +16,7 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, Field
 
 from convrec import Recommender
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 
 
 @asynccontextmanager

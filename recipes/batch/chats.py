@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import read_records
 from convrec.data.schema import CONVERSATION_MARKER, split_prompt
-from convrec.errors import UserError
+from convrec.inference.conversation import conversation_text
+from convrec.inference.lists import Filters
+from convrec.inference.served_catalog.columns import find_items
+from convrec.inference.served_catalog.snapshot import Title
 from convrec.lists.ranks import split_lines
-from convrec.serving.columns import find_items
-from convrec.serving.conversation import conversation_text
-from convrec.serving.lists import Filters
-from convrec.serving.snapshot import Title
 
 # Of one meaning each; the second ones are the names in the parquet of training and evaluation.
 CONVERSATION = ("conversation", "messages", "prompt")

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.errors import UserError
-from convrec.files import write_table, written_whole
+from convrec.base.errors import UserError
+from convrec.base.files import write_table, written_whole
+from convrec.base.same_request import digest
 from convrec.runs.folder import locked
-from convrec.same_request import digest
 from recipes.batch.chats import Chat
 
 ITEM = pa.struct(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from convrec.generation.process import Died
-from convrec.lists.titles import normalise
-from convrec.serving.items import ServedCatalog
-from convrec.serving.recommender import Filters, Recommendations, Recommender
-from convrec.serving.snapshot import LINE
+from convrec.inference.engines.process import Died
+from convrec.inference.recommender import Filters, Recommendations, Recommender
+from convrec.inference.served_catalog.items import ServedCatalog
+from convrec.inference.served_catalog.snapshot import LINE
+from convrec.titles.forms import normalise
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
 

@@ -17,15 +17,15 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
+from convrec.base.errors import UserError
+from convrec.base.shipped import ROOT as HERE
+from convrec.base.shipped import RUNTIME_ENV
 from convrec.checkpoints import hub
-from convrec.errors import UserError
 from convrec.lists import user_rewards
 from convrec.settings import secrets
 from convrec.settings.overrides import override_leaves
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
-from convrec.shipped import ROOT as HERE
-from convrec.shipped import RUNTIME_ENV
 from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
 

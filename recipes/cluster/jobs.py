@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from convrec.base.errors import UserError, one_line
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
-from convrec.errors import UserError, one_line
 from recipes.cluster.job_environment import HERE, runtime_environment, withheld
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose_elsewhere

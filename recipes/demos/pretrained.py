@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
+from convrec.base.errors import UserError
+from convrec.base.files import folder_written_whole, scratch_folder
 from convrec.checkpoints import hub
 from convrec.checkpoints.gguf import gguf_file
 from convrec.checkpoints.models import check_model_path, resolve_model
-from convrec.errors import UserError
-from convrec.files import folder_written_whole, scratch_folder
 from recipes.cluster.jobs import say
 from recipes.options.demo import SMOLLM2
 

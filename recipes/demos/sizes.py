@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.experiments.matrix_file import read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, expand_matrix
 

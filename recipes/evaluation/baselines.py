@@ -9,16 +9,16 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 
+from convrec.base.errors import UserError
+from convrec.base.same_request import digest
 from convrec.data.schema import get_truth
-from convrec.errors import UserError
-from convrec.generation.answers import Answer, GenerationRequest, Store, model_answers
-from convrec.generation.placement import Placement
+from convrec.inference.answers import Answer, GenerationRequest, Store, model_answers
+from convrec.inference.engines.placement import Placement
 from convrec.lists.metrics import popularity_baseline
-from convrec.lists.ranks import Item
 from convrec.llm import LLM, endpoint, merge_sampling
 from convrec.llm import Answer as Reply
 from convrec.retrieval.retriever import make_multi_hot
-from convrec.same_request import digest
+from convrec.titles.item import Item
 from recipes.evaluation.retrieval import fitted, retrieve
 from recipes.evaluation.split import Rows, Split, as_items
 

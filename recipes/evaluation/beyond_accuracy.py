@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from convrec.base.statistics import error_of_mean, jackknife
 from convrec.retrieval.retriever import make_multi_hot
-from convrec.statistics import error_of_mean, jackknife
 from recipes.evaluation.measures import (
     Calibration,
     ColdShare,

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from convrec.errors import UserError
-from convrec.files import read_json
-from convrec.same_request import differences
+from convrec.base.errors import UserError
+from convrec.base.files import read_json
+from convrec.base.same_request import differences
 from recipes.evaluation.baselines import BASELINES
 from recipes.evaluation.options import EvaluationOptions
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from convrec.base.errors import UserError
 from convrec.checkpoints.files import check_hugging_face
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
 from convrec.features.constrained.catalog_trie import (
     catalog_trie,
     check_length,
@@ -13,12 +13,13 @@ from convrec.features.constrained.catalog_trie import (
     items_left,
     left_out_warnings,
 )
-from convrec.generation.answers import Answer
-from convrec.generation.generate import Constraint
-from convrec.lists.catalog import SUFFIXES, load_catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import parse_item, split_lines
+from convrec.inference.answers import Answer
+from convrec.inference.generate import Constraint
+from convrec.lists.ranks import split_lines
 from convrec.lists.settings import ListSettings
+from convrec.titles.catalog import SUFFIXES, load_catalog
+from convrec.titles.item import parse_item
+from convrec.titles.matching import Matcher
 from recipes.evaluation.baselines import API
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.split import Split

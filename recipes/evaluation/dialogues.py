@@ -17,8 +17,8 @@ from convrec.data.schema import split_prompt
 from convrec.features.asking.attributes import Attributes, load_attributes
 from convrec.features.asking.turns import Turn, question_text, read_turn, with_answer
 from convrec.features.asking.users import Asked, LLMUser, OtherUser, RandomUser, RuleUser
-from convrec.generation.answers import GenerationRequest
-from convrec.generation.prompts import prompt_id
+from convrec.inference.answers import GenerationRequest
+from convrec.inference.prompts import prompt_id
 from convrec.llm import LLM, endpoint
 from recipes.evaluation.beyond_accuracy import AFTER, BY_TURN
 from recipes.evaluation.scoring import Row, Scored

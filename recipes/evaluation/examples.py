@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
 from convrec.data.schema import RL_SCHEMA, TRUTH, conversation_text, get_truth
-from convrec.errors import UserError
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher, make_matcher
-from convrec.lists.settings import ListSettings
+from convrec.lists.settings import ListSettings, make_matcher
 from convrec.report.page import Example, mark_list
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 from recipes.evaluation.scoring import load_metrics, load_rows
 
 Row = dict[str, Any]

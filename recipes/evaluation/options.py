@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cyclopts import Parameter
 
+from convrec.base.options import AnyNumber, Integer, JsonObject, PositiveInteger, Sampling, read_with
 from convrec.data.options import SkipDamaged
-from convrec.generation.options import Replicas
-from convrec.options import AnyNumber, Integer, JsonObject, PositiveInteger, Sampling, read_with
+from convrec.inference.engines.options import Replicas
 
 Baseline = Literal["popularity", "retrieval", "neighbours", "ease"]
 Protocol = Literal["paper", "strict", "reference"]

@@ -5,13 +5,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from convrec.base.files import write_json
 from convrec.data.schema import get_truth
-from convrec.files import write_json
 from convrec.lists.metrics import ndcg_at_k
-from convrec.lists.ranks import Item
 from convrec.retrieval.conversations import read_row
 from convrec.retrieval.folder import NOTES, load_notes
 from convrec.retrieval.retriever import Choice, Fusion, Retriever, fit
+from convrec.titles.item import Item
 from recipes.evaluation.split import Split
 
 CONSTANTS = (10.0, 60.0)

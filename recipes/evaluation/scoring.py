@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
+from convrec.base.files import write_table
+from convrec.base.same_request import differences
 from convrec.data.schema import get_truth
-from convrec.errors import UserError
-from convrec.files import write_table
-from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
-from convrec.lists.ranks import Item
-from convrec.same_request import differences
+from convrec.titles.item import Item
+from convrec.titles.matching import Matcher
 from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Figures, add_measures, compute_figures
 from recipes.evaluation.measures import Context
 from recipes.evaluation.split import Split

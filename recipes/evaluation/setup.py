@@ -14,24 +14,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
 from convrec.features.asking.turns import MAX_TURNS
 from convrec.features.candidates.prompts import count_candidates
-from convrec.files import file_hash
-from convrec.generation.answers import GenerationRequest
-from convrec.generation.generate import Constraint
-from convrec.generation.placement import Placement
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher, make_matcher
+from convrec.inference.answers import GenerationRequest
+from convrec.inference.engines.placement import Placement
+from convrec.inference.generate import Constraint
 from convrec.lists.metrics import KS
-from convrec.lists.settings import KINDS, ListSettings
+from convrec.lists.settings import KINDS, ListSettings, make_matcher
 from convrec.retrieval.folder import load
 from convrec.retrieval.retriever import Retriever
 from convrec.retrieval.train_ratings import read_train_ratings
 from convrec.runs.folder import read_config, setting
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from recipes.evaluation.baselines import API
 from recipes.evaluation.beyond_accuracy import make_context
 from recipes.evaluation.checks import check_options

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from convrec.base.files import write_json, write_jsonl
 from convrec.data.damage import REPORT
-from convrec.files import write_json, write_jsonl
-from convrec.generation.answers import Answer, GenerationRequest
+from convrec.inference.answers import Answer, GenerationRequest
 from convrec.judges.verdict import outside_thinking
-from convrec.lists.ranks import Item, split_lines
+from convrec.lists.ranks import split_lines
 from convrec.retrieval.retriever import Fusion, Retriever
+from convrec.titles.item import Item
 from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, answers_to
 from recipes.evaluation.constrained import check_lists
 from recipes.evaluation.dialogues import Conversation, add_figures, dialogues

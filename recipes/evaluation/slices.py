@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
 from convrec.data.schema import TRUTH, TURN, conversation_text
-from convrec.errors import UserError
 from recipes.evaluation.beyond_accuracy import means
 from recipes.evaluation.measures import Context
 from recipes.evaluation.split import Split

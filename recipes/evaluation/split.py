@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.errors import UserError
 from convrec.data.damage import REPORT, Damage, counted
 from convrec.data.schema import RL_SCHEMA, TRUTH, get_truth
 from convrec.data.validation import inspect_table
-from convrec.errors import UserError
-from convrec.generation.prompts import prompt_id
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import FUZZY, Matcher, make_matcher
-from convrec.lists.ranks import Item, format_item
-from convrec.lists.settings import ListSettings
+from convrec.inference.prompts import prompt_id
+from convrec.lists.settings import ListSettings, make_matcher
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.item import Item, format_item
+from convrec.titles.matching import FUZZY, Matcher
 
 FOREIGN_CATALOG = 0.1  # above this share of ground truth outside the catalog there is a warning
 WRONG_CATALOG = 0.9  # above this one no figure would mean anything

@@ -12,13 +12,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from convrec.errors import UserError
-from convrec.files import read_json, write_json
-from convrec.generation.generate import engines_kept
+from convrec.base.errors import UserError
+from convrec.base.files import read_json, write_json
+from convrec.base.same_request import as_kept, differences
+from convrec.inference.generate import engines_kept
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
-from convrec.same_request import as_kept, differences
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.scoring import SCORED_WITH, comparable, model_line
 from recipes.evaluation.setup import OF_DIALOGUES, Evaluation, prepare_evaluation

@@ -12,11 +12,11 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from convrec.base.errors import UserError
+from convrec.base.files import write_text
+from convrec.base.same_request import digest
 from convrec.checkpoints.saving import SHARED_SECONDS
-from convrec.errors import UserError
-from convrec.files import write_text
 from convrec.runs.folder import LATEST
-from convrec.same_request import digest
 from convrec.settings.run import Run
 from recipes.cluster.job_environment import runtime_environment
 from recipes.cluster.jobs import POLL_SECONDS, persist, say, submit_job, submit_training

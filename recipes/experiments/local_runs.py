@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.lists.settings import ListSettings
 from convrec.runs.supervisor import die_with
 from convrec.settings.run import Run

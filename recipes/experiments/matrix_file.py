@@ -18,9 +18,9 @@ from pydantic import (
     create_model,
 )
 
-from convrec.errors import UserError
-from convrec.kinds import did_you_mean, shown
-from convrec.options import check_sampling
+from convrec.base.errors import UserError
+from convrec.base.kinds import did_you_mean, shown
+from convrec.base.options import check_sampling
 from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
 

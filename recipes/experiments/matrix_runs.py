@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.runs.folder import latest_step
 from convrec.settings.run import Run
 from recipes.cluster.job_environment import check_for_cluster

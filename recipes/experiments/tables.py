@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from convrec.files import read_json, write_text
+from convrec.base.files import read_json, write_text
+from convrec.base.same_request import differences
 from convrec.lists.metrics import paired
 from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
 from convrec.runs.starts import read_starts
-from convrec.same_request import differences
 from recipes.evaluation.beyond_accuracy import MEASURES, compute_figures
 from recipes.evaluation.scoring import OF_MODEL, SCORED_WITH, load_metrics, model_line
 from recipes.evaluation.slices import slice_lines

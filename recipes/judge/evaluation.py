@@ -11,22 +11,22 @@ from typing import Any
 
 import pyarrow as pa
 
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash, write_json, write_table
+from convrec.base.options import command
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
 from convrec.data.chat import Message, fits, render_prompt
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
-from convrec.files import file_hash, write_json, write_table
-from convrec.generation.answers import Answer, GenerationRequest
-from convrec.generation.placement import Placement
-from convrec.generation.prompts import prompt_id
+from convrec.inference.answers import Answer, GenerationRequest
+from convrec.inference.engines.placement import Placement
+from convrec.inference.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
 from convrec.judges.metrics import comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
 from convrec.judges.prompt import TEMPLATE_SETTINGS, query_text
 from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table
 from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
 from convrec.lists.metrics import paired
-from convrec.options import command
 from convrec.report.page import gain_text, number_text
 from recipes.evaluation.baselines import API, answers_to
 from recipes.evaluation.checks import refuse_to_replace

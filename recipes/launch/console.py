@@ -11,7 +11,7 @@ from typing import Any, TextIO, cast
 
 from tqdm import tqdm
 
-from convrec.progress import Progress
+from convrec.base.progress import Progress
 from convrec.runs.folder import latest_step
 from convrec.settings.secrets import MaskedStream, mask_text
 from convrec.training.trackers import tracking

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import Recipe

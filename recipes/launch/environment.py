@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from convrec import gpus
+from convrec.base import gpus
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 TOKEN_FILE = "ray_token"

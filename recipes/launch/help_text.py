@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from convrec.fields import Row
-from convrec.kinds import shown, wanted
+from convrec.base.fields import Row
+from convrec.base.kinds import shown, wanted
 from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from convrec.fields import Row, rows_by_key
+from convrec.base.fields import Row, rows_by_key
 from convrec.settings.choices import ALGORITHMS
 from convrec.settings.judges import JudgeConfig, PairwiseJudgeConfig, PointwiseJudgeConfig
 from convrec.settings.rank_grpo import RankGRPOConfig

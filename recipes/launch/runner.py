@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from convrec.base.errors import NoProgress, ProcessLost, UserError, is_of_lost_process, one_line
+from convrec.base.files import names_full_disk
 from convrec.checkpoints import saving
-from convrec.errors import NoProgress, ProcessLost, UserError, is_of_lost_process, one_line
-from convrec.files import names_full_disk
 from convrec.runs import guard, memory, supervisor
 from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start

@@ -6,13 +6,13 @@ from typing import Any
 
 import yaml
 
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash
+from convrec.base.kinds import shown
+from convrec.base.same_request import differences, digest
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import fingerprint
-from convrec.errors import UserError
-from convrec.files import file_hash
-from convrec.kinds import shown
 from convrec.runs.folder import read_config, setting
-from convrec.same_request import differences, digest
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.settings import as_yaml

@@ -11,22 +11,22 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from convrec import gpus, kinds
+from convrec.base import gpus, kinds
+from convrec.base.errors import UserError
+from convrec.base.fields import OURS, Settings, rows_by_key
+from convrec.base.files import write_text
+from convrec.base.shipped import CONF
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import has_weights
 from convrec.checkpoints.logits import model_settings
 from convrec.checkpoints.models import resolve_model
-from convrec.errors import UserError
-from convrec.fields import OURS, Settings, rows_by_key
-from convrec.files import write_text
-from convrec.generation.engine_settings import ONE_PROCESS
+from convrec.inference.engines.engine_settings import ONE_PROCESS
 from convrec.runs.folder import latest_step, parse_step, read_config, setting
 from convrec.settings import secrets
 from convrec.settings.rank_grpo import ALGORITHM_GROUP, default_matching
 from convrec.settings.run import AUTO, Run, find_model_key
 from convrec.settings.sft import SEQUENCES_PER_DEVICE
 from convrec.settings.training import default_run_folder
-from convrec.shipped import CONF
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.variables import overrides_from_environment
 from recipes.preflight.cores import needed_slots, uses_ray

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convrec import kinds
-from convrec.errors import UserError
-from convrec.fields import Row
+from convrec.base import kinds
+from convrec.base.errors import UserError
+from convrec.base.fields import Row
 from convrec.runs.supervisor import SAVE_VARIABLE
 from convrec.settings.overrides import to_hydra
 from recipes.launch.recipe import RECIPES, Recipe
@@ -16,7 +16,7 @@ from recipes.launch.recipe import RECIPES, Recipe
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable that sets a setting of one or several recipes; see `convrec.fields.Setting`."""
+    """An environment variable that sets a setting of one or several recipes; see `convrec.base.fields.Setting`."""
 
     name: str
     kind: Any

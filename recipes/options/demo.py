@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from cyclopts import Parameter
 
-from convrec.options import PositiveInteger
+from convrec.base.options import PositiveInteger
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from cyclopts import Parameter
 
-from convrec.generation.options import PlacementOptions
-from convrec.options import Integer, PositiveInteger, Sampling
+from convrec.base.options import Integer, PositiveInteger, Sampling
+from convrec.inference.engines.options import PlacementOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from cyclopts import Parameter
 
-from convrec.options import PositiveInteger
+from convrec.base.options import PositiveInteger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from convrec.options import PositiveInteger, PositiveNumber
+from convrec.base.options import PositiveInteger, PositiveNumber
 
 
 @dataclass(frozen=True, kw_only=True)

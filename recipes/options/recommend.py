@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 
 from cyclopts import Parameter
 
-from convrec.generation.options import PlacementOptions
-from convrec.options import PositiveInteger
-from convrec.serving.options import MentionOptions
+from convrec.base.options import PositiveInteger
+from convrec.inference.engines.options import PlacementOptions
+from convrec.inference.options import MentionOptions
 
 
 @dataclass(frozen=True, kw_only=True)

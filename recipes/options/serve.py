@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from cyclopts import Parameter
 
-from convrec.options import Group, Integer, NonNegativeNumber, PositiveInteger, PositiveNumber, Repeated
-from convrec.serving.options import MentionOptions
+from convrec.base.options import Group, Integer, NonNegativeNumber, PositiveInteger, PositiveNumber, Repeated
+from convrec.inference.options import MentionOptions
 
 NamedModels = Annotated[Sequence[str], Repeated, Parameter(metavar="[NAME=]MODEL")]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from convrec.options import Integer, PositiveInteger
+from convrec.base.options import Integer, PositiveInteger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
-from convrec.files import read_json_object
+from convrec.base.errors import UserError
+from convrec.base.files import read_json_object
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.settings.judges import JudgeConfig
 from convrec.settings.run import Run

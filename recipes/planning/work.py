@@ -1,6 +1,6 @@
 """How much a run will do, steps and checkpoints."""
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.runs.folder import listed
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from convrec.settings.training import RLConfig, TrainingConfig
 

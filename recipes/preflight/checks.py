@@ -10,27 +10,27 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from convrec import gpus, kinds
+from convrec.base import gpus, kinds
+from convrec.base.errors import UserError
 from convrec.checkpoints import hub
 from convrec.checkpoints.architecture import check_architecture
 from convrec.checkpoints.files import check_hugging_face
 from convrec.checkpoints.logits import check_logits, model_settings
 from convrec.data.schema import is_demonstration_table
 from convrec.data.validation import TableReport, validate_rl_table, validate_sft_table
-from convrec.errors import UserError
 from convrec.features.candidates import checks as candidates
 from convrec.features.registry import active_features
 from convrec.lists import user_rewards
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import FUZZY, MATCHERS
 from convrec.lists.rank_rewards import RANK_REWARDS
-from convrec.lists.ranks import format_item
 from convrec.runs.folder import listed
 from convrec.settings.judges import JudgeConfig
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import RLConfig, TrainingConfig
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.item import format_item
+from convrec.titles.matching import FUZZY, MATCHERS
 from recipes.planning import memory
 from recipes.preflight import precision, pretrained
 from recipes.preflight.batch import check_batch, check_heads, check_micro_batch

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 
 GIB = 2**30
 

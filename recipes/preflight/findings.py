@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from convrec.base.errors import UserError
 from convrec.checkpoints import hub
-from convrec.errors import UserError
 from convrec.runs.starts import installed_version
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError, one_line
 from convrec.checkpoints import hub
-from convrec.errors import UserError, one_line
 from convrec.runs.starts import installed_version
 from convrec.training import registration
 from recipes.planning.memory import available_bytes

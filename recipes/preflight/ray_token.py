@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from convrec.errors import UserError, one_line
+from convrec.base.errors import UserError, one_line
 
 DEFAULT_FILE = "~/.ray/auth_token"  # Ray's
 GCS_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"

@@ -24,9 +24,9 @@ from convrec.features.constrained.catalog_trie import CatalogTrie, build_catalog
 from convrec.features.constrained.choices import ChoiceReader
 from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
 from convrec.runs.guard import in_run_folder
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from recipes.selftest.checks import Machine, require, require_at_most
 
 PROMPTS = 6
@@ -68,7 +68,7 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False,
     else:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         settings |= {
-            "distributed_executor_backend": "convrec.generation.executor.InProcessExecutor",
+            "distributed_executor_backend": "convrec.inference.engines.executor.InProcessExecutor",
             "worker_extension_cls": "convrec.cpu.server.CPUWorkerExtension",
         }
     return LLM(

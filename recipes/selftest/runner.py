@@ -9,8 +9,8 @@ from itertools import groupby
 from threading import Timer
 from typing import Any, Literal
 
-from convrec.errors import one_line
-from convrec.generation.process import Died, Process
+from convrec.base.errors import one_line
+from convrec.inference.engines.process import Died, Process
 from recipes.selftest.checks import Machine
 
 START_SECONDS = 60  # of a process, for imports; added to the limit of its first phase

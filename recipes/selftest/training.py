@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from convrec.files import read_json, write_json
+from convrec.base.files import read_json, write_json
 from recipes.selftest.checks import Machine, require, require_at_most
 from recipes.selftest.engine import (
     LORA_RANK,

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from convrec.serving.conversation import conversation_text
+from convrec.inference.conversation import conversation_text
 from recipes.serving.errors import Refused
 from recipes.serving.list_ids import ListIds
 from recipes.serving.schema import FeedbackEvent

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.serving.errors import Refused
 
 KEY_VARIABLE = "SERVE_API_KEY"

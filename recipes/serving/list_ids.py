@@ -9,7 +9,7 @@ import os
 import secrets
 from pathlib import Path
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 
 SECRET_FILE = "feedback.secret"
 SECRET_BYTES = 32

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import uvicorn
 from fastapi import FastAPI
 
-from convrec.errors import UserError
-from convrec.generation.placement import environments_here
+from convrec.base.errors import UserError
+from convrec.inference.engines.placement import environments_here
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import set_up_process
 from recipes.serving import http

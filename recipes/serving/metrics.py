@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from convrec.inference.served_catalog.journal import FILE as JOURNAL
 from convrec.retrieval.folder import NOTES as RETRIEVAL
-from convrec.serving.journal import FILE as JOURNAL
 from recipes.serving.replicas import Model
 from recipes.serving.schema import ModelSettings
 

@@ -11,18 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from convrec.base.errors import UserError
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
-from convrec.serving.journal import StateUnreadable
-from convrec.serving.lists import Question, Recommendations
-from convrec.serving.served_model import find_model
+from convrec.inference.lists import Question, Recommendations
+from convrec.inference.served_catalog.journal import StateUnreadable
+from convrec.inference.served_model import find_model
 from recipes.serving.errors import Refused
 from recipes.serving.metrics import ServedAges
 from recipes.serving.replicas import Fallback
 from recipes.serving.schema import Limits, ModelSettings, RecommendationRequest
 
 if TYPE_CHECKING:
-    from convrec.serving.recommender import Recommender
+    from convrec.inference.recommender import Recommender
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
 COUNT_SECONDS = 0.3
@@ -64,7 +64,7 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
 
 
 def load_recommender(model: ModelSettings, max_items: int, **further: Any) -> "Recommender":
-    from convrec.serving.recommender import Recommender
+    from convrec.inference.recommender import Recommender
 
     given = model.model_dump(exclude={"name", "path", "catalog"})
     return Recommender.load(model.path, str(model.catalog), max_items=max_items, **given, **further)
@@ -77,7 +77,7 @@ class ModelServer:
     """
 
     def __init__(self, settings: ModelSettings, max_items: int) -> None:
-        from convrec.serving.engine import Engine
+        from convrec.inference.engines.async_engine import Engine
         from recipes.serving.chat import ChatCompletions
 
         self.name = settings.name

@@ -1,6 +1,6 @@
 """The processes of a model on this machine, and how they are asked: gRPC over a Unix socket.
 
-Each is a replica of convrec.generation, whose one task is to answer whatever comes over the socket. One that ends is
+Each is a replica of inference/engines, whose one task is to answer whatever comes over the socket. One that ends is
 started again.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 
-from convrec.errors import UserError
-from convrec.generation.process import Died, Process
+from convrec.base.errors import UserError
+from convrec.inference.engines.process import Died, Process
 from recipes.serving.errors import Refused
 from recipes.serving.heap import freeze_heap
 from recipes.serving.model import ModelServer
@@ -103,7 +103,7 @@ class ModelProcess:
         self._replica: Process | None = None
         self._closing = threading.Event()
         self._has_listened = False  # the process that runs now
-        # the thread lives as long as the process: see convrec.generation.process
+        # the thread lives as long as the process: see convrec.inference.engines.process
         threading.Thread(target=self._keep, name=f"convrec-{socket.name}", daemon=True).start()
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from convrec.errors import UserError
-from convrec.serving.lists import Question
+from convrec.base.errors import UserError
+from convrec.inference.lists import Question
 from recipes.serving.keys import KEY_VARIABLE
 
 Number = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # as catalogs have them

@@ -20,8 +20,8 @@ import pytest
 
 from benchmarks import gpu_hour
 from benchmarks.gpu_hour import Command, Kept, Part, make_parts, run_parts
-from convrec.errors import UserError
-from convrec.files import read_json
+from convrec.base.errors import UserError
+from convrec.base.files import read_json
 from convrec.runs.folder import LATEST
 from recipes.selftest.phases import PHASES
 

@@ -12,7 +12,7 @@ import pytest
 
 import convrec
 from convrec import CommandFailed, PairwiseJudgeConfig, RankGRPOConfig, SFTConfig, TrainedRun, UserError, api
-from convrec.fields import Settings
+from convrec.base.fields import Settings
 from convrec.settings.overrides import overrides
 from convrec.settings.run import read_settings
 from recipes.launch.recipe import RECIPES

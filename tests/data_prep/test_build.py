@@ -12,8 +12,8 @@ import pytest
 
 from convrec.data.schema import RL_SCHEMA
 from convrec.data.validation import validate_sft_table
-from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
+from convrec.titles.catalog import load_catalog
 from data_prep.build import main
 from data_prep.stages.metadata import catalog_text, has_only_titles
 

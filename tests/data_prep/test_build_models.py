@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from convrec.base.files import has_ended
+from convrec.base.options import parse
 from convrec.data.schema import conversation_text
 from convrec.data.validation import validate_sft_table
-from convrec.files import has_ended
-from convrec.lists.ranks import format_item
-from convrec.options import parse
+from convrec.titles.item import format_item
 from data_prep.build import main
 from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages.asking import make_asker

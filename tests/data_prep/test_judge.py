@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.validation import validate_sft_table
-from convrec.errors import UserError
 from convrec.judges.criteria import read_criteria
 from convrec.judges.prompt import query_text
 from convrec.judges.schema import build_prompt, get_label, get_responses, make_row, read_judge_table, swapped_row

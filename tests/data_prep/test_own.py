@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.schema import get_group_id, parse_conversation_id, prompt_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
-from convrec.errors import UserError
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 from data_prep.own import convert_own, format_summary, main
 from data_prep.own_data.splits import SplitRule
 from reward.catalog_match import compute_score

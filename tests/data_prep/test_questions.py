@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.schema import conversation_text, get_group_id
 from convrec.data.validation import validate_sft_table
-from convrec.errors import UserError
 from convrec.features.asking.attributes import load_attributes
 from convrec.features.asking.turns import question_text, read_turn
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 from data_prep import questions
 from data_prep.own import convert_own
 from data_prep.own import main as own

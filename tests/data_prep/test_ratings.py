@@ -13,7 +13,7 @@ import pytest
 from pyarrow import csv
 
 from convrec.data.validation import validate_rl_table
-from convrec.lists.catalog import load_catalog
+from convrec.titles.catalog import load_catalog
 from data_prep.own_data.histories import WORDINGS
 from data_prep.ratings import main
 from reward.catalog_match import compute_score

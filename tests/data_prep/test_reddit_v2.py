@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convrec.base.errors import UserError
 from convrec.data.schema import parse_conversation_id, prompt_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
-from convrec.errors import UserError
-from convrec.lists.catalog import load_catalog
+from convrec.titles.catalog import load_catalog
 from data_prep import reddit_v2
 from data_prep.reddit_v2 import TARGETS, convert, main
 from data_prep.released import clean_row, find_split, read_split

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.studies.sample_ceiling import check_sample, read_taste
+from convrec.base.errors import UserError
 from convrec.data.schema import split_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
-from convrec.errors import UserError
-from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
+from convrec.titles.catalog import load_catalog
 from data_prep.sample import draw_taste, main, write_sample
 from data_prep.sample_data.conversations import GENRE_WORDS, write_conversation
 from data_prep.sample_data.films import ERAS, Film, FilmTable, Taste, load_films

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from convrec import Recommender
+from convrec.base.files import read_json
 from convrec.checkpoints.models import resolve_model
 from convrec.features.asking.turns import question_text
-from convrec.files import read_json
 from convrec.runs.folder import read_metrics
 from data_prep.sample import write_sample
 

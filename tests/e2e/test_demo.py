@@ -110,9 +110,9 @@ def test_trackers_of_a_resumed_run_have_whole_curve_and_samples(demo):
 def test_evaluation_agrees_with_the_validation_of_training(demo):
     """Training's val/ndcg (positions kept, `strict`) on its rows = our metrics on evaluation's own generations."""
     from convrec.data.schema import PROMPT_COLUMNS
-    from convrec.lists.catalog import load_catalog
-    from convrec.lists.matching import Matcher
     from convrec.lists.ranks import parse_items
+    from convrec.titles.catalog import load_catalog
+    from convrec.titles.matching import Matcher
     from convrec.training.dataset import read_rows
     from recipes.evaluation.options import EvaluationOptions
     from recipes.evaluation.single import evaluate

@@ -60,5 +60,5 @@ def words_of(process: psutil.Process) -> list[str]:
 
 
 def is_running(module: str, process: psutil.Process) -> bool:
-    endings = {"guard": "guard_process.py", "fork_server": "convrec.runs.fork_server"}
+    endings = {"guard": "guard_process.py", "fork_server": "convrec.cpu.fork_server"}
     return any(word.endswith(endings[module]) for word in words_of(process))

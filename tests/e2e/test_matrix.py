@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from convrec.files import read_json
+from convrec.base.files import read_json
 from convrec.runs.folder import read_metrics
 from convrec.runs.starts import read_starts
 

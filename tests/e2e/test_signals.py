@@ -50,7 +50,7 @@ def of_each(processes: list[psutil.Process], what: Callable[[psutil.Process], T]
 
 def generation_is_starting(run: Alone, run_folder: Path) -> bool:
     words = of_each(descendants(run), psutil.Process.cmdline)
-    return any("convrec.generation.child" in " ".join(of_one) for of_one in words)
+    return any("convrec.inference.engines.child" in " ".join(of_one) for of_one in words)
 
 
 def run_is_named(run: Alone, run_folder: Path) -> bool:

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from convrec import gpus
+from convrec.base import gpus
 from data_prep.sample import write_sample
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose

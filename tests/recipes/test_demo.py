@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from convrec.errors import UserError
-from convrec.files import write_json
-from convrec.options import parse
+from convrec.base.errors import UserError
+from convrec.base.files import write_json
+from convrec.base.options import parse
 from recipes.demo import check_machine, choose_demo, collect_results, how_to_talk
 from recipes.demos.sizes import PRETRAINED, TINY
 from recipes.options.demo import SMOLLM2, DemoOptions

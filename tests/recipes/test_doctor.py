@@ -16,7 +16,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.run import Run, find_model_key
 from convrec.training.trackers.tracking import OFFLINE_MODES, tracker_environment
 from recipes import doctor

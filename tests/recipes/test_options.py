@@ -9,17 +9,17 @@ from typing import Any, get_args
 
 import pytest
 
-from convrec import kinds, options
+from convrec.base import kinds, options
+from convrec.base.options import describe_options, help_text, parse
 from convrec.data import damage, records
 from convrec.features.asking.turns import MAX_TURNS
 from convrec.features.asking.users import USERS
-from convrec.generation import placement
+from convrec.inference.engines import placement
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS, MODES
-from convrec.lists.matching import MATCHERS
 from convrec.lists.metrics import PROTOCOLS
 from convrec.lists.settings import ListSettings
 from convrec.llm.client import MAX_RETRIES
-from convrec.options import describe_options, help_text, parse
+from convrec.titles.matching import MATCHERS
 from data_prep import build, sample
 from data_prep.judge_data.formats import FORMATS
 from data_prep.options import judge as judge_data
@@ -117,7 +117,7 @@ def test_choices_are_those_of_the_code(listed: tuple[str, ...], table: Any) -> N
     ],
 )
 def test_numbers_are_called_as_in_settings(name: str) -> None:
-    """convrec.kinds has the kinds of settings; it imports pydantic, for which `--help` does not wait."""
+    """convrec.base.kinds has the kinds of settings; it imports pydantic, for which `--help` does not wait."""
     (parameter,) = getattr(options, name).__metadata__
     assert parameter.converter.read.takes == kinds.wanted(getattr(kinds, name))
 

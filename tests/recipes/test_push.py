@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from convrec.base.errors import UserError
+from convrec.base.files import write_json
 from convrec.checkpoints.saving import BEST
-from convrec.errors import UserError
-from convrec.files import write_json
 from recipes.push import main, push
 from tests.conftest import mark_complete
 

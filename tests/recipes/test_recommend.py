@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.checkpoints.saving import BEST
-from convrec.generation import placement
-from convrec.serving.served_model import find_model
+from convrec.inference.engines import placement
+from convrec.inference.served_model import find_model
 from recipes import recommend as recipe
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
-from convrec.generation import placement
-from convrec.options import parse
+from convrec.base.errors import UserError
+from convrec.base.options import parse
+from convrec.inference.engines import placement
 from convrec.retrieval.folder import FORMAT
 from recipes.options.serve import ServeOptions
 from recipes.serve import check_filters, make_service_settings, tell_left_out

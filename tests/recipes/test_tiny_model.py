@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from convrec.base.errors import UserError
 from convrec.data.schema import prompt_text
-from convrec.errors import UserError
 from convrec.lists.token_bytes import token_bytes
 from convrec.lists.token_ranks import build_vocab_table, token_rank_ids
 from data_prep.sample import write_sample

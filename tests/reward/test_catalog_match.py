@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from convrec.errors import UserError
-from convrec.kinds import PositiveNumber
-from convrec.lists.matching import MATCHERS, Identity, Matcher, Matching, cache_per_instance
+from convrec.base.errors import UserError
+from convrec.base.kinds import PositiveNumber
 from convrec.lists.rank_rewards import RANK_REWARDS, RankReward
+from convrec.titles.matching import MATCHERS, Identity, Matcher, Matching, cache_per_instance
 from reward import catalog_match
 from reward.catalog_match import compute_score
 

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from reward.catalog_match import training_mentions
 
 

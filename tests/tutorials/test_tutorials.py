@@ -21,7 +21,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.files import read_json
+from convrec.base.files import read_json
 from convrec.runs.folder import latest_step
 
 pytestmark = pytest.mark.tutorial

@@ -8,7 +8,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.studies.ranks.comparisons import BANDS, K, recall_by_band
 from benchmarks.studies.ranks.runs import Study, mean_curve
-from convrec.files import written_whole
+from convrec.base.files import written_whole
 
 
 def draw(study: Study, path: Path) -> None:

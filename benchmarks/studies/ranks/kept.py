@@ -23,8 +23,8 @@ import pandas as pd
 import pyarrow as pa
 
 from benchmarks.studies.ranks.runs import BEYOND_FILE, beyond_accuracy
-from convrec.errors import UserError
-from convrec.files import read_json, write_json, write_table, write_text
+from convrec.base.errors import UserError
+from convrec.base.files import read_json, write_json, write_table, write_text
 from convrec.runs.folder import METRICS, read_metrics
 
 KEYS = ["sample_id", "prompt_id"]

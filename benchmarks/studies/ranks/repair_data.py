@@ -16,9 +16,10 @@ from random import Random
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.base.files import write_table
 from convrec.data.schema import TRUTH
-from convrec.files import write_table
-from convrec.lists.ranks import format_item, split_lines
+from convrec.lists.ranks import split_lines
+from convrec.titles.item import format_item
 
 SEED = 3407
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convrec.files import read_json
+from convrec.base.files import read_json
 from convrec.report.curves import Series, logged_series
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate

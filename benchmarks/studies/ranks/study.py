@@ -19,8 +19,8 @@ from pathlib import Path
 from benchmarks.studies.ranks.figure import draw
 from benchmarks.studies.ranks.runs import Study
 from benchmarks.studies.ranks.tables import TABLES
-from convrec.errors import UserError
-from convrec.files import write_text
+from convrec.base.errors import UserError
+from convrec.base.files import write_text
 from recipes import matrix
 
 

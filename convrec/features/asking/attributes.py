@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from convrec.errors import UserError
-from convrec.lists.catalog import Catalog, load_catalog, parse_labels
-from convrec.lists.titles import fold
+from convrec.base.errors import UserError
+from convrec.titles.catalog import Catalog, load_catalog, parse_labels
+from convrec.titles.forms import fold
 
 DECADE = "decade"
 

@@ -1,6 +1,6 @@
 """What a run that may ask needs, before it starts."""
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.asking.attributes import load_attributes
 from convrec.rank_grpo import NAME
 from convrec.settings.rank_grpo import RankGRPOConfig

@@ -7,9 +7,9 @@ from convrec.features.asking.maths import Turns, assign_questions, question_adva
 from convrec.features.asking.rollout import Dialogues
 from convrec.features.feature import Feature, RolloutContext
 from convrec.features.responses import TURN
-from convrec.lists.catalog import Catalog
 from convrec.rank_grpo.credit import Credit, RankBatch
 from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.titles.catalog import Catalog
 
 
 class Asking(Feature):

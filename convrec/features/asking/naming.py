@@ -17,9 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from convrec.lists.catalog import Catalog
-from convrec.lists.english import is_english
-from convrec.lists.titles import NUMBER_WORDS, fold, normalise, split_parts, turn_article
+from convrec.titles.catalog import Catalog
+from convrec.titles.english import is_english
+from convrec.titles.forms import NUMBER_WORDS, fold, normalise, split_parts, turn_article
 
 SHORTEST_NAME = 3  # letters and digits of a part: `It` and `Up` are said without meaning a title
 _NUMBER = rf"(?:\d+|[ivxl]+|{'|'.join(NUMBER_WORDS)})"

@@ -14,10 +14,10 @@ from convrec.features.asking.turns import read_turn, with_answer
 from convrec.features.asking.users import Asked, RuleUser
 from convrec.features.feature import RolloutFeature, Sampler, Scorer
 from convrec.features.responses import OPEN, TURN, Prompt, SampledResponse
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import make_matcher
+from convrec.lists.settings import make_matcher
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
+from convrec.titles.catalog import load_catalog
 
 
 class Dialogues(RolloutFeature):

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from rapidfuzz import fuzz
 
+from convrec.base.shipped import read_table
 from convrec.data.schema import split_prompt
 from convrec.features.asking.attributes import Attributes
 from convrec.features.asking.naming import TitleNames
 from convrec.features.asking.turns import question_text
-from convrec.lists.titles import normalise
 from convrec.llm import LLM, merge_sampling
-from convrec.shipped import read_table
+from convrec.titles.forms import normalise
 
 USERS = ("rule", "random", "other", "llm")
 ALIKE = 85.0  # similarity, 0 to 100, above which a label is like a title

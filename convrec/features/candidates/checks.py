@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow.parquet as pq
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.candidates.prompts import count_candidates
 
 CHECKED_ROWS = 500  # at the beginning of each file

@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash, written_whole
+from convrec.base.same_request import digest
 from convrec.features.constrained.lines import LineTokens, encode_lines
 from convrec.features.constrained.trie import Int32s, Int64s, Trie, build_trie
-from convrec.files import file_hash, written_whole
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import WHITESPACE, format_item
-from convrec.same_request import digest
+from convrec.lists.ranks import WHITESPACE
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import format_item
+from convrec.titles.matching import Matcher
 
 # The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
 # comes behind a whole list: the end of the sequence again. vLLM may ask for one more token than it uses.

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf, open_dict
 
+from convrec.base.errors import UserError
 from convrec.checkpoints.logits import check_logits
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
 from convrec.features.asking.turns import question_text
 from convrec.features.constrained.catalog_trie import (
     CatalogTrie,
@@ -18,12 +18,13 @@ from convrec.features.constrained.catalog_trie import (
     items_left,
     left_out_warnings,
 )
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.settings import make_matcher
 from convrec.rank_grpo import NAME
 from convrec.runs.folder import listed
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.matching import Matcher
 
 ON = "CONSTRAINED=1 (convrec.constrained)"
 

@@ -3,10 +3,10 @@
 from convrec.features.constrained import checks
 from convrec.features.constrained.rollout import ListConstraint, load_trie
 from convrec.features.feature import Feature, RolloutContext
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import make_matcher
+from convrec.lists.settings import make_matcher
 from convrec.rank_grpo.credit import Credit, RankBatch
 from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.titles.catalog import Catalog, load_catalog
 
 
 class Constrained(Feature):

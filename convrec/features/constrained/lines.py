@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.lists.token_bytes import _name
 
 LISTED_AT_ONCE = 64  # lines that the check encodes as one text

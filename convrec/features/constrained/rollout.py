@@ -13,7 +13,7 @@ from convrec.features.constrained.choices import ChoiceReader
 from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, TRIE
 from convrec.features.feature import RolloutFeature
 from convrec.features.responses import OPEN, SampledResponse
-from convrec.lists.matching import Matcher
+from convrec.titles.matching import Matcher
 
 CONSTRAINT = "constraint"  # field of a batch: of each row the number of items, then the excluded items
 

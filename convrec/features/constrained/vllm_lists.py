@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.constrained.catalog_trie import END, CatalogTrie, load_catalog_trie
 from convrec.features.constrained.trie import Int64s
 from convrec.features.constrained.walk import Walk

@@ -1,9 +1,9 @@
 """What a run with repair needs, before it starts."""
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
+from convrec.base.shipped import REWARD
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
-from convrec.shipped import REWARD
 
 
 def check(run: Run[RankGRPOConfig]) -> None:

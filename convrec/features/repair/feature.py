@@ -8,10 +8,11 @@ from convrec.features.feature import Feature, RolloutContext
 from convrec.features.repair import checks
 from convrec.features.repair.maths import ListRepair
 from convrec.features.repair.rollout import REPAIRED, PromptRepair
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher, make_matcher
+from convrec.lists.settings import make_matcher
 from convrec.rank_grpo.credit import SAMPLED_TOKENS, Credit, RankBatch, is_sampled
 from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.matching import Matcher
 
 VERLS_COMPARISON = ("training/rollout_probs_diff_", "training/rollout_actor_probs_")
 

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import WHITESPACE, format_item, replace_line, split_lines
+from convrec.lists.ranks import WHITESPACE, replace_line, split_lines
 from convrec.lists.settings import ListSettings
 from convrec.lists.token_bytes import token_bytes
 from convrec.lists.token_ranks import VocabTable, build_vocab_table, token_rank_ids
+from convrec.titles.item import format_item
+from convrec.titles.matching import Matcher
 
 # What may stand before a response: nothing, or the line break that chat templates end with. A sentencepiece tokenizer
 # writes the first word as `▁Heat` in the first case and as `Heat` in the second.

@@ -1,10 +1,10 @@
 """What a run with a composed reward needs, before it starts."""
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.rewards.parts import RewardParts
-from convrec.lists.catalog import Catalog
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
+from convrec.titles.catalog import Catalog
 
 
 def check(run: Run[RankGRPOConfig], catalog: Catalog) -> None:

@@ -7,9 +7,9 @@ import torch
 from convrec.features.feature import Feature
 from convrec.features.rewards import checks
 from convrec.features.rewards.maths import part_advantages, part_metrics
-from convrec.lists.catalog import Catalog
 from convrec.rank_grpo.credit import Credit, RankBatch
 from convrec.settings.rank_grpo import RankGRPOConfig
+from convrec.titles.catalog import Catalog
 
 
 class ComposedRewards(Feature):

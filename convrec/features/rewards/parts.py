@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convrec.errors import UserError
-from convrec.lists.catalog import Catalog, parse_labels
+from convrec.base.errors import UserError
 from convrec.lists.reward_parts import DIVERSITY, OF_MENTIONS
-from convrec.lists.titles import normalise
+from convrec.titles.catalog import Catalog, parse_labels
+from convrec.titles.forms import normalise
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
 
-from convrec.errors import NoProgress, ProcessLost, is_of_lost_process, one_line
+from convrec.base.errors import NoProgress, ProcessLost, is_of_lost_process, one_line
 from convrec.runs import guard, memory, supervisor
 from convrec.runs.phases import Phases
 from convrec.training.watch.nodes import Nodes, hanging_processes

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from convrec.base.shipped import read_table
 from convrec.data.damage import BadRecord
-from convrec.shipped import read_table
 from data_prep.own_data.times import parse_time
 
 NAMES: dict[str, Any] = read_table(__file__, "names.yaml")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord
-from convrec.errors import UserError
 from data_prep.own_data.forms.base import (
     INSTRUCTION,
     NAMES,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from benchmarks.studies.asking_redial import genres_of, with_truth
 from convrec.data.schema import TRUTH
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 
 
 def test_trailing_articles_match_and_genreless_films_are_dropped(tmp_path: Path) -> None:

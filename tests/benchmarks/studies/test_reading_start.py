@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.studies.reading_start import SMALLEST, teach_to_read, write_demonstrations
+from convrec.base.files import write_table
 from convrec.data.schema import CONVERSATION_MARKER
 from convrec.features.candidates.prompts import CANDIDATES_LINE
-from convrec.files import write_table
 from recipes.tiny_model import make_tiny_model
 
 PROMPT = f"Recommend.\n{CANDIDATES_LINE}A (2001)\nB (2002)\nC (2003)\n{CONVERSATION_MARKER}USER: films of the nineties"

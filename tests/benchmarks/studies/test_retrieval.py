@@ -11,8 +11,8 @@ import pytest
 from benchmarks.studies.retrieval import cuts, hold_out, write_reduced
 from convrec.data.schema import RL_SCHEMA, parse_conversation_id, split_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
-from convrec.lists.catalog import load_catalog
 from convrec.lists.ranks import parse_items
+from convrec.titles.catalog import load_catalog
 from tests.data_prep.conftest import make_rows, row
 
 ROOT = Path(__file__).resolve().parents[3]

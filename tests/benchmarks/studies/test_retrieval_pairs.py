@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.studies.retrieval_pairs import comparisons, differences
 from benchmarks.studies.retrieval_study import SMALLEST, runs
-from convrec.files import write_table
+from convrec.base.files import write_table
 
 
 def test_comparisons_are_of_the_studys_variants_each_once(tmp_path: Path) -> None:

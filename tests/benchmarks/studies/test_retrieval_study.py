@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.studies.retrieval_study import CONSTRAINED, SMALLEST, evaluations, runs, table, titles_run
-from convrec.files import write_json
+from convrec.base.files import write_json
 from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
 from recipes.launch.variables import VARIABLES

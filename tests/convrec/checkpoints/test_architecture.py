@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from convrec.base.errors import UserError
 from convrec.checkpoints.architecture import check_architecture
-from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
 
 SIZES = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 64}

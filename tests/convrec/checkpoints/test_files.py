@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from convrec.base.errors import UserError
 from convrec.checkpoints.files import check_hugging_face, check_shards, fingerprint
-from convrec.errors import UserError
 
 
 @pytest.fixture

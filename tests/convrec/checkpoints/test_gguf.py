@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.checkpoints.architecture import check_architecture
 from convrec.checkpoints.gguf import convert, repair_tokenizer
 from convrec.checkpoints.models import check_model_path
 from convrec.data.tokenizer import check_stops, load_tokenizer
-from convrec.errors import UserError
 from recipes.tiny_model import train_tokenizer
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

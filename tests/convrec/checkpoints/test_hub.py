@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from convrec.base.errors import UserError
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
-from convrec.errors import UserError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json": b'{"model_type": "qwen2"}', "model.safetensors": b"weights", "model.gguf": b"other weights"}

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from convrec.base.errors import UserError
 from convrec.checkpoints import models as checkpoints
 from convrec.checkpoints.files import fingerprint
 from convrec.checkpoints.models import check_model_path, resolve_model, run_folder
-from convrec.errors import UserError
 from convrec.runs.folder import LATEST
 from tests.conftest import mark_complete
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.checkpoints.models import resolve_model
-from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
 from tests.conftest import mark_complete
 

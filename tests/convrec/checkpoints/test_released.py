@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from convrec.base.errors import UserError
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import check_model_path, resolve_model
 from convrec.data.schema import prompt_text
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
 
 

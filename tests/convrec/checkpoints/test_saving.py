@@ -13,9 +13,9 @@ import pytest
 import torch
 import yaml
 
+from convrec.base.errors import UserError
 from convrec.checkpoints import manifest, saving
 from convrec.checkpoints.manifest import MANIFEST
-from convrec.errors import UserError
 from convrec.runs import folder as runs
 from convrec.runs.folder import LATEST, latest_step, tracked_step
 

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from convrec.checkpoints.reload import reload_from_folder
-from convrec.generation.engine_settings import engine_settings
+from convrec.inference.engines.engine_settings import engine_settings
 
 EXTENSION = "convrec.cpu.server.CPUWorkerExtension"
 PROMPT = [5, 17, 260, 33, 90, 7, 41, 200, 8, 12]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.csv_records import read_csv
 from convrec.data.damage import Damage
-from convrec.errors import UserError
 
 
 def read(path: Path, content: str, damage: Damage | None = None, delimiter: str = ",") -> list[tuple[int, dict]]:

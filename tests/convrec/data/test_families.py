@@ -31,10 +31,10 @@ from convrec.data.schema import SFT_SCHEMA, prompt_text
 from convrec.data.tokenizer import check_stops, load_tokenizer, stop_token_ids
 from convrec.features.constrained.catalog_trie import build_catalog_trie
 from convrec.features.constrained.walk import Walk
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item
 from convrec.lists.token_ranks import build_vocab_table, token_rank_ids
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import format_item
+from convrec.titles.matching import Matcher
 from convrec.training.dataset import DemonstrationDataset
 from data_prep.sample_data.films import load_films
 from tests.convrec.small_tokenizers import (

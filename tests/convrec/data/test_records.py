@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, BadRow, Damage, collected, counted
 from convrec.data.records import read_records
-from convrec.errors import UserError
 
 RECORDS = [{"title": "Heat", "note": "cops"}, {"title": "M"}]
 TEXTS = {".jsonl": "".join(json.dumps(record) + "\n" for record in RECORDS), ".json": json.dumps(RECORDS)}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convrec.base.errors import UserError
 from convrec.data.schema import get_group_id, prompt_text, split_prompt, truncate_prompt
-from convrec.errors import UserError
 from convrec.features.candidates.prompts import CANDIDATES_LINE, count_candidates, with_candidates
 
 INSTRUCTION = prompt_text("")

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data import spreadsheets
 from convrec.data.damage import Damage
 from convrec.data.records import read_records
-from convrec.errors import UserError
 
 HEADER = ["", "Conversation", "year", "id", "time", "empty"]
 NEEDS_OPENPYXL = pytest.mark.skipif(not find_spec("openpyxl"), reason="the extra xlsx (openpyxl) is not installed")

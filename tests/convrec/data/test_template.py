@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data import template
 from convrec.data.chat import render_prompt
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

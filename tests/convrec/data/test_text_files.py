@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord
 from convrec.data.text_files import describe_encoding, detect_encoding, iter_lines
-from convrec.errors import UserError
 
 TEXT = "title,note\nAmélie,“sweet” – 5 €\nLéon,ça va\n"
 

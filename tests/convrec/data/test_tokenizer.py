@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data import tokenizer as tokenizers
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
 from recipes.tiny_model import make_tiny_model
 
 ONLY_OF_ANSWERS = "{{ messages[0].content }}{% if messages | length > 1 %}{{ 10 ** (10 ** 9) }}{% endif %}"

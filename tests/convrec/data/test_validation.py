@@ -4,9 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
 from convrec.data.validation import validate_rl_table, validate_sft_table
-from convrec.errors import UserError
 
 CONVERSATION = "USER: I like Heat (1995).\nSYSTEM: What else?\nUSER: Old crime films please.\n"
 

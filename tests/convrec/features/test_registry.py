@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.asking.feature import Asking
 from convrec.features.constrained.feature import Constrained
 from convrec.features.feature import Feature, RolloutFeature

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges.card import write_card
 from convrec.judges.criteria import DEFAULTS, Criteria, criteria_text, parse_criteria, read_criteria
 from convrec.judges.prompt import MODES

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
+from convrec.base.errors import UserError
 from convrec.data.chat import encode, render_prompt
 from convrec.data.schema import DEMONSTRATION_SCHEMA
-from convrec.errors import UserError
 from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges import pointwise_reward as judge_pointwise
 from convrec.judges.dataset import PairwiseDataset, PointwiseDataset

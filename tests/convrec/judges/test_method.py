@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.dataset import PairwiseDataset

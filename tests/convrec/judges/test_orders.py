@@ -2,7 +2,7 @@
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges.orders import consistent_scores, pair_swapped_rows
 from convrec.judges.schema import make_row, swapped_row
 

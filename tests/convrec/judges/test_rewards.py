@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges import pointwise_reward as judge_pointwise
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.prompt import MODES, judge_prompt, query_text, verdict_text
 from convrec.judges.schema import (

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.errors import UserError
-from convrec.lists.catalog import Catalog, parse_year
-from convrec.lists.matching import Matcher
+from convrec.base.errors import UserError
+from convrec.base.statistics import bootstrap, sign_flip
 from convrec.lists.metrics import (
     evaluate_row,
     ndcg_at_k,
@@ -18,9 +17,11 @@ from convrec.lists.metrics import (
     summarise,
 )
 from convrec.lists.rank_rewards import ideal_dcg
-from convrec.lists.ranks import NO_YEAR, Item, parse_items
+from convrec.lists.ranks import parse_items
 from convrec.lists.reference import parse_items_reference
-from convrec.statistics import bootstrap, sign_flip
+from convrec.titles.catalog import Catalog, parse_year
+from convrec.titles.item import NO_YEAR, Item
+from convrec.titles.matching import Matcher
 
 FILMS = [("Heat", 1995), ("Up", 2009), ("Jaws", 1975), ("Alien", 1979), ("Speed", 1994), ("Speed", 1995)]
 EXACT = Matcher(Catalog.from_items(FILMS), "exact")

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.lists.ranks import Item
 from convrec.lists.reference import parse_items_reference
+from convrec.titles.item import Item
 
 
 @pytest.mark.parametrize(

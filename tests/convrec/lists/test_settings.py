@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from convrec.errors import UserError
-from convrec.lists.matching import MATCHERS, Matcher
+from convrec.base.errors import UserError
 from convrec.lists.settings import ListSettings
+from convrec.titles.matching import MATCHERS, Matcher
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.lists.ranks import split_lines
 from convrec.lists.token_bytes import token_bytes
 from convrec.lists.token_ranks import (

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.lists import user_rewards
-from convrec.lists.ranks import Item
 from convrec.lists.user_rewards import check, is_user_reward, load, own_sources, sources
+from convrec.titles.item import Item
 
 MODULE = """
 import math

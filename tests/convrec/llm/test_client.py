@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from openai._constants import INITIAL_RETRY_DELAY, MAX_RETRY_DELAY
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.llm import LLM, Answer, AnswerCache, Endpoint, NoAnswer, endpoint
 from convrec.llm.client import MAX_RETRIES, UNANSWERED_IN_A_ROW, back_off
 
@@ -286,7 +286,7 @@ def test_a_server_that_is_gone_stops_the_run_whatever_may_fail(chat_server, tmp_
 
 
 def test_progress_and_rate_limits_are_told_without_a_terminal(chat_server, tmp_path, monkeypatch):
-    monkeypatch.setattr("convrec.progress.SECONDS", 0.3)
+    monkeypatch.setattr("convrec.base.progress.SECONDS", 0.3)
     monkeypatch.setattr(sys, "stderr", told := io.StringIO())
 
     def now():  # in the thread that tells it stands still when the limit is heard of

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.rank_grpo.advantages import assign_units, rank_advantages, zero_std_ranks
 
 F64 = torch.float64

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.lists.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics

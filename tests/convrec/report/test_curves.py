@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.report.charts import make_charts
 from convrec.report.curves import label_runs, read_csv, read_curves, write_csv
 from recipes import plot

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.report.curves import read_curves
 from convrec.report.panels import PANELS
 from convrec.report.run_summary import SETTINGS

@@ -2,8 +2,6 @@
 
 import math
 
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
 from convrec.report.page import (
     HIT,
     MISS,
@@ -15,6 +13,8 @@ from convrec.report.page import (
     table_row,
     text_table,
 )
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 
 
 def test_lines_are_marked_with_what_became_of_them() -> None:

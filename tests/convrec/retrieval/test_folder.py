@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
+from convrec.base.errors import UserError
 from convrec.retrieval.conversations import Conversation, item_texts
 from convrec.retrieval.folder import load, load_notes, save
 from convrec.retrieval.retriever import PARTS, Choice, Fusion, Retriever, fit
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 
 FILMS = [("Alien", 1979), ("Heat", 1995), ("Jaws", 1975), ("Balloon house", 2009)]
 CHOICE = {"neighbours": 3, "constant": 10.0, "weights": dict.fromkeys(PARTS, 1.0)}

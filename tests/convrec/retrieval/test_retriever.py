@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.retrieval import parts
 from convrec.retrieval.conversations import Conversation
 from convrec.retrieval.parts import PENALTY

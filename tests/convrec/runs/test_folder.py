@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.runs.folder import (
     RL_ENDED,
     RL_TRAINED,

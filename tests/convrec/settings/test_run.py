@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import RolloutMemory, Run, Sampling, Sharding, read_settings

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings import secrets
 
 SECRET = "sk-4f9a-secret"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from convrec.errors import UserError
-from convrec.fields import Settings, rows_by_key, setting_rows
+from convrec.base.errors import UserError
+from convrec.base.fields import Settings, rows_by_key, setting_rows
 from convrec.settings.judges import PairwiseJudgeConfig, PointwiseJudgeConfig
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.sft import SFTConfig

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from convrec.features.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
 from convrec.features.constrained.choices import ChoiceReader
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from convrec.training.attention import varlen
 from convrec.training.log_prob_head import constrain
 from tests.convrec.features.constrained.numpy_policy import Policy, loss_and_gradients, policy

@@ -12,9 +12,9 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from convrec.base.errors import UserError
 from convrec.data import chat
 from convrec.data.schema import PROMPT_COLUMNS, RL_SCHEMA, SFT_SCHEMA, prompt_text
-from convrec.errors import UserError
 from convrec.training import dataset
 from convrec.training.dataset import ConvRecDataset, DemonstrationDataset, draw_rows, encode, read_rows, render_prompt
 from recipes.tiny_model import train_tokenizer

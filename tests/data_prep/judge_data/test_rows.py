@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges.prompt import query_text
 from convrec.judges.schema import get_label, get_responses, make_row, read_judge_table
 from data_prep import judge

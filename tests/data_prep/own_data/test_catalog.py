@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
-from convrec.lists.catalog import load_catalog
-from convrec.lists.matching import Matcher
+from convrec.base.errors import UserError
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
+from convrec.titles.catalog import load_catalog
+from convrec.titles.matching import Matcher
 from data_prep.own import convert_own, format_summary, main
 
 SONGS = [

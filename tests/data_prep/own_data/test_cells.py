@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from convrec.data.damage import BadRecord
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import format_item
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import format_item
+from convrec.titles.matching import Matcher
 from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.cells import ItemReader
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from data_prep.own import convert_own, format_summary, main
 from data_prep.own_data.source import ReadingOptions, parse_file_splits
 from tests.data_prep.own_data.forms import samples

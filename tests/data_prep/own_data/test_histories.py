@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.lists.catalog import Catalog
+from convrec.titles.catalog import Catalog
 from data_prep.own_data.histories import COLD, WORDINGS, cut, in_order, iter_rows
 
 EVENTS = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 6), st.integers(0, 9)), min_size=1, max_size=60)

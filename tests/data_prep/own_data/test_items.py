@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.damage import Damage
-from convrec.errors import UserError
 from data_prep.own_data.catalog import CatalogRead, read_catalog
 from data_prep.own_data.items import iter_items
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.next_turns import Mentions, iter_rows

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.damage import Damage
-from convrec.errors import UserError
 from data_prep.own_data.ratings import ROLES, read_ratings
 
 AMAZON = {"reviewerID": "196", "asin": "0000031887", "overall": 5.0, "reviewText": "Good", "unixReviewTime": 881250949}

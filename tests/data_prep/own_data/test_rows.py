@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from convrec.data.damage import BadRecord, BadRow
 from convrec.data.schema import SPEAKERS
-from convrec.lists.catalog import Catalog
-from convrec.lists.marks import decode_marks
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.marks import decode_marks
+from convrec.titles.matching import Matcher
 from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.rows import KEYS, Row, conversation_text, read_row, read_turns

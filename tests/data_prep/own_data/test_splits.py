@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from data_prep.own_data.splits import Borders, SplitKey, SplitRule, assign, borders_at_shares, check_rule
 from data_prep.tables import split_by_hash
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.schema import TRUTH, prompt_text
-from convrec.errors import UserError
-from convrec.lists.ranks import format_item
+from convrec.titles.item import format_item
 from data_prep.stages import adjust, metadata, ranges, reflect, remap, rows, teacher
 from data_prep.tables import parquet_writer
 

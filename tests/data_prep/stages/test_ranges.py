@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from data_prep.stages.ranges import make_ranges, processes
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from data_prep.stages.record import Stage, read_blocks, read_record, run_stage
 from data_prep.tables import parquet_writer
 

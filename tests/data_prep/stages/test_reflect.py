@@ -2,8 +2,8 @@
 
 import pytest
 
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from data_prep.stages.reflect import (
     cooccurrence_judge,
     no_judge,

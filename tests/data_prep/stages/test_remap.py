@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import Item
+from convrec.base.errors import UserError
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import Item
+from convrec.titles.matching import Matcher
 from data_prep.stages import remap
 from data_prep.stages.embeddings import TFIDF_SVD, TfidfSvd, check_embedding, make_embedder, unit_rows
 from data_prep.stages.remap import (

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.lists.ranks import format_item
+from convrec.titles.item import format_item
 from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.ranges import processes

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.schema import prompt_text
-from convrec.errors import UserError
+from convrec.inference.served_catalog.items import ServedCatalog
+from convrec.inference.served_catalog.snapshot import Title
 from convrec.lists.settings import ListSettings
-from convrec.serving.items import ServedCatalog
-from convrec.serving.snapshot import Title
 from recipes.batch.chats import Chat, read_chats
 from recipes.batch.parts import SCHEMA
 from recipes.batch.replicas import unknown_names

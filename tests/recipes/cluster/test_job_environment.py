@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ray._private.runtime_env.packaging import create_package
 
-from convrec import gpus
-from convrec.errors import UserError
+from convrec.base import gpus
+from convrec.base.errors import UserError
 from convrec.runs import supervisor
 from recipes.cluster import job_environment
 from recipes.launch import settings

@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray.job_submission import JobStatus
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes import doctor, submit
 from recipes.cluster import jobs as cluster_jobs
 from recipes.launch.recipe import RANK_GRPO

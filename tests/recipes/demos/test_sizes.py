@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from convrec.errors import UserError
-from convrec.options import describe_options
+from convrec.base.errors import UserError
+from convrec.base.options import describe_options
 from data_prep.options.sample import SampleOptions
 from recipes.demos import sizes
 from recipes.demos.sizes import PRETRAINED, TINY, Demo, has_bf16, read_runs

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from convrec.generation import answers
+from convrec.inference import answers
 from tests.recipes.evaluation.small import generated
 
 Asked = list[list[str]]

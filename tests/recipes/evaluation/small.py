@@ -40,6 +40,6 @@ def write_catalog(path: Path, films: Mapping[str, int] = FILMS) -> str:
 
 
 def generated(*texts: str, first: int = 0) -> list[tuple[int, dict[str, Any]]]:
-    """A batch of convrec.generation with these texts as answers to the prompts from `first` on."""
+    """A batch of convrec.inference with these texts as answers to the prompts from `first` on."""
     other = {"token_ids": [1, 2], "finish_reason": "stop", "prompt_tokens": 9, "prompt_truncated": False}
     return [(index, {"text": text, **other}) for index, text in enumerate(texts, first)]

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import Ridge
 
+from convrec.base.errors import UserError
 from convrec.data.schema import get_truth
-from convrec.errors import UserError
-from convrec.lists.catalog import Catalog
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.settings import ListSettings
 from convrec.retrieval.train_ratings import TRAIN_RATINGS, read_train_ratings, write_train_ratings
+from convrec.titles.catalog import Catalog
 from data_prep.ratings import main as convert_ratings
 from recipes import evaluate
 from recipes.evaluation import baselines

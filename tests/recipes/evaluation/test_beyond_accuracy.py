@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.statistics import bootstrap, jackknife
 from convrec.data.schema import RL_SCHEMA
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
 from convrec.report.page import not_measured
-from convrec.statistics import bootstrap, jackknife
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from recipes import evaluate
 from recipes.evaluation.beyond_accuracy import (
     OF_ALL,

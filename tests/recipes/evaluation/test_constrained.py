@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.lists.settings import ListSettings
 from recipes.evaluate import format_metrics
 from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.asking.users import LABEL_WORDINGS
 from recipes import evaluate as command
 from recipes.evaluation.examples import examples

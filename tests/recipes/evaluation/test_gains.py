@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.report import gain_tables
 
 

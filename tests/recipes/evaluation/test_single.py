@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.tokenizer import load_tokenizer
-from convrec.errors import UserError
 from recipes import evaluate as command
 from recipes.evaluation.examples import examples
 from recipes.evaluation.options import EvaluationOptions

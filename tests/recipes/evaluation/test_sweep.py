@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.sweep import _checked_settings, sweep_steps

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from recipes.experiments.matrix_runs import MatrixRun, composed, count_steps, described, is_finished
 from tests.conftest import mark_complete

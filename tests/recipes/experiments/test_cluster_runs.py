@@ -18,8 +18,8 @@ import pytest
 import yaml
 from ray.job_submission import JobStatus
 
-from convrec.errors import UserError
-from convrec.options import parse
+from convrec.base.errors import UserError
+from convrec.base.options import parse
 from convrec.settings.run import Run
 from recipes import matrix as command
 from recipes.evaluation.options import EvaluateOptions, format_arguments

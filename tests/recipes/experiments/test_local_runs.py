@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from data_prep.sample import write_sample
 from recipes.experiments import local_runs
 from recipes.experiments.local_runs import check_evaluation, prepare, train

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.experiments.matrix_file import read_matrix
 from recipes.experiments.matrix_runs import LONGEST_NAME, expand_matrix
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.readers import comma_separated
 from recipes.experiments.matrix_file import Matrix
 from recipes.experiments.matrix_runs import COMMA_SEPARATED, MatrixRun, combinations, expand_matrix

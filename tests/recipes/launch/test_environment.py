@@ -106,7 +106,7 @@ def test_on_a_cluster_addresses_are_left_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_vllm_starts_without_nvcc_and_keeps_what_it_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In every process of a run, where verl says otherwise, and in engines that stand alone; what the user has set
     stays."""
-    from convrec.generation.engine_settings import engine_settings
+    from convrec.inference.engines.engine_settings import engine_settings
 
     expected = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_DISABLE_COMPILE_CACHE": "0"}
     for name in expected:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.launch.recipe import RANK_GRPO, RECIPES
 from recipes.launch.settings import compose_files
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.runs.folder import find_recipe, read_config, start_model
 from convrec.settings.choices import ALGORITHMS
 from recipes import doctor

@@ -19,9 +19,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from convrec.base.errors import NoProgress, ProcessLost, UserError
+from convrec.base.progress import Progress
 from convrec.checkpoints import saving
-from convrec.errors import NoProgress, ProcessLost, UserError
-from convrec.progress import Progress
 from convrec.runs import memory, supervisor
 from convrec.runs.folder import RL_TRAINED, RUNNING, hold
 from convrec.training.trackers import tracking
@@ -90,7 +90,7 @@ def test_without_a_terminal_lines_say_how_far_a_run_is(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """stderr of this test is a file. The run goes on when the line that is waited for is there."""
-    monkeypatch.setattr("convrec.progress.SECONDS", 0.1)
+    monkeypatch.setattr("convrec.base.progress.SECONDS", 0.1)
     told, tell = list[int](), Progress._print
 
     def noted(bar: Progress) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from recipes.launch.same_run import compare_with_folder, digest_contents
 from recipes.launch.settings import save_config

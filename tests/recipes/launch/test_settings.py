@@ -10,9 +10,9 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from convrec import gpus
-from convrec.errors import UserError
-from convrec.generation.engine_settings import ONE_PROCESS
+from convrec.base import gpus
+from convrec.base.errors import UserError
+from convrec.inference.engines.engine_settings import ONE_PROCESS
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.settings.choices import ALGORITHMS
 from convrec.settings.run import AUTO

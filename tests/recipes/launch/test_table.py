@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.errors import UserError
-from convrec.lists.matching import MATCHERS
+from convrec.base.errors import UserError
 from convrec.lists.rank_rewards import DEFAULT_REWARD, RANK_REWARDS
 from convrec.lists.reward_parts import PART_NAMES
 from convrec.settings.choices import VERL_TRACKERS
+from convrec.titles.matching import MATCHERS
 from recipes.launch.recipe import RANK_GRPO, RECIPES
 from recipes.launch.settings import check, compose_files
 from recipes.launch.variables import VARIABLES, overrides_from_environment

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.launch import settings
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT
 from recipes.launch.variables import ELSEWHERE, VARIABLES, misspelt_variables, overrides_from_environment

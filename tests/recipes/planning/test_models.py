@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.planning.models import KNOWN_MODELS, ModelSize, model_size
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}

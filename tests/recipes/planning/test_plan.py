@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, open_dict
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from convrec.training import token_log_probs
 from recipes.launch.recipe import RANK_GRPO, SFT

@@ -18,10 +18,10 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from convrec import gpus
+from convrec.base import gpus
+from convrec.base.errors import UserError
 from convrec.checkpoints import hub
 from convrec.data.schema import RL_SCHEMA
-from convrec.errors import UserError
 from convrec.features.candidates.prompts import with_candidates
 from convrec.settings.run import Run
 from recipes.launch import runner, settings

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import DictConfig
 
+from convrec.base.errors import UserError
 from convrec.data.schema import RL_SCHEMA
-from convrec.errors import UserError
 from convrec.features.constrained import checks as constrained
 from convrec.features.constrained.rollout import load_trie
 from recipes.launch import settings

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.judges.schema import judge_schema, make_row, swapped_row
 from recipes import evaluate
 from recipes.judge.evaluation import format_metrics

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from recipes.launch.settings import compose, save_config
 from recipes.preflight import pretrained

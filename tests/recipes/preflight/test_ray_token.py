@@ -9,7 +9,7 @@ import grpc
 import pytest
 from ray._private import services
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.preflight import node
 from recipes.preflight.findings import token_findings
 from recipes.preflight.ray_token import GCS_METHOD, check_token, describe_missing_token

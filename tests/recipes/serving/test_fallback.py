@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from convrec.errors import UserError
-from convrec.serving.journal import FILE
+from convrec.base.errors import UserError
+from convrec.inference.served_catalog.journal import FILE
 from recipes.retrieval import fit_retrieval
 from recipes.serving.errors import Ended, Refused
 from recipes.serving.http import build

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.serving.feedback import FILES, FeedbackLog
 from recipes.serving.schema import FeedbackEvent
 from tests.recipes.serving.conftest import LIST_ID

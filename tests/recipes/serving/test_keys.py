@@ -9,7 +9,7 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.serving import keys as module
 from recipes.serving.keys import ROLES, Keys, read_keys
 from recipes.serving.schema import service_key

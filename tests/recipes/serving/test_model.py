@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.inference.recommender import Recommender
+from convrec.inference.served_catalog.items import ServedCatalog
+from convrec.inference.served_catalog.journal import FILE
 from convrec.lists.settings import ListSettings
-from convrec.serving.items import ServedCatalog
-from convrec.serving.journal import FILE
-from convrec.serving.recommender import Recommender
 from recipes.serving.errors import Refused
 from recipes.serving.model import ModelServer
 

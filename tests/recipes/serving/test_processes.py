@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.serving import processes as module
 from recipes.serving.errors import Refused
 from recipes.serving.http import _state
@@ -21,7 +21,7 @@ from tests.recipes.serving.conftest import Films
 
 TARGET = """
 import asyncio, gc, os
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from recipes.serving.errors import Refused
 from recipes.serving.http import _state
 from recipes.serving.processes import answer_at

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.studies.ranks.kept import CURVES, VALUES, keep, restore
 from benchmarks.studies.ranks.runs import BEYOND, beyond_accuracy
-from convrec.errors import UserError
-from convrec.files import read_json, write_json
+from convrec.base.errors import UserError
+from convrec.base.files import read_json, write_json
 from convrec.runs.folder import read_metrics
 from recipes.evaluation.scoring import load_rows
 

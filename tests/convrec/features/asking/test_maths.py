@@ -13,8 +13,8 @@ import torch
 
 from convrec.features.asking.attributes import Attributes
 from convrec.features.asking.maths import Turns, assign_questions, question_advantages
-from convrec.lists.catalog import Catalog
 from convrec.rank_grpo.advantages import rank_advantages
+from convrec.titles.catalog import Catalog
 
 CATALOG = Catalog.from_items([(f"Item {row}", None) for row in range(8)])
 ATTRIBUTES = Attributes(

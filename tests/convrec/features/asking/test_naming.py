@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from convrec.features.asking.naming import TitleNames
-from convrec.lists.catalog import Catalog
+from convrec.titles.catalog import Catalog
 
 
 class Measured(NamedTuple):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.asking import users
 from convrec.features.asking.attributes import Attributes, load_attributes
 from convrec.features.asking.users import (

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from convrec.features.constrained.catalog_trie import CatalogTrie, build_catalog_trie
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from tests.convrec.small_tokenizers import read_sentencepiece, train_sentencepiece
 
 ITEMS = [

@@ -14,7 +14,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
+from convrec.base.files import file_hash
 from convrec.features.constrained import catalog_trie as module
 from convrec.features.constrained.catalog_trie import (
     CatalogTrie,
@@ -27,9 +28,8 @@ from convrec.features.constrained.catalog_trie import (
 )
 from convrec.features.constrained.lines import LISTED_AT_ONCE, encode_lines
 from convrec.features.constrained.walk import Walk
-from convrec.files import file_hash
-from convrec.lists.catalog import Catalog, load_catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.matching import Matcher
 from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
 from tests.convrec.small_tokenizers import DUMMY_PREFIXES, read_sentencepiece, train_sentencepiece
 

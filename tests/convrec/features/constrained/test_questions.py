@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.asking.turns import question_text
 from convrec.features.constrained.catalog_trie import (
     CatalogTrie,
@@ -17,8 +17,8 @@ from convrec.features.constrained.catalog_trie import (
 )
 from convrec.features.constrained.choices import ChoiceReader
 from convrec.features.constrained.walk import Walk
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
 
 pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)

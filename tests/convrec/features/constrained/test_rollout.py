@@ -10,8 +10,8 @@ from convrec.features.constrained.catalog_trie import build_catalog_trie, save_c
 from convrec.features.constrained.rollout import CONSTRAINT, ListConstraint, load_trie
 from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, TRIE
 from convrec.features.responses import OPEN, SampledResponse
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 
 
 @pytest.fixture

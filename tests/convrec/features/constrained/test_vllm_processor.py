@@ -14,7 +14,7 @@ import torch
 
 from convrec.features.constrained.catalog_trie import END, CatalogTrie, save_catalog_trie
 from convrec.features.constrained.walk import Walk
-from convrec.lists.matching import Matcher
+from convrec.titles.matching import Matcher
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]

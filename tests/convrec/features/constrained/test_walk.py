@@ -8,7 +8,7 @@ import pytest
 
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.walk import Walk
-from convrec.lists.matching import Matcher
+from convrec.titles.matching import Matcher
 from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
 
 pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)

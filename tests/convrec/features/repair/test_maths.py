@@ -19,11 +19,12 @@ from convrec.checkpoints.gguf import read_metadata, repair_tokenizer
 from convrec.features.constrained.catalog_trie import build_catalog_trie
 from convrec.features.constrained.rollout import ListConstraint
 from convrec.features.repair.maths import ListRepair
-from convrec.lists.catalog import Catalog
-from convrec.lists.matching import Matcher
-from convrec.lists.ranks import WHITESPACE, format_item, split_lines
+from convrec.lists.ranks import WHITESPACE, split_lines
 from convrec.lists.settings import ListSettings
 from convrec.lists.token_ranks import token_rank_ids
+from convrec.titles.catalog import Catalog
+from convrec.titles.item import format_item
+from convrec.titles.matching import Matcher
 from tests.convrec.lists.test_token_ranks import BUILDERS, CORPUS, SPECIALS, get_table, get_tokenizer
 
 ITEMS = [("Heat", 1995), ("Up", 2009), ("Amélie", 2001), ("8 Mile", 2002), ("Alien", 1979), ("Se7en", 1995)]

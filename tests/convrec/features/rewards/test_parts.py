@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.errors import UserError
+from convrec.base.errors import UserError
 from convrec.features.rewards.parts import RewardParts, combined, needs_training_mentions
-from convrec.lists.catalog import Catalog, load_catalog
 from convrec.lists.reward_parts import REWARD_PARTS, is_part
+from convrec.titles.catalog import Catalog, load_catalog
 
 CATALOG = {
     "title": ["Alien", "Heat", "Jaws", "Up"],

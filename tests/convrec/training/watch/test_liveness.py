@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RaySystemError, RayTaskError
 
-from convrec.errors import NoProgress, ProcessLost
+from convrec.base.errors import NoProgress, ProcessLost
 from convrec.runs.phases import Phases
 from convrec.training.watch import liveness, nodes
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.damage import Damage
-from convrec.errors import UserError
 from data_prep.own import convert_own, format_summary
 from data_prep.own_data.conversations import guess_form
 from data_prep.own_data.forms import FORMS

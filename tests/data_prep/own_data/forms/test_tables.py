@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from convrec.base.errors import UserError
 from convrec.data.damage import Damage
-from convrec.errors import UserError
 from data_prep.own_data.conversations import Unread, guess_form, read_conversations
 from data_prep.own_data.forms.base import Reading, Speakers
 

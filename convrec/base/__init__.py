@@ -1,0 +1,1 @@
+"""Errors, files, kinds and records of options: what everything else stands on."""

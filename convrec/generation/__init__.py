@@ -1,1 +1,0 @@
-"""Offline batches with vLLM, in a child process; answers kept as parquet."""

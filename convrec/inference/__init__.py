@@ -1,0 +1,1 @@
+"""Lists of a trained model: engines, answers kept in a file, and the recommender."""

@@ -1,0 +1,1 @@
+"""vLLM's engines, in processes of their own."""

@@ -1,0 +1,157 @@
+"""vLLM's offline engine in a replica's process: a batch of conversations in, their answers out. Imports vllm late."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from convrec.base.errors import UserError
+from convrec.checkpoints.reload import reload_from_folder
+from convrec.data.template import inference_arguments
+from convrec.data.tokenizer import load_tokenizer
+from convrec.inference.engines.engine_settings import engine_settings
+from convrec.inference.prompts import Messages, encode_prompts
+
+# (model, [(conversation, items that its list may not hold: of a constrained request)])
+Batch = tuple[str, Sequence[tuple[Messages, list[int]]]]
+# text (special tokens left out, as the reward decodes it), token_ids, finish_reason ("stop" or "length"),
+# prompt_tokens, prompt_truncated (the prompt's instruction and the end of its conversation are kept)
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptEncoding:
+    """How conversations become tokens.
+
+    Attributes:
+        max_tokens: a longer prompt keeps its instruction and the end of its conversation.
+        template_arguments: of the chat template; None: what lists need of the model's.
+    """
+
+    max_tokens: int
+    template_arguments: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ConstrainedLists:
+    """Answers are lists of `num_items` items of a trie's file."""
+
+    trie: str
+    num_items: int
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What a replica's engine is started for.
+
+    Attributes:
+        model: a Hugging Face folder or id.
+        prompts: how conversations become tokens.
+        max_tokens: of an answer.
+        sampling: further arguments of vLLM's SamplingParams.
+        seed: of the engine.
+        tensor_parallel: GPUs of a replica.
+        lists: None: answers are free text.
+    """
+
+    model: str
+    prompts: PromptEncoding
+    max_tokens: int
+    sampling: dict[str, Any]
+    seed: int
+    tensor_parallel: int = 1
+    lists: ConstrainedLists | None = None
+
+
+class _Bar(tqdm):
+    """vLLM's progress bar, with its updates told instead of drawn."""
+
+    tell: Callable[[int], None]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "file": open(os.devnull, "w"), "mininterval": 1e9})  # noqa: SIM115
+        self.is_engine_bar = str(kwargs.get("desc", "")).startswith("Processed")
+
+    def update(self, n: float | None = 1) -> bool | None:
+        if self.is_engine_bar and n:
+            type(self).tell(int(n))
+        return super().update(n)
+
+
+def load(spec: EngineSpec) -> Callable[[Batch, Callable[[int], None]], list[Answer]]:
+    """Start the engine. Returns what answers a batch. One of another model has its weights read into the engine first:
+    the two may differ in nothing else.
+
+    Raises UserError for a model that cannot be loaded or has no room for a prompt beside max_tokens.
+    """
+    tokenizer, context = load_tokenizer(spec.model)
+    template_arguments = inference_arguments(tokenizer, spec.prompts.template_arguments)
+    limit = min(spec.prompts.max_tokens, context - spec.max_tokens)
+    if limit < 1:
+        raise UserError(
+            f"model {spec.model}: its context of {context} tokens has no room for {spec.max_tokens} new tokens "
+            "and a prompt; lower max_tokens."
+        )
+    _, settings = engine_settings(spec.tensor_parallel)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no EngineCore process that could outlive this one
+
+    from vllm import LLM, SamplingParams
+
+    if spec.lists:
+        from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE
+
+        settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: spec.lists.trie}}
+    engine = LLM(
+        model=spec.model,
+        max_model_len=limit + spec.max_tokens,
+        seed=spec.seed,
+        disable_log_stats=True,
+        **settings,
+    )
+    try:
+        sampling = SamplingParams(max_tokens=spec.max_tokens, skip_special_tokens=True, **spec.sampling)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"sampling {spec.sampling}: {error}") from None
+
+    loaded = spec.model
+
+    def answer(batch: Batch, tell: Callable[[int], None]) -> list[Answer]:
+        nonlocal loaded
+        model, asked = batch
+        if model != loaded:
+            engine.collective_rpc(reload_from_folder, args=(model,))
+            engine.reset_prefix_cache()  # what it holds is of the other weights
+            loaded = model
+        conversations = [conversation for conversation, _ in asked]
+        prompts, truncated = encode_prompts(tokenizer, conversations, limit, template_arguments)
+        inputs = [{"prompt_token_ids": tokens} for tokens in prompts]
+        parameters = sampling
+        if spec.lists:
+            parameters = [_constrained(sampling, spec.lists, excluded) for _, excluded in asked]
+        _Bar.tell = staticmethod(tell)
+        answers: list[Answer] = []
+        outputs = engine.generate(inputs, parameters, use_tqdm=_Bar)
+        for tokens, is_cut, output in zip(prompts, truncated, outputs, strict=True):
+            (one,) = output.outputs
+            answers.append(
+                {
+                    "text": one.text,
+                    "token_ids": list(one.token_ids),
+                    "finish_reason": str(one.finish_reason),
+                    "prompt_tokens": len(tokens),
+                    "prompt_truncated": is_cut,
+                }
+            )
+        return answers
+
+    return answer
+
+
+def _constrained(sampling: Any, lists: ConstrainedLists, exclude: list[int]) -> Any:
+    from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS
+
+    own = sampling.clone()
+    own.extra_args = {ITEMS: lists.num_items, EXCLUDE: exclude}
+    return own

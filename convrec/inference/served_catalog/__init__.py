@@ -1,0 +1,1 @@
+"""The catalog that a recommender serves, changed while lists are written."""

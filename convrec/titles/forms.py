@@ -1,0 +1,280 @@
+"""A title's forms, by which titles are compared: `normalise` for exact matching, `fold` for fuzzy, other `readings`,
+and the `short_forms` that people write of a title with a subtitle."""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from convrec.base.shipped import read_table
+from convrec.titles.english import is_english
+from convrec.titles.marks import decode_marks
+
+CACHE_SIZE = 1 << 18
+LONGEST_NUMBER = 100  # digits; Python refuses to read 4,300, and a model may write anything
+MOST_PARTS = 5  # of a title, at its colons and dashes
+
+_ARTICLES = ("the", "a", "an")
+_LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th", "ß": "ss"})
+# An apostrophe inside a word, or the `?` that stands for one in the Reddit data, joins: don't, don?t -> dont.
+_APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ`´?](?=\w)")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:([,.])\d{3})(?:\1\d{3})*(?![.,]?\d)")  # 20,000 and 20.000
+_ACRONYM = re.compile(r"\b(?:[^\W\d_][.*]){2,}(?:[^\W\d_]\b)?")  # E.T., M*A*S*H
+_AND_N = re.compile(r"(?<=\w)(?: ?['’‘`]n(?:['’‘`] ?| )| n['’‘`] ?)(?=\w)")  # Rock 'n' Roll
+_TRADE_MARKS = re.compile(r"[™®℠©]|\((?:tm|r)\)(?=\W|$)", re.IGNORECASE)
+# Before a digit that NFKC would join with the one in front of it, as 8½ and Alien³ have.
+_RAISED_DIGIT = re.compile(r"(?<=\w)(?=[²³¹⁴-⁹½⅓⅔¼¾⅛])")
+_SIGNS = str.maketrans({"♥": " heart ", "❤": " heart ", "♡": " heart ", "×": "x", "✕": "x", "π": "pi", "\ufe0f": ""})
+_NOT_WORD = re.compile(r"[\W_]+")
+_DIGITS = re.compile(r"\d+")
+# `Matrix, The`; `Godfather, The: Part II`; `Misérables, Les`
+_INVERTED_ARTICLE = re.compile(r"^(.+?), (the|an?|les?|l[ao]s?|el|il|das|d[ei][er])(?= ?[:(]|$)")
+_ELIDED = ("'", "’")  # L'Avventura
+_TURNED_ARTICLE = re.compile(
+    r"(.+?), (the|an?|les?|l[ao]s?|el|il|gli|das|d[ei][er]|l['’])((?: ?[:(].*)?)", re.IGNORECASE
+)
+LISTED: Mapping[str, Any] = read_table(__file__, "words.yaml")
+_UNITS = LISTED["units"]
+_TENS = LISTED["tens"]
+_MULTIPLIERS: Mapping[str, int] = LISTED["multipliers"]
+# first -> 1, st
+_UNIT_ORDINALS = {word: (int(form[0]), form[1:]) for form, word in LISTED["ordinals"].items() if len(form) == 3}
+NUMBER_WORDS = {**_UNITS, **LISTED["teens"], **_TENS}
+_WORDS = {**LISTED["roman"], **NUMBER_WORDS, **LISTED["ordinals"], **LISTED["spellings"]}
+_NUMBERED = frozenset({"part", "chapter", "episode", "volume"})  # before a number they say nothing: Kill Bill: Vol. 2
+_NUMBERED_FIRST = re.compile(rf"^(?:{'|'.join(sorted(_NUMBERED))}) (?=\d)")
+_SEQUEL = re.compile(r"(?:(.+) )?(?!1$)(\d+)")
+
+# `1: Heat`, `Title: Heat`, `**Movie:** Heat`, `Rank 1: Heat`
+_LABEL = re.compile(
+    r"(?:\d{1,2}|(?:title|name|movie|film|item|rank|number|recommendation|pick|choice|option)(?: ?#?\d{1,3})?)"
+    r":[*_]{0,2} ?(\S.*)",
+    re.IGNORECASE,
+)
+_LAST_PARENTHESES = re.compile(r"(.*\S) ?[(（]([^()（）]+)[)）]")
+_BETWEEN_PARTS = re.compile(r"(?<!\d):(?=\S)|: |; | [-–—~|/] |[–—]|,? or[:,] |, or | or (?=[(（])|[()（）]")
+
+
+def normalise(title: str) -> str:
+    """Exact mode's form: NFKC, case-folded, white space collapsed; entities of HTML read, trademark signs dropped."""
+    title = decode_marks(title)
+    if not title.isascii():
+        title = drop_trade_marks(title).translate(_SIGNS)
+        title = unicodedata.normalize("NFKC", _RAISED_DIGIT.sub(" ", title))
+    return " ".join(title.casefold().split())
+
+
+def drop_trade_marks(title: str) -> str:
+    """`Counter-Strike™` is Counter-Strike: NFKC would make "tm" of the sign. A title of such signs alone stays."""
+    return _TRADE_MARKS.sub("", title).strip() or title
+
+
+class Forms(NamedTuple):
+    """article: the leading one, empty for none. folded: fuzzy mode's form, without it: letters, digits and single
+    spaces only; empty for a title of symbols such as `$`. letters: all letters and digits, no number or word changed.
+    """
+
+    article: str
+    folded: str
+    letters: str
+
+    @property
+    def spelling(self) -> str:
+        """The folded title with its article."""
+        return f"{self.article} {self.folded}" if self.article else self.folded
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def forms(title: str) -> Forms:
+    text = normalise(title)
+    if ", " in text:
+        text = _INVERTED_ARTICLE.sub(r"\2 \1", text, count=1)
+    if not text.isascii():
+        text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
+        text = text.translate(_LETTERS)
+    if not text.replace(" ", "").isalnum():  # what follows is half of the time
+        text = _fold_signs(text)
+    words = text.split()
+    letters = "".join(words)
+    article = words.pop(0) if len(words) > 1 and words[0] in _ARTICLES else ""
+    if _WORDS.keys().isdisjoint(words) and not _DIGITS.search(text):
+        return Forms(article, " ".join(words), letters)
+    return Forms(article, " ".join(_fold_words(_join_numbers(words))), letters)
+
+
+def _fold_signs(text: str) -> str:
+    """Letters, digits and blanks alone: what other signs mean is written in words or left out."""
+    if "(" in text:
+        text = drop_trade_marks(text)
+    if "." in text or "*" in text:
+        text = _ACRONYM.sub(lambda acronym: acronym[0].replace(".", "").replace("*", ""), text)
+    if "'" in text or "’" in text:
+        text = _AND_N.sub(" and ", text)
+    text = _APOSTROPHE.sub("", text.replace("&", " and "))
+    return _NOT_WORD.sub(" ", _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number[0]), text))
+
+
+def _fold_words(words: list[str]) -> list[str]:
+    """Each word as `_WORDS` has it; a number without the `Part` before it."""
+    folded: list[str] = []
+    for index, word in enumerate(words):
+        form = _WORDS.get(word, word)
+        if index == 0:
+            # A single first letter is a word: `X-Men`, `I, Robot`, `V for Vendetta`; elsewhere a number: `Rocky V`.
+            form = word if len(word) == 1 else form
+        elif form.isdecimal() and len(folded) > 1 and folded[-1] in _NUMBERED:
+            folded.pop()
+        folded.append(form)
+    return folded
+
+
+def _join_numbers(words: list[str]) -> list[str]:
+    """Numbers in digits: `twenty thousand` and `20 000` are 20000, `nineteen eighty four` is 1984."""
+    joined: list[str] = []
+    index = 0
+    while index < len(words):
+        number = words[index]
+        if number in NUMBER_WORDS:
+            number, index = _read_number_words(words, index)
+        elif number.isdecimal():
+            number, index = _read_digits(words, index)
+        else:
+            index += 1
+        joined.append(number)
+    return joined
+
+
+def _read_number_words(words: list[str], index: int) -> tuple[str, int]:
+    """(the number that begins at a word, where it ends)."""
+    thousands = 0
+    rest = int(NUMBER_WORDS[words[index]])
+    index += 1
+    while index < len(words):
+        word = words[index]
+        if word in _UNIT_ORDINALS and _lacks_unit(rest):  # twenty-first is 21st
+            value, ending = _UNIT_ORDINALS[word]
+            return f"{thousands + rest + value}{ending}", index + 1
+        if word in _MULTIPLIERS and 0 < rest < _MULTIPLIERS[word]:
+            rest *= _MULTIPLIERS[word]
+            if word != "hundred":
+                thousands += rest
+                rest = 0
+        elif word in NUMBER_WORDS and _goes_on(rest, int(NUMBER_WORDS[word])):
+            value = int(NUMBER_WORDS[word])
+            is_year = rest % 100 != 0 and value >= 10  # nineteen eighty
+            rest = (100 * rest if is_year else rest) + value
+        elif not (word == "and" and words[index - 1] in _MULTIPLIERS and _is_number_word(words, index + 1)):
+            break
+        index += 1
+    return str(thousands + rest), index
+
+
+def _is_number_word(words: list[str], index: int) -> bool:
+    return index < len(words) and words[index] in NUMBER_WORDS
+
+
+def _goes_on(number: int, value: int) -> bool:
+    """Whether a number goes on with this value: one hundred and one, eighty-four, nineteen eighty."""
+    return number % 100 == 0 or (value < 10 and _lacks_unit(number)) or (13 <= number <= 20 and value >= 10)
+
+
+def _lacks_unit(number: int) -> bool:
+    return number % 10 == 0 and number % 100 >= 20
+
+
+def _read_digits(words: list[str], index: int) -> tuple[str, int]:
+    """(the number that begins at a word of digits, where it ends): `20 000` and `20 thousand` are 20000."""
+    number = words[index]
+    is_grouped = len(number) <= 3
+    index += 1
+    while is_grouped and index < len(words) and len(words[index]) == 3 and words[index].isdecimal():
+        number += words[index]
+        index += 1
+    if index < len(words) and words[index] in _MULTIPLIERS and len(number) <= 9:
+        return str(int(number) * _MULTIPLIERS[words[index]]), index + 1
+    return number, index
+
+
+def turn_article(title: str) -> str:
+    """Put an article in front that stands behind: `Matrix, The` is The Matrix."""
+    match = _TURNED_ARTICLE.fullmatch(title)
+    if not match:
+        return title
+    start, article, rest = match.groups()
+    return f"{article}{'' if article.endswith(_ELIDED) else ' '}{start}{rest}"
+
+
+def fold(title: str) -> str:
+    """Fuzzy mode's form, without the leading article."""
+    return forms(title).folded
+
+
+def numbers(folded: str) -> tuple[int, ...]:
+    """The sequel guard's key: every number of a folded title, in order."""
+    return tuple(int(digits[:LONGEST_NUMBER]) for digits in _DIGITS.findall(folded))
+
+
+def without_label(title: str) -> str | None:
+    """What follows `1: ` or `Title: `, where no title of the catalog has it: 300: Rise of an Empire is one."""
+    match = _LABEL.fullmatch(title)
+    return match[1] if match else None
+
+
+def readings(title: str) -> Iterator[str]:
+    """What else `Title (note)` can say: the title alone, and what stands in parentheses, which can be a second title.
+
+    The sequel guard: what is left out has no number, or the same ones (Dune (Part Two) is not Dune).
+    """
+    if match := _LAST_PARENTHESES.fullmatch(title):
+        first, second = match.groups()
+        first_numbers = numbers(fold(first))
+        second_numbers = numbers(fold(second))
+        if second_numbers in ((), first_numbers):
+            yield first
+        if first_numbers in ((), second_numbers):
+            yield second
+
+
+def split_parts(title: str) -> list[str]:
+    """The parts of a title, at a colon, a dash or parentheses, in exact mode's form."""
+    return _BETWEEN_PARTS.split(normalise(title), MOST_PARTS)
+
+
+def fold_parts(title: str) -> list[str]:
+    """The parts of a title, at a colon, a dash or parentheses, folded; `Part` before a number is left out."""
+    texts = split_parts(title)
+    if len(texts) == 1:
+        return [fold(title)]
+    folded = [fold(text) for text in texts]
+    return [_NUMBERED_FIRST.sub("", text) for text in folded if text]
+
+
+def short_forms(parts: list[str]) -> set[str]:
+    """What people write of a title that has parts: some of them, or all.
+
+    `Star Wars: Episode V - The Empire Strikes Back` is Star Wars, Star Wars 5, The Empire Strikes Back, ...; `Star Trek
+    II: The Wrath of Khan` is Star Trek: The Wrath of Khan, too, `Rambo: First Blood Part II` is Rambo 2. The sequel
+    guard: a number from 2 on at the end of a title stays (Dune: Part Two is not Dune). What stands alone behind a colon
+    is no number and no English word (War (2014) is not Justice League: War).
+    """
+    if len(parts) < 2:
+        return set()
+    last = len(parts) - 1
+    sequel = _SEQUEL.fullmatch(parts[last])
+    is_number = [index > 0 and part.isdecimal() for index, part in enumerate(parts)]
+    found = {
+        " ".join(parts[index] for index in kept)
+        for count in range(1, last + 2)
+        for kept in combinations(range(last + 1), count)
+        if (kept[-1] == last or not sequel)
+        # a number goes with what is before it
+        and all(index - 1 in kept for index in kept if is_number[index])
+        and not (len(kept) == 1 and kept[0] and is_english(parts[kept[0]]))
+    }
+    if (head := _SEQUEL.fullmatch(parts[0])) and head[1]:
+        found.add(" ".join([head[1], *parts[1:]]))
+    elif sequel and sequel[1]:
+        found.add(f"{parts[0]} {sequel[2]}")
+    return found

@@ -1,0 +1,206 @@
+"""What stands on the disk while a file is written, when the writing fails, and when its process is killed."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.base.errors import UserError
+from convrec.base.files import (
+    file_hash,
+    find_full_disk,
+    folder_written_whole,
+    names_full_disk,
+    read_json,
+    scratch_folder,
+    write_json,
+    write_table,
+    write_text,
+    written_whole,
+)
+
+Writer = Callable[[Path], AbstractContextManager[Path]]
+
+
+def write(writer: Writer, path: Path, error: type[BaseException] | None = None) -> None:
+    with writer(path) as partial:
+        (partial / "part" if partial.is_dir() else partial).write_text("content")
+        if error:
+            raise error
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "a.txt"
+    write_text(path, "before")
+    with written_whole(path) as partial:
+        partial.write_text("aft")
+        assert path.read_text() == "before"
+        assert partial.parent == path.parent  # on the same storage, where a rename is one step
+        partial.write_text("after")
+    assert path.read_text() == "after"
+    assert names(path.parent) == ["a.txt"]
+
+
+def test_a_folder_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "model"
+    for content in ("first", "second"):
+        with folder_written_whole(path) as partial:
+            assert names(partial) == []
+            (partial / content).touch()
+            assert names(path) == ["first"] if path.exists() else content == "first"
+        assert names(path) == [content]
+    assert names(path.parent) == ["model"]
+
+
+@pytest.mark.parametrize("writer", [written_whole, folder_written_whole])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_everything_as_it_was(tmp_path: Path, writer: Writer, error: type[BaseException]) -> None:
+    path = tmp_path / "it"
+    for before in ([], ["it"]):
+        with pytest.raises(error):
+            write(writer, path, error)
+        assert names(tmp_path) == before
+        write(writer, path)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from convrec import files
+with getattr(files, sys.argv[1])(Path(sys.argv[2])) as partial:
+    (partial / "part" if partial.is_dir() else partial).write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("writer", [written_whole, folder_written_whole])
+def test_next_writer_removes_leftovers_of_a_killed_process(tmp_path: Path, writer: Writer) -> None:
+    path = tmp_path / "it"
+    for name in ("it", "it.2"):
+        command = [sys.executable, "-c", KILLED, writer.__name__, str(tmp_path / name)]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    left = names(tmp_path)
+    assert [name.split("-")[0] for name in left] == [".it.2.partial", ".it.partial"]
+    write(writer, path)
+    assert names(tmp_path) == [left[0], "it"]  # another file's is not touched
+
+
+@pytest.mark.parametrize("writer", [written_whole, folder_written_whole, scratch_folder])
+def test_restarted_container_with_reused_ids_removes_leftovers(tmp_path: Path, writer: Writer) -> None:
+    left = tmp_path / f".it.partial-{socket.gethostname()}-{threading.get_native_id()}"
+    left.mkdir() if writer is not written_whole else left.touch()
+    write(writer, tmp_path / "it")
+    assert names(tmp_path) == ([] if writer is scratch_folder else ["it"])
+
+
+def test_host_with_a_longer_name_keeps_its_partial_file(tmp_path: Path) -> None:
+    theirs = tmp_path / f".it.partial-{socket.gethostname()}-worker-0-1"
+    theirs.touch()
+    write(written_whole, tmp_path / "it")
+    assert names(tmp_path) == [theirs.name, "it"]
+
+
+def test_previous_folder_is_restored_when_replacement_fails(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    old = tmp_path / f".it.partial-{socket.gethostname()}-{ended.pid}.old"
+    old.mkdir()
+    (old / "before").touch()
+    with folder_written_whole(tmp_path / "it"):
+        assert names(tmp_path / "it") == ["before"]
+    (tmp_path / "it" / "before").touch()
+    writing = folder_written_whole(tmp_path / "it")
+    writing.__enter__().rmdir()
+    with pytest.raises(FileNotFoundError):
+        writing.__exit__(None, None, None)
+    assert names(tmp_path / "it") == ["before"]
+    old.mkdir()  # killed after both renames: what is there is the new one
+    with folder_written_whole(tmp_path / "it"):
+        assert names(tmp_path / "it") == ["before"]
+    assert names(tmp_path) == ["it"]
+
+
+def test_a_folder_that_another_has_made_meanwhile_may_stay(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    with folder_written_whole(path, unless=(path / "theirs").exists):
+        path.mkdir()
+        (path / "theirs").touch()
+    assert names(path) == ["theirs"]
+    with folder_written_whole(path, unless=(path / "others").exists):
+        pass
+    assert names(path) == []
+    assert names(tmp_path) == ["it"]
+
+
+def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path, both_are_in = tmp_path / "a.txt", threading.Barrier(2)
+
+    def write_both(text: str) -> None:
+        with written_whole(path) as partial:
+            partial.write_text(text)
+            both_are_in.wait(10)
+
+    threads = [threading.Thread(target=write_both, args=(letter * 1000,)) for letter in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_text() in ("a" * 1000, "b" * 1000)
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_json_comes_back_and_what_is_no_number_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"title": "Amélie", "figures": (1, 0.5, float("nan"), {"se": float("inf")})})
+    assert read_json(path) == {"title": "Amélie", "figures": [1, 0.5, None, {"se": None}]}
+    assert "Amélie" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": ', b"\xff{}"])
+def test_a_damaged_json_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.json: not readable as JSON .*: copy or make it again"):
+        read_json(path)
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "b.json")
+
+
+def test_a_table_comes_back_and_its_hash_is_of_its_content(tmp_path: Path) -> None:
+    table = pa.table({"n": [1, 2]})
+    write_table(tmp_path / "a" / "t.parquet", table)
+    write_table(tmp_path / "b.parquet", table)
+    assert pq.read_table(tmp_path / "b.parquet") == table
+    assert file_hash(tmp_path / "a" / "t.parquet") == file_hash(tmp_path / "b.parquet")
+    (tmp_path / "abc").write_bytes(b"abc")  # the hash is that of FIPS 180-2, appendix B.1
+    assert file_hash(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_that_is_used_up_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Network storage says so when the file is brought to the disk."""
+    text = str(OSError(code, os.strerror(code)))
+    assert names_full_disk(text)
+    assert not names_full_disk(str(OSError(errno.EIO, os.strerror(errno.EIO))))
+    assert find_full_disk(tmp_path) == ""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert find_full_disk(tmp_path) in text
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,584 @@
+"""The served catalog: who an id or a title is, and its changes, also those of another process and after a restart."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec.base.errors import UserError
+from convrec.features.constrained.catalog_trie import CatalogTrie
+from convrec.inference.recommender import Recommender
+from convrec.inference.served_catalog.items import ServedCatalog
+from convrec.inference.served_catalog.journal import FILE, StateUnreadable
+from convrec.inference.served_catalog.snapshot import Snapshot, Title
+from convrec.lists.settings import ListSettings
+
+ROOT = Path(__file__).resolve().parents[4]
+FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
+LIMITS = {"max_items": 20, "max_tokens": 1000}
+NEW = {"item_id": "n", "title": "Ronin", "year": 1998}
+
+
+def write_catalog(folder: Path, films: list[tuple] = FILMS, ids: bool = True) -> Path:
+    item_ids, titles, years = zip(*films, strict=True)
+    columns = {"title": titles, "year": pa.array(years, pa.int32())} | ({"item_id": item_ids} if ids else {})
+    pq.write_table(pa.table(columns), folder / "catalog.parquet")
+    return folder / "catalog.parquet"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def serve(tmp_path: Path, line_tokenizer: Any) -> Any:
+    """serve(state) -> ServedCatalog of FILMS, or of another file, with another tokenizer or delimiter."""
+
+    def serve(
+        state: Path | None = None,
+        file: Path | None = None,
+        tokenizer: Any = line_tokenizer,
+        delimiter: str = "\n",
+        **limits: int,
+    ) -> ServedCatalog:
+        lists = ListSettings(delimiter=delimiter)
+        limits = LIMITS | limits
+        return ServedCatalog(file or write_catalog(tmp_path), tokenizer, lists, tmp_path / "tries", state, **limits)
+
+    return serve
+
+
+def ids(catalog: ServedCatalog) -> set[str]:
+    return {item.item_id for item in catalog}
+
+
+def found(catalog: ServedCatalog, text: str | int) -> set[str]:
+    snapshot = catalog.snapshot
+    return {snapshot.items[number].item_id for number in catalog.find(text, snapshot)}
+
+
+def written(snapshot: Snapshot, tokenizer: Any) -> set[str]:
+    """The lines that the trie lets a list write."""
+    trie = snapshot.trie.trie
+    lines = [tokenizer.decode(tokens) for tokens in np.split(trie.tokens, trie.ends_S[:-1])[: len(trie.row_W)]]
+    assert lines == [f"{snapshot.items[number].line}\n" for number in trie.item_W]
+    return {line.removesuffix("\n") for line in lines}
+
+
+def test_model_that_cannot_write_the_catalog_is_refused(
+    serve: Any, tmp_path: Path, unread_model: Path, line_tokenizer: Any
+) -> None:
+    model = shutil.copytree(unread_model, tmp_path / "model")
+    content = json.loads((model / "tokenizer.json").read_text())
+    # byte-level BPE has ä for 0xE4, with which these titles begin
+    vocabulary = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
+    (model / "tokenizer.json").write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocabulary}}))
+    catalog = write_catalog(tmp_path, [("a", "七人の侍", 1954), ("b", "七人", 1960), ("c", "Heat", 1995)])
+    assert len(serve(file=catalog)) == 3
+    with pytest.raises(UserError, match=r"/model: its tokenizer cannot write '七人の侍'"):
+        Recommender.load(model, catalog, with_engine=False)
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"/model: "):
+        Recommender.load(model, catalog, with_engine=False)
+
+
+def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Path) -> None:
+    catalog = serve(file=write_catalog(tmp_path, [*FILMS, ("e", "Best of [1999]", 2010)]))
+    assert (len(catalog), ids(catalog)) == (6, {"a", "b", "c", "d", "300", "e"})
+    expected: dict[str | int, set[str]] = {
+        "b": {"b"},
+        "300": {"300"},
+        300: {"300"},
+        Title("a"): set(),
+        Title("heat"): {"b", "c"},  # of any year
+        Title("HEAT (1995)"): {"b", "c"},
+        "Heat (1995)": {"b"},
+        "heat (1987)": {"c"},
+        "Heat": {"b", "c"},
+        "Amelie": {"d"},
+        "Heat (2005)": set(),
+        "Nothing": set(),
+        "1": set(),  # a row's number is no id where there are ids
+        "Best of [1999]": {"e"},
+        "Best of [1999] (2010)": {"e"},
+    }
+    assert [(name, found(catalog, name)) for name in expected] == [*expected.items()]
+    catalog.put([{"item_id": "n", "title": "300", "year": 2006}])
+    assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
+    assert catalog.snapshot.get("c").line == "Heat (1986)"
+    catalog.delete([300])
+    assert (found(catalog, 300), found(catalog, "300")) == (set(), {"n"})  # a number is no title
+
+
+def test_row_numbers_are_default_ids_but_digit_titles_are_not(serve: Any, tmp_path: Path) -> None:
+    films = [("Toy Story", 1995), ("Heat", 1995), ("Heat", 1986), ("9", 2009), ("2", 2006), ("Up", 2009)]
+    catalog = serve(file=write_catalog(tmp_path, [("", *film) for film in films], ids=False))
+    assert ids(catalog) == {"0", "1", "2", "3", "4", "5"}
+    assert found(catalog, "Heat (1986)") == {"2"}
+    assert (found(catalog, "2"), found(catalog, "9"), found(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
+    assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # an int is a row and nothing else
+    assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids of answers are texts
+    recommender: Any = Recommender(*[None, catalog, None, None])  # type: ignore[list-item]  # no engine is needed
+    assert recommender._find("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
+    assert recommender._find("seen", [2, Title("5")], catalog.snapshot) == {2}
+
+
+def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenizer: Any) -> None:
+    catalog = serve()
+    before = catalog.snapshot
+    catalog.put([NEW, {"item_id": "b", "title": "Heat", "year": 1996}])
+    catalog.delete([" c ", 300])  # as `put` strips them
+    assert ids(catalog) == {"a", "b", "d", "n"}
+    lines = {"Toy Story (1995)", "Heat (1996)", "Amélie (2001)", "Ronin (1998)"}
+    assert written(catalog.snapshot, line_tokenizer) == lines
+    assert written(before, line_tokenizer) == {f"{title} ({year})" for _, title, year in FILMS}
+    (number,) = catalog.find("Up (2009)", before)  # a request that began before
+    allowed = before.trie_with(frozenset([number]))
+    assert allowed.trie.item_W.tolist() == [number]
+    assert before.trie_with(frozenset([number])) is allowed
+    assert (found(catalog, "Heat"), found(catalog, "Ronin (1998)"), found(catalog, "c")) == ({"b"}, {"n"}, set())
+    catalog.put([{"item_id": "c", "title": "Heat", "year": 1986}])
+    assert found(catalog, "Heat (1986)") == {"c"}
+    catalog.put([{"item_id": "m", "title": "Heat", "year": 1986, "display": "director's cut"}])
+    assert catalog.snapshot.get("m").line == "Heat [director's cut] (1986)"
+
+
+@pytest.mark.parametrize(
+    ("items", "problem"),
+    [
+        ([{"title": "Ronin", "year": 1998}], "items[0]: item_id is None; give a text of one line or a number"),
+        ([NEW, {**NEW, "year": 1999}], "items[1]: item_id 'n' is there twice"),
+        (
+            [{**NEW, "item_id": "n\n"}, {**NEW, "item_id": "a\nb"}],
+            "items[1]: item_id is 'a\\nb'; give a text of one line",
+        ),
+        ([{**NEW, "title": "A\u2028B"}], "items[0]: the title is 'A\\u2028B'; write a text of one line"),
+        ([{**NEW, "title": "A\nB"}], "items[0]: the title is 'A\\nB'; write a text of one line"),
+        ([{**NEW, "year": None}], "items[0]: the year is None; write one from 1870 to 2100"),
+        ([{**NEW, "title": "1. Ronin"}], "items[0]: '1. Ronin (1998)' is read as 'Ronin'"),
+        ([{**NEW, "title": "HEAT", "year": 1995}], "item_id 'n': its line in a list is that of item 'b'"),
+        ([NEW, {**NEW, "item_id": "m"}], "item_id 'm': its line in a list is that of item 'n'"),
+        ([NEW, "Ronin"], "items[1]: write {"),
+    ],
+)
+def test_an_item_that_cannot_be_added_is_named_and_none_is(serve: Any, items: list, problem: str) -> None:
+    catalog = serve()
+    before = catalog.snapshot
+    with pytest.raises(UserError) as error:
+        catalog.put(items)
+    assert problem in str(error.value)
+    assert catalog.snapshot is before
+
+
+SPELLINGS = [("a", "Toy Story", 1995), ("b", "Seven", 1995), ("b", "Se7en", 1996)]
+
+
+def test_an_item_is_found_by_its_other_titles(serve: Any, tmp_path: Path) -> None:
+    file = tmp_path / "aliases.parquet"
+    columns = {"title": ["Spirited Away", "Heat"], "year": [2001, 1995], "item_id": ["a", "b"]}
+    pq.write_table(pa.table(columns | {"aliases": [["Sen to Chihiro"], None]}), file)
+    catalog = serve(file=file)
+    assert found(catalog, "sen to chihiro (2001)") == found(catalog, "Sen to Chihiro") == {"a"}
+    catalog.delete(["a"])
+    assert found(catalog, "Sen to Chihiro") == set()
+
+
+def test_the_line_of_an_items_other_row_is_taken_too(serve: Any, tmp_path: Path) -> None:
+    file, state = write_catalog(tmp_path, SPELLINGS), tmp_path / "state"
+    catalog = serve(state, file)
+    other = {"item_id": "n", "title": "Se7en", "year": 1996}
+    journal = (state / FILE).read_bytes()
+    with pytest.raises(UserError, match="item_id 'n': its line in a list is that of item 'b'"):
+        catalog.put([other])
+    assert (ids(catalog), (state / FILE).read_bytes()) == ({"a", "b"}, journal)
+    catalog.put([{"item_id": "b", "title": "Seven", "year": 1997}, other])  # b has that line no longer
+    assert ids(serve(state, file)) == {"a", "b", "n"}
+
+
+def test_failed_change_leaves_journal_and_catalog_untouched(
+    serve: Any, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = serve(state)
+    before, journal, files = catalog.snapshot, (state / FILE).read_bytes(), list((tmp_path / "tries").iterdir())
+
+    def fail(*_: Any) -> None:
+        raise ValueError("the sequences 2 and 4 are equal")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("convrec.inference.served_catalog.items.select_lines", fail)
+        with pytest.raises(ValueError, match="are equal"):
+            catalog.put([NEW])
+    assert catalog.snapshot is before
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog._journal, "append", fail)
+        with pytest.raises(ValueError, match="are equal"):
+            catalog.put([NEW])
+    assert catalog.snapshot is before
+    assert found(catalog, "Ronin") == set()
+    assert ((state / FILE).read_bytes(), list((tmp_path / "tries").iterdir())) == (journal, files)
+    catalog.put([{**NEW, "title": "Ronin II"}])
+    assert (found(catalog, "Ronin II"), found(catalog, "Ronin")) == ({"n"}, set())
+
+
+def test_state_made_contradictory_by_a_new_catalog_still_loads(serve: Any, tmp_path: Path, state: Path) -> None:
+    """b, put away for n, cannot have its new line in the next catalog: it stays, and n with its old line must go."""
+    catalog = serve(state)
+    catalog.delete(["a"])
+    catalog.put([{"item_id": "b", "title": "Ronin", "year": 1998}, {"item_id": "n", "title": "Heat", "year": 1995}])
+    again = serve(state, write_catalog(tmp_path, [*FILMS, ("z", "Ronin", 1998)]))
+    assert ids(again) == {"b", "c", "d", "300", "z"}
+    _, of_n = again.problems
+    assert found(again, "Heat (1995)") == {"b"}
+    assert of_n.startswith("left out: item_id 'n': its line in a list is that of item 'b'")
+    assert json.loads((state / FILE).read_text().splitlines()[0])["catalog"] == "catalog.parquet"
+
+
+def with_special_tokens(tokenizer: Any) -> Any:
+    """`<|im_end|>` does not look like HTML: nothing takes it off a title. The other one no setting names."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.backend_tokenizer.add_special_tokens(["<|end_of_text|>"])
+    assert "<|end_of_text|>" not in tokenizer.all_special_tokens
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "item",
+    [{"title": "Foo <|im_end|> Bar"}, {"title": "Foo", "display": "<|im_end|>"}, {"title": "Foo <|end_of_text|> Bar"}],
+)
+def test_a_title_with_a_special_token_is_refused(serve: Any, state: Path, line_tokenizer: Any, item: dict) -> None:
+    catalog = serve(state, tokenizer=with_special_tokens(line_tokenizer))
+    with pytest.raises(UserError, match=r"item_id 'n': 'Foo .* has a special token"):
+        catalog.put([{"item_id": "m", "title": "Ronin", "year": 1998}, {"item_id": "n", "year": 1999, **item}])
+    assert (len(catalog), len((state / FILE).read_text().splitlines())) == (5, 1)
+
+
+def test_what_no_list_can_write_is_left_out_of_a_state(
+    serve: Any, state: Path, line_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(state)
+    with (state / FILE).open("a") as file:
+        file.write('{"n": {"title": "Foo <|im_end|> Bar", "year": 1999}, "b": {"title": "<|im_end|>", "year": 1999}}\n')
+        file.write(
+            '{"m": {"title": "Piranesi", "year": null}, "o": {"name": "Dune"}, "p": {"title": "1. X", "year": 1}}\n'
+        )
+    catalog = serve(state, tokenizer=with_special_tokens(line_tokenizer))
+    assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 5)
+    assert "left out: item_id 'm': the year is None" in capsys.readouterr().err
+    assert found(catalog, "Heat (1995)") == {"b"}
+
+
+def test_title_too_long_for_lists_is_refused_and_serving_goes_on(
+    serve: Any, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One such title of 482 characters was taken, and no list came any more."""
+    long = {"item_id": "long", "title": "Wor " * 120, "year": 1998}
+    longest = serve().snapshot.trie.longest_list(3)
+    catalog = serve(state, max_items=3, max_tokens=longest + 40)
+    before = catalog.snapshot
+    with pytest.raises(UserError, match=r"item_id 'long': its line takes \d+ tokens; a list of 3 .* shorten"):
+        catalog.put([NEW, long])
+    assert catalog.snapshot is before
+    several = [{"item_id": str(n), "title": f"{'Wor ' * 10}{n}", "year": 1998} for n in range(9)]
+    with pytest.raises(UserError, match=r"item_id '\d': its line takes"):  # each of them would fit alone
+        catalog.put([NEW, *several])
+    catalog.put([NEW, several[0]])
+    with (state / FILE).open("a") as file:  # kept from before, of a larger model
+        file.write('{"long": {"title": "' + long["title"] + '", "year": 1998}, "b": null}\n')
+    for served in (catalog, serve(state, max_items=3, max_tokens=longest + 40)):
+        assert ids(served) == {"a", "c", "d", "300", "n", "0"}
+        assert served.snapshot.trie.longest_list(served.max_items) <= longest + 40
+    assert "left out: item_id 'long': its line takes" in capsys.readouterr().err
+    assert ids(serve(state)) == {"a", "c", "d", "300", "n", "0", "long"}
+
+
+def test_titles_too_long_for_lists_are_found_in_few_checks(serve: Any, state: Path) -> None:
+    """10,000 of them took a minute, in which the lists of others were slow."""
+    catalog = serve(state, max_items=3, max_tokens=serve().snapshot.trie.longest_list(3) + 40)
+    long = [{"item_id": f"n{n}", "title": f"{'Wor ' * n}{n}", "year": 1998} for n in range(20, 120)]
+    with mock.patch.object(CatalogTrie, "longest_list", autospec=True, side_effect=CatalogTrie.longest_list) as looks:
+        with pytest.raises(UserError, match=r"item_id 'n\d+': its line takes \d+ tokens; a list of 3 "):
+            catalog.put([NEW, *long])
+        with (state / FILE).open("a") as file:  # kept from before, of a larger model
+            file.write(json.dumps({record.pop("item_id"): record for record in [dict(NEW), *map(dict, long)]}) + "\n")
+        assert "n" in ids(catalog)
+    assert looks.call_count < 30
+    assert catalog.snapshot.trie.longest_list(3) <= catalog.max_tokens
+
+
+def test_a_name_that_is_there_many_times_is_found_once(serve: Any) -> None:
+    catalog = serve()
+    recommender: Any = Recommender(*[None, catalog, None, None])
+    names = ["Heat", "Heat", Title("Heat"), 300, "300"] * 50
+    with mock.patch.object(ServedCatalog, "find", autospec=True, side_effect=ServedCatalog.find) as find:
+        assert len(recommender._find("seen", names, catalog.snapshot)) == 3
+    assert find.call_count == 4
+
+
+def test_the_largest_list_is_what_the_context_has_room_for(serve: Any) -> None:
+    assert serve().max_items == LIMITS["max_items"]
+    longest = [serve().snapshot.trie.longest_list(count) for count in (1, 3)]
+    assert [serve(max_tokens=tokens * 10 // 9 + 1).max_items for tokens in longest] == [1, 3]
+    catalog = serve(max_tokens=longest[1] * 10 // 9 + 1)
+    catalog.put([{**NEW, "title": "Heats"}])  # of the tenth that stays free
+    assert catalog.snapshot.trie.longest_list(3) > longest[1]
+    assert serve(max_items=3, max_tokens=longest[1]).max_items == 3  # as was asked for
+    with pytest.raises(UserError, match=rf"catalog.parquet: a line can take {longest[0]} tokens, but"):
+        serve(max_tokens=longest[0] - 1)
+
+
+@pytest.mark.parametrize("display", ["x | y", "x |", "| y", "x\ny"])
+def test_a_display_with_the_delimiter_is_refused(serve: Any, display: str) -> None:
+    catalog = serve(delimiter="|")
+    with pytest.raises(UserError, match=r"items\[0\]: display is .*; write a text of one line"):
+        catalog.put([{**NEW, "display": display}])
+
+
+def test_neither_memory_nor_files_grow_with_changes(serve: Any, tmp_path: Path, state: Path) -> None:
+    catalog = serve(state)
+
+    def size() -> tuple[int, ...]:
+        lines = catalog.snapshot.trie.trie
+        return len(lines.row_W), len(lines.tokens), len(catalog.snapshot.named)
+
+    catalog.put([{**NEW, "year": 1998}])
+    before = size()
+    for year in [1999, 1998] * 20:
+        catalog.put([{**NEW, "year": year}])
+    assert size() == before
+    assert [*(tmp_path / "tries").glob("trie-*")] == [catalog.snapshot.trie.path]
+
+
+def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, state: Path) -> None:
+    catalog = serve(state)
+    catalog.put([NEW])
+    before, journal = catalog.snapshot, (state / FILE).read_bytes()
+    catalog.put([NEW, {"item_id": "b", "title": "Heat", "year": 1995}])
+    assert catalog.snapshot is before
+    assert (state / FILE).read_bytes() == journal
+    catalog.put([NEW, {"item_id": "b", "title": "Heat", "year": 1996}])
+    assert list(json.loads((state / FILE).read_text().splitlines()[-1])) == ["b"]
+
+
+@pytest.fixture
+def priced(serve: Any, tmp_path: Path, state: Path) -> Any:
+    """serve() -> the catalog with a column of prices and one of links, which both of its processes share."""
+    file = write_catalog(tmp_path)
+    prices, links = pa.array([1.5, 2.5, 3.5, 4.5, None]), pa.array(["u/a", None, None, None, None])
+    table = pq.read_table(file).append_column("price", prices).append_column("link", links)
+    pq.write_table(table, file)
+    return lambda: serve(state, file)
+
+
+def test_column_change_reuses_trie_and_reaches_other_processes(priced: Any) -> None:
+    first, second = priced(), priced()
+    before, of_second = first.snapshot, second.snapshot.trie
+    first.patch([{"item_id": "a", "price": 9}, {"item_id": "b", "link": "u/b"}])
+    assert first.snapshot.trie is before.trie  # the engine would have to load another
+    for catalog in (first, second, priced()):
+        assert [catalog.snapshot.get(name).columns for name in "ab"] == [
+            {"price": 9.0, "link": "u/a"},
+            {"price": 2.5, "link": "u/b"},
+        ]
+        assert found(catalog, "Heat (1995)") == {"b"}
+    assert second.snapshot.trie is of_second
+    assert before.get("a").columns["price"] == 1.5  # a request that began before
+
+
+def test_patch_changes_single_fields_and_put_reports_blanks(priced: Any) -> None:
+    catalog = priced()
+    catalog.patch([{"item_id": "a", "title": "Toy Story 2", "year": 1999, "link": None}])
+    item = catalog.snapshot.get("a")
+    assert (item.line, item.columns) == ("Toy Story 2 (1999)", {"price": 1.5, "link": None})
+    for records, words in (
+        (
+            [{"item_id": "a", "price": 7}, {"item_id": "x", "price": 7}],
+            r"items\[1\]: item_id 'x' is not in the catalog",
+        ),
+        ([{"item_id": "a", "prize": 7}], "no column 'prize'"),
+        ([{"item_id": "a", "title": None}], "the title is None"),
+        ([{"item_id": "a"}, {"item_id": "a", "price": 1}], "is there twice"),
+    ):
+        with pytest.raises(UserError, match=words):
+            catalog.patch(records)
+    assert catalog.snapshot.get("a") == item
+    assert catalog.put([{"item_id": "a", "title": "Toy Story 2", "year": 1999}, NEW]) == {"a": ["price"]}
+    assert catalog.put([{"item_id": "a", "title": "Toy Story 2", "year": 1999, "price": 2}]) == {}
+
+
+def test_bulk_changes_elsewhere_hide_items_instead_of_blocking(priced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = priced(), priced()
+    recommender: Any = Recommender(*[None, reader, None, None])
+    writer.patch([{"item_id": "a", "price": 9}])
+    assert reader.at_once()[0].get("a").columns["price"] == 9.0  # few are taken at once
+    monkeypatch.setattr("convrec.inference.served_catalog.items.FEW_BYTES", 0)
+    writer.patch([{"item_id": "a", "price": 10}, {"item_id": "b", "price": 2.5}])
+    writer.delete(["c"])
+    snapshot, changing = reader.at_once()
+    assert (snapshot.get("a").columns["price"], changing) == (9.0, {"a", "c"})  # b is as it was
+    recommender.warm()
+    assert reader.at_once() == (reader.latest, frozenset())
+    assert reader.latest.get("c") is None
+
+
+def test_a_journal_that_grew_is_compacted_beside_its_readers(
+    priced: Any, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convrec.inference.served_catalog.items.threading.Thread.start", lambda thread: thread.run())
+    writer, reader = priced(), priced()
+    writer._journal._compact_bytes = writer._journal._compact_from = 4000
+    sizes = []
+    for price in range(200):
+        writer.patch([{"item_id": "a", "price": price}])
+        sizes.append((state / FILE).stat().st_size)
+        if price % 50 == 0:
+            assert reader.snapshot.get("a").columns["price"] == price
+    assert max(sizes) < 4200
+    assert reader.snapshot.get("a").columns["price"] == priced().snapshot.get("a").columns["price"] == 199
+    reader.delete(["b"])
+    assert writer.snapshot.get("b") is None
+
+
+def test_a_removal_says_what_is_not_there_and_can_come_again(serve: Any, state: Path) -> None:
+    catalog = serve(state)
+    assert catalog.delete(["a", "x", 7]) == ["x", "7"]
+    journal = (state / FILE).read_bytes()
+    assert catalog.delete(["a", "x"]) == ["a", "x"]
+    assert ((state / FILE).read_bytes(), ids(catalog)) == (journal, {"b", "c", "d", "300"})
+    with pytest.raises(UserError, match="the last item"):
+        catalog.delete(["b", "c", "d", "300", "x"])
+    assert len(catalog) == 4
+
+
+def test_pages_have_every_item_once_also_where_some_go_meanwhile(serve: Any) -> None:
+    catalog = serve()
+    first = catalog.snapshot.page("", 2)
+    catalog.delete([first[-1].item_id, "c"])
+    rest = catalog.snapshot.page(first[-1].item_id, 9)
+    assert [item.item_id for item in (*first, *rest)] == ["300", "a", "b", "d"]
+
+
+def test_a_title_alone_means_all_its_editions(serve: Any, tmp_path: Path, state: Path) -> None:
+    file = write_catalog(tmp_path, [*FILMS, ("m", "Heat", 1995)])
+    table = pq.read_table(file)
+    pq.write_table(table.append_column("display", pa.array([None, "7", *[None] * 3, "BK-1"])), file)
+    catalog = serve(state, file)
+    titles = {item.item_id: (item.title, item.clean_title) for item in catalog}
+    assert (titles["m"], titles["b"], titles["c"]) == (("Heat [BK-1]", "Heat"), ("Heat [7]", "Heat"), ("Heat", "Heat"))
+    catalog.put([{"item_id": "n", "title": "Heat", "year": 1995, "display": 8}])
+    before = (state / FILE).read_bytes()
+    catalog.put([{"item_id": "m", "title": "Heat", "year": 1995, "display": "BK-1"}])  # as it is
+    assert (state / FILE).read_bytes() == before
+    for one in (catalog, serve(state, file)):
+        assert one.snapshot.get("n").title == "Heat [8]"
+        assert found(one, "Heat") == found(one, Title("heat")) == {"b", "c", "m", "n"}
+        assert found(one, "Heat (1995)") == {"b", "m", "n"}
+        assert found(one, "Heat [BK-1]") == found(one, "Heat [BK-1] (1995)") == {"m"}
+
+
+def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: Path) -> None:
+    first, second = serve(state), serve(state)
+    first.put([NEW])
+    second.delete(["a"])
+    second.put([{**NEW, "title": "Ronin II"}])
+    assert ids(first) == ids(second) == ids(serve(state)) == {"b", "c", "d", "300", "n"}
+    assert found(first, "Ronin II (1998)") == {"n"}
+    assert first.delete(["a"]) == ["a"]
+
+
+def test_a_writer_that_was_killed_spoils_nothing(serve: Any, state: Path) -> None:
+    first = serve(state)
+    first.put([NEW])
+    with (state / FILE).open("a") as file:
+        file.write('{"m": {"title": "Hal')
+    assert ids(first) == ids(serve(state)) == {"a", "b", "c", "d", "300", "n"}
+    first.delete(["n"])
+    assert ids(serve(state)) == {"a", "b", "c", "d", "300"}
+    (state / FILE).write_text((state / FILE).read_text() + "no JSON\n")
+    with pytest.raises(UserError, match=r"catalog.jsonl: a line that is no JSON"):
+        serve(state)
+    for _ in range(2):  # what is told once and then forgotten would leave the changes around the line unknown here
+        with pytest.raises(UserError, match=r"catalog.jsonl: a line that is no JSON"):
+            len(first)
+    (state / FILE).write_text((state / FILE).read_text().replace("no JSON\n", '{"a": null}\n'))
+    assert ids(first) == {"b", "c", "d", "300"}
+
+
+def test_failed_change_of_another_process_is_retried_later(
+    serve: Any, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = serve(state), serve(state)
+    second.delete(["a"])
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("convrec.inference.served_catalog.snapshot.save_catalog_trie", fail)
+        with pytest.raises(OSError, match="no space"):
+            len(first)
+    assert ids(first) == {"b", "c", "d", "300"}
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut"])
+def test_removed_or_cut_journal_is_reported_and_not_restarted(serve: Any, state: Path, damage: str) -> None:
+    catalog = serve(state)
+    catalog.put([NEW])
+    content = (state / FILE).read_bytes()
+    if damage == "remove":
+        (state / FILE).unlink()
+    else:
+        (state / FILE).write_bytes(content[:10])
+    for ask in (lambda: len(catalog), lambda: catalog.delete(["a"])):
+        with pytest.raises(StateUnreadable, match=r"catalog.jsonl: .*put it back, or start again"):
+            ask()
+    (state / FILE).write_bytes(content)
+    catalog.delete(["a"])
+    assert ids(serve(state)) == {"b", "c", "d", "300", "n"}
+
+
+def test_many_writers_lose_no_change(serve: Any, tmp_path: Path, state: Path) -> None:
+    """Four processes of 25 changes each, at once."""
+    serve(state)
+    code = """
+import sys
+from pathlib import Path
+from convrec.inference.served_catalog.journal import Journal
+journal = Journal(Path(sys.argv[1]), Path(sys.argv[2]), True, True)
+for number in range(25):
+    with journal.writing():
+        journal.append({f"{sys.argv[3]}-{number}": {"title": f"Film {sys.argv[3]} {number}", "year": 2000}})
+"""
+    command = [sys.executable, "-c", code, str(state), str(tmp_path / "catalog.parquet")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    writers = [subprocess.Popen([*command, str(number)], env=environment) for number in range(4)]
+    assert [writer.wait(timeout=300) for writer in writers] == [0] * 4
+    assert len(serve(state)) == 105
+
+
+@pytest.mark.parametrize(
+    ("ids", "name", "year", "problem"),
+    [
+        (True, "films.parquet", 1995, "of catalog.parquet, not of films.parquet"),
+        (True, "catalog.parquet", None, "with years, and it is now one without"),
+        (False, "catalog.parquet", 1995, "Remove the file, or give items ids"),
+    ],
+)
+def test_changes_of_another_catalog_are_refused(
+    serve: Any, tmp_path: Path, state: Path, ids: bool, name: str, year: int | None, problem: str
+) -> None:
+    serve(state, write_catalog(tmp_path, ids=ids)).delete(["0" if not ids else "a"])
+    other = write_catalog(tmp_path, [("n", "Emma", year)], ids)
+    with pytest.raises(UserError, match=f"catalog.jsonl: .*{problem}"):
+        serve(state, other.rename(tmp_path / name))

@@ -1,0 +1,162 @@
+"""The journal is compacted: nothing is lost, whoever dies when, and its size follows the items, not their changes."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from convrec.inference.served_catalog.journal import FILE, Journal
+
+CATALOG_LINE = 200  # bytes at most
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are killed here, not machines."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def catalog_file(tmp_path: Path) -> Path:
+    file = tmp_path / "catalog.parquet"
+    file.write_bytes(b"a catalog")
+    return file
+
+
+def open_journal(catalog_file: Path, compact_bytes: int = 1 << 20) -> Journal:
+    return Journal(catalog_file.parent / "state", catalog_file, True, True, compact_bytes)
+
+
+def write(journal: Journal, **change: dict | None) -> None:
+    with journal.writing():
+        journal.reached(journal.news()[1])
+        journal.append(change)
+
+
+def wait_for_lock(path: Path) -> None:
+    """Until somebody waits for the lock of this file: the kernel lists who does behind an arrow."""
+    inode = f":{path.stat().st_ino} "
+    while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
+        time.sleep(0.01)
+
+
+def everything(catalog_file: Path) -> dict:
+    return open_journal(catalog_file).news()[0]
+
+
+def test_many_changes_of_one_item_compact_to_a_small_file(catalog_file: Path) -> None:
+    journal = open_journal(catalog_file, compact_bytes=4096)
+    sizes = []
+    for price in range(500):
+        write(journal, a={"title": "Heat", "year": 1995, "price": price}, b=None)
+        if journal.needs_compaction():
+            journal.compact()
+        sizes.append(journal.path.stat().st_size)
+    assert max(sizes) < 4096 + CATALOG_LINE
+    assert everything(catalog_file) == {"a": {"title": "Heat", "year": 1995, "price": 499}, "b": None}
+
+
+def test_file_of_distinct_items_is_not_compacted_repeatedly(catalog_file: Path) -> None:
+    journal = open_journal(catalog_file, compact_bytes=1000)
+    compactions = 0
+    for number in range(300):
+        write(journal, **{f"item-{number}": {"title": f"Film {number}", "year": 2000}})
+        if journal.needs_compaction():
+            journal.compact()
+            compactions += 1
+    assert 1 <= compactions <= 6  # each time at twice the size
+    assert len(everything(catalog_file)) == 300
+
+
+def test_a_reader_of_the_old_file_goes_on_with_the_new_one(catalog_file: Path) -> None:
+    writer = open_journal(catalog_file)
+    reader = open_journal(catalog_file)
+    write(writer, a={"title": "Heat", "year": 1995}, b={"title": "Ran", "year": 1985})
+    write(writer, a={"title": "Heat", "year": 1996})
+    _, place = reader.news()
+    reader.reached(place)
+    assert not reader.has_news()
+    for year in (1997, 1998):  # the second file could get the first one's inode
+        writer.compact()
+        write(writer, a={"title": "Heat", "year": year})
+    assert reader.has_news()
+    news, place = reader.news()
+    assert news == {"b": {"title": "Ran", "year": 1985}, "a": {"title": "Heat", "year": 1998}}
+    reader.reached(place)
+    assert not reader.has_news()
+
+
+def test_writer_waiting_on_a_replaced_file_writes_to_the_new_one(catalog_file: Path) -> None:
+    waiting, compacting = open_journal(catalog_file), open_journal(catalog_file)
+    write(waiting, a={"title": "Heat", "year": 1995})
+    writer = threading.Thread(target=write, args=(waiting,), kwargs={"b": {"title": "Ran", "year": 1985}})
+    with compacting.writing():
+        writer.start()
+        wait_for_lock(compacting.path)
+        compacting._replace_file()
+    writer.join()
+    assert everything(catalog_file).keys() == {"a", "b"}
+
+
+def test_a_compaction_killed_at_any_line_loses_nothing(catalog_file: Path) -> None:
+    """A child for every line that a compaction executes here or in convrec.base.files, killed there by SIGKILL."""
+    expected = {f"item-{number}": {"title": f"Film {number}", "year": 2000 + number} for number in range(2)}
+    journal = open_journal(catalog_file)
+    for _ in range(3):
+        write(journal, **expected)
+    path = catalog_file.parent / "state" / FILE
+    before = path.read_bytes()
+    is_replaced = []
+    for line in range(1, 1000):
+        path.write_bytes(before)
+        child = os.fork()
+        if not child:
+            compact_and_die(catalog_file, line)
+        _, status = os.waitpid(child, 0)
+        assert everything(catalog_file) == expected, f"killed at line {line}"
+        is_replaced.append(path.stat().st_size < len(before))
+        write(open_journal(catalog_file), late={"title": "Late", "year": 2020})  # the lock is free
+        assert everything(catalog_file).keys() == expected.keys() | {"late"}
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    assert is_replaced[-1]
+    assert is_replaced.count(False) > 10
+    assert is_replaced.count(True) > 1  # killed after the rename, too
+    open_journal(catalog_file).compact()
+    assert [one.name for one in path.parent.iterdir()] == [FILE]  # what the killed have left is removed
+
+
+def compact_and_die(catalog_file: Path, line: int) -> None:
+    """Compact in this process, and end it at this line of those that are executed; with status 0 after the last."""
+    journal = open_journal(catalog_file)
+    executed = 0
+
+    def trace(frame, event, _):
+        nonlocal executed
+        if not frame.f_code.co_filename.endswith(("journal.py", "files.py")):
+            return None
+        executed += event == "line"
+        if executed == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    journal.compact()
+    os._exit(0)
+
+
+def test_a_half_written_line_is_not_taken_over(catalog_file: Path) -> None:
+    journal = open_journal(catalog_file)
+    write(journal, a={"title": "Heat", "year": 1995})
+    with journal.path.open("a") as file:
+        file.write('{"b": {"title": "Ra')
+    journal.compact()
+    lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    assert lines[0]["catalog"] == catalog_file.name
+    assert lines[1:] == [{"a": {"title": "Heat", "year": 1995}}]

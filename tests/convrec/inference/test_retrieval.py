@@ -1,0 +1,174 @@
+"""Retrieval in a recommender: fused lists under every filter, and lists without an engine. The model's lists are given
+here; vLLM's engine is tested in test_recommender."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from convrec import Recommendations, Recommender
+from convrec.base.errors import UserError
+from convrec.base.files import write_json
+from convrec.data.schema import RL_SCHEMA, prompt_text
+from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
+from convrec.inference.list_request import ListRequest
+from convrec.inference.lists import Question
+from convrec.retrieval.folder import NOTES, load_notes
+from recipes.retrieval import fit_retrieval
+from tests.recipes.evaluation.small import row
+
+FILMS = {"Alien": 1979, "Heat": 1995, "Jaws": 1975, "Ran": 1985, "Up": 2009}
+TRAIN = [
+    *[row(f"a{n}_t1", "space monsters", ["Alien"], films=FILMS) for n in range(3)],
+    *[row(f"b{n}_t1", "robbery crime", ["Heat", "Jaws"], films=FILMS) for n in range(2)],
+    row("c_t1", "robbery crime", ["Heat"], ["Ran"], FILMS),
+]
+
+
+@pytest.fixture
+def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recommender]:
+    """Loads a recommender whose model writes Up, Ran, Jaws, Heat, Alien, as far as they may be listed."""
+    table = {"item_id": [*"ahjru"], "title": [*FILMS], "year": pa.array(FILMS.values(), pa.int32())}
+    pq.write_table(pa.table(table | {"mentions": [1, 2, 3, 4, 5]}), tmp_path / "catalog.parquet")
+    pq.write_table(pa.Table.from_pylist(TRAIN, RL_SCHEMA), tmp_path / "train.parquet")
+    train, catalog = tmp_path / "train.parquet", tmp_path / "catalog.parquet"
+    folder = Path(fit_retrieval([train], train, catalog)["out"])
+
+    async def written(
+        recommender: Recommender, request: ListRequest, streamed: bool
+    ) -> AsyncIterator[tuple[int, float]]:
+        allowed = request.allowed.remaining()
+        numbers = [number for number in (4, 3, 2, 1, 0, 5, 6) if number in allowed]
+        for rank, number in enumerate(numbers[: request.num_items]):
+            yield number, -float(rank)
+
+    class Engine:
+        def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+            return asyncio.run(coroutine)
+
+        def iterate(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+            return items
+
+        def close(self) -> None: ...
+
+    def load(weight: float | None = 0.5, model: Path = unread_model, **settings: Any) -> Recommender:
+        chosen = {} if weight is None else {"fusion": {"weight": weight, "constant": 10.0}}
+        notes = {name: value for name, value in load_notes(folder).items() if name != "fusion"}
+        choice = {"neighbours": 50, "constant": 10.0, "weights": {"neighbours": 1.0}}
+        write_json(folder / NOTES, notes | {"choice": choice} | chosen)
+        monkeypatch.setattr("convrec.inference.engines.async_engine.Engine", lambda *given, **named: Engine())
+        return Recommender.load(model, catalog, **{"retrieval": folder, "max_items": 5} | settings)
+
+    monkeypatch.setattr(Recommender, "_written", written)
+    return load
+
+
+def ids(found: Recommendations) -> str:
+    return "".join(item.item_id for item in found)
+
+
+def test_fused_list_prefix_does_not_depend_on_k(load: Callable[..., Recommender]) -> None:
+    """The model has u r j h a. Of "a robbery", retrieval has h (3 rows), j (2), then a, which is popular; r and u come
+    last by the catalog's mentions: u, r. Halves, 1 / (10 + rank): h 1/14 + 1/11 = .162, u 1/11 + 1/14 = .162, j 1/13 +
+    1/12 = .160, r 1/12 + 1/15 = .150, a 1/15 + 1/13 = .144; of h and u the model's goes first."""
+    recommender = load(0.5)
+    found = recommender.recommend("a robbery", k=5)
+    assert ids(found) == "uhjra"
+    assert [item.rank for item in found] == [1, 2, 3, 4, 5]
+    assert [item.score for item in found] == [0, -3, -2, -1, -4]  # the model's
+    for k in range(1, 5):
+        assert ids(recommender.recommend("a robbery", k=k)) == "uhjra"[:k]
+    assert not found.fallback
+    facts, items = recommender.open_stream("a robbery", k=2)
+
+    async def streamed() -> list[Any]:
+        return [item async for item in items]
+
+    assert [item.item_id for item in asyncio.run(streamed())] == ["u", "h"]
+    assert facts.items == ()
+
+
+def test_weights_1_and_0_are_the_models_list_and_the_retrievals(load: Callable[..., Recommender]) -> None:
+    assert ids(load(1.0).recommend("a robbery", k=5)) == "urjha"
+    alone = load(0.0)
+    assert ids(alone.recommend("a robbery", k=5)) == "hjaur"
+    assert ids(alone.popular("a robbery", k=5)) == "hjaur"
+
+
+def test_the_same_filters_hold_for_both(load: Callable[..., Recommender]) -> None:
+    for recommender in (load(0.5), load(0.0)):
+        for filters in (
+            {"seen": ["Heat (1995)"]},
+            {"exclude": ["h", "a"]},
+            {"allow": ["h", "r", "u"]},
+            {"allow": ["r"], "seen": ["u"]},
+            {"where": {"mentions": {"max": 2}}},
+        ):
+            given: dict[str, Any] = filters
+            items = recommender.recommend("a robbery", k=5, **given)
+            assert sorted(ids(items)) == sorted(ids(recommender.popular("a robbery", k=5, **given)))
+            assert len({*ids(items)}) == len(items) > 0
+            left = {*"ahjru"} & {*given.get("allow", "ahjru")} - {*given.get("exclude", ())}
+            assert {*ids(items)} <= left - ({"h"} if given.get("seen") == ["Heat (1995)"] else set())
+            assert items.reason == recommender.popular("a robbery", k=5, **given).reason is not None
+
+
+def test_retrieval_serves_without_engine_or_fusion_weight(load: Callable[..., Recommender]) -> None:
+    recommender = load(None, with_engine=False)
+    found = recommender.popular("monsters from space", k=3)
+    assert (ids(found), found.fallback, [item.score for item in found]) == ("ahj", True, [None] * 3)
+    plain = load(None, retrieval=None, with_engine=False)
+    assert ids(plain.popular("monsters from space", k=3)) == "urj"
+    assert ids(recommender.popular("no word in common", k=2)) == "ah"  # three times each, the catalog's first
+    with pytest.raises(UserError, match="no weight beside a model's list"):
+        load(None)
+
+
+def test_seen_and_liked_titles_count_as_named_in_retrieval(load: Callable[..., Recommender]) -> None:
+    recommender = load(None, with_engine=False)
+    retriever = recommender._retrieval._retriever  # type: ignore[union-attr]
+    asked: list[Any] = []
+    rank = retriever.rank
+    retriever.rank = lambda one, allowed: asked.append([*one.named]) or rank(one, allowed)  # type: ignore[method-assign]
+    recommender.popular("hello", 2, seen=["Ran"], liked=["a"], exclude=["u"])
+    assert asked == [[0, 3]]
+
+
+def test_a_catalog_that_changes_while_it_serves(load: Callable[..., Recommender]) -> None:
+    """An item that is put again has another number; a new one is known to nobody yet, and comes last."""
+    recommender = load(0.5)
+    recommender.add_items([{"item_id": "h", "title": "Heat", "year": 1995, "mentions": 50}])
+    recommender.add_items([{"item_id": "n", "title": "Nope", "year": 2022}])
+    recommender.remove_items(["j"])
+    assert ids(recommender.popular("a robbery", k=5)) == "hauran"[:2] + "urn"
+    assert {*ids(recommender.recommend("a robbery", k=5))} == {*"aurhn"}
+
+
+def test_model_trained_with_candidates_reads_the_best_allowed(
+    load: Callable[..., Recommender], unread_model: Path, tmp_path: Path
+) -> None:
+    """In the very prompt of its training, and its list is its own where no weight was chosen: u r j, of k items."""
+    model = tmp_path / "run" / "global_step_1" / "model"
+    shutil.copytree(unread_model, model)
+    (tmp_path / "run" / "config.yaml").write_text("convrec: {candidates: 2, num_items: 4}")
+    recommender = load(None, model=model)
+    found = recommender._prepare("a robbery", 3, exclude=["j"])
+    trained = with_candidates(prompt_text("USER: a robbery\n", 4), ["Heat (1995)", "Alien (1979)"])
+    read = recommender._tokenizer.decode(found.prompt.token_ids)
+    assert trained.strip() in read
+    recommender._questions = [
+        Question("Which genre?", "genre", ())
+    ]  # of one that asks: candidates are the first turn's
+    answered = "USER: a robbery\nSYSTEM: Which genre?\nUSER: A fairy tale of sharks.\n"
+    read = recommender._tokenizer.decode(recommender._prepare(answered, 3, exclude=["j"]).prompt.token_ids)
+    assert trained.strip() in read
+    recommender._questions = []
+    assert ids(recommender.recommend("a robbery", k=3)) == "urj"
+    assert CANDIDATES_LINE not in load(0.5)._tokenizer.decode(load(0.5)._prepare("a robbery", 3).prompt.token_ids)
+    with pytest.raises(UserError, match="trained with CANDIDATES=2; give --retrieval"):
+        load(None, model=model, retrieval=None)

@@ -1,0 +1,15 @@
+import pytest
+
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
+from tests.convrec.titles.matching_films import FILMS
+
+
+@pytest.fixture(scope="module")
+def fuzzy():
+    return Matcher(Catalog.from_items(FILMS), "fuzzy")
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return Matcher(Catalog.from_items(FILMS), "exact")

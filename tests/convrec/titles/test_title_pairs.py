@@ -1,0 +1,248 @@
+"""Pairs of titles written by hand: two different films, and one film spelled in two ways; and titles of real data.
+
+title_pairs/different.txt and same.txt: `Catalog title (Year) | Written line`, under a heading for each kind. Some of
+the different films do not exist: one letter or word away from one that does. different_items.txt and same_items.txt:
+the same for items of any type, without a year where items have none.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.bench_matching import misspelt
+from convrec.base.errors import UserError
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.forms import fold
+from convrec.titles.item import NO_YEAR, Item, parse_item
+from convrec.titles.matching import Matcher
+
+FILES = Path(__file__).with_name("title_pairs")
+
+
+def read_pairs(name: str) -> Iterator[tuple[str, Item, str]]:
+    """(kind, the catalog's item, the written line)."""
+    kind = ""
+    for line in (FILES / name).read_text("utf-8").splitlines():
+        if line.startswith("# "):
+            kind = line[2:]
+        else:
+            title, written = line.split(" | ", 1)
+            item = parse_item(title)
+            assert item, line
+            yield kind, item, written
+
+
+DIFFERENT, SAME = list(read_pairs("different.txt")), list(read_pairs("same.txt"))
+
+
+def read(line: str) -> Item:
+    """As ground truth: a title without its year is one, too."""
+    return parse_item(line) or Item(line, NO_YEAR)
+
+
+def found_on_lines(matcher: Matcher, line: str) -> int:
+    return matcher.match_lines([line], (), None).catalog_index[0]
+
+
+def test_there_are_as_many_pairs_as_were_asked_for_each_once():
+    assert len(set(DIFFERENT)) == len(DIFFERENT) >= 235
+    assert len(set(SAME)) == len(SAME) >= 362
+
+
+@pytest.mark.parametrize("mode", ["fuzzy", "lenient"])
+def test_different_films_are_not_taken_for_one_another(mode):
+    """Each film of a pair is asked for where the catalog has the other alone: no other title makes its words known."""
+    asked = [(item, other) for _, item, line in DIFFERENT for item, other in ((item, read(line)), (read(line), item))]
+    matchers = [(Matcher(Catalog.from_items([item]), mode), other) for item, other in asked]
+    for method in ("identify", "identify_line"):
+        false = [other for matcher, other in matchers if getattr(matcher, method)(*other).index >= 0]
+        assert len(false) <= 0.005 * len(matchers), false
+
+
+def items_of_any_type(name: str) -> Iterator[tuple[str, str]]:
+    lines = (FILES / name).read_text("utf-8").splitlines()
+    return (tuple(line.split(" | ")) for line in lines if not line.startswith("# "))  # type: ignore[misc]
+
+
+def is_found(title: str, written: str, on_a_line: bool) -> bool:
+    item = parse_item(title) or Item(title, NO_YEAR)
+    matcher = Matcher(Catalog.from_items([(item.title, item.year or None)]))
+    if on_a_line:
+        return found_on_lines(matcher, written) >= 0
+    return matcher.identify(*(parse_item(written, matcher.catalog.dated) or Item(written, NO_YEAR))).index >= 0
+
+
+def test_an_item_of_any_type_is_found_however_it_is_spelt():
+    """Of 163 pairs; 105 and 99 were found before numbers in words, signs, entities and acronyms were read."""
+    pairs = list(items_of_any_type("same_items.txt"))
+    for on_a_line, least in ((False, 0.99), (True, 0.95)):
+        missed = [pair for pair in pairs if not is_found(*pair, on_a_line)]
+        assert len(pairs) - len(missed) >= least * len(pairs) >= least * 150, missed
+
+
+def test_two_items_of_any_type_are_not_taken_for_one_another():
+    """Of 158 pairs, each both ways; 23 were taken before sizes and ordinals were told apart."""
+    pairs = list(items_of_any_type("different_items.txt"))
+    asked = [pair for first, second in pairs for pair in ((first, second), (second, first))]
+    assert len(asked) >= 300
+    for on_a_line in (False, True):
+        false = [pair for pair in asked if is_found(*pair, on_a_line)]
+        assert len(false) <= 0.005 * len(asked), false
+
+
+def test_different_films_rarely_match_in_a_large_catalog():
+    """A tenth of them is asked for of a catalog of the others, ten times; remakes have one title and stay together."""
+    films = sorted({film for _, item, line in DIFFERENT for film in (item, read(line))})
+    part = {title: number % 10 for number, title in enumerate(sorted({fold(film.title) for film in films}))}
+    false = []
+    for number in range(10):
+        others = [film for film in films if part[fold(film.title)] != number]
+        matcher = Matcher(Catalog.from_items(others))
+        rows = {film: matcher.identify(*film).index for film in films if part[fold(film.title)] == number}
+        false += [(film, others[row]) for film, row in rows.items() if row >= 0]
+    assert len(false) <= 0.005 * len(films), false
+
+
+def test_one_film_is_found_however_it_is_written():
+    """By `identify` all kinds are; a list's line must say more, unless matching is lenient."""
+    of_kind, found, missed = Counter(kind for kind, _, _ in SAME), Counter(), []
+    on_lines, lenient = Counter(), 0
+    for kind, item, line in SAME:
+        matcher = Matcher(Catalog.from_items([item]))
+        hit = matcher.identify(*read(line)).index >= 0
+        found[kind] += hit
+        missed += [] if hit else [(kind, item, line)]
+        on_lines[kind] += found_on_lines(matcher, line) >= 0
+        lenient += found_on_lines(Matcher(Catalog.from_items([item]), "lenient"), line) >= 0
+    assert found.total() >= 0.97 * len(SAME), missed
+    assert all(found[kind] >= 0.9 * count for kind, count in of_kind.items()), missed
+    assert lenient == found.total()
+    for kind in ("form of the line", "article", "accent, mark or space", "typo", "year off by one"):
+        assert on_lines[kind] == found[kind]
+    assert on_lines["without a year"] == 0
+    assert on_lines["dropped"] < 0.2 * of_kind["dropped"]
+
+
+@pytest.mark.parametrize(
+    ("film", "written"),
+    [
+        (("Mute", 2018), ("The Mule", 2018)),
+        (("Overboard", 2018), ("Overlord", 2018)),
+        (("Splice", 2009), ("Slice", 2009)),
+        (("The Host", 2006), ("Hoot", 2006)),
+        (("Zodiac", 2007), ("The Zodiac", 2005)),
+        (("The Room", 2003), ("Room", 2005)),
+        (("The Puppet Masters", 1994), ("The Puppetmaster", 1993)),
+        (("Shadow", 2018), ("Sandow", 2018)),  # two typos in six letters; these three are of Reddit-Movie's titles
+        (("Bliss", 2019), ("LSS", 2019)),
+        (("In America", 2002), ("Ciao America", 2002)),
+        (("Justice League: War", 2014), ("War", 2014)),
+        (("Nymphomaniac: Vol. II", 2013), ("Nymphomaniac", 2013)),
+        (("The Godfather", 1974), ("The Godfather: Part II", 1974)),
+    ],
+)
+def test_false_matches_that_were_reported(film, written):
+    assert Matcher(Catalog.from_items([film]), "lenient").identify(*written).index == -1
+
+
+def test_what_could_be_two_films_is_none():
+    films = [
+        ("Fear Street: Part One - 1994", 2021),
+        ("Fear Street: Part Two - 1978", 2021),
+        ("Heat", 1986),
+        ("Heat", 1995),
+    ]
+    films += [("The Fall", 2006), ("Fall", 2006), ("X: One Day", 2004), ("Y: One Day", 2004)]
+    matcher = Matcher(Catalog.from_items(films), "lenient")
+    for written in (("Fear Street", 2021), ("Heat", NO_YEAR), ("A Fall", 2006), ("One Day", 2004), ("fall!", NO_YEAR)):
+        assert matcher.identify(*written).index == (5 if written[0] == "fall!" else -1), written
+    assert [matcher.identify(title, 2006).index for title in ("Fall", "The Fall", "fall", "Fall, The")] == [5, 4, 5, 4]
+    assert matcher.match_lines(["Heat", "the fall", "One Day (2004)"], [("Heat", 1995)], []).relevance == [0, 0, 0]
+
+
+def test_only_lenient_matching_hits_by_short_or_undated_lines():
+    films = [("Star Wars: Episode IV - A New Hope", 1977), ("Spotlight", 2015)]
+    truth = [("Star Wars", 1977), ("Spotlight", "")]
+    lines = ["Star Wars (1977)", "Spotlight"]
+    fuzzy, lenient = (Matcher(Catalog.from_items(films), mode) for mode in ("fuzzy", "lenient"))
+    assert fuzzy.match_lines(lines, truth, []).relevance == [0, 0]
+    assert lenient.match_lines(lines, truth, []).relevance == [1, 1]
+    # ground truth and conversations are read the same by both; a line that says more is a hit for both
+    for matcher in (fuzzy, lenient):
+        whole = ["Star Wars: Episode IV - A New Hope (1977)", "Spotlight, 2015"]
+        assert matcher.match_lines(whole, truth, []).relevance == [1, 1]
+        assert matcher.match_lines(whole, truth, ["Star Wars (1977)"]).seen == [True, False]
+    assert lenient.match_lines(["Here are 2 films:", "Heat"], truth, []).in_catalog == [False, False]
+    assert lenient.read_line("Here are 2 films:") is None
+
+
+def test_articles_never_merge_rows():
+    for title in ("Fall", "Father", "Take"):
+        matcher = Matcher(Catalog.from_items([(title, 2009), (f"The {title}", 2009)]))
+        assert matcher.index.items == [0, 1]
+        text = [f"{title} (2009)", f"The {title} (2009)"]
+        assert matcher.match_lines(text, [(title, 2009)], []).relevance == [1, 0]
+        assert matcher.match_lines(text, [(f"the {title}", 2009)], []).relevance == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "aliases", [["Sen to Chihiro no Kamikakushi", "千と千尋の神隠し"], "Sen to Chihiro no Kamikakushi|千と千尋の神隠し"]
+)
+def test_other_titles_of_an_item_are_the_item(aliases):
+    films = [("Spirited Away", 2001), ("Oldboy", 2003), ("Heat", 1995)]
+    catalog = Catalog.from_items(films, aliases=[aliases, None, ["Oldboy"]])
+    for mode in ("fuzzy", "lenient", "exact"):
+        matcher = Matcher(catalog, mode)
+        assert matcher.identify("Sen to Chihiro no Kamikakushi", 2001).index == 0
+        assert matcher.identify("千と千尋の神隠し", 2002).index == 0
+        # a title of its own comes before another's alias; seen by the alias, seen by the title
+        assert matcher.identify("Oldboy", 2003).index == 1
+        items = [Item("Spirited Away", 2001), Item("Sen to Chihiro no Kamikakushi", 2001)]
+        result = matcher.match(items, [("千と千尋の神隠し", 2001)], [])
+        assert (result.relevance, result.duplicate) == ([1, 0], [False, True])
+        assert matcher.match(items, [], ["sen to chihiro no kamikakushi"]).seen == [True, True]
+    assert Matcher(catalog).identify("Sen to Chihiro no Kamikakuchi", 2001).index == 0  # a typo
+    assert Matcher(catalog, "reference").identify("Sen to Chihiro no Kamikakushi", 2001).index == -1
+
+
+def test_other_titles_are_read_from_a_file(tmp_path):
+    columns = {"title": ["Spirited Away", "Heat"], "year": [2001, 1995]}
+    for aliases in ([["Sen to Chihiro", " Chihiro "], None], ["Sen to Chihiro| Chihiro |", None]):
+        pq.write_table(pa.table(columns | {"aliases": aliases}), tmp_path / "catalog.parquet")
+        assert load_catalog(tmp_path / "catalog.parquet").aliases == [["Sen to Chihiro", "Chihiro"], []]
+    pq.write_table(pa.table(columns | {"aliases": [[1], [2]]}), tmp_path / "catalog.parquet")
+    with pytest.raises(UserError, match=r"catalog.parquet: row 0: aliases is \[1\]; write a list of titles"):
+        load_catalog(tmp_path / "catalog.parquet")
+
+
+# What similarity alone finds of ReDial's titles in the Reddit-v2 catalog, and is right.
+RIGHT = {("District 13", 2004), ("Unfriend", 2014)}
+
+
+def test_titles_of_real_data_are_not_taken_for_others(shared_dir):
+    catalog = load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet")
+    other = load_catalog(shared_dir / "data" / "redial" / "catalog.parquet")
+    matcher = Matcher(catalog)
+    similar = []
+    for film in zip(other.titles, other.years, strict=True):
+        row = matcher.identify(*film).index
+        stages = (matcher.index.find_by_spelling, matcher.index.find_by_letters, matcher.index.find_by_short_form)
+        if row >= 0 and row == matcher.index.find_most_similar(*film) and all(stage(*film) == -1 for stage in stages):
+            similar.append(film)
+    assert set(similar) <= RIGHT, similar
+    for one in (catalog, other):  # rows of one item differ by no article
+        index = Matcher(one).index
+        for first, rows in index.rows.items():
+            assert len({one.titles[row].lower().startswith(("the ", "a ")) for row in rows}) == 1, one.titles[first]
+
+
+def test_one_typo_is_found_in_real_titles(shared_dir):
+    matcher = Matcher(load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet"))
+    found = [misspelt(matcher, 3000, random.Random(seed)) for seed in (3407, 1, 2, 3)]
+    assert sum(shares["misspelt_1_found"] for shares in found) / len(found) >= 0.949
+    assert all(shares["misspelt_1_wrong"] <= 0.002 for shares in found)
