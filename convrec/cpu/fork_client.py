@@ -32,7 +32,8 @@ def forked_arguments() -> list[str] | None:
         return arguments[arguments.index("-c") :]
     if not arguments or os.path.basename(arguments[0]) != "default_worker.py":
         return None
-    context, kept = {}, []
+    context = {}
+    kept = []
     for argument in arguments:  # as Ray's setup_worker.py, which imports all of Ray for it
         name, _, value = argument.partition("=")
         if name == "--serialized-runtime-env-context":
@@ -41,7 +42,8 @@ def forked_arguments() -> list[str] | None:
             kept.append(argument)
         elif value != "PYTHON":
             return None
-    variables, python = context.pop("env_vars", {}), context.pop("py_executable", sys.executable)
+    variables = context.pop("env_vars", {})
+    python = context.pop("py_executable", sys.executable)
     if any(context.values()) or python != sys.executable:
         return None
     for name, value in variables.items():

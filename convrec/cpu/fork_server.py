@@ -68,7 +68,8 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def serve(listening: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each client. Returns in the forked process alone: what it is to be, and its descriptors."""
     clients: dict[int, socket.socket] = {}  # of the processes, by their ids
-    poller, wake = select.poll(), os.pipe()
+    poller = select.poll()
+    wake = os.pipe()
     for fd in wake:
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(wake[1])

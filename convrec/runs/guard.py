@@ -201,7 +201,8 @@ def end(folder: Path) -> bool:
 
 def wait_until_gone(folder: Path, seconds: float) -> bool:
     """Until the guard has removed the folder, so many seconds at most. Returns whether it has."""
-    deadline, names = time.monotonic() + seconds, (folder, guard_process.ended(folder))
+    deadline = time.monotonic() + seconds
+    names = (folder, guard_process.ended(folder))
     while (is_there := any(name.exists() for name in names)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not is_there

@@ -113,7 +113,8 @@ class Guard:
                 others = set(entry["shm"])
                 self.others_shm = others if self.others_shm is None else self.others_shm & others
             if entry["is_driver"]:
-                self.driver, self.message = key, entry["message"]
+                self.driver = key
+                self.message = entry["message"]
         return members
 
     def poll(self) -> bool:

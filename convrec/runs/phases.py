@@ -33,7 +33,8 @@ class Phases:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        outer, begin = self.current[0], self.clock()
+        outer = self.current[0]
+        begin = self.clock()
         self.current = (name, begin)
         try:
             yield
@@ -56,7 +57,8 @@ class Phases:
         earlier = self.durations.get(name)
         median = statistics.median(list(earlier)) if earlier else None
         times = FIRST_TIMES * self.smallest_limit if median is None else TIMES_MEDIAN * median
-        limit, seconds = max(self.smallest_limit, times), self.clock() - begin
+        limit = max(self.smallest_limit, times)
+        seconds = self.clock() - begin
         if seconds <= limit:
             return ""
         usual = "it has not ended once before" if median is None else f"its median is {median:.1f} s"

@@ -69,7 +69,9 @@ def _describe_process(pid: int, folder: Path, node: str) -> tuple[str, str] | No
 
     try:
         process = psutil.Process(pid)
-        program, name, state = process.exe(), " ".join(process.cmdline())[:80], process.status()
+        program = process.exe()
+        name = " ".join(process.cmdline())[:80]
+        state = process.status()
     except psutil.Error:  # it has ended
         return None
     if not Path(program).name.startswith("python") and state not in STOPPED:

@@ -30,7 +30,8 @@ def note_start(run_folder: Path) -> None:
 
 def read_starts(run_folder: Path) -> list[dict[str, Any]]:
     """The entries in order, without one that a full disk cut off; [] for a run that has not begun to train."""
-    path, starts = run_folder / STARTS, []
+    path = run_folder / STARTS
+    starts = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
             starts.append(json.loads(line))

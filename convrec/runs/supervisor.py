@@ -292,7 +292,8 @@ class Supervisor:
             return False
         from convrec.runs.folder import latest_step
 
-        step, before = latest_step(Path(notes["run"])), int(os.environ.get(RESUMED_AFTER, "-1"))
+        step = latest_step(Path(notes["run"]))
+        before = int(os.environ.get(RESUMED_AFTER, "-1"))
         if step <= before:
             text = f"lost again after step {before}, without a checkpoint in between: not started again"
         else:

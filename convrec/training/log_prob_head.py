@@ -96,7 +96,8 @@ def trained_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
     """As `response_tokens`; of demonstrations, which have no responses, the tokens of their loss mask."""
     if batch.get("responses", None) is not None:
         return response_tokens(batch, padded_length)
-    offsets, tokens = batch["input_ids"].offsets(), batch["input_ids"].values()
+    offsets = batch["input_ids"].offsets()
+    tokens = batch["input_ids"].values()
     place_P = batch["loss_mask"].values().nonzero().flatten()
     position_P = place_P - 1  # a token is predicted one position before it
     if padded_length is not None:
@@ -109,7 +110,8 @@ def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[i
     """(row, position of the hidden state that predicts its first token, tokens), without the rows that verl pads a
     batch with, whose response mask is 0. Waits for the device three times, whatever the number of rows."""
     offsets = batch["input_ids"].offsets()
-    ends, lengths = offsets[1:].tolist(), offsets.diff().tolist()
+    ends = offsets[1:].tolist()
+    lengths = offsets.diff().tolist()
     is_trained = torch.stack([mask.any() for mask in batch["response_mask"].unbind()]).tolist()
     for row, (response, trains) in enumerate(zip(batch["responses"].unbind(), is_trained, strict=True)):
         if trains:

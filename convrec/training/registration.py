@@ -53,7 +53,8 @@ def source_digest() -> str:
 
 def check_worker() -> None:
     """For a run's worker, before it builds a model. Raises RuntimeError when it runs other source than the driver."""
-    drivers, digest = os.environ.get(DRIVERS_DIGEST), source_digest()
+    drivers = os.environ.get(DRIVERS_DIGEST)
+    digest = source_digest()
     if drivers in (None, digest):
         return
     import ray

@@ -104,8 +104,10 @@ def set_learning_rate(engine: Any, schedule: Sequence[tuple[int, float]] = (), u
             count from 1. Empty: verl's schedule of the optimizer's settings.
         updates_per_step: how often the schedule is advanced in a trainer step.
     """
-    optimizer, updates = engine.optimizer, engine.lr_scheduler.last_epoch
-    lr, factor = engine.optimizer_config.lr, engine.lr_scheduler.lr_lambdas
+    optimizer = engine.optimizer
+    updates = engine.lr_scheduler.last_epoch
+    lr = engine.optimizer_config.lr
+    factor = engine.lr_scheduler.lr_lambdas
 
     def lr_after(updates: int) -> float:
         return [lr for step, lr in schedule if step <= updates // updates_per_step + 1][-1]
@@ -116,7 +118,8 @@ def set_learning_rate(engine: Any, schedule: Sequence[tuple[int, float]] = (), u
         return before
 
     if schedule:
-        lr, factor = 1.0, lr_after
+        lr = 1.0
+        factor = lr_after
     for group in optimizer.param_groups:
         group["initial_lr"] = lr
     engine.lr_scheduler = LambdaLR(optimizer, factor, updates - 1)

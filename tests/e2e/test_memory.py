@@ -48,7 +48,7 @@ def training_command(first: str) -> list[str]:
     return ["sh", "-c", f"{first} && exec {train}"]
 
 
-def test_a_run_from_which_the_kernel_takes_a_process_says_so_and_what_it_used(
+def test_a_run_killed_for_memory_says_what_it_used(
     trained: Demo, cgroup: Cgroup, tmp_path: Path
 ) -> None:
     """It trains for two steps; then there is no room for what a step takes at its peak."""

@@ -44,7 +44,7 @@ def test_mismatch_weights_are_one_where_rollout_and_actor_agree(two_steps):
             assert row[name] == pytest.approx(plain[name], rel=1e-3, abs=1e-5), name
 
 
-def test_log_probs_of_a_share_of_the_lists_train_what_those_of_all_do(two_steps):
+def test_a_share_of_log_probs_trains_what_all_do(two_steps):
     rows = two_steps("all", "convrec.rollout_check_share=1")
     compares = ("actor/rollout_diff", "training/rollout_", "timing", "perf/", "actor/perf")
     for row, plain in zip(rows, two_steps.plain, strict=True):

@@ -186,7 +186,8 @@ def _iter_capital_runs(words: Sequence[str]) -> Iterator[str]:
             links.append(word)
         else:
             yield " ".join(run)
-            run, links = [], []
+            run = []
+            links = []
     yield " ".join(run)
 
 

@@ -26,7 +26,9 @@ ALIKE = 85.0  # similarity, 0 to 100, above which a label is like a title
 
 _log = logging.getLogger(__name__)
 _SAID = read_table(__file__, "wordings.yaml")
-LABEL_WORDINGS, OPEN_WORDINGS, LLM_PROMPT = _SAID["labels"], _SAID["open"], _SAID["model"]
+LABEL_WORDINGS = _SAID["labels"]
+OPEN_WORDINGS = _SAID["open"]
+LLM_PROMPT = _SAID["model"]
 
 
 class Asked(NamedTuple):
@@ -97,7 +99,8 @@ class OtherUser(RuleUser):
     """A control: answers for somebody else's wanted items, of `others`; the same one's throughout a conversation."""
 
     def labels(self, asked: Asked) -> Sequence[str]:
-        random, own = draw(self.seed, asked.key, "other"), set(asked.wanted)
+        random = draw(self.seed, asked.key, "other")
+        own = set(asked.wanted)
         drawn = (random.choice(self.others) for _ in range(100 if self.others else 0))
         rows = next((rows for rows in drawn if rows and own.isdisjoint(rows)), ())
         return self.attributes.shared(asked.attribute, rows)

@@ -32,9 +32,12 @@ from convrec.titles.matching import Matcher
 
 # The roots: of lines with the delimiter behind them, of last lines, which the end of the sequence follows, and of what
 # comes behind a whole list: the end of the sequence again. vLLM may ask for one more token than it uses.
-INNER, LAST, END = 0, 1, 2
+INNER = 0
+LAST = 1
+END = 2
 # The roots of the first line of a list, where it has other tokens than the lines below it.
-FIRST, ONLY = 3, 4
+FIRST = 3
+ONLY = 4
 Rows = Sequence[int]
 REMEMBERED = 2**16  # items whose places in the trie are kept: lists write few of a large catalog's
 
@@ -161,7 +164,8 @@ class CatalogTrie:
         np.maximum.at(inner_M, item_of_W, inner_W)
         np.maximum.at(last_M, item_of_W, last_W)
         order = np.argsort(-inner_M, kind="stable")
-        top, others = order[:num_items], order[num_items:]
+        top = order[:num_items]
+        others = order[num_items:]
         tokens = inner_M[top].sum() + (last_M - inner_M)[top].max(initial=-1)
         if len(others):  # another item is the last, after all of them but the shortest
             tokens = max(tokens, inner_M[top[:-1]].sum() + last_M[others].max())

@@ -53,7 +53,8 @@ class ChoiceReader:
         taken: list[tuple[int, int, int]] = []
         closed: list[tuple[int, int]] = []
         for index, token in enumerate(tokens):
-            node, is_free = walk.node, walk.num_choices() > 1
+            node = walk.node
+            is_free = walk.num_choices() > 1
             if is_free:
                 closed += [(child, len(taken)) for child in walk.closed.get(node, ())]
             child = walk.advance(token)
@@ -64,7 +65,8 @@ class ChoiceReader:
 
 def joined(choices: Sequence[Choices], starts: Sequence[int]) -> Choices:
     """One of many, with the places of each counted on from its start."""
-    choices, starts = [NONE, *choices], [0, *starts]
+    choices = [NONE, *choices]
+    starts = [0, *starts]
     counts = np.array([len(one.place_F) for one in choices])
     firsts = counts.cumsum() - counts
     return Choices(

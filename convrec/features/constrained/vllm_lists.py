@@ -26,7 +26,9 @@ from convrec.features.constrained.walk import Walk
 PROCESSOR = "convrec.features.constrained.vllm_processor:CatalogLogitsProcessor"
 TRIE = "constrained_trie"  # of additional_config
 # of extra_args, which are vllm_xargs of vLLM's server
-ITEMS, EXCLUDE, VERSION = "constrained_items", "constrained_exclude", "constrained_version"
+ITEMS = "constrained_items"
+EXCLUDE = "constrained_exclude"
+VERSION = "constrained_version"
 TRIES_KEPT = 8  # besides those of lists that are being written
 _FILE_NAME = re.compile(r"\w[\w.-]*\.npz")
 _log = logging.getLogger("vllm.constrained")  # below vLLM's, whose handlers it has
@@ -200,7 +202,8 @@ class ListWriter:
         file = dict(additional_config).get(TRIE)
         if not file:
             raise ValueError(f'constrained lists: start vLLM with additional_config={{"{TRIE}": FILE}}')
-        self.file, self.device = Path(file), device
+        self.file = Path(file)
+        self.device = device
         self._trie = lru_cache(TRIES_KEPT)(self._load_trie)
         self._trie(self.file.name)
 
@@ -218,7 +221,8 @@ class ListWriter:
             catalog, mask = self._trie(name or self.file.name)
         except (FileNotFoundError, UserError) as error:  # of one request: the engine has others
             _log.error("%s: an empty list, since its trie cannot be read: %s", VERSION, error)
-            (catalog, mask), num_items = self._trie(self.file.name), 0
+            (catalog, mask) = self._trie(self.file.name)
+            num_items = 0
         walk = Walk(catalog, num_items, exclude)
         if walk.num_items < arguments[0]:
             _log.warning("a list of %d items, not %d: the others are excluded", walk.num_items, arguments[0])
@@ -231,7 +235,9 @@ def read_arguments(extra_args: Mapping[str, Any] | None) -> tuple[int, list[int]
     given = extra_args or {}
     if ITEMS not in given and EXCLUDE not in given:
         return None
-    num_items, exclude, name = given.get(ITEMS), given.get(EXCLUDE, []), given.get(VERSION, "")
+    num_items = given.get(ITEMS)
+    exclude = given.get(EXCLUDE, [])
+    name = given.get(VERSION, "")
     if type(num_items) is not int or num_items < 1:
         raise ValueError(f"{ITEMS} is {num_items!r}, not a number of items from 1 on")
     if not isinstance(exclude, list) or any(type(item) is not int for item in exclude):

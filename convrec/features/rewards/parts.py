@@ -80,7 +80,8 @@ class RewardParts:
             elif name in self._labels_M:
                 found[name] = _diversity(new, self._labels_M[name], 0.0 if weight > 0 else 1.0)
             elif name in self._values_M:
-                values_M, worst = self._values_M[name], self._worst[name]
+                values_M = self._values_M[name]
+                worst = self._worst[name]
                 found[name] = [values_M[row] if row >= 0 else worst for row in new]
         return found
 

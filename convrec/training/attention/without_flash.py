@@ -45,7 +45,8 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
     }
     if asked["use_remove_padding"] or not asked["use_dynamic_bsz"] or asked["force_group_size"] > 1:
         return utils.prepare_micro_batches(data, dp_group=dp_group, **options)
-    lengths, limit = data["input_ids"].offsets().diff().tolist(), int(data["max_token_len_per_gpu"])
+    lengths = data["input_ids"].offsets().diff().tolist()
+    limit = int(data["max_token_len_per_gpu"])
     if max(lengths) > limit:
         raise ValueError(f"a row of {max(lengths)} tokens is longer than a micro-batch may be, {limit} tokens")
     groups = group_by_length(lengths, limit)

@@ -183,7 +183,7 @@ def test_features_add_their_sampling_params() -> None:
     assert all("seed" in one for one in params)
 
 
-def test_log_probs_are_reported_of_the_first_rollouts_of_each_prompt() -> None:
+def test_the_first_rollouts_of_a_prompt_report_log_probs() -> None:
     client = FakeClient([5, 6])
     prompts = [make_prompt("a", 3), make_prompt("b", 2), make_prompt("c", 1, session_id=1)]
     for prompt in prompts:
@@ -223,7 +223,7 @@ def change_config(*changes: str) -> Run[Any]:
         (["+scale=separate_async", "algorithm.rollout_correction.rollout_is=null"], None),
     ],
 )
-def test_log_probs_of_a_share_are_enough_where_they_only_serve_the_comparison(
+def test_a_share_of_log_probs_suffices_for_the_comparison(
     changes: list[str], count: int | None
 ) -> None:
     assert count_reported_rollouts(change_config(*changes)) == count

@@ -69,7 +69,7 @@ def test_no_request_reaches_the_app_but_its_lifespan_runs() -> None:
     assert calls == ["start", "end"]
 
 
-def test_a_b200_without_a_compiler_gets_attention_that_needs_none(b200_without_nvcc: None) -> None:
+def test_a_b200_without_nvcc_gets_flash_attention(b200_without_nvcc: None) -> None:
     assert parse_options(ConvRecHttpServer, False).attention_backend == "FLASH_ATTN"
     own = parse_options(ConvRecHttpServer, False, attention_backend="TRITON_ATTN")
     assert own.attention_backend == "TRITON_ATTN"

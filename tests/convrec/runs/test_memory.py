@@ -190,7 +190,7 @@ def test_supervisor_reports_a_driver_killed_for_memory(run_folder: Path, end: st
         assert done.stderr.endswith("Lower X\n")
 
 
-def test_a_driver_that_the_kernel_kills_has_its_supervisor_say_so(run_folder: Path) -> None:
+def test_the_supervisor_reports_a_driver_killed_for_memory(run_folder: Path) -> None:
     """It is the largest process of a cgroup that has no room for another 400 MiB."""
     work = DRIVER.format(root=str(ROOT), folder=str(run_folder), prepare="", end=f"os.urandom({400 * MIB})")
     environment = {**os.environ, guard.FOLDER_VARIABLE: str(run_folder)}

@@ -178,7 +178,7 @@ def test_packed_rows_have_no_mask_to_leave_out() -> None:
     assert inputs["position_ids"].tolist() == [[0, 1, 0]]
 
 
-def test_the_batch_of_these_tests_has_padding_in_every_micro_batch() -> None:
+def test_every_micro_batch_of_these_tests_is_padded() -> None:
     lengths = demonstrations()["input_ids"].offsets().diff().view(MICRO_BATCHES, -1)
     assert (lengths.min(dim=1).values < lengths.max(dim=1).values).all()
     assert tensordict_utils.get_non_tensor_data(demonstrations(), "use_remove_padding", True) is False

@@ -191,7 +191,7 @@ def test_a_request_to_stop_saves_once_at_the_end_of_the_step(tmp_path: Path, sto
         ("on_step_end", 100, ["synchronise", "validate", "free", "save"]),
     ],
 )
-def test_a_request_to_stop_that_comes_late_in_a_step_saves_that_step_and_trains_no_other(
+def test_a_late_stop_saves_its_step_and_trains_no_other(
     tmp_path: Path, asked_in: str, save_freq: int, end: list[str]
 ) -> None:
     """A step that is saved after the rollout got its weights needs the memory of the training devices again."""
@@ -212,7 +212,7 @@ def test_a_request_to_stop_that_comes_late_in_a_step_saves_that_step_and_trains_
     assert {"timing_s/save_checkpoint", "timing_s/testing", "val/ndcg"} <= engine.logged[-1][1].keys()
 
 
-def test_a_step_that_is_saved_after_its_validation_may_be_the_best(tmp_path: Path) -> None:
+def test_a_step_saved_after_its_validation_may_be_best(tmp_path: Path) -> None:
     engine = Engine(total=5, save_freq=100, test_freq=2)
     validate = engine._validate
 

@@ -137,7 +137,7 @@ def test_weights_of_the_rollout_correction_against_numpy(
     assert kept  # not all are at a bound
 
 
-def test_log_probs_of_a_share_of_the_lists_change_nothing_but_the_comparison(queue: Callable[..., Any]) -> None:
+def test_a_share_of_log_probs_changes_only_the_comparison(queue: Callable[..., Any]) -> None:
     """Loss, gradient and metrics of two micro-batches, with log-probs of all lists and of the first of each prompt."""
     from verl.utils.metric import Metric
     from verl.utils.tensordict_utils import get_tensordict

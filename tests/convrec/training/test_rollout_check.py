@@ -64,7 +64,7 @@ def test_the_bound_fits_the_dtypes_of_actor_and_rollout(overrides: tuple[str, ..
 @pytest.mark.parametrize(
     "older", ["algorithm.rollout_correction.bypass_mode=true", "trainer.v1.trainer_mode=separate_async"]
 )
-def test_rollouts_that_may_be_older_than_the_actor_have_the_wider_bound(older: str) -> None:
+def test_older_rollouts_have_the_wider_bound(older: str) -> None:
     in_fp32 = ["actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32"]
     in_fp32 += ["actor_rollout_ref.rollout.dtype=float32"]
     assert choose_bound(run_with("rank_grpo", *in_fp32, older, host="cpu")) == BF16_BOUND

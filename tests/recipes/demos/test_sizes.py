@@ -25,7 +25,7 @@ def test_bf16_is_read_off_the_flags_of_the_cpu(tmp_path: Path, flags: str, expec
 
 @pytest.mark.parametrize("demo", [TINY, PRETRAINED], ids=["tiny", "pretrained"])
 @pytest.mark.parametrize("cpu_has_bf16", [True, False])
-def test_the_passes_of_a_pretrained_model_are_in_bf16_where_the_cpu_has_it(
+def test_a_pretrained_model_trains_in_bf16_where_the_cpu_can(
     demo: Demo, cpu_has_bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizes, "has_bf16", lambda: cpu_has_bf16)
@@ -46,7 +46,7 @@ def test_the_passes_of_a_pretrained_model_are_in_bf16_where_the_cpu_has_it(
 
 
 @pytest.mark.parametrize("demo", [TINY, PRETRAINED], ids=["tiny", "pretrained"])
-def test_lists_are_as_long_in_the_data_as_in_training_and_evaluation(demo: Demo, tmp_path: Path) -> None:
+def test_data_training_and_evaluation_agree_on_list_length(demo: Demo, tmp_path: Path) -> None:
     _, rl, evaluation = read_runs(demo, tmp_path)
     options = dict(zip(demo.sample[::2], demo.sample[1::2], strict=True))
     num_items = int(options.get("--num-items", SampleOptions.num_items))

@@ -259,7 +259,7 @@ def test_a_stop_file_saves_at_the_end_of_the_step(train: Train, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("save_freq", "saved"), [(100, [2]), (1, [1, 2])])
-def test_a_stop_file_of_a_validation_saves_the_step_that_is_validated(
+def test_a_stop_in_a_validation_saves_the_validated_step(
     train: Train, tmp_path: Path, save_freq: int, saved: list[int]
 ) -> None:
     often = {"save_freq": save_freq, "test_freq": 2, "validation": 4}
