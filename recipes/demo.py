@@ -42,7 +42,7 @@ from convrec.report.page import gain_text, table_row, text_table
 from convrec.runs.folder import latest_step
 from recipes.cluster.jobs import say
 from recipes.demos.pretrained import choose_source, write_model
-from recipes.demos.sizes import PRETRAINED, TINY, Demo, has_bf16, read_runs
+from recipes.demos.sizes import PRETRAINED, TINY, Demo, read_runs
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.experiments.local_runs import make_evaluation_options, train
@@ -274,8 +274,6 @@ def main(options: DemoOptions) -> int:
     source = None
     if options.pretrained and not (out / "model").exists():
         source = choose_source(options.pretrained)
-    if demo.is_pretrained and not has_bf16():
-        say("this CPU has no instructions for bf16: training takes about twice as long in fp32")
     forget_variables()
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,27 +1,14 @@
 """The sizes of both demos: TINY makes its model, PRETRAINED starts from one (docs/tutorials/pretrained.md)."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from convrec.base.errors import UserError
 from recipes.experiments.matrix_file import read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, expand_matrix
-
-BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
-# By recipe. The weights that train stay in fp32.
-BF16_OVERRIDES: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "sft": ("engine.mixed_precision.param_dtype=bf16",),
-        "rank_grpo": (
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",
-            "actor_rollout_ref.rollout.dtype=bfloat16",
-        ),
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +23,7 @@ class Demo:
         sft_validations, rl_validations: how often each is validated.
         memory_gib: memory that its largest part takes.
         disk_gib: what its folder takes at most, checkpoints that are about to be replaced included.
-        is_pretrained: its model is evaluated as it comes, before it is trained; each evaluation takes minutes, and the
-            passes are computed in bf16 where the CPU does that itself.
+        is_pretrained: its model is evaluated as it comes, before it is trained.
     """
 
     out: Path
@@ -98,17 +84,4 @@ def read_runs(demo: Demo, out: Path) -> tuple[MatrixRun, MatrixRun, dict[str, An
     sft, rl = expand_matrix(matrix)
     sft = replace(sft, variables={**sft.variables, **schedule_steps(demo.sft_steps, demo.sft_validations)})
     rl = replace(rl, variables={**rl.variables, **schedule_steps(demo.rl_steps, demo.rl_validations)})
-    if demo.is_pretrained and has_bf16():
-        sft, rl = (replace(run, overrides=[*run.overrides, *BF16_OVERRIDES[run.recipe]]) for run in (sft, rl))
     return sft, rl, matrix.evaluate
-
-
-def has_bf16(cpu_information: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether this CPU has instructions for bf16. Without them it is slower than fp32."""
-    flags = {
-        flag
-        for line in cpu_information.read_text(encoding="utf-8").splitlines()
-        if line.startswith("flags")
-        for flag in line.split()
-    }
-    return bool(BF16_FLAGS & flags)

@@ -48,9 +48,7 @@ def training_command(first: str) -> list[str]:
     return ["sh", "-c", f"{first} && exec {train}"]
 
 
-def test_a_run_killed_for_memory_says_what_it_used(
-    trained: Demo, cgroup: Cgroup, tmp_path: Path
-) -> None:
+def test_a_run_killed_for_memory_says_what_it_used(trained: Demo, cgroup: Cgroup, tmp_path: Path) -> None:
     """It trains for two steps; then there is no room for what a step takes at its peak."""
     run_folder = tmp_path / "run"
 

