@@ -178,7 +178,7 @@ def test_every_ray_that_the_manual_starts_reports_nothing() -> None:
                 assert "--disable-usage-stats" in line, path
                 assert any("RAY_USAGE_STATS_REPORT_URL=off" in text for number, text in lines if number == block), path
     assert starts >= 2
-    for path in (ROOT / "docs" / "examples").iterdir():
+    for path in (ROOT / "docs" / "examples").glob("*.*"):
         text = path.read_text(encoding="utf-8")
         if "start --head" in text or "headGroupSpec" in text:
             for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_USAGE_STATS_REPORT_URL", "off")):

@@ -31,7 +31,7 @@ def register_engine() -> None:
                 built: Any = super()._build_fsdp_module(module)
             finally:
                 object.__setattr__(self.engine_config, "forward_only", forward_only)
-            self.is_alone = torch.distributed.get_world_size() == 1 and isinstance(built, FSDPModule)
+            self.is_alone = isinstance(built, FSDPModule) and torch.distributed.get_world_size() == 1
             if self.is_alone:
                 share_weights(built)
                 built.set_reshard_after_forward(forward_only)

@@ -315,7 +315,8 @@ def _code_digest() -> str:
     """Of the source, tables included, that decides which lines there are and which item each is: a file that other
     code made is not taken."""
     here = Path(__file__)
-    sources = [here, here.with_name("lines.py"), *sorted((here.parents[2] / "lists").glob("*.*"))]
+    of_lines_and_titles = [file for name in ("lists", "titles") for file in (here.parents[2] / name).glob("*.*")]
+    sources = [here, here.with_name("lines.py"), *sorted(of_lines_and_titles)]
     return digest([file_hash(source) for source in sources])
 
 

@@ -80,7 +80,7 @@ def test_an_error_leaves_everything_as_it_was(tmp_path: Path, writer: Writer, er
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from convrec import files
+from convrec.base import files
 with getattr(files, sys.argv[1])(Path(sys.argv[2])) as partial:
     (partial / "part" if partial.is_dir() else partial).write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
