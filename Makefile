@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo demo-pretrained serve test test-nightly test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
+.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -23,14 +23,20 @@ serve: setup ## talk to the demo's model in a browser, at http://127.0.0.1:8000/
 	@test -f outputs/demo/summary.json || $(PY) -m recipes demo
 	@$(PY) -m recipes serve --model demo=outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet
 
-test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests and the demo, faults and serving end to end
+test: setup lint resolve pytest ## ruff, mypy, locks, the quick tests; then the demo, Ctrl-C and serving end to end
+
+test-unit: setup ## the quick tests that start nothing: four minutes
+	@$(PY) -m pytest -m "not (contract or e2e or tutorial or long)" --numprocesses 2 --dist loadfile
+
+test-contract: setup ## the quick tests that start Ray, vLLM, a browser or a service
+	@$(PY) -m pytest -m "contract and not (e2e or long)" --numprocesses 2 --dist loadfile
 
 test-nightly: ## all that CI leaves out: long, faults (root), slow, every tutorial; three hours on two cores
 	@export E2E_DEMO="$${E2E_DEMO:-$$(mktemp -d)/demo}"; failed=0; \
 	  for tier in test-long test-faults test-slow tutorials; do $(MAKE) $$tier || failed=1; done; exit $$failed
 
-test-long: setup ## on a cluster of two nodes, with killed processes, judges, the wheel (E2E_DEMO=FOLDER: their demo)
-	@$(PY) -m pytest tests/e2e -m "long and not slow"
+test-long: setup ## two nodes, killed processes, judges, the wheel, gpu-check, studies (E2E_DEMO=FOLDER: their demo)
+	@$(PY) -m pytest -m "long and not slow"
 
 test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 26 minutes, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
@@ -73,7 +79,7 @@ pytest: setup ## the quick tests in two processes, then those that train; PYTEST
 ifdef PYTEST_ARGS
 	@$(PY) -m pytest $(PYTEST_ARGS)
 else
-	@$(PY) -m pytest -m "not e2e and not tutorial" --numprocesses 2 --dist loadfile \
+	@$(PY) -m pytest -m "not (e2e or tutorial or long)" --numprocesses 2 --dist loadfile \
 	    --max-worker-restart 0; quick=$$?; \
 	  $(PY) -m pytest -m "e2e and not long and not faults and not slow" && exit $$quick
 endif

@@ -19,9 +19,59 @@ from hypothesis import HealthCheck, settings
 from convrec.checkpoints import manifest
 from convrec.runs.folder import LATEST
 
+ROOT = Path(__file__).resolve().parents[1]
+# Files of quick tests that start Ray, vLLM, processes of torch, a browser or a service, or compose many runs; all
+# others are units. `make test-unit` and `make test-contract` run one or the other.
+CONTRACT = frozenset(
+    {
+        "tests/convrec/checkpoints/test_lora.py",
+        "tests/convrec/checkpoints/test_plain_load.py",
+        "tests/convrec/checkpoints/test_reshard.py",
+        "tests/convrec/cpu/test_fork_server.py",
+        "tests/convrec/data/test_families.py",
+        "tests/convrec/rollout/test_queue_sockets.py",
+        "tests/convrec/runs/test_guard.py",
+        "tests/convrec/runs/test_memory.py",
+        "tests/convrec/runs/test_stacks.py",
+        "tests/convrec/runs/test_supervisor.py",
+        "tests/convrec/training/test_constrained_head.py",
+        "tests/convrec/training/test_fused_head.py",
+        "tests/convrec/training/test_one_step.py",
+        "tests/convrec/training/trackers/test_tracking.py",
+        "tests/data_prep/test_build.py",
+        "tests/recipes/cluster/test_job_environment.py",
+        "tests/recipes/cluster/test_jobs.py",
+        "tests/recipes/launch/test_environment.py",
+        "tests/recipes/launch/test_hydra_errors.py",
+        "tests/recipes/launch/test_ray_training.py",
+        "tests/recipes/launch/test_runner.py",
+        "tests/recipes/launch/test_settings.py",
+        "tests/recipes/preflight/test_checks.py",
+        "tests/recipes/preflight/test_constrained.py",
+        "tests/recipes/preflight/test_precision.py",
+        "tests/recipes/serving/test_chat.py",
+        "tests/recipes/serving/test_drain.py",
+        "tests/recipes/serving/test_http.py",
+        "tests/recipes/serving/test_large_requests.py",
+        "tests/recipes/serving/test_page.py",
+        "tests/recipes/serving/test_processes.py",
+        "tests/recipes/serving/test_strangers.py",
+        "tests/recipes/test_cli.py",
+        "tests/recipes/test_doctor.py",
+        "tests/recipes/test_plan.py",
+        "tests/test_examples.py",
+    }
+)
+
 # on a machine that is busy an example may take any time
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(ROOT).as_posix() in CONTRACT:
+            item.add_marker(pytest.mark.contract)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -25,6 +25,8 @@ from convrec.base.files import read_json
 from convrec.runs.folder import LATEST
 from recipes.selftest.phases import PHASES
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, os, subprocess, sys, time

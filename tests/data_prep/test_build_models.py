@@ -22,6 +22,8 @@ from data_prep.stages.asking import make_asker
 
 from .conftest import BOOKS, GHOSTS, LAUGHS, arguments, read, refusal, summary_of
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -1,5 +1,9 @@
 """Faults that must stop a run of Rank-GRPO."""
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 
 def test_a_rollout_that_is_not_the_policy_stops_the_run(trained, recipe, copy_of_project, tmp_path):
     """The fault: vLLM gets the actor's weights and keeps its own."""

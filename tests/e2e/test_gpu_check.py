@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 PHASES = ["packed", "fused", "two_ranks", "sleep", "llama_constrained"]
 
 

@@ -188,6 +188,7 @@ def test_catalog_changes_apply_fast_and_outlive_the_engine(service):
     assert gone not in [item["item_id"] for item in client.post("/v1/recommendations", json=ASK).json()["items"]]
 
 
+@pytest.mark.long
 def test_popular_items_come_until_a_killed_engine_is_there_again(trained, tmp_path):
     films = pq.read_table(trained.files["CATALOG_FILE"]).to_pylist()
     films = sorted((film for film in films if film["year"] >= 1990), key=lambda film: -film["mentions"])

@@ -74,6 +74,7 @@ def test_greedy_answers_are_the_checkpoints_own(model: Path, answered: tuple[lis
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_two_replicas_write_what_one_does(
     model: Path, answered: tuple[list[Answer], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_engine_is_reused_for_checkpoints_of_the_same_model_only(
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_samples_of_an_untied_model_differ(tmp_path: Path) -> None:
     model = make_model(tmp_path / "untied", tied=False)
     sampled = [

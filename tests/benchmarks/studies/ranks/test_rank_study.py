@@ -8,6 +8,8 @@ from benchmarks.studies.ranks.kept import restore
 from benchmarks.studies.ranks.runs import Study
 from benchmarks.studies.ranks.tables import TABLES
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[4]
 RANKS = ROOT / "benchmarks" / "studies" / "ranks"
 PAGE = ROOT / "docs" / "explanation" / "rank-study.md"

@@ -25,6 +25,8 @@ from benchmarks.studies.ranks.toy import (
     weight_of_choice,
 )
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[4]
 
 
