@@ -14,7 +14,8 @@ DEFAULT_DELIMITER = "\n"
 
 def split_lines(text: str, delimiter: str = DEFAULT_DELIMITER) -> list[str]:
     """Non-blank lines of a response, stripped of WHITESPACE; the index is the 0-based rank."""
-    return [line for raw in text.split(delimiter) if (line := raw.strip(WHITESPACE))]
+    lines = [raw.strip(WHITESPACE) for raw in text.split(delimiter)]
+    return [line for line in lines if line]
 
 
 def replace_line(text: str, rank: int, line: str, delimiter: str = DEFAULT_DELIMITER) -> str:

@@ -156,12 +156,9 @@ def _find_years(path: Path, rows: Mapping[int, Mapping[str, Any]], catalog: Cata
 def _foreign_catalog(
     rows: Sequence[dict[str, Any]], matcher: Matcher, data: str | Path, catalog: str | Path
 ) -> list[str]:
-    truths = [
-        (title, year)
-        for row in rows
-        for title, raw_year in get_truth(row)
-        if (year := matcher.catalog.normalise_year(raw_year)) is not None
-    ]
+    pairs = [pair for row in rows for pair in get_truth(row)]
+    dated = [(title, matcher.catalog.normalise_year(raw_year)) for title, raw_year in pairs]
+    truths = [(title, year) for title, year in dated if year is not None]
     missing = [truth for truth in truths if matcher.identify(*truth).index < 0]
     if len(missing) <= FOREIGN_CATALOG * len(truths):
         return []
