@@ -38,7 +38,7 @@ test-nightly: ## all that CI leaves out: long, faults (root), slow, every tutori
 test-long: setup ## two nodes, killed processes, judges, the wheel, gpu-check, studies (E2E_DEMO=FOLDER: their demo)
 	@$(PY) -m pytest -m "long and not slow"
 
-test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); 26 minutes, not in CI
+test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); more than an hour, not in CI
 	@$(PY) -m pytest tests/e2e -m faults
 
 test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed; benchmarks and the wheel's demo; 50 minutes, not in CI
