@@ -119,7 +119,7 @@ def _iter_parameters(module: torch.nn.Module) -> Iterator[Any]:
 def leave_out_mask(inputs: dict[str, Any]) -> None:
     """Remove the padding mask from a model's inputs where it changes nothing.
 
-    verl pads behind the last token of a row, so that causal attention never sees the padding. A mask would have
+    verl pads after the last token of a row, so that causal attention never sees the padding. A mask would have
     attention copy keys and values for every head that shares them, and compute what lies above the diagonal.
 
     Args:

@@ -101,7 +101,7 @@ def draw_chart(axis: Axes, chart: Chart) -> None:
 
 
 def _draw_line(axis: Axes, chart: Chart, name: str, style: Mapping[str, Any]) -> None:
-    """Draw a line's errors, its single steps behind the smoothed curve where lines are few, and the curve."""
+    """Draw a curve over its error band; where a chart has few curves, also the unsmoothed steps under it."""
     points = sorted(chart.lines[name].items())
     thinned = _thinned(points)
     steps = [step for step, _ in thinned]

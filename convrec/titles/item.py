@@ -103,7 +103,7 @@ def _unwrap(line: str) -> str:
 
 
 def _undecorate(title: str, after: str) -> str:
-    """The title alone; `after` is the text behind the year, where bold or quotes around the whole item close."""
+    """The title alone; `after` is the text after the year, where bold or quotes around the whole item close."""
     title = _strip_enumeration(title.strip())
     while title:
         bare, after = _strip_pair(title, after)

@@ -91,7 +91,7 @@ class TrieMask:
 
 
 class OpenList(NamedTuple):
-    """A request's list: its walk, which is told where lines end, and the mask of its trie."""
+    """The list of a request: its walk, which advances at the end of each line, and the mask of its trie."""
 
     walk: Walk
     mask: TrieMask
