@@ -5,7 +5,7 @@ What travels: recipes/cluster/job_environment.py.
 
 from collections.abc import Sequence
 
-from convrec.base.errors import UserError, says_user_errors
+from convrec.base.errors import UserError, exit_on_user_error
 from convrec.base.options import command
 from recipes.cluster.jobs import connect_to_job, follow, say, stop, submit
 from recipes.launch import dry_run
@@ -29,7 +29,7 @@ def main(options: SubmitOptions) -> int:
     return submit_recipe(RECIPES[name], [*overrides, *(flag for flag, is_given in flags.items() if is_given)])
 
 
-@says_user_errors
+@exit_on_user_error
 def submit_recipe(recipe: Recipe, arguments: Sequence[str]) -> int:
     """Submit a training with the arguments of its command, and --detach. Exit status."""
     overrides = [argument for argument in arguments if argument != "--detach"]

@@ -7,6 +7,7 @@ python scripts/reference.py --check    exit status 1 and their names where pages
 import argparse
 import inspect
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,9 @@ from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, RE
 from recipes.launch.settings import compose_files
 from recipes.launch.variables import VARIABLES
 from recipes.serving.keys import KEY_VARIABLE
+
+sys.path.insert(0, str(Path(__file__).parent))
+from error_sites import iter_error_sites
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
@@ -107,6 +111,7 @@ def pages() -> dict[str, str]:
         "commands.md": "\n".join(_commands()),
         "files.md": _files(),
         "models.md": _models(),
+        "errors.md": _errors(),
     }
     found |= {f"api/{name}.md": text for name, text in _api()}
     return {name: f"{NOTE}\n{text.strip()}\n" for name, text in found.items()}
@@ -296,6 +301,32 @@ def _model_cells(family: Family) -> list[str]:
         ", ".join(special),
         family.remark,
     ]
+
+
+def _errors() -> str:
+    """Every UserError of the packages by its code; SystemExit for a code that is missing or stands for two kinds."""
+    modules = defaultdict(set)
+    rows = []
+    for site in sorted(iter_error_sites(), key=lambda site: (site.code, site.module, site.line)):
+        if not site.code:
+            continue
+        modules[site.code].add(site.module)
+        rows.append(f"| `{site.code}` | {_cell(site.sentence)} |")
+    if ambiguous := {code: sorted(names) for code, names in modules.items() if len(names) > 1}:
+        raise SystemExit(f"one code in several modules: {ambiguous}")
+    return "\n".join(
+        [
+            "# Errors",
+            "",
+            "Bad input ends a command with exit status 2 and one line: `error: MESSAGE [CODE]`. The code stays the same",
+            "when the message is reworded. In Python, `str(error)` is the message and `error.code` the code. Braces hold",
+            "values of the run.",
+            "",
+            "| code | message |",
+            "|---|---|",
+            *rows,
+        ]
+    )
 
 
 def _columns(table: pa.Schema) -> str:

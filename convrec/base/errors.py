@@ -15,8 +15,27 @@ Arguments = ParamSpec("Arguments")
 class UserError(ValueError):
     """Bad input: the message names the file, row or variable and says how to fix it.
 
-    Entry points print it without a traceback and exit with status 2.
+    Entry points print the message and the code without a traceback and exit with status 2.
+
+    Args:
+        code: what kind of error it is, as `area.kind-of-error` in lower case. It stays when the sentence changes, so
+            scripts and tests rely on it. docs/reference/errors.md lists every code.
+        message: the sentence for the user.
     """
+
+    def __init__(self, code: str, message: str = "") -> None:
+        if not message:  # until every caller gives a code
+            code, message = "", code
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+    def as_line(self) -> str:
+        """Return the line that a command prints: the message, then the code in brackets."""
+        return f"error: {self.message} [{self.code}]" if self.code else f"error: {self.message}"
 
 
 class ProcessLost(RuntimeError):
@@ -27,7 +46,7 @@ class NoProgress(ProcessLost):
     """A phase of the run has taken far longer than it does: the same command resumes."""
 
 
-def says_user_errors(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
+def exit_on_user_error(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
     """The command, whose UserError is one line on stderr and exit status 2."""
 
     @wraps(main)
@@ -35,7 +54,7 @@ def says_user_errors(main: Callable[Arguments, int]) -> Callable[Arguments, int]
         try:
             return main(*arguments, **named)
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(error.as_line(), file=sys.stderr)
             return 2
 
     return command

@@ -133,7 +133,7 @@ def command(record: type[Options]) -> Callable[[Callable[[Options], int]], Calla
             try:
                 return function(parse(record, arguments))
             except UserError as error:
-                print(f"error: {error}", file=sys.stderr)
+                print(error.as_line(), file=sys.stderr)
                 return 2
 
         return run

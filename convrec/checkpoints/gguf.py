@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from convrec.base.errors import UserError, one_line, says_user_errors
+from convrec.base.errors import UserError, exit_on_user_error, one_line
 from convrec.base.files import folder_written_whole
 
 COMMAND = "python -m convrec.checkpoints.gguf"
@@ -108,7 +108,7 @@ def _pre_tokenizer(cuts: str, name: str) -> Any:
     raise UserError(f"{name}: its tokenizer cuts text as {cuts!r} does, which is not known here; take its safetensors")
 
 
-@says_user_errors
+@exit_on_user_error
 def main(arguments: list[str]) -> int:
     if len(arguments) != 2:
         raise UserError(f"usage: {COMMAND} MODEL.gguf OUT")

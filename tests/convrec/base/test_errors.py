@@ -1,10 +1,12 @@
 """What an error is called on the screen."""
 
+import pickle
+
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from convrec.base.errors import is_of_lost_process, one_line
+from convrec.base.errors import UserError, is_of_lost_process, one_line
 
 
 def wrapped(cause: Exception) -> RayTaskError:
@@ -32,3 +34,17 @@ def test_the_innermost_cause_in_one_line() -> None:
     assert one_line(KeyError()) == "KeyError"
     memory = ray.exceptions.OutOfMemoryError("21 of 23 GiB are in use\nRefer to the documentation ...")
     assert one_line(memory) == "OutOfMemoryError: 21 of 23 GiB are in use"
+
+
+def test_user_error_keeps_its_code_across_processes() -> None:
+    error = pickle.loads(pickle.dumps(UserError("catalog.no-titles", "items.csv: no titles; add a column title")))
+    assert (error.code, str(error)) == ("catalog.no-titles", "items.csv: no titles; add a column title")
+    assert error.as_line() == "error: items.csv: no titles; add a column title [catalog.no-titles]"
+
+
+def test_user_error_keeps_its_code_in_rays_wrapper() -> None:
+    wrapper = RayTaskError("load", "a traceback", UserError("catalog.no-titles", "items.csv: no titles"))
+    error = wrapper.as_instanceof_cause()
+    assert isinstance(error, UserError)
+    assert error.code == "catalog.no-titles"
+    assert one_line(error) == "UserError: items.csv: no titles"
