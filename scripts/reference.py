@@ -318,9 +318,9 @@ def _errors() -> str:
         [
             "# Errors",
             "",
-            "Bad input ends a command with exit status 2 and one line: `error: MESSAGE [CODE]`. The code stays the same",
-            "when the message is reworded. In Python, `str(error)` is the message and `error.code` the code. Braces hold",
-            "values of the run.",
+            "Bad input ends a command with exit status 2 and one line: `error: MESSAGE [CODE]`. The code stays",
+            "the same when the message is reworded. In Python, `str(error)` is the message and `error.code` the",
+            "code. Braces hold values of the run.",
             "",
             "| code | message |",
             "|---|---|",
