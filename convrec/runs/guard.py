@@ -16,6 +16,7 @@ library alone: every process of a run reads it.
 import contextlib
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -172,13 +173,30 @@ def guarded(message: str) -> Iterator[Path]:
         join(is_driver=True, message=message)
         yield folder
     finally:
-        end(folder)
+        with _ignored_child_exits():
+            end(folder)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
         tempfile.tempdir = None
+
+
+@contextlib.contextmanager
+def _ignored_child_exits() -> Iterator[None]:
+    """Take no notice of children that end: torch raises an error wherever the process is when a loader's process dies.
+
+    Only a main thread can change what a signal does, and only there does torch's handler run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)  # None: set by C code
 
 
 @contextlib.contextmanager

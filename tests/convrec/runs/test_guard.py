@@ -207,6 +207,21 @@ def test_driverless_node_is_cleaned_long_after_its_last_worker(tmp_path: Path) -
         late.kill()
 
 
+def test_ending_the_processes_of_a_data_loader_is_no_error() -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from convrec.runs import guard
+from torch.utils.data import DataLoader
+with guard.guarded("it ended without a word"):
+    rows = iter(DataLoader(range(8), num_workers=2, persistent_workers=True))
+    print(int(next(rows)), flush=True)
+print("ended", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout.split(), done.returncode) == (["0", "ended"], 0), done.stderr
+
+
 def test_older_children_and_foreign_shared_memory_are_spared() -> None:
     memory = shared_memory.SharedMemory(create=True, size=4096)
     script = f"""
