@@ -1,4 +1,4 @@
-"""Serve trained models: recommendations and chat completions over HTTP, and a chat page at /. docs/how-to/serving.md"""
+"""Serve trained models: recommendations and chat completions over HTTP, and a chat page at /. docs/how-to/serve.md"""
 
 import json
 import sys

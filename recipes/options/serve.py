@@ -44,7 +44,7 @@ class ServeOptions:
     and several --model are several models behind one service, with one --catalog for all or one for each, in their
     order. --judge serves a model for chat completions alone. If others than this machine can reach it (--host), the
     variable SERVE_API_KEY must hold a key, which requests give as `Authorization: Bearer KEY`. Ctrl-C stops it.
-    docs/how-to/serving.md
+    docs/how-to/serve.md
 
     convrec serve --model outputs/demo/rank_grpo \\
         --catalog outputs/demo/data/catalog.parquet
