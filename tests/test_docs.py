@@ -269,7 +269,16 @@ def test_the_manual_says_what_is_known_now(path: Path) -> None:
     long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
     assert long == []
     diary = re.findall(r"(?i)slow days?|slow hour|tried and taken out|another day|\b20\d\d-\d\d-\d\d\b(?! --)", text)
-    assert path.name in ("collect-feedback.md", "own-catalog.md") or diary == []
+    assert diary == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=lambda path: path.name)
+def test_a_guide_is_short(path: Path) -> None:
+    """One task a page; a table is no place for paragraphs."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    cells = [cell for line in lines if line.startswith("|") for cell in re.split(r"(?<!\\)\|", line)]
+    assert sum(len(line.split()) for line in lines) <= 1000
+    assert [cell for cell in cells if len(cell.split()) > 15] == []
 
 
 def test_the_notebook_is_stored_without_outputs_in_short_cells() -> None:
