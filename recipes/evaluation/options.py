@@ -38,7 +38,8 @@ class EvaluationOptions:
     out: str
     """folder for the results"""
     model: str | None = None
-    """Hugging Face folder or id, run folder, LoRA adapter, api:NAME; without it: the baselines alone"""
+    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, api:NAME;
+    without it: the baselines alone"""
     train: str | None = None
     """training split, for the baselines"""
     baselines: Annotated[Sequence[Baseline], AnyNumber] = ("popularity",)

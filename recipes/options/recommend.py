@@ -24,7 +24,7 @@ class RecommendOptions:
     COMMAND: ClassVar[str] = "recommend"
 
     model: str
-    """run folder (its best checkpoint), RUN/global_step_N, Hugging Face folder or id"""
+    """run folder (its best checkpoint; RUN@last: the newest), RUN/global_step_N, Hugging Face folder or id"""
     catalog: str
     """.parquet or .pkl"""
     chats: Annotated[str, Parameter(name="--in", metavar="CHATS")]
