@@ -1,4 +1,4 @@
-# convrec for GPUs or, with --build-arg EXTRA=cpu, for CPUs: `make image`, docs/how-to/gpu.md. Versions are the locks'.
+# convrec for GPUs or, with --build-arg EXTRA=cpu, for CPUs: `make image`, docs/how-to/install.md. Versions are locked.
 # BASE: Debian or Ubuntu whose python3 is 3.11 or 3.12, with venv and headers.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}

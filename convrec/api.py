@@ -56,7 +56,10 @@ class CommandFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run that has trained. It is path-like: give it wherever a model or a run folder is taken."""
+    """A run that has trained. It is path-like: give it wherever a model or a run folder is taken.
+
+    As a model it is its best checkpoint by validation, or the newest where no saved step was validated.
+    """
 
     folder: Path
 
@@ -70,7 +73,7 @@ class TrainedRun:
 
     @property
     def last_checkpoint(self) -> Path:
-        """The folder of the last step."""
+        """The folder of the newest checkpoint."""
         return saving.step_folder(self.folder, latest_step(self.folder))
 
     @property
@@ -109,7 +112,7 @@ def evaluate(
     """Score a model's lists as `convrec evaluate` does; results that are there already are used.
 
     Args:
-        model: a run, a folder or a Hugging Face id; None: the baselines alone.
+        model: a run folder (its best checkpoint), another folder or a Hugging Face id; None: the baselines alone.
         data: the split to score, parquet.
         catalog: the catalog, parquet.
         out: folder for the results.

@@ -1,5 +1,6 @@
-"""What became of the lists of `convrec serve --feedback` -> the tables of `convrec data own`. docs/how-to/data.md
+"""What became of the lists of `convrec serve --feedback` -> the tables of `convrec data own`.
 
+The guide is docs/how-to/collect-feedback.md.
 OUT.jsonl has the rows as `convrec data own` reads them, the folder OUT what it makes of them.
 """
 

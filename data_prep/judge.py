@@ -1,4 +1,4 @@
-"""Preferences and ratings -> the judges' parquet (convrec.judges.schema). Forms and rules: docs/how-to/judges.md."""
+"""Preferences and ratings -> the judges' parquet (convrec.judges.schema). Formats: docs/how-to/judge-data.md."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Judge rows -> demonstrations for SFT: the judge's prompt and an answer with the right verdict. docs/how-to/judges.md
+"""Judge rows -> demonstrations for SFT: the judge's prompt, the right verdict. docs/how-to/judge-data.md
 
 The thinking of an answer is the row's `reason`, or empty; with --answers, another model's own answers where they are
 right (rejection sampling).

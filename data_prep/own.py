@@ -1,4 +1,6 @@
-"""A data set of one's own -> the parquet that the recipes read. The form of the files, splits: docs/how-to/data.md.
+"""A data set of one's own -> the parquet that the recipes read.
+
+Keys of the files and splits: docs/how-to/convert-conversations.md
 
 Every line is checked before anything is written; what is wrong is told with file, line and fix, up to 20 at once.
 Then OUT appears whole. A line stays a row: never aggregated. Tables without rows are left out.

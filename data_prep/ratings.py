@@ -1,4 +1,4 @@
-"""Ratings -> conversations, in the folder that `convrec data own` writes. docs/how-to/data.md
+"""Ratings -> conversations, in the folder that `convrec data own` writes. docs/how-to/convert-ratings.md
 
 What a user liked becomes a question ("I liked A, B and C. What next?"), and the next items are what is wanted.
 """

@@ -1,4 +1,6 @@
-"""The released Reddit-v2 download -> the parquet that the recipes read. docs/how-to/data.md says what becomes of what.
+"""The released Reddit-v2 download -> the parquet that the recipes read.
+
+docs/how-to/reproduce-paper.md has a table of its files.
 
 Rows stream through; memory holds one batch, one row group and 64 bits a row. OUT appears whole or not at all.
 """

@@ -1,6 +1,6 @@
 """Metrics of a model on a split: greedy lists from vLLM, once for each distinct prompt, scored once for each row.
 
-Models, options and files: docs/how-to/evaluation.md. With `--sweep`, MODEL is a run folder and all its checkpoints are
+Models, options and files: docs/how-to/evaluate.md. With `--sweep`, MODEL is a run folder and all its checkpoints are
 evaluated (recipes.evaluation.sweep). With `--judge`, MODEL is a judge (recipes.judge.evaluation).
 """
 

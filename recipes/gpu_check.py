@@ -1,6 +1,6 @@
 """Does everything that a run needs of GPUs work on this machine? A table, and JSON to attach to an issue.
 
-Without a GPU the parts run that a CPU can run, and the table says what was left out. docs/how-to/gpu.md
+Without a GPU the parts run that a CPU can run, and the table says what was left out. docs/how-to/check-gpus.md
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/evaluation.md"""
+"""A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/matrix.md"""
 
 import os
 import sys

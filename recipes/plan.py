@@ -12,7 +12,7 @@ from pathlib import Path
 
 from convrec.base.errors import UserError
 from convrec.base.options import command
-from convrec.checkpoints.models import resolve_model
+from convrec.checkpoints.models import resolve_model, split_choice
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import RECIPES, Recipe
@@ -64,7 +64,7 @@ def answer(options: PlanOptions) -> str:
     rows = planned_rows(run, options)
     name = options.model or run.settings.model
     try:
-        size = model_size(resolve_model(name) if Path(name).exists() else name)
+        size = model_size(resolve_model(name) if Path(split_choice(name)[0]).exists() else name)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{error}; give a folder with a config.json, or one of {', '.join(KNOWN_MODELS)} (--model)"

@@ -1,4 +1,4 @@
-"""Curves of one run or several, comparable: the paper's figures 2-6 as one command. docs/how-to/evaluation.md"""
+"""Curves of one run or several, comparable: the paper's figures 2-6 as one command. docs/how-to/sweep-and-report.md"""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Upload a run's checkpoint to the Hugging Face Hub, with a card of its data, metrics and commands.
 
-The checkpoint is the run's best by validation, the newest where none was validated, or the one that RUN names
-(RUN/global_step_N). The token is the Hub's own: HF_TOKEN, or `hf auth login`.
+The checkpoint is the run's best by validation, or the newest if none was validated; RUN@last and RUN/global_step_N
+name another one. The token is the Hub's own: HF_TOKEN, or `hf auth login`.
 """
 
 import tempfile
@@ -12,10 +12,9 @@ from convrec.base.errors import UserError, one_line
 from convrec.base.options import command
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import ANSWERING, check_hugging_face
-from convrec.checkpoints.models import resolve_model, run_folder
-from convrec.checkpoints.saving import best_step
+from convrec.checkpoints.models import find_step, resolve_model, run_folder
 from convrec.runs.card import CARD, write_card
-from convrec.runs.folder import LATEST, find_recipe, latest_step, parse_step, read_config
+from convrec.runs.folder import find_recipe, read_config
 from recipes.options.push import PushOptions
 
 USE = """
@@ -36,7 +35,7 @@ def push(run: str, repository: str, *, revision: str = "", private: bool = False
     """Upload the checkpoint as one commit.
 
     Args:
-        run: a run folder, or RUN/global_step_N.
+        run: a run folder (its best checkpoint), RUN@last, or RUN/global_step_N.
         repository: organisation/name, made where it is not there.
         revision: the branch to commit to, made where it is not there; "": the main one.
         private: whether a repository that is made can be seen by its owners alone.
@@ -58,14 +57,10 @@ def push(run: str, repository: str, *, revision: str = "", private: bool = False
 def _checkpoint(run: str, repository: str) -> tuple[Path, str]:
     """The Hugging Face folder to upload, and its card."""
     home = run_folder(run)
-    if home is None or not read_config(home):
+    step = find_step(run)
+    if home is None or step is None or not read_config(home):
         raise UserError(f"{run}: no run folder of a training; give RUN or RUN/global_step_N")
-    given = Path(run).expanduser()
-    step = best_step(home) or latest_step(home)
-    if not (given / LATEST).exists():
-        named = map(parse_step, (given, *given.parents))
-        step = next((number for number in named if number is not None), step)
-    folder = Path(resolve_model(home / f"global_step_{step}", "RUN "))
+    folder = Path(resolve_model(run, "RUN "))
     check_hugging_face(folder)
     with tempfile.TemporaryDirectory() as temporary:  # a checkpoint that was merged has none
         write_card(Path(temporary), home, step)

@@ -1,6 +1,6 @@
 """Lists for the conversations of a file, without ground truth, from a trained model and its catalog.
 
-What CHATS may have and what a row of OUT has: docs/how-to/serving.md. Stopped, the same command goes on where it was.
+Columns of CHATS and OUT: docs/how-to/recommend-file.md. Stopped, the same command goes on where it was.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Serve trained models: recommendations and chat completions over HTTP, and a chat page at /. docs/how-to/serving.md"""
+"""Serve trained models: recommendations and chat completions over HTTP, and a chat page at /. docs/how-to/serve.md"""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from convrec.base.errors import UserError
 from convrec.base.options import command
-from convrec.checkpoints.models import check_model_path
+from convrec.checkpoints.models import check_model_path, print_chosen_step, split_choice
 from convrec.inference.served_catalog.columns import find_items, read_columns
 from convrec.inference.served_catalog.mentions import write_mentions
 from convrec.inference.served_model import get_name
@@ -94,13 +94,15 @@ def _model(text: str, catalog: str | None, retrieval: str | None, options: Serve
         path = text
     option = "--model " if catalog else "--judge "
     path = check_model_path(path, option)
-    folder = Path(path)
+    print_chosen_step(path)
+    text_of_folder, choice = split_choice(path)
+    folder = Path(text_of_folder)
     # the last part of a checkpoint's path is the same for every run
     state = (options.state / (name or get_name(folder.resolve()).replace("/", "-"))).resolve()
     try:
         return ModelSettings(
             name=name or (folder.resolve().name if folder.is_dir() else folder.name),
-            path=str(folder.resolve()) if folder.is_dir() else path,
+            path=f"{folder.resolve()}{f'@{choice}' if choice else ''}" if folder.is_dir() else path,
             catalog=str(Path(catalog).resolve()) if catalog else None,
             state=str(state) if catalog else None,
             retrieval=retrieval,

@@ -53,12 +53,12 @@ OTHER_VARIABLES = {  # that set nothing in a recipe's config: names -> (who read
         "trainings",
         "0: SIGTERM ends the run at once, without a checkpoint. Unset or 1: the first one saves at the end of the "
         "step. "
-        "[Clusters](../how-to/cluster.md#when-something-dies)",
+        "[Failures](../how-to/failures.md#stop-a-run)",
     ),
     ("LLM_BASE_URL", "LLM_MODEL", "LLM_API_KEY"): (
         "`convrec demonstrations`; `convrec evaluate --model api:NAME`",
         "a model behind an OpenAI-compatible address: address, served name, key. "
-        "[Demonstrations](../how-to/demonstrations.md#models)",
+        "[Demonstrations](../how-to/demonstration-models.md)",
     ),
     ("TEACHER_BASE_URL", "TEACHER_MODEL", "TEACHER_API_KEY"): (
         "`convrec demonstrations`",
@@ -75,11 +75,12 @@ OTHER_VARIABLES = {  # that set nothing in a recipe's config: names -> (who read
     ("SWANLAB_API_KEY",): ("trainings", "where LOGGER is unset, swanlab is one of the trackers"),
     ("SWANLAB_*", "WANDB_*", "TENSORBOARD_DIR", "MLFLOW_TRACKING_URI"): (
         "trainings",
-        "the trackers' own; keys decide whether runs are uploaded. [Evaluation](../how-to/evaluation.md#trackers)",
+        "the trackers' own; keys decide whether runs are uploaded. [Tracking](../how-to/tracking.md)",
     ),
     ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"): (
         "Ray on a cluster",
-        "`token`, and the file of the token where it is not ~/.ray/auth_token. [Clusters](../how-to/cluster.md)",
+        "`token`, and the file of the token where it is not ~/.ray/auth_token. "
+        "[Scale out](../how-to/scale-out.md#start-ray)",
     ),
     ("VERL_PLATFORM",): (
         "trainings",

@@ -229,6 +229,17 @@ def mark_complete(run: Path, *steps: int) -> None:
     (run / LATEST).write_text(str(steps[-1]))
 
 
+@pytest.fixture
+def validated_run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
+    """A run folder with the steps 100 and 200, of which validation found 100 the better one."""
+    run = tmp_path / "validated"
+    for step in (100, 200):
+        sound_model(run / f"global_step_{step}" / "actor" / "huggingface", weight=step)
+    mark_complete(run, 100, 200)
+    (run / "best.json").write_text('{"step": 100, "val/ndcg": 0.5}')
+    return run
+
+
 @pytest.fixture(scope="session")
 def line_tokenizer() -> Any:
     """A byte-level tokenizer that splits at line breaks, as those of Qwen and Llama-3 do, with few words."""

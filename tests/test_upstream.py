@@ -15,7 +15,7 @@ import pytest
 # our module -> {`module:qualified name` of theirs: digest of its code}; the comment says what is relied on
 PINS = {
     "recipes.preflight.findings": {
-        # docs/how-to/cluster.md says what it looks at
+        # docs/how-to/scale-out.md says what it looks at
         "verl.plugin.platform.platform_manager:_detect_platform_name": "e382670f828f25b0",
     },
     "convrec.cpu.preload": {

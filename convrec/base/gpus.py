@@ -25,7 +25,7 @@ def usable_gpus() -> int:
         if not torch.version.cuda:
             raise UserError(
                 f"this machine has NVIDIA devices, but torch {torch.__version__} is built without CUDA: install the "
-                "GPU environment (docs/how-to/gpu.md); CUDA_VISIBLE_DEVICES= (empty) runs on the CPU"
+                "GPU environment (docs/how-to/install.md); CUDA_VISIBLE_DEVICES= (empty) runs on the CPU"
             )
         try:
             torch.cuda.init()

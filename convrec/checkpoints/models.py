@@ -1,6 +1,10 @@
 """A model as users name it -> a Hugging Face folder or id.
 
-A run folder of ours (or RUN/global_step_N) becomes Hugging Face form by itself: verl writes that form beside its shards
+Wherever a model is expected, a run folder stands for one of its checkpoints: the best by validation, or the newest if
+no saved step was validated. RUN@best, RUN@last and RUN/global_step_N say which one. Resuming a run is another matter:
+it always continues from the newest checkpoint (convrec.checkpoints.saving).
+
+A checkpoint of ours becomes Hugging Face form by itself: verl writes that form beside its shards
 when `hf_model` is among the saved contents, else verl's own merger makes it once. LoRA, in a checkpoint of ours or as a
 PEFT adapter's folder, is put into the weights of its base. What is merged is kept in `merged/`, with a note of what it
 was made from: other weights in the same folder are merged anew.
@@ -12,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 from convrec.base.errors import UserError
@@ -30,10 +35,71 @@ from convrec.checkpoints.files import (
     weight_files,
 )
 from convrec.checkpoints.gguf import COMMAND, gguf_file
+from convrec.checkpoints.saving import BEST, best_step, describe_best
 from convrec.runs.folder import LATEST, MANIFEST, latest_step, parse_step, start_model
 
+CHOICES = ("best", "last")  # RUN@best, RUN@last
 ADAPTER = "adapter_config.json"
 MADE_FROM = "made_from"  # in merged/: what -> fingerprint, as JSON; no .json, which would be part of the model's own
+
+
+def split_choice(model_path: str | Path) -> tuple[str, str]:
+    """Split RUN@best and RUN@last into the folder and the word; the word is "" for every other path and id."""
+    text = str(model_path)
+    folder, _, choice = text.rpartition("@")
+    is_choice = choice in CHOICES and not Path(text).expanduser().is_dir() and Path(folder).expanduser().is_dir()
+    return (folder, choice) if is_choice else (text, "")
+
+
+def choose_step(run: Path, choice: str = "") -> int:
+    """Return the step of the checkpoint that a run folder stands for; 0 where it has none.
+
+    Args:
+        run: the run folder.
+        choice: "best": by validation; "last": the newest; "": the best, or the newest if no saved step was
+            validated.
+    """
+    best = None if choice == "last" else best_step(run)
+    if best is not None and (run / f"global_step_{best}" / MANIFEST).exists():
+        return best
+    return 0 if choice == "best" else latest_step(run)
+
+
+def find_step(model_path: str | Path) -> int | None:
+    """Return the step of the checkpoint that a path stands for; None for a model that is not of a run.
+
+    Args:
+        model_path: RUN, RUN@best, RUN@last, RUN/global_step_N or a folder in it.
+    """
+    text, choice = split_choice(model_path)
+    folder = Path(text).expanduser()
+    if (folder / LATEST).exists():
+        return choose_step(folder, choice)
+    folder = folder.absolute()
+    steps = map(parse_step, (folder, *folder.parents))
+    return next((step for step in steps if step is not None), None)
+
+
+def print_chosen_step(model_path: str | Path) -> None:
+    """Print which checkpoint a run folder stands for; nothing for a model that names its step or is not of a run."""
+    text, choice = split_choice(model_path)
+    run = Path(text).expanduser()
+    if not (run / LATEST).exists():
+        return
+    step = choose_step(run, choice)
+    if choice == "last":
+        reason = "the newest"
+    elif step == best_step(run):
+        reason = f"the best by validation{describe_best(run)}"
+    else:
+        reason = "the newest, as no saved step was validated"
+    _print_once(f"{run}: checkpoint of step {step}, {reason}")
+
+
+@cache
+def _print_once(line: str) -> None:
+    """Print a line to stderr. A sweep or a matrix resolves the same run many times."""
+    print(line, file=sys.stderr)
 
 
 def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
@@ -41,26 +107,43 @@ def check_model_path(model_path: str | Path, given_as: str = "MODEL_PATH=") -> s
 
     Raises UserError for a folder that is missing, damaged, or holds neither a model nor a run.
     """
-    text = str(model_path)
+    text, choice = split_choice(model_path)
     folder = Path(text).expanduser()
     if file := gguf_file(text):
         out = f"models/{file.stem}"
         raise UserError(f"{given_as}{text}: GGUF; convert it first, with `{COMMAND} {file} {out}`, and give {out}")
+    if choice:
+        _check_choice(folder, choice, given_as)
     if folder.is_dir():
         check_model_files(folder)
         holds_model = any((folder / name).exists() for name in ("config.json", ADAPTER))
-        if not holds_model and _step_folder(folder) is None:
+        if not holds_model and _step_folder(folder, choice) is None:
             inside = sorted(path.parent.name for path in folder.glob("checkpoint-*/config.json"))  # of TRL
             raise UserError(
                 f"{given_as}{text}: the folder has neither a config.json (a Hugging Face model) nor a complete "
                 f"checkpoint ({LATEST}); give a model folder, a run folder or a Hugging Face id"
                 + (f". There are models in it: {', '.join(inside)}" if inside else "")
             )
-        return str(folder)
+        return f"{folder}@{choice}" if choice else str(folder)
     _check_step(folder, given_as)
     if not hub.is_id(text):
         raise UserError(f"{given_as}{text}: no such folder, and not a Hugging Face id (organisation/name)")
     return text
+
+
+def _check_choice(run: Path, choice: str, given_as: str) -> None:
+    """Raise UserError for a choice among checkpoints where there are none to choose from."""
+    if not (run / LATEST).exists():
+        raise UserError(
+            "model.choice-without-run",
+            f"{given_as}{run}@{choice}: {run} is not a run folder with a complete checkpoint. Leave out @{choice}.",
+        )
+    if not choose_step(run, choice):
+        raise UserError(
+            "model.no-best-checkpoint",
+            f"{given_as}{run}@{choice}: no saved step of this run was validated (no {BEST}). Give {run}@last for the "
+            "newest checkpoint.",
+        )
 
 
 def _check_step(missing: Path, given_as: str) -> None:
@@ -76,34 +159,37 @@ def _check_step(missing: Path, given_as: str) -> None:
 
 def run_folder(model_path: str | Path) -> Path | None:
     """The run that a model is of: RUN itself, RUN/global_step_N or a folder in it; None for any other model."""
-    folder = Path(model_path).expanduser()
+    folder = Path(split_choice(model_path)[0]).expanduser()
     if not folder.is_dir() or (folder / LATEST).exists():
         return folder if folder.is_dir() else None
     folder = folder.absolute()
     return next((part.parent for part in (folder, *folder.parents) if part.name.startswith("global_step_")), None)
 
 
-def _step_folder(folder: Path) -> Path | None:
-    """The checkpoint a path means: itself when it is RUN/global_step_N, the newest complete one of a run folder."""
+def _step_folder(folder: Path, choice: str) -> Path | None:
+    """The checkpoint that a path means: RUN/global_step_N itself, or the one that a run folder stands for."""
     if folder.name.startswith("global_step_"):
         return folder
-    step = latest_step(folder)
+    step = choose_step(folder, choice)
     return folder / f"global_step_{step}" if step else None
 
 
 def resolve_model(model_path: str | Path, given_as: str = "MODEL_PATH=") -> str:
     """A Hugging Face folder or id for any of: id, Hugging Face folder, PEFT adapter, run folder, RUN/global_step_N.
 
-    An id with a revision, organisation/name@revision, is downloaded, and becomes its folder.
+    For a run folder, the step that it stands for is printed to stderr. An id with a revision,
+    organisation/name@revision, is downloaded, and becomes its folder.
 
     Raises UserError as `check_model_path` does, and when a checkpoint is half written or cannot be merged.
     """
-    return _resolve(model_path, given_as, ())
+    folder_or_id = _resolve(model_path, given_as, ())
+    print_chosen_step(model_path)
+    return folder_or_id
 
 
 def _resolve(model_path: str | Path, given_as: str, above: tuple[Path, ...]) -> str:
     """As `resolve_model`; `above` are the adapters and LoRA runs that this model is the base of."""
-    text = check_model_path(model_path, given_as)
+    text, choice = split_choice(check_model_path(model_path, given_as))
     folder = Path(text)
     if not folder.is_dir():
         return hub.download_revision(text, given_as) if hub.split_revision(text)[1] else text
@@ -117,7 +203,7 @@ def _resolve(model_path: str | Path, given_as: str, above: tuple[Path, ...]) -> 
     chain = (*above, folder.resolve())
     if (folder / ADAPTER).exists():
         return str(_merge_adapter(folder, folder / "merged", chain))
-    step_folder = _step_folder(folder)
+    step_folder = _step_folder(folder, choice)
     assert step_folder is not None  # check_model_path
     if not (step_folder / MANIFEST).exists():
         raise UserError(

@@ -202,6 +202,12 @@ def best_step(run_folder: Path) -> int | None:
     return best["step"] if best and step_folder(run_folder, best["step"]).is_dir() else None
 
 
+def describe_best(run_folder: Path) -> str:
+    """Return the figure that made a step the best, as " (val/ndcg 0.374)"; "" where RUN/best.json has none."""
+    best = _read_best(run_folder)
+    return next((f" ({name} {best[name]:.3f})" for name in VALIDATION_METRICS if name in best), "")
+
+
 def compare_validation_sets(run_folder: Path, digest: str | None) -> list[str]:
     """Return a warning where the best step was chosen on other data than this validation set."""
     best = _read_best(run_folder)

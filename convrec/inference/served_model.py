@@ -1,4 +1,4 @@
-"""The model that is served: its best checkpoint, its version, and what it was trained to be asked."""
+"""The model that is served: its checkpoint, its version, and what it was trained to be asked."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 from convrec.base.errors import UserError
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import resolve_model, run_folder
-from convrec.checkpoints.saving import best_step
 from convrec.features.asking.turns import MAX_TURNS
 from convrec.lists.settings import ListSettings
-from convrec.runs.folder import LATEST, read_config, setting
+from convrec.runs.folder import read_config, setting
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,10 @@ class ServedModel:
 
 
 def find_model(model: str | Path, catalog: Path, item: str | None, num_items: int | None) -> ServedModel:
-    """Of a run folder its best checkpoint, the newest where none was validated. Raises UserError for no model.
+    """Return the model that a path or an id stands for, and what it was trained with. Raises UserError for no model.
 
     catalog, item, num_items: as Recommender.load has them.
     """
-    folder = Path(model).expanduser()
-    if (folder / LATEST).exists() and (step := best_step(folder)) is not None:
-        model = folder / f"global_step_{step}"
     path = resolve_model(model, "model ")
     run = run_folder(model)
     trained_with = read_config(run) if run else {}

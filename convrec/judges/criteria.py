@@ -68,7 +68,7 @@ def read_criteria(path: str | os.PathLike, mode: str) -> Criteria:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; docs/how-to/judges.md shows one") from None
+        raise UserError(f"{path}: no such file; docs/how-to/judge-data.md shows one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable ({error})") from None
     return parse_criteria(text, mode, str(path))

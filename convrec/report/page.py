@@ -22,7 +22,7 @@ COUNTS = {  # what recipes.evaluate counts -> a table's row
     "list_length_errors": "wrong list length",
     "repeats_per_list": "repeats in a list",
 }
-BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/how-to/evaluation.md has the definitions) -> a table's row
+BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/how-to/beyond-accuracy.md has the definitions) -> a table's row
     "coverage": "catalog coverage",
     "gini": "Gini",
     "popularity_lift": "popularity lift",

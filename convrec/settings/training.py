@@ -20,7 +20,7 @@ QWEN = "Qwen/Qwen2.5-0.5B-Instruct"  # of the paper's models the smallest
 Model = Annotated[
     kinds.Path,
     Setting(
-        "a Hugging Face id or folder, or a run folder of ours (its last step; RUN/global_step_N names one)",
+        "Hugging Face id or folder, or a run folder (its best checkpoint; RUN@last: the newest)",
         key="actor_rollout_ref.model.path",
         variable="MODEL_PATH",
         also=("MODEL", "MODEL_NAME", "MODEL_NAME_OR_PATH", "BASE_MODEL", "MODEL_DIR"),

@@ -218,7 +218,7 @@ def _has_lists(record: Record) -> bool:
 _A_OR_B = _label({"A": "A", "B": "B", "tie": None})
 _A_OVER_B = _label({"A>B": "A", "B>A": "B", "A=B": None})
 _1_OR_2 = _label({1: "A", 2: "B", "1": "A", "2": "B"})
-FORMATS: Mapping[str, Format] = {  # docs/how-to/judges.md says which data sets have them
+FORMATS: Mapping[str, Format] = {  # docs/how-to/judge-data.md says which data sets have them
     "rows": Format(("input", "output"), read_rows),
     "reward_bench_2": Format(("prompt", "chosen", "rejected"), read_reward_bench_2, _has_lists),
     "chosen_rejected": Format(("chosen", "rejected"), read_chosen_rejected),
@@ -240,7 +240,7 @@ def parse_record(record: Record, name: str | None = None, scores: Scores = SCORE
         if form is None:
             raise BadRecord(
                 f"it has {', '.join(map(str, record)) or 'no columns'}: none of the known forms; give prompt with "
-                "chosen and rejected, or another form of docs/how-to/judges.md"
+                "chosen and rejected, or another form of docs/how-to/judge-data.md"
             )
     else:
         form = FORMATS[name]

@@ -13,7 +13,7 @@ class FeedbackOptions:
     """What became of the lists of `convrec serve --feedback`, as the tables of `convrec data own`.
 
     OUT.jsonl has the rows as `convrec data own` reads them, the folder --out what it makes of them.
-    docs/how-to/data.md
+    docs/how-to/collect-feedback.md
 
     convrec data feedback --catalog data/own/catalog.parquet --out data/feedback
     """

@@ -71,7 +71,7 @@ def read_columns(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnOptions:
-    """A data set of your own, as the parquet that the recipes read. docs/how-to/data.md
+    """A data set of your own, as the parquet that the recipes read. docs/how-to/convert-conversations.md
 
     Every line is checked before anything is written; what is wrong is told with file, line and fix. Then --out appears
     whole.

@@ -14,7 +14,7 @@ Count = Annotated[PositiveInteger, Parameter(metavar="N")]
 
 @dataclass(frozen=True, kw_only=True)
 class RatingsOptions:
-    """Ratings of users as conversations, in the folder that `convrec data own` writes. docs/how-to/data.md
+    """Ratings of users as conversations, in the folder that `convrec data own` writes. docs/how-to/convert-ratings.md
 
     What a user liked becomes a question ("I liked A, B and C. What next?"), and the next items are what is wanted.
 

@@ -1,4 +1,4 @@
-"""The one reader of cells with items: ground truth, seen, demonstration. docs/how-to/data.md has the table of cells.
+"""The one reader of cells with items: ground truth, seen, demonstration. Table: docs/how-to/item-cells.md
 
 A cell is a list, or a text that holds one, as JSON, Python, numpy, Spark and YAML write it. Any other text is divided
 into its items by data_prep/own_data/division.py.

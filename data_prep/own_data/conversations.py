@@ -259,7 +259,7 @@ def _describe_unknown(path: Path, record: Record) -> str:
     shown = shown if len(shown) <= LONGEST_EXAMPLE else f"{shown[:LONGEST_EXAMPLE]}..."
     return (
         f"{path}: of no known form; its keys are {keys}, its first record is {shown}; the closest is --format "
-        f"{closest}, as in {example}; rename keys with --columns OURS=THEIRS, or see docs/how-to/data.md for all forms"
+        f"{closest}, as in {example}; rename keys with --columns OURS=THEIRS, or see docs/how-to/exports.md"
     )
 
 

@@ -1,4 +1,4 @@
-"""How a text with several items comes apart. docs/how-to/data.md has the table of cells.
+"""How a text with several items comes apart. docs/how-to/item-cells.md has the table of cells.
 
 Line breaks, `|`, numbers and bullets always divide a text. `;` and `,` divide it by RULES, where that leaves items and
 nothing else. What can be read in two ways is refused with both.

@@ -1,5 +1,6 @@
-"""A record of one's own conversations: what it holds, what is said of a damaged one. docs/how-to/data.md has the keys
-and the forms of an item; `cells` reads items."""
+"""A record of one's own conversations: what it holds, what is said of a damaged one.
+
+docs/how-to/convert-conversations.md has the keys and the forms of an item; `cells` reads items."""
 
 import ast
 import json

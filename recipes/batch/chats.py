@@ -58,7 +58,7 @@ def read_chats(path: Path, unread: set[str] | None = None, columns: pa.Schema | 
 def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Chat:
     conversation = _get_alias_value(record, CONVERSATION)
     if conversation is None:
-        raise BadRecord("no conversation; write it under conversation or messages (docs/how-to/serving.md)")
+        raise BadRecord("no conversation; write it under conversation or messages (docs/how-to/recommend-file.md)")
     try:
         text = conversation_text(_without_instruction(conversation))
         where = record.get("where")

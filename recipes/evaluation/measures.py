@@ -1,7 +1,7 @@
 """Measures of lists besides being right, a class each.
 
 A row's list is the distinct catalog items of its first N lines, in order. `ListMeasure` has a value for each list,
-`CatalogMeasure` one for all lists together. Definitions with their sources: docs/how-to/evaluation.md.
+`CatalogMeasure` one for all lists together. Definitions with their sources: docs/how-to/beyond-accuracy.md.
 """
 
 import math

@@ -38,7 +38,8 @@ class EvaluationOptions:
     out: str
     """folder for the results"""
     model: str | None = None
-    """Hugging Face folder or id, run folder, LoRA adapter, api:NAME; without it: the baselines alone"""
+    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, api:NAME;
+    without it: the baselines alone"""
     train: str | None = None
     """training split, for the baselines"""
     baselines: Annotated[Sequence[Baseline], AnyNumber] = ("popularity",)
@@ -101,7 +102,7 @@ class EvaluationOptions:
 class EvaluateOptions(EvaluationOptions):
     """Metrics of a model on a split: greedy lists from vLLM, once for each distinct prompt, scored once for each row.
 
-    Models, options and files: docs/how-to/evaluation.md. With --sweep, --model is a run folder and all its checkpoints
+    Models, options and files: docs/how-to/evaluate.md. With --sweep, --model is a run folder and all its checkpoints
     are evaluated. With --judge, it is a judge: see convrec evaluate --judge pairwise --help.
 
     convrec evaluate --model outputs/demo/rank_grpo --out outputs/evaluation \\

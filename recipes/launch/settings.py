@@ -19,7 +19,7 @@ from convrec.base.shipped import CONF
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import has_weights
 from convrec.checkpoints.logits import model_settings
-from convrec.checkpoints.models import resolve_model
+from convrec.checkpoints.models import resolve_model, split_choice
 from convrec.inference.engines.engine_settings import ONE_PROCESS
 from convrec.runs.folder import latest_step, parse_step, read_config, setting
 from convrec.settings import secrets
@@ -199,7 +199,8 @@ def check_run_folder(run_folder: Path, model: str) -> None:
     folder = run_folder.resolve()
     checkpoint = next((part for part in (folder, *folder.parents) if parse_step(part) is not None), None)
     problem = None
-    if hub.is_folder(model) and folder == Path(model).expanduser().resolve():
+    start = split_choice(model)[0]
+    if hub.is_folder(start) and folder == Path(start).expanduser().resolve():
         problem = "it is MODEL_PATH, the model that the run starts from"
     elif checkpoint:
         problem = f"it is inside the checkpoint {checkpoint}"

@@ -24,7 +24,7 @@ class JudgeEvaluationOptions:
     mode: Annotated[Literal["pointwise", "pairwise"], Parameter(name="--judge")]
     """the kind of judge"""
     model: str
-    """Hugging Face folder or id, run folder, LoRA adapter, api:NAME"""
+    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, api:NAME"""
     data: str
     """labelled rows (parquet)"""
     out: str

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class PlotOptions:
-    """Curves of one run or several, comparable: the paper's figures 2-6 as one command. docs/how-to/evaluation.md
+    """Curves of one run or several, comparable: the paper's figures 2-6 as one command. docs/how-to/sweep-and-report.md
 
     convrec plot outputs/demo/sft outputs/demo/rank_grpo --out outputs/plots
     """

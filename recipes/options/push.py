@@ -10,8 +10,8 @@ from cyclopts import Parameter
 class PushOptions:
     """Upload a run's checkpoint to the Hugging Face Hub, with a card of its data, metrics and commands.
 
-    The checkpoint is the run's best by validation, the newest if none was validated, or the one that RUN names. The
-    token is the Hub's own: HF_TOKEN, or `hf auth login`.
+    The checkpoint is the run's best by validation, or the newest if none was validated; RUN@last and RUN/global_step_N
+    name another one. The token is the Hub's own: HF_TOKEN, or `hf auth login`.
 
     convrec push outputs/demo/rank_grpo my-org/demo --dry-run
     """
@@ -19,7 +19,7 @@ class PushOptions:
     COMMAND: ClassVar[str] = "push"
 
     run: Annotated[str, Parameter(metavar="RUN")] = field(kw_only=False)
-    """run folder (its best checkpoint), or RUN/global_step_N"""
+    """run folder (its best checkpoint), RUN@last, or RUN/global_step_N"""
     repository: Annotated[str, Parameter(metavar="ORG/NAME")] = field(kw_only=False)
     """repository on the Hub, created if it is not there"""
     revision: str = ""

@@ -15,7 +15,7 @@ from convrec.inference.options import MentionOptions
 class RecommendOptions:
     """Lists for the conversations of a file, without ground truth, from a trained model and its catalog.
 
-    Stopped, the same command goes on where it was. The columns of CHATS and of --out: docs/how-to/serving.md
+    Stopped, the same command goes on where it was. The columns of CHATS and of --out: docs/how-to/recommend-file.md
 
     convrec recommend --model outputs/demo/rank_grpo \\
         --catalog outputs/demo/data/catalog.parquet --in chats.jsonl --out lists.parquet
@@ -24,7 +24,7 @@ class RecommendOptions:
     COMMAND: ClassVar[str] = "recommend"
 
     model: str
-    """run folder (its best checkpoint), RUN/global_step_N, Hugging Face folder or id"""
+    """run folder (its best checkpoint; RUN@last: the newest), RUN/global_step_N, Hugging Face folder or id"""
     catalog: str
     """.parquet or .pkl"""
     chats: Annotated[str, Parameter(name="--in", metavar="CHATS")]

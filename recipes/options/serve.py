@@ -40,11 +40,11 @@ class LimitOptions:
 class ServeOptions:
     """Serve trained models: recommendations and chat completions over HTTP, and a chat page at /.
 
-    MODEL is a run folder, RUN/global_step_N, a LoRA adapter, a Hugging Face folder or id; NAME=MODEL gives it a name,
-    and several --model are several models behind one service, with one --catalog for all or one for each, in their
-    order. --judge serves a model for chat completions alone. If others than this machine can reach it (--host), the
-    variable SERVE_API_KEY must hold a key, which requests give as `Authorization: Bearer KEY`. Ctrl-C stops it.
-    docs/how-to/serving.md
+    MODEL is a run folder (its best checkpoint; RUN@last: the newest), RUN/global_step_N, a LoRA adapter, a Hugging Face
+    folder or id; NAME=MODEL gives it a name. Several --model are several models behind one service, with one --catalog
+    for all or one for each, in their order. --judge serves a model for chat completions alone. If others than this
+    machine can reach it (--host), the variable SERVE_API_KEY must hold a key, which requests give as `Authorization:
+    Bearer KEY`. Ctrl-C stops it. docs/how-to/serve.md
 
     convrec serve --model outputs/demo/rank_grpo \\
         --catalog outputs/demo/data/catalog.parquet

@@ -109,6 +109,6 @@ def test_a_node_that_is_lost_is_named_with_what_it_held(trained, own_data, tmp_p
     finally:
         cluster.stop()
     assert job.returncode == 1, out[-3000:]
-    assert {"gcs_server", "raylet"} <= {name for name, _, _ in reachable}  # as docs/how-to/cluster.md says
+    assert {"gcs_server", "raylet"} <= {name for name, _, _ in reachable}  # as docs/how-to/security.md says
     (said,) = [line for line in out.splitlines() if "is lost; it held: " in line]
     assert re.search(r"the node \S+ \([0-9.]+, [0-9a-f]{8}\) is lost; it held: .*training worker [01]", said)

@@ -155,7 +155,7 @@ def test_what_ray_says_without_the_token_is_in_the_manual(
     cluster: Cluster, outside: dict[str, str], mode: str, token: str
 ) -> None:
     """Of `ray start` on a further node, and of `ray job submit`: Ray's own errors, which nobody else can explain."""
-    page = (ROOT / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
     texts = re.findall(r"^\| `(?:InvalidAuthToken|Token auth|Unauthorized|Forbidden)[^`]*`", page, re.MULTILINE)
     named = [text.strip("| `") for text in texts]
     assert len(named) >= 4

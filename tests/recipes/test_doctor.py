@@ -258,7 +258,7 @@ def test_gpus_that_are_asked_for_and_only_counted() -> None:
     assert "PyTorch sees no GPU" in found.what
     assert "driver (580 or newer)" in found.fix
     assert devices("cuda", 80 * GIB, 0, 2) == []  # fewer slots than wanted: none of it is used
-    assert devices("cuda", 0, 80 * GIB, 4, VERL_PLATFORM="nvidia") == []  # host=gpu, as docs/how-to/cluster.md has it
+    assert devices("cuda", 0, 80 * GIB, 4, VERL_PLATFORM="nvidia") == []  # host=gpu, as docs/how-to/scale-out.md has it
     assert "VERL_PLATFORM=nvidia" in only(devices("cuda", 0, 80 * GIB, 4), "failure").fix
 
 

@@ -109,6 +109,13 @@ def test_a_step_and_a_branch_can_be_named(stand_in: Any, run: Path) -> None:
     assert files["model.safetensors"] == (run / "global_step_3/huggingface/model.safetensors").read_bytes()
 
 
+def test_the_newest_checkpoint_can_be_asked_for(stand_in: Any, run: Path) -> None:
+    push(f"{run}@last", "org/name")
+    files = committed(stand_in.commits["main"])
+    assert files["model.safetensors"] == (run / "global_step_3/huggingface/model.safetensors").read_bytes()
+    assert "0.2000" in files["README.md"].decode()  # the card is that step's
+
+
 def test_a_dry_run_uploads_nothing(stand_in: Any, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "org/name", "--dry-run"]) == 0
     said = capsys.readouterr().out

@@ -37,6 +37,9 @@ def test_replicas_load_the_found_checkpoint_despite_newer_ones(
     monkeypatch.setattr(recipe, "visible_gpus", list)
     monkeypatch.chdir(tmp_path)
     found = find_model("run", catalog, None, None)
+    assert find_model("run@best", catalog, None, None) == found
+    newest = find_model("run@last", catalog, None, None)
+    assert (newest.path, newest.lists) == ("run/global_step_4/actor/huggingface", found.lists)
     asked = []
 
     class Pool:

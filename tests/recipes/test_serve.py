@@ -12,6 +12,7 @@ import pytest
 
 from convrec.base.errors import UserError
 from convrec.base.options import parse
+from convrec.checkpoints.models import find_step
 from convrec.inference.engines import placement
 from convrec.retrieval.folder import FORMAT
 from recipes.options.serve import ServeOptions
@@ -49,6 +50,15 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
     assert service.feedback is None  # conversations are not kept unless the operator asks
     assert settings(*both, "--feedback").feedback == str(state)
     assert service.loopback
+
+
+def test_a_run_is_served_from_the_checkpoint_that_is_asked_for(files, validated_run, capsys):
+    for given, step in ((validated_run, 100), (f"{validated_run}@last", 200)):
+        (model,) = settings("--model", given, "--catalog", "catalog.parquet").models
+        assert (model.name, model.path) == ("validated", str(given))
+        assert model.state == str(files / "outputs" / "serve" / "validated")
+        assert f"{validated_run}: checkpoint of step {step}, " in capsys.readouterr().err
+        assert find_step(model.path) == step
 
 
 def test_show_columns_and_fallback_wait_apply_to_every_model(files):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,9 +16,10 @@ import torch
 from convrec.base.errors import UserError
 from convrec.checkpoints import models as checkpoints
 from convrec.checkpoints.files import fingerprint
-from convrec.checkpoints.models import check_model_path, resolve_model, run_folder
-from convrec.runs.folder import LATEST
+from convrec.checkpoints.models import check_model_path, find_step, resolve_model, run_folder
+from convrec.runs.folder import LATEST, MANIFEST
 from tests.conftest import mark_complete
+from tests.user_errors import refuses
 
 Model = Callable[..., Path]
 
@@ -50,6 +52,53 @@ def test_run_folder_resolves_to_newest_complete_or_named_step(
     run = _run(tmp_path / "run", 100, 200, 300, complete=200)
     saved = sound_model(run / f"global_step_{step}" / "actor" / "huggingface")
     assert resolve_model(run / named) == str(saved)
+
+
+@pytest.mark.parametrize(
+    ("choice", "step", "reason"),
+    [
+        ("", 100, r"the best by validation \(val/ndcg 0\.500\)"),
+        ("@best", 100, r"the best by validation \(val/ndcg 0\.500\)"),
+        ("@last", 200, "the newest"),
+    ],
+)
+def test_a_run_folder_stands_for_its_best_checkpoint_unless_the_newest_is_asked_for(
+    validated_run: Path, choice: str, step: int, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = f"{validated_run}{choice}"
+    assert resolve_model(given) == str(validated_run / f"global_step_{step}" / "actor" / "huggingface")
+    resolve_model(given)  # printed once
+    assert re.fullmatch(f"{validated_run}: checkpoint of step {step}, {reason}\n", capsys.readouterr().err)
+    assert check_model_path(given) == given
+    assert (find_step(given), run_folder(given)) == (step, validated_run)
+
+
+def test_a_step_that_is_named_is_taken_without_a_word(validated_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = validated_run / "global_step_200" / "actor" / "huggingface"
+    for path in (validated_run / "global_step_200", folder):
+        assert (resolve_model(path), find_step(path)) == (str(folder), 200)
+    assert capsys.readouterr().err == ""
+    assert find_step("Qwen/Qwen2.5-0.5B-Instruct") is None
+
+
+@pytest.mark.parametrize("is_validated", [False, True])
+def test_the_newest_stands_for_a_run_whose_best_is_not_there(validated_run: Path, is_validated: bool) -> None:
+    if is_validated:
+        (validated_run / "global_step_100" / MANIFEST).unlink()
+    else:
+        (validated_run / "best.json").unlink()
+    assert find_step(validated_run) == 200
+    with refuses("model.no-best-checkpoint", f"MODEL_PATH={validated_run}@best", "best.json", "@last"):
+        resolve_model(f"{validated_run}@best")
+
+
+def test_a_choice_is_for_run_folders_alone(validated_run: Path, hugging_face: Path) -> None:
+    for path in (hugging_face, validated_run / "global_step_100"):
+        with refuses("model.choice-without-run", f"MODEL_PATH={path}@last"):
+            resolve_model(f"{path}@last")
+    assert check_model_path("organisation/name@last") == "organisation/name@last"  # a branch on the Hub
+    named = hugging_face.rename(hugging_face.with_name("model@last"))
+    assert resolve_model(named) == str(named)
 
 
 def test_what_was_cut_off_while_it_was_written_is_no_checkpoint(tmp_path: Path, sound_model: Model) -> None:

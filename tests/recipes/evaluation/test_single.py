@@ -126,6 +126,16 @@ def test_files_hold_what_was_returned(files: Files, asked: Asked, tmp_path: Path
     assert [(r["sample_id"], r["recall@1"], r["text"]) for r in rows] == [("a", 1.0, LISTS["space"])]
 
 
+@pytest.mark.parametrize(("choice", "step"), [("", 100), ("@best", 100), ("@last", 200)])
+def test_a_run_is_evaluated_at_its_best_checkpoint(
+    files: Files, tmp_path: Path, asked: Asked, validated_run: Path, choice: str, step: int
+) -> None:
+    model = f"{validated_run}{choice}"
+    settings = run(files, tmp_path / "out", model=model)["settings"]
+    assert settings["model"] == model
+    assert settings["model_path"] == str(validated_run / f"global_step_{step}" / "actor" / "huggingface")
+
+
 def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
     files: Files, tmp_path: Path, answer_with: Callable[..., Asked], sound_model: Callable[..., Path]
 ) -> None:

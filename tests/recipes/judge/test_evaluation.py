@@ -13,7 +13,7 @@ from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text
 from convrec.judges.schema import judge_schema, make_row
 from data_prep.judge_demonstrations import read_answers
 from recipes import evaluate
-from recipes.judge.evaluation import _warnings
+from recipes.judge.evaluation import _find_model, _warnings
 
 Behave = Callable[[dict, int], Any]
 
@@ -53,6 +53,12 @@ ROWS = [
     pair("three?", "good", "bad", "A", "chat"),
     pair("odd, and as good", "good", "good too", "tie", "chat"),
 ]
+
+
+def test_a_run_is_evaluated_as_a_judge_at_its_best_checkpoint(validated_run: Path) -> None:
+    for choice, step in (("", 100), ("@last", 200)):
+        folder = validated_run / f"global_step_{step}" / "actor" / "huggingface"
+        assert _find_model(f"{validated_run}{choice}") == str(folder)
 
 
 def test_api_judge_gets_the_given_sampling_parameters(asked: Callable[..., dict]) -> None:

@@ -175,6 +175,24 @@ def test_cpu_weight_buffer_has_room_for_the_embedding(
     assert engine.update_weights_bucket_megabytes == megabytes
 
 
+@pytest.mark.parametrize(("choice", "step"), [("", 100), ("@last", 200)])
+@pytest.mark.parametrize("recipe", ["sft", "rank_grpo", "judge_pairwise"])
+def test_a_run_as_model_path_is_its_best_checkpoint(
+    recipe: str,
+    choice: str,
+    step: int,
+    validated_run: Path,
+    set_variables: Callable[[Mapping[str, str]], None],
+    tmp_path: Path,
+) -> None:
+    set_variables({"MODEL_PATH": f"{validated_run}{choice}", "SAVE_PATH": str(tmp_path / "run")})
+    run = compose(recipe, [])
+    assert run.settings.model == str(validated_run / f"global_step_{step}" / "actor" / "huggingface")
+    set_variables({"MODEL_PATH": f"{validated_run}{choice}", "SAVE_PATH": str(validated_run)})
+    with pytest.raises(UserError, match="it is MODEL_PATH, the model that the run starts from"):
+        compose(recipe, [])
+
+
 @pytest.mark.parametrize(("size", "mini_batch"), [(96, 24), (16, 4), (9, 9)])
 def test_a_judges_step_is_four_updates_where_it_divides(node: pytest.MonkeyPatch, size: int, mini_batch: int) -> None:
     config = compose("judge_pairwise", [f"data.train_batch_size={size}"]).verl_config

@@ -163,5 +163,5 @@ def test_registry_entries_alone_make_rewards_and_matchings_known(
 def test_the_specification_names_every_rank_reward_and_matching() -> None:
     method = (ROOT / "docs" / "explanation" / "method.md").read_text(encoding="utf-8")
     assert [name for name in (*RANK_REWARDS, *MATCHERS) if f"\n| `{name}`" not in method] == []
-    parts = (ROOT / "docs" / "how-to" / "settings.md").read_text(encoding="utf-8")
+    parts = (ROOT / "docs" / "how-to" / "rewards.md").read_text(encoding="utf-8")
     assert [name for name in PART_NAMES if f"\n| `{name}`" not in parts] == []

@@ -82,7 +82,7 @@ def test_what_would_begin_too_late_is_skipped_and_no_failure(tmp_path: Path) -> 
 
 
 def test_the_table_and_its_page_have_every_phase() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "gpu.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "check-gpus.md").read_text(encoding="utf-8")
     assert len({entry.name for entry in PHASES}) == len(PHASES)
     rows = "".join(row.split("|")[1] for row in page.splitlines() if row.startswith("| `"))
     assert all(f"`{entry.name}`" in rows for entry in PHASES)

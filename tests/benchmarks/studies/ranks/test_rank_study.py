@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[4]
 RANKS = ROOT / "benchmarks" / "studies" / "ranks"
 PAGE = ROOT / "docs" / "explanation" / "rank-study.md"
-REDIAL, MU_2 = "\n## The same on ReDial\n", "\n### ReDial with two updates a batch\n"
+REDIAL, MU_2 = "\n## The same on ReDial\n", "\n### ReDial with two updates per batch\n"
 
 
 @pytest.mark.parametrize(
