@@ -1,4 +1,4 @@
-"""Rank-GRPO for conversational recommenders: the library. The names below are for everybody, all others are its own."""
+"""Rank-GRPO for conversational recommenders. The public API is `__all__`; all other names may change."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The names above, imported when they are asked for: the library's parts must not load vLLM."""
+    """Import public names lazily, so that importing a part of the library does not load vLLM."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,15 +1,16 @@
-"""Training and evaluation from Python: they start the commands `convrec train ...` and `convrec evaluate`.
+"""Train and evaluate from Python, by starting the commands `convrec train ...` and `convrec evaluate`.
 
     run = train(RankGRPOConfig(model="runs/sft", train_file="train.parquet", ..., output_dir="runs/rank_grpo"))
     metrics = evaluate(run, data="test.parquet", catalog="catalog.parquet", out="runs/evaluation")
 
-A command runs in a process of its own, under its supervisor: this one imports neither verl nor Ray, and hands an
-interrupt on. A training then saves its step and stops; a second interrupt ends it at once. When this process ends, the
-command does, too. Variables of the environment count where a config has its default.
+A command runs in its own process, under its supervisor: this one imports neither verl nor Ray, and forwards interrupts.
+A training run then saves its step and stops; a second interrupt ends it at once. When this process ends, the command
+ends too. Environment variables apply to settings that have their default in the config.
 """
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,8 @@ from convrec.settings.readers import absolute_path
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig, default_run_folder
 
-BAD_INPUT = 2  # exit status of a command
+BAD_INPUT = 2  # a command's exit status
+CODE = re.compile(r" \[([a-z0-9-]+\.[a-z0-9-]+)\]$")  # at the end of a command's error
 # The class of a recipe's settings -> (the recipe's name, its command)
 RECIPES: Mapping[type[TrainingConfig], tuple[str, str]] = {
     SFTConfig: ("sft", "train sft"),
@@ -43,7 +45,7 @@ RECIPES: Mapping[type[TrainingConfig], tuple[str, str]] = {
 
 
 class CommandFailed(RuntimeError):
-    """A command failed although its input was good.
+    """A command failed although its input was valid.
 
     Attributes:
         status: its exit status.
@@ -56,9 +58,9 @@ class CommandFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run that has trained. It is path-like: give it wherever a model or a run folder is taken.
+    """A completed training run. It is path-like: pass it wherever a model or a run folder is accepted.
 
-    As a model it is its best checkpoint by validation, or the newest where no saved step was validated.
+    As a model it is its best checkpoint by validation, or the newest if no saved step was validated.
     """
 
     folder: Path
@@ -68,31 +70,31 @@ class TrainedRun:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics of each step, by their names, with `step`."""
+        """The metrics of each step by name, including `step`."""
         return read_metrics(self.folder)
 
     @property
     def last_checkpoint(self) -> Path:
-        """The folder of the newest checkpoint."""
+        """The folder of the last step's checkpoint."""
         return saving.step_folder(self.folder, latest_step(self.folder))
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """The folder of the step with the best validation; None without a validation."""
+        """The folder of the checkpoint with the best validation score; None without a validation."""
         step = saving.best_step(self.folder)
         return None if step is None else saving.step_folder(self.folder, step)
 
 
 def train(config: TrainingConfig, *, more: Sequence[str] = ()) -> TrainedRun:
-    """Train as `convrec train` does: the same checks, run folder and log; an unfinished run in the folder is resumed.
+    """Train like `convrec train`, with the same checks, run folder and log. Resumes an unfinished run in the folder.
 
     Args:
-        config: the settings, of the class of a recipe.
-        more: further overrides of Hydra's, `trainer.val_before_train=false` say.
+        config: the settings of a recipe.
+        more: further Hydra overrides, such as `trainer.val_before_train=false`.
 
     Raises:
-        UserError: the run would be refused, with the sentence that the command prints.
-        CommandFailed: the run has ended without its last step.
+        UserError: the command refuses the run; the error has its message and code.
+        CommandFailed: the run ended before its last step.
     """
     name, command = RECIPES[type(config)]
     folder = Path(absolute_path(config.output_dir or default_run_folder(name, config.model)))
@@ -109,7 +111,7 @@ def evaluate(
     out: str | os.PathLike[str],
     **options: Any,
 ) -> dict[str, Any]:
-    """Score a model's lists as `convrec evaluate` does; results that are there already are used.
+    """Score a model's lists like `convrec evaluate`, reusing existing results.
 
     Args:
         model: a run folder (its best checkpoint), another folder or a Hugging Face id; None: the baselines alone.
@@ -119,20 +121,20 @@ def evaluate(
         options: the command's other options, with underscores: `num_items=10`, `baselines=["popularity"]`.
 
     Returns:
-        What `metrics.json` in `out` holds.
+        The content of `metrics.json` in `out`.
 
     Raises:
-        UserError: the command refuses its input.
-        CommandFailed: the evaluation has failed.
+        UserError: the command refuses its input; the error has its message and code.
+        CommandFailed: the evaluation failed.
     """
-    given = {"model": model, "data": data, "catalog": catalog, "out": out, **options}
-    _run(["evaluate", *_arguments(given)], f"results so far: {os.fspath(out)}")
+    all_options = {"model": model, "data": data, "catalog": catalog, "out": out, **options}
+    _run(["evaluate", *_format_arguments(all_options)], f"results so far: {os.fspath(out)}")
     metrics: dict[str, Any] = read_json(Path(out) / "metrics.json")
     return metrics
 
 
-def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """The options of a command, in its form."""
+def _format_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return options as a command line has them."""
     arguments = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
@@ -150,7 +152,7 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _run(arguments: Sequence[str], hint: str) -> None:
-    """Run a command of ours and print what it prints, here: a notebook shows the output of this process only."""
+    """Run one of our commands, and print its output here: a notebook shows only the output of this process."""
     command = [sys.executable, "-m", "recipes", *arguments]
     environment = {**os.environ, "PYTHONPATH": python_path()}
     last_line = ""
@@ -179,6 +181,15 @@ def _run(arguments: Sequence[str], hint: str) -> None:
     if was_interrupted:
         raise KeyboardInterrupt
     if process.returncode == BAD_INPUT:
-        raise UserError(last_line.removeprefix("error: "))
+        raise _parse_user_error(last_line)
     if process.returncode:
         raise CommandFailed(f"{last_line} (exit status {process.returncode}; {hint})", process.returncode)
+
+
+def _parse_user_error(line: str) -> UserError:
+    """Return the error in a command's last line, `error: MESSAGE [CODE]`."""
+    message = line.removeprefix("error: ")
+    match = CODE.search(message)
+    if match is None:
+        return UserError("api.refused-input", message)
+    return UserError(match[1], message.removesuffix(match[0]))

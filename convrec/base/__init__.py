@@ -1,1 +1,1 @@
-"""Errors, files, kinds and records of options: what everything else stands on."""
+"""Errors, files, kinds of values and records of options, on which everything else builds."""

@@ -1,4 +1,4 @@
-"""Exceptions that say what a user can do: fix the input, or resume; and what other errors are called on the screen."""
+"""Exceptions that tell users what to do (fix the input, or resume), and one-line descriptions of other errors."""
 
 import os
 import re
@@ -39,15 +39,15 @@ class UserError(ValueError):
 
 
 class ProcessLost(RuntimeError):
-    """A process or a node of the run is gone: the same command resumes."""
+    """A process or a node of the run died; the same command resumes."""
 
 
 class NoProgress(ProcessLost):
-    """A phase of the run has taken far longer than it does: the same command resumes."""
+    """A phase of the run has taken far longer than usual; the same command resumes."""
 
 
 def exit_on_user_error(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
-    """The command, whose UserError is one line on stderr and exit status 2."""
+    """Wrap a command so that a UserError becomes one line on stderr and exit status 2."""
 
     @wraps(main)
     def command(*arguments: Arguments.args, **named: Arguments.kwargs) -> int:
@@ -61,11 +61,11 @@ def exit_on_user_error(main: Callable[Arguments, int]) -> Callable[Arguments, in
 
 
 def need_packages(*names: str) -> None:
-    """End the process, with a sentence and status 2, where one of these is missing: another environment."""
+    """Exit with a message and status 2 if a package is missing: this is then another environment."""
     if missing := [name for name in names if find_spec(name) is None]:
         print(
             f"error: {sys.executable} has no {', '.join(missing)}: this is not the project's environment. `make setup` "
-            "makes one in .venv; docs/how-to/install.md is for GPUs; PYTHON=... names another for the scripts",
+            "creates one in .venv; for GPUs, see docs/how-to/install.md; the scripts use PYTHON=... if it is set",
             file=sys.stderr,
         )
         raise SystemExit(2)
@@ -73,7 +73,7 @@ def need_packages(*names: str) -> None:
 
 @contextmanager
 def exit_on_unwritable_output() -> Iterator[None]:
-    """End the process with a line and status 1 where stdout cannot be written: a disk that is full, a closed pipe."""
+    """Exit with a message and status 1 if stdout cannot be written: the disk is full, or the pipe is closed."""
     try:
         try:
             yield
@@ -83,8 +83,8 @@ def exit_on_unwritable_output() -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or _can_write_output():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try once more at its end
-        print(f"error: stdout: {error.strerror}: what was printed is cut off", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would flush stdout again at exit
+        print(f"error: stdout: {error.strerror}: the output is truncated", file=sys.stderr)
         sys.exit(1)
 
 
@@ -97,24 +97,29 @@ def _can_write_output() -> bool:
 
 
 def is_of_lost_process(error: BaseException) -> bool:
-    """Whether Ray or vLLM raised it because a process is gone, and not because of an error in its start; by name: both
-    are seconds to import."""
+    """Return whether Ray or vLLM raised an error because a process died, not because its start failed.
+
+    The classes are compared by name, because importing either library takes seconds.
+    """
     cause = getattr(error, "cause", None) or error
     is_gone = {"RayActorError", "EngineDeadError"} & {base.__name__ for base in type(cause).__mro__}
     return bool(is_gone) and not getattr(cause, "actor_init_failed", False)
 
 
 def one_line(error: BaseException) -> str:
-    """The innermost cause of an error: Ray wraps a worker's error in its own, with its traceback as the message."""
+    """Describe the innermost cause of an error in one line.
+
+    Ray wraps a worker's error in its own, with the traceback as its message.
+    """
     cause = getattr(error, "cause", None) or error
     names = {base.__name__ for base in type(cause).__mro__}
     if "EngineDeadError" in names:
         return "vLLM's engine is gone (killed, or out of memory)"
     if is_of_lost_process(cause):
-        named = re.search(r"class_name: \S*?(\w+)$", str(cause), re.MULTILINE)
-        return f"a process of the run{f', {named[1]},' if named else ''} is gone (killed, or out of memory)"
+        match = re.search(r"class_name: \S*?(\w+)$", str(cause), re.MULTILINE)
+        return f"a process of the run{f', {match[1]},' if match else ''} is gone (killed, or out of memory)"
     lines = str(cause).strip().splitlines()
-    # out of memory: a first line with the figures, then pages of advice
+    # An out-of-memory error has a first line with the figures, then pages of advice.
     line = lines and (lines[0] if "OutOfMemoryError" in names else lines[-1])
     if not line:
         return type(cause).__name__

@@ -1,14 +1,14 @@
-"""What a setting is: a field of a frozen dataclass, which has its kind, its default, its key and its variable.
+"""Define settings as fields of frozen dataclasses, each with its kind, default, key and variable.
 
     @dataclass(frozen=True, kw_only=True)
     class Example(Settings):
         num_items: Annotated[PositiveInteger, Setting("items of a list", variable="NUM_ITEMS")] = 20
 
-The classes are in convrec.settings, and `ListSettings` in convrec.lists. Variables, overrides, checks, `--help` and the
-reference pages are written from the rows that `setting_rows` returns.
+The classes are in convrec.settings; `ListSettings` is in convrec.lists. Variables, overrides, checks, `--help` and the
+reference pages are generated from the rows that `setting_rows` returns.
 
-They are dataclasses whose values pydantic checks, and no pydantic models: a class has its defaults as attributes, and a
-value stays as it is written, where a model would turn 90 into 90.0.
+They are dataclasses whose values pydantic checks, not pydantic models: a class has its defaults as attributes, and
+values stay as written, while a model would turn 90 into 90.0.
 """
 
 import os
@@ -20,23 +20,22 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, 
 from convrec.base import kinds
 from convrec.base.errors import UserError
 
-OURS = "convrec."  # what the keys of settings begin with that are not verl's
+OURS = "convrec."  # prefix of the keys that are not verl's
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field says besides its kind and its default; it stands in the field's Annotated type.
+    """The properties of a field other than its kind and default; part of its Annotated type.
 
     Attributes:
         help: what the setting is for.
         key: its key in the config of a run, or several; "": `convrec.` and the field's name.
-        variable: the environment variable that sets it, "" without one.
-        also: names by which other trainers call the variable; only those that hardly mean anything else in an
-            environment.
-        null: what null does, "" where null is refused.
-        null_word: null as the variable writes it.
-        default: the default in words, where it is no value of the field: conf/ or the machine decides it.
-        read: the value of a variable's text, where that is not `kinds.read`.
+        variable: the environment variable that sets it, "" for none.
+        also: names of the variable in other trainers, if they can hardly mean anything else in an environment.
+        null: what null does, "" if null is refused.
+        null_word: how the variable writes null.
+        default: a description of the default, if conf/ or the machine decides it.
+        read: converts the text of the variable, if `kinds.read` does not.
     """
 
     help: str
@@ -51,20 +50,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class Key:
-    """Another key for a setting of an Annotated type: `learning_rate: Annotated[LearningRate, Key("optim.lr")]`."""
+    """Another key for an annotated setting: `learning_rate: Annotated[LearningRate, Key("optim.lr")]`."""
 
     key: str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A field and its setting: the row of the table of settings.
+    """A row in the table of settings.
 
     Attributes:
-        field: its name in the class.
-        kind: what it may be, except for null; of convrec.base.kinds.
-        default: None where it is null, or where conf/ or verl has it.
-        setting: the rest.
+        field: the name of the field in its class.
+        kind: its kind without null, from convrec.base.kinds.
+        default: None if it is null, or if conf/ or verl has it.
+        setting: the other properties.
     """
 
     field: str
@@ -74,36 +73,36 @@ class Row:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its keys in the config of a run."""
+        """The keys of the setting in the config of a run."""
         key = self.setting.key or OURS + self.field
         return key if isinstance(key, tuple) else (key,)
 
     @property
     def has_default(self) -> bool:
-        """Whether the default is ours. Else conf/ has it, as it depends on other settings or on the host, or verl."""
+        """Whether the class has the default; otherwise conf/ (if it depends on other settings or the host) or verl."""
         return self.default is not None or bool(self.setting.null)
 
     def takes(self, value: Any) -> bool:
-        """Whether the setting may have this value."""
+        """Return whether the setting may have this value."""
         return kinds.fits(self.kind, value) or (value is None and bool(self.setting.null))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings by the names of their fields.
+    """Base class of settings; its arguments are the values of fields by name.
 
     Raises:
         UserError: a name is unknown, or a value is of another kind.
     """
 
-    # What others call a field, where it is neither its variable nor a key: for the advice about an unknown name.
+    # Other names of a field than its variable and its keys, for the hint about an unknown name.
     synonyms: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, **values: Any) -> Self:
-        """Refuse unknown names before the dataclass does, which gives no advice."""
+        """Refuse unknown names before the dataclass does, whose error has no hint."""
         for name in values:
             if name not in setting_rows(cls):
-                raise UserError(f"{name}: no such setting; {_advice(cls, name)}")
+                raise UserError("settings.unknown-field", f"{name}: no such setting; {_suggest_field(cls, name)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -117,11 +116,14 @@ class Settings:
     def _check(self, row: Row, value: Any) -> None:
         if not row.takes(value):
             or_none = ", or None" if row.setting.null else ""
-            raise UserError(f"{row.field}={kinds.shown(value)}: expected {kinds.wanted(row.kind)}{or_none}")
+            raise UserError(
+                "settings.wrong-field-kind",
+                f"{row.field}={kinds.shown(value)}: expected {kinds.wanted(row.kind)}{or_none}",
+            )
 
 
 def setting_rows(settings: type[Settings]) -> dict[str, Row]:
-    """Return the rows of a class of settings by the names of their fields."""
+    """Return the rows of a class of settings by field name."""
     if settings not in _ROWS:
         _ROWS[settings] = _read_rows(settings)
     return _ROWS[settings]
@@ -139,23 +141,23 @@ def _read_rows(settings: type[Settings]) -> dict[str, Row]:
         for entry in hint.__metadata__:
             if isinstance(entry, Key):
                 setting = replace(setting, key=entry.key)
-        rows[field.name] = Row(field.name, _kind(hint), _default(field), setting)
+        rows[field.name] = Row(field=field.name, kind=_get_kind(hint), default=_get_default(field), setting=setting)
     return rows
 
 
-def _default(field: Field[Any]) -> Any:
+def _get_default(field: Field[Any]) -> Any:
     if field.default_factory is not MISSING:
         return field.default_factory()
     return None if field.default is MISSING else field.default
 
 
 def rows_by_key(settings: type[Settings]) -> dict[str, Row]:
-    """Return the rows of a class of settings by their keys in the config of a run."""
+    """Return the rows of a class of settings by key in the config of a run."""
     return {key: row for row in setting_rows(settings).values() for key in row.keys}
 
 
-def _kind(hint: Any) -> Any:
-    """The kind in `Annotated[kind, Setting(...)]` and in `Annotated[kind | None, Setting(...)]`."""
+def _get_kind(hint: Any) -> Any:
+    """Return the kind in `Annotated[kind, Setting(...)]` or `Annotated[kind | None, Setting(...)]`."""
     kind, *metadata = get_args(hint)
     constraints = tuple(entry for entry in metadata if not isinstance(entry, Setting | Key))
     if constraints:
@@ -166,8 +168,8 @@ def _kind(hint: Any) -> Any:
     return without_none
 
 
-def _advice(settings: type[Settings], name: str) -> str:
-    """The field that other trainers, a variable or a key call by this name; else those that look like it."""
+def _suggest_field(settings: type[Settings], name: str) -> str:
+    """Suggest the field that a variable, a key or another trainer calls by this name, else similar ones."""
     rows = setting_rows(settings)
     for row in rows.values():
         words = (row.setting.variable, *row.setting.also, *(key.rpartition(".")[2] for key in row.keys))

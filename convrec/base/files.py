@@ -1,8 +1,8 @@
-"""Files and folders that are there whole or not at all, JSON, and the hash of a file.
+"""Write files and folders atomically, read and write JSON, and hash files.
 
-What is not complete has a temporary name beside its target, `.NAME.partial-HOST-THREAD`, and so has for a moment the
-folder that another takes the place of, `.NAME.partial-HOST-THREAD.old`. So no reader sees half a file,
-several writers of one file do not disturb each other, and the next one removes what a killed process has left.
+An incomplete file or folder has a temporary name next to its target, `.NAME.partial-HOST-THREAD`; a folder that is
+being replaced has for a moment the name `.NAME.partial-HOST-THREAD.old`. Readers therefore never see half a file,
+several writers of one file do not disturb each other, and the next writer removes what a killed process left.
 """
 
 import errno
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OLD = ".old"
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)  # the second is a user's quota
-FULL_BYTES = 2**20  # free on a disk beside a file for which there was no room
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)  # EDQUOT: the user's quota
+FULL_BYTES = 2**20  # a disk with less free space counts as full
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under. The file is renamed to `path` at the end, and removed on an error.
+    """Yield a temporary path to write a file to. It is renamed to `path` at the end, and removed on an error.
 
-    The folders above `path` are made.
+    Missing folders above `path` are created.
     """
-    partial = _partial(path)
+    partial = _make_partial_path(path)
     try:
         yield partial
         partial.replace(path)
@@ -45,13 +45,15 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_written_whole(path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[Path]:
-    """The same for a folder, which is there and empty at the beginning. A folder `path`, or one it is a link to, is
-    replaced.
+    """Yield an empty temporary folder to fill. It replaces `path`, or the folder that `path` links to, at the end.
 
-    Where `unless` says at the end that another process has made `path` meanwhile, that one stays: it may be in use.
+    Args:
+        path: the folder to write.
+        unless: called at the end; returns True if another process has meanwhile made `path`, which then stays, because
+            it may be in use.
     """
     path = path.resolve()
-    partial = _partial(path)
+    partial = _make_partial_path(path)
     partial.mkdir()
     old = partial.with_name(partial.name + OLD)
     try:
@@ -61,41 +63,43 @@ def folder_written_whole(path: Path, unless: Callable[[], bool] = lambda: False)
                 path.rename(old)
             partial.rename(path)
     finally:
-        for left in (old, partial):
-            _tidy(left, path)
+        for leftover in (old, partial):
+            _clean_up(leftover, path)
 
 
 def scratch_folder(path: Path) -> AbstractContextManager[Path]:
-    """An empty folder beside `path` for what is needed until the block ends; it never becomes `path`."""
+    """Yield an empty temporary folder next to `path` that is removed at the end."""
     return folder_written_whole(path, unless=lambda: True)
 
 
-def _partial(path: Path) -> Path:
-    """This thread's temporary name for `path`. What threads of this host left that have ended is removed; in a
-    container that starts anew, the one before had this thread's id."""
+def _make_partial_path(path: Path) -> Path:
+    """Return this thread's temporary name for `path`, and remove what ended threads of this host left.
+
+    In a restarted container, the previous process may have had the id of this thread.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     start = f".{path.name}.partial-{socket.gethostname()}-"
-    me = threading.get_native_id()
+    own_id = threading.get_native_id()
     for name in os.listdir(path.parent):
         thread = name.removeprefix(start).removesuffix(OLD)
-        if not name.startswith(start) or not thread.isdigit() or not (int(thread) == me or has_ended(thread)):
+        if not name.startswith(start) or not thread.isdigit() or not (int(thread) == own_id or has_ended(thread)):
             continue
-        _tidy(path.parent / name, path)
-    return path.with_name(f"{start}{me}")
+        _clean_up(path.parent / name, path)
+    return path.with_name(f"{start}{own_id}")
 
 
-def _tidy(left: Path, path: Path) -> None:
-    """Remove what was left beside `path`, or put it back when it ended between the two renames."""
-    if left.name.endswith(OLD) and left.exists() and not path.exists():
-        left.rename(path)
-    elif left.is_dir():
-        shutil.rmtree(left, ignore_errors=True)
+def _clean_up(leftover: Path, path: Path) -> None:
+    """Remove a leftover next to `path`, or restore it if its writer died between the two renames."""
+    if leftover.name.endswith(OLD) and leftover.exists() and not path.exists():
+        leftover.rename(path)
+    elif leftover.is_dir():
+        shutil.rmtree(leftover, ignore_errors=True)
     else:
-        left.unlink(missing_ok=True)
+        leftover.unlink(missing_ok=True)
 
 
 def has_ended(thread: str) -> bool:
-    """Whether this thread of this host, named by its id, is gone; also one that nobody has waited for yet."""
+    """Return whether the thread of this host with this id has ended, including zombies."""
     try:
         status = Path("/proc", thread, "stat").read_text()
     except OSError:
@@ -104,14 +108,14 @@ def has_ended(thread: str) -> bool:
 
 
 def names_full_disk(text: str) -> bool:
-    """Whether the text of an error says that a disk, or a user's part of it, is full."""
+    """Return whether the text of an error says that a disk or a quota is full."""
     return any(os.strerror(code) in text for code in FULL_DISK)
 
 
 def find_full_disk(folder: Path) -> str:
-    """Return why a file cannot be written into the folder for want of room; "" where it can.
+    """Return the error if there is no space to write a file into the folder, else "".
 
-    A quota shows only in an attempt, and on some network storage only when the file is brought to the disk.
+    A full quota shows only when writing, on some network storage only when syncing.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -124,33 +128,42 @@ def find_full_disk(folder: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, as UTF-8."""
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A number that does not exist (NaN: a standard error of one conversation) is written as null."""
-    write_text(path, json.dumps(_without_nan(value), indent=2, ensure_ascii=False) + "\n")
+    """Write a JSON file atomically. NaN (such as the standard error of a single conversation) becomes null."""
+    write_text(path, json.dumps(_replace_nan(value), indent=2, ensure_ascii=False) + "\n")
 
 
-def _without_nan(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
+        return {key: _replace_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
+        return [_replace_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_jsonl(path: Path, values: Iterable[Any]) -> None:
+    """Write one JSON value per line, atomically."""
     write_text(path, "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values))
 
 
 def read_json(path: Path) -> Any:
-    """Raises FileNotFoundError, and UserError where the file holds no JSON."""
+    """Read a JSON file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: the file is not JSON.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON ({error}): copy or make it again") from None
+        raise UserError(
+            "file.invalid-json", f"{path}: not readable as JSON ({error}). Copy it again, or make it again"
+        ) from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -158,23 +171,26 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        UserError: it holds no JSON, or something else than an object.
+        UserError: the file is not JSON, or not an object.
     """
     value = read_json(path)
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else json.dumps(value)[:20]
-        raise UserError(f"{path}: expected a JSON object, it is {kind}: copy or make it again")
+        raise UserError(
+            "file.not-a-json-object", f"{path}: expected a JSON object, not {kind}. Copy it again, or make it again"
+        )
     return value
 
 
 def write_table(path: Path, table: "pa.Table") -> None:
-    import pyarrow.parquet as pq  # half a second, for those alone who write tables
+    """Write a parquet file atomically."""
+    import pyarrow.parquet as pq  # takes half a second, which other users of this module save
 
     with written_whole(path) as partial:
         pq.write_table(table, partial)
 
 
 def file_hash(path: str | os.PathLike) -> str:
-    """SHA-256 of the content, in hexadecimal digits."""
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

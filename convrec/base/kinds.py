@@ -1,4 +1,4 @@
-"""Kinds of values: pydantic's types, each described in the words by which errors and the documentation call it."""
+"""Kinds of values: pydantic types, each with the description that errors and the documentation use."""
 
 import contextlib
 import difflib
@@ -31,11 +31,11 @@ Path = Annotated[str, Field(min_length=1, description="a path")]
 _adapter = cache(TypeAdapter)
 
 
-def only(is_so: Callable[[Any], bool]) -> AfterValidator:
-    """For a type: of its values those that this is so of."""
+def only(predicate: Callable[[Any], bool]) -> AfterValidator:
+    """Restrict a type to the values that satisfy a predicate."""
 
     def check(value: Any) -> Any:
-        if not is_so(value):
+        if not predicate(value):
             raise ValueError
         return value
 
@@ -43,17 +43,17 @@ def only(is_so: Callable[[Any], bool]) -> AfterValidator:
 
 
 def one_of(choices: Collection[str]) -> Any:
-    """The kind of these texts; an entry that a table of choices gets later is one of them."""
+    """Return the kind of these texts; choices that are added to the collection later are valid too."""
     return Annotated[str, only(lambda text: text in choices), Field(description="one of " + ", ".join(choices))]
 
 
 def wanted(kind: Any) -> str:
-    """What the kind takes, in words."""
+    """Return the description of a kind's values."""
     return _adapter(kind).json_schema()["description"]
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of the kind as it stands: a text is no number, and a number no text."""
+    """Return whether a value is of the kind, without conversion: a text is not a number, a number not a text."""
     try:
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError:
@@ -62,35 +62,55 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def read(kind: Any, text: str) -> Any:
-    """The value of the kind that a text writes. Raises ValueError with what the kind takes."""
-    for reading in (str, _as_boolean, int, float):
+    """Parse a text as a value of the kind.
+
+    Raises:
+        ValueError: the text is not such a value; the message describes the kind.
+    """
+    for convert in (str, _parse_boolean, int, float):
         with contextlib.suppress(ValueError):  # pydantic's ValidationError is one
-            return _adapter(kind).validate_python(reading(text), strict=True)
+            return _adapter(kind).validate_python(convert(text), strict=True)
     raise ValueError(wanted(kind))
 
 
-def _as_boolean(text: str) -> bool:
+def _parse_boolean(text: str) -> bool:
     if text not in ("0", "1", "false", "true"):
         raise ValueError(text)
     return text in ("1", "true")
 
 
 def check(name: str, value: Any, kind: Any) -> None:
+    """Check that a setting's value is of a kind.
+
+    Args:
+        name: of the setting, for the error message.
+        value: the setting's value.
+        kind: one of this module.
+
+    Raises:
+        UserError: the value is of another kind.
+    """
     if not fits(kind, value):
-        raise UserError(f"{name}={shown(value)}: expected {wanted(kind)}")
+        raise UserError("settings.wrong-kind", f"{name}={shown(value)}: expected {wanted(kind)}")
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The known names that look like this one, as advice; all of them where none does."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=2)
-    if near:
-        return "did you mean " + " or ".join(prefix + other for other in near) + "?"
-    return "there are " + ", ".join(prefix + other for other in known)
+    """Suggest the known names that are similar to an unknown one, or list all of them if none is.
+
+    Args:
+        name: the unknown name.
+        known: the valid names.
+        prefix: of every name in the suggestion.
+    """
+    names = list(known)
+    similar = difflib.get_close_matches(name, names, n=2)
+    if similar:
+        return "did you mean " + " or ".join(prefix + other for other in similar) + "?"
+    return "there are " + ", ".join(prefix + other for other in names)
 
 
 def shown(value: Any) -> str:
-    """As a YAML file or a command line has it; white space as its escape."""
+    """Return a value as a YAML file or a command line writes it, with white space escaped."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):

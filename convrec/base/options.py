@@ -1,7 +1,7 @@
-"""Commands from typed records: the fields of a dataclass are a command's options, read and described by cyclopts.
+"""Build commands from typed records: the fields of a dataclass are a command's options, parsed by cyclopts.
 
-A record's docstring is what `--help` begins with; the string below a field is the help of its option. Records stand in
-modules that import next to nothing, so that `--help` and a mistyped option answer at once.
+A record's docstring is the beginning of `--help`; the string below a field is the help of its option. Records are in
+modules that import almost nothing, so that `--help` and errors in options appear at once.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from cyclopts.exceptions import (
 from convrec.base.errors import UserError
 
 HELP = ("--help", "-h")
-NOT_SAMPLING = {"model", "messages", "stream"}  # of a request to a model: ours to say
+NOT_SAMPLING = {"model", "messages", "stream"}  # parts of a request that the program sets
 
 
 class Record(Protocol):
@@ -43,7 +43,13 @@ Options = TypeVar("Options", bound=Record)
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """Reads a number. takes: what it accepts, in words."""
+    """A parser for numbers.
+
+    Attributes:
+        kind: int or float.
+        takes: describes the valid numbers.
+        is_valid: whether a number is valid.
+    """
 
     kind: type[int] | type[float]
     takes: str
@@ -61,7 +67,7 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class _Converter:
-    """A function of one text, as cyclopts calls it."""
+    """Adapter that lets cyclopts call a function of one text."""
 
     read: Callable[[str], Any]
 
@@ -70,7 +76,11 @@ class _Converter:
 
 
 def read_with(read: Callable[[str], Any]) -> Parameter:
-    """An option with one value that this function reads. Its ValueError says what the option takes."""
+    """Return the parameter of an option with one value.
+
+    Args:
+        read: parses the value. Its ValueError describes the valid values.
+    """
     return Parameter(converter=_Converter(read), n_tokens=1, accepts_keys=False, consume_multiple=False)
 
 
@@ -88,7 +98,7 @@ BelowOne = Annotated[float, read_with(Number(float, "a number of at least 0, bel
 
 
 def read_json_object(text: str) -> dict[str, Any]:
-    """Raise ValueError for what is no JSON object."""
+    """Parse a JSON object. Raises ValueError for anything else."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -99,32 +109,32 @@ def read_json_object(text: str) -> dict[str, Any]:
 
 
 def check_sampling(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError for what are no sampling parameters of a request to a model."""
+    """Check the sampling parameters of requests to a model. Raises ValueError if one is not a sampling parameter."""
     if others := sorted(parameters.keys() & NOT_SAMPLING):
-        raise ValueError(f"sampling parameters as JSON; {', '.join(others)} is none")
+        raise ValueError(f"sampling parameters as JSON, without {', '.join(others)}")
     return parameters
 
 
 def read_sampling(text: str) -> dict[str, Any]:
-    """Raise ValueError as the two above do."""
+    """Parse sampling parameters from JSON. Raises ValueError for anything else."""
     return check_sampling(read_json_object(text))
 
 
 JsonObject = Annotated[dict[str, Any], read_with(read_json_object)]
 Sampling = Annotated[dict[str, Any], read_with(read_sampling)]
 CommaSeparated = Annotated[Sequence[str], read_with(lambda text: text.split(",")), Parameter(metavar="A,B")]
-Repeated = Parameter(consume_multiple=False)  # one value each time that the option is given, in their order
-AnyNumber = Parameter(consume_multiple=True)  # of values; none, too
-Group = Parameter(name="*")  # of a record that several commands have among theirs: its options stand beside the others
+Repeated = Parameter(consume_multiple=False)  # one value per occurrence of the option, in order
+AnyNumber = Parameter(consume_multiple=True)  # any number of values, including none
+Group = Parameter(name="*")  # a record whose options several commands share
 
 
 # ---- a command
 
 
 def command(record: type[Options]) -> Callable[[Callable[[Options], int]], Callable[[Sequence[str]], int]]:
-    """Make a command of a function that takes the record: from arguments to exit status.
+    """Turn a function of a record into a command that takes arguments and returns the exit status.
 
-    `--help` ends the process. A wrong option, and every UserError of the function, is one line on stderr and status 2.
+    `--help` exits. An invalid option or a UserError of the function becomes one line on stderr and status 2.
     """
 
     def decorate(function: Callable[[Options], int]) -> Callable[[Sequence[str]], int]:
@@ -142,11 +152,11 @@ def command(record: type[Options]) -> Callable[[Callable[[Options], int]], Calla
 
 
 def parse(record: type[Options], arguments: Sequence[str]) -> Options:
-    """Read the options of a command.
+    """Parse the options of a command.
 
     Raises:
-        UserError: In one line, for what is missing, unknown or no such value.
-        SystemExit: After `--help`.
+        UserError: an option is missing, unknown or has an invalid value.
+        SystemExit: after `--help`.
     """
     app = make_app(record)
     if set(HELP) & set(arguments):
@@ -156,32 +166,32 @@ def parse(record: type[Options], arguments: Sequence[str]) -> Options:
         words = [_Dash(word) if word == "-" else word for word in arguments]
         function, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise UserError(_explain(error, record, arguments)) from None
+        raise _convert_error(error, record, arguments) from None
     return function(*bound.args, **bound.kwargs)
 
 
 class _Dash(str):
-    """A lone `-`: a value, as for argparse. cyclopts takes what begins with one for an option."""
+    """A lone `-`, which is a value, as in argparse; cyclopts would take it for an option."""
 
     def startswith(self, *_: Any) -> bool:
         return False
 
 
 def make_app(record: type[Record]) -> App:
-    """The command as cyclopts has it."""
+    """Return the command as a cyclopts app."""
     defaults = Parameter(
         negative="",
         allow_repeating=True,
         consume_multiple=(1, None),
         show_default=_describe_default,
-        json_list=False,  # a value that begins with [ or { is a text
+        json_list=False,  # a value that begins with [ or { is plain text
         json_dict=False,
     )
     app = App(
         name=f"convrec {record.COMMAND}",
         help=help_text(record),
         help_format="plaintext",
-        help_flags=(),  # `parse` answers them: what else is on the command line need not be right
+        help_flags=(),  # `parse` handles them, even if other options are wrong
         version_flags=(),
         default_parameter=defaults,
     )
@@ -190,21 +200,29 @@ def make_app(record: type[Record]) -> App:
 
 
 def _describe_default(value: Any) -> str | None:
-    """As it would be typed; None for what is nothing."""
+    """Return a default as a user would type it, None if it is empty."""
     if value is None or value is False or value in ("", (), {}):
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def help_text(record: type[Record]) -> str:
-    """The record's docstring, a paragraph a line; its examples stay as they are."""
+    """Return the record's docstring with one line per paragraph; examples stay unchanged."""
     paragraphs = (inspect.getdoc(record) or "").split("\n\n")
     return "\n\n".join(text if text.startswith("convrec ") else " ".join(text.split()) for text in paragraphs)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptionHelp:
-    """An option as `--help` describes it. default: "" where it is nothing."""
+    """An option as `--help` describes it.
+
+    Attributes:
+        names: as they are typed.
+        help: the description.
+        is_required: whether it must be given.
+        default: "" if it is empty.
+        choices: the valid values, if they are a fixed set.
+    """
 
     names: tuple[str, ...]
     help: str
@@ -214,13 +232,13 @@ class OptionHelp:
 
 
 def describe_options(record: type[Record]) -> Iterator[OptionHelp]:
-    """The options of a record, in the order of its help."""
+    """Yield the options of a record in the order of its help."""
     for argument in make_app(record).assemble_argument_collection(parse_docstring=True):
         if not argument.show:
             continue
         default = argument.field_info.default
         yield OptionHelp(
-            names=argument.names if argument.field_info.is_keyword_only else (_name(argument),),
+            names=argument.names if argument.field_info.is_keyword_only else (_format_name(argument),),
             help=argument.parameter.help or "",
             is_required=argument.required,
             default="" if default is argument.field_info.empty else _describe_default(default) or "",
@@ -229,7 +247,7 @@ def describe_options(record: type[Record]) -> Iterator[OptionHelp]:
 
 
 def completion_script(records: Mapping[str, type[Record] | None], shell: Literal["bash", "zsh", "fish"]) -> str:
-    """What a shell reads to complete these commands, with their options where there is a record."""
+    """Return the shell script that completes these commands and the options of their records."""
     root = App(name="convrec", version_flags=())
     for name, record in records.items():
         *groups, last = name.split()
@@ -246,59 +264,64 @@ def completion_script(records: Mapping[str, type[Record] | None], shell: Literal
 # ---- errors
 
 
-def _explain(error: CycloptsError, record: type[Record], arguments: Sequence[str]) -> str:
-    """Say in one line what is wrong and what to do."""
+def _convert_error(error: CycloptsError, record: type[Record], arguments: Sequence[str]) -> UserError:
+    """Return an error of cyclopts as one line with a fix."""
     see_help = f"see convrec {record.COMMAND} --help"
     match error:
         case UnknownOptionError():
-            return _describe_unknown(error.token.keyword or error.token.value, record)
+            return _make_unknown_error(error.token.keyword or error.token.value, record)
         case UnusedCliTokensError():
-            return f"{' '.join(error.unused_tokens or ())}: no option takes this; {see_help}"
-        case MissingArgumentError() if error.argument and _is_given(error.argument, arguments):
-            return f"{_name(error.argument)}: give {_describe_values(error.argument)}"
+            words = " ".join(error.unused_tokens or ())
+            return UserError("option.unexpected-argument", f"{words}: no option takes this; {see_help}")
+        case MissingArgumentError() if error.argument and _is_present(error.argument, arguments):
+            values = _describe_values(error.argument)
+            return UserError("option.missing-value", f"{_format_name(error.argument)}: give {values}")
         case MissingArgumentError():
-            # A mistyped option is why another one is missing.
+            # A mistyped option makes another one missing.
             for word in arguments:
                 name = word.partition("=")[0]
-                if name.startswith("--") and name not in _known_names(record):
-                    return _describe_unknown(name, record)
-            return f"{', '.join(_missing(record, arguments) or [_name(error.argument)])}: missing; {see_help}"
+                if name.startswith("--") and name not in _list_names(record):
+                    return _make_unknown_error(name, record)
+            names = ", ".join(_list_missing(record, arguments) or [_format_name(error.argument)])
+            return UserError("option.missing-option", f"{names}: missing; {see_help}")
         case CoercionError() if error.argument and error.token:
             value = error.token.value
-            takes = _describe_values(error.argument)
-            return f"{_name(error.argument)} {value}: give {error.msg or takes}"
-    return f"{' '.join(str(error).split())}; {see_help}"
+            values = error.msg or _describe_values(error.argument)
+            return UserError("option.invalid-value", f"{_format_name(error.argument)} {value}: give {values}")
+    return UserError("option.invalid-arguments", f"{' '.join(str(error).split())}; {see_help}")
 
 
-def _known_names(record: type[Record]) -> list[str]:
-    """The names of a command's options, as they are typed."""
+def _list_names(record: type[Record]) -> list[str]:
+    """Return the names of a command's options, as they are typed."""
     return [name for argument in make_app(record).assemble_argument_collection() for name in argument.names]
 
 
-def _describe_unknown(name: str, record: type[Record]) -> str:
-    near = difflib.get_close_matches(name, _known_names(record), n=2)
-    fix = f"did you mean {' or '.join(near)}?" if near else f"see convrec {record.COMMAND} --help"
-    return f"{name}: no such option; {fix}"
+def _make_unknown_error(name: str, record: type[Record]) -> UserError:
+    similar = difflib.get_close_matches(name, _list_names(record), n=2)
+    fix = f"did you mean {' or '.join(similar)}?" if similar else f"see convrec {record.COMMAND} --help"
+    return UserError("option.unknown-option", f"{name}: no such option; {fix}")
 
 
-def _name(argument: Any) -> str:
-    """As the user writes it: `--k`, or RUN of an argument without a name."""
+def _format_name(argument: Any) -> str:
+    """Return an argument as users type it: `--k`, or RUN for a positional one."""
     return argument.name if argument.field_info.is_keyword_only else argument.name.strip("-").upper()
 
 
-def _is_given(argument: Any, arguments: Sequence[str]) -> bool:
+def _is_present(argument: Any, arguments: Sequence[str]) -> bool:
     return any(word.partition("=")[0] in argument.names for word in arguments)
 
 
-def _missing(record: type[Record], arguments: Sequence[str]) -> list[str]:
-    """The options that are needed and not given."""
-    needed = [one for one in make_app(record).assemble_argument_collection() if one.required]
-    return [one.name for one in needed if one.field_info.is_keyword_only and not _is_given(one, arguments)]
+def _list_missing(record: type[Record], arguments: Sequence[str]) -> list[str]:
+    """Return the required options that are missing."""
+    options = [option for option in make_app(record).assemble_argument_collection() if option.required]
+    return [
+        option.name for option in options if option.field_info.is_keyword_only and not _is_present(option, arguments)
+    ]
 
 
 def _describe_values(argument: Any) -> str:
-    """What an option takes, in words."""
-    parts = list(_parts(argument.field_info.annotation))
+    """Describe the valid values of an option."""
+    parts = list(_iter_parts(argument.field_info.annotation))
     choices = [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]
     readers = {getattr(getattr(part, "converter", None), "read", None) for part in parts}
     numbers = [reader.takes for reader in readers if isinstance(reader, Number)]
@@ -307,9 +330,9 @@ def _describe_values(argument: Any) -> str:
     return ", or ".join([*choices, *numbers]) or "a value"
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
-    """A type, and all that it is made of."""
+def _iter_parts(annotation: Any) -> Iterator[Any]:
+    """Yield a type, and recursively the types and metadata that it consists of."""
     yield annotation
     if get_origin(annotation) is not Literal:
         for part in (*get_args(annotation), *getattr(annotation, "__metadata__", ())):
-            yield from _parts(part)
+            yield from _iter_parts(part)

@@ -1,4 +1,4 @@
-"""Is what is kept the answer to this very request? One digest of a request, and one way to say what differs."""
+"""Compare requests, to find out whether a stored answer belongs to this one: by a digest, or entry by entry."""
 
 import hashlib
 import json
@@ -7,19 +7,22 @@ from typing import Any
 
 
 def as_kept(request: Any) -> Any:
-    """The request as a JSON file gives it back: tuples are lists, keys are text."""
+    """Return the request as it would be read back from a JSON file: tuples are lists, keys are text."""
     return json.loads(json.dumps(request))
 
 
 def digest(request: Any) -> str:
-    """SHA-256, in hexadecimal digits, of all that decides an answer, as JSON can write it; the order of keys does not
-    count."""
+    """Return the SHA-256, in hexadecimal digits, of a request.
+
+    Args:
+        request: everything that determines an answer, serializable as JSON; the order of keys does not matter.
+    """
     text = json.dumps(request, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`NAME was A and is B` for each entry that differs, by name."""
+    """Return `NAME was A and is B` for each entry that differs, sorted by name."""
     return [
         f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in sorted({*before, *now})

@@ -1,1 +1,1 @@
-"""Checkpoints: saving, whole files, names of models, LoRA adapters."""
+"""Checkpoints: saving, checks of their files, model paths and ids, LoRA adapters."""

@@ -1,7 +1,7 @@
-"""Whether a model's weights are those of its config.json's architecture: by names and shapes, without reading them.
+"""Compare a model's weights with the architecture in its config.json, by names and shapes, without reading the data.
 
-transformers draws a weight that it does not find at random and leaves out one that it has no place for, with a table in
-the log. A run of such a model trains to its end, and means nothing.
+transformers initializes a missing weight at random and ignores an unexpected one; all it does is print a table in the
+log. A run with such a model completes, but its results mean nothing.
 """
 
 from collections.abc import Iterator
@@ -10,54 +10,65 @@ from pathlib import Path
 from typing import Any
 
 from convrec.base.errors import UserError, one_line
-from convrec.checkpoints.files import weight_files
+from convrec.checkpoints.files import read_weight_files
 
-SHOWN = 3  # names in a message
+MAX_NAMES = 3  # in a message
 
 
 def check_architecture(folder: Path, name: str) -> None:
-    """Raise UserError where safetensors and config.json do not fit each other.
+    """Check that a folder's safetensors files match its config.json.
 
-    transformers' own loader does the comparison, on the meta device: it knows which weights a family renames, ties or
-    may lack. A folder with other kinds of weights is not looked into, nor one that is still being downloaded, nor a
-    class that is no causal language model.
+    transformers' own loader compares them, on the meta device: it knows which weights a family renames, ties or may
+    omit. Skipped: folders without safetensors, incomplete downloads, and classes that are not causal language models.
 
     Args:
         folder: a Hugging Face folder.
-        name: how messages call it.
+        name: what error messages call it.
+
+    Raises:
+        UserError: transformers does not know the model type, or weights are missing, unexpected or of another shape.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except ValueError as error:  # no model_type, or one that this transformers does not know
-        raise UserError(f"{name}: config.json: {one_line(error)}") from None
+        raise UserError("model.unknown-architecture", f"{name}: config.json: {one_line(error)}") from None
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    weights = _meta_weights(folder)
+    weights = _read_meta_weights(folder)
     if model_class is None or not weights:
         return
     if getattr(config.get_text_config(), "tie_word_embeddings", False):
-        # The loader would compare the values of a head that is saved beside the embedding that it is tied to.
+        # The loader would compare the values of a tied head that is saved in addition to its embedding.
         weights = {key: value for key, value in weights.items() if not key.endswith("lm_head.weight")}
     try:
-        found = _load_on_meta(model_class, config, weights)
-    except Exception as error:  # a shape that a conversion of transformers cannot take
-        raise UserError(_unfit(name, f"transformers cannot load them ({one_line(error)})")) from None
-    if found["missing_keys"]:
-        raise UserError(_unfit(name, f"they lack {_listed(found['missing_keys'])}"))
-    if found["unexpected_keys"]:
-        raise UserError(_unfit(name, f"the architecture has no {_listed(found['unexpected_keys'])}"))
-    for key, saved, expected in sorted(found["mismatched_keys"]):  # a set, in another order each time
-        raise UserError(_unfit(name, f"{key} is {list(saved)} and should be {list(expected)}"))
+        loading_info = _load_on_meta(model_class, config, weights)
+    except Exception as error:  # transformers cannot convert a weight of this shape
+        problem = f"transformers cannot load them ({one_line(error)})"
+        raise UserError("model.weights-mismatch", _describe_mismatch(name, problem)) from None
+    problem = _find_mismatch(loading_info)
+    if problem:
+        raise UserError("model.weights-mismatch", _describe_mismatch(name, problem))
 
 
-def _meta_weights(folder: Path) -> dict[str, Any]:
-    """Name -> a tensor without memory, of every tensor in the folder's safetensors; {} where a part is missing."""
+def _find_mismatch(loading_info: dict[str, Any]) -> str:
+    """Return the first difference between weights and architecture, "" if there is none."""
+    if loading_info["missing_keys"]:
+        return f"missing: {_join_names(loading_info['missing_keys'])}"
+    if loading_info["unexpected_keys"]:
+        return f"not in the architecture: {_join_names(loading_info['unexpected_keys'])}"
+    for key, saved, expected in sorted(loading_info["mismatched_keys"]):  # a set has no stable order
+        return f"{key} has shape {list(saved)}, expected {list(expected)}"
+    return ""
+
+
+def _read_meta_weights(folder: Path) -> dict[str, Any]:
+    """Return every tensor of the folder's safetensors on the meta device, by name; {} if a file is missing."""
     import torch
     from safetensors import safe_open
 
     for index in folder.glob("*.safetensors.index.json"):
-        if not all((folder / part).exists() for part in weight_files(index)):
+        if not all((folder / part).exists() for part in read_weight_files(index)):
             return {}
     weights: dict[str, Any] = {}
     for path in folder.glob("*.safetensors"):
@@ -70,9 +81,10 @@ def _meta_weights(folder: Path) -> dict[str, Any]:
 def _load_on_meta(model_class: Any, config: Any, weights: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    one_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
+    if isinstance(model_class, tuple | list):
+        model_class = model_class[0]
     with _quiet_transformers():
-        _, found = one_class.from_pretrained(
+        _, loading_info = model_class.from_pretrained(
             None,
             config=config,
             state_dict=weights,
@@ -81,12 +93,12 @@ def _load_on_meta(model_class: Any, config: Any, weights: dict[str, Any]) -> dic
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    return found
+    return loading_info
 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Without the loader's table and bar: the error says what matters of it."""
+    """Silence the loader's table and progress bar: the error has what matters."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -101,14 +113,14 @@ def _quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _listed(names: Any) -> str:
+def _join_names(names: Any) -> str:
     ordered = sorted(names)
-    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
-    return ", ".join(ordered[:SHOWN]) + more
+    more = f" and {len(ordered) - MAX_NAMES} more" if len(ordered) > MAX_NAMES else ""
+    return ", ".join(ordered[:MAX_NAMES]) + more
 
 
-def _unfit(name: str, problem: str) -> str:
+def _describe_mismatch(name: str, problem: str) -> str:
     return (
-        f"{name}: its weights are not those of the architecture in config.json: {problem}. What is missing would be "
-        "random; put the model's own config.json and weights there"
+        f"{name}: the weights do not match the architecture in config.json: {problem}. transformers would initialize "
+        "missing weights at random. Use the model's original config.json and weights"
     )

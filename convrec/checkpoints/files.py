@@ -1,7 +1,7 @@
-"""Whether a checkpoint's files are whole and belong together, and a fingerprint of their contents. Reads headers only.
+"""Check that a checkpoint's files are complete and belong together, and fingerprint them. Checks read headers only.
 
-A copy that ran out of disk, a run killed while saving: they load late or, worse, load and answer nonsense. Everything
-here is found before vLLM starts.
+A copy that ran out of disk space, or a run killed while saving, leaves files that fail late or, worse, load and
+generate nonsense. These checks run before vLLM starts.
 """
 
 import hashlib
@@ -19,18 +19,22 @@ from convrec.checkpoints.plain_load import check_plain
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 BESIDE_WEIGHTS = ("*.json", "*.model", "*.jinja", "*.txt")  # config, tokenizer, chat template
-ANSWERING = (*WEIGHTS, *BESIDE_WEIGHTS)  # whatever changes an answer
+ANSWERING = (*WEIGHTS, *BESIDE_WEIGHTS)  # every file that changes what the model generates
 SHARDS = ("model_world_size_*.pt", "*.json", "huggingface/*.json")  # what verl's merger reads
 _OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json", "*.index.json")
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 
 def has_weights(folder: Path) -> bool:
+    """Return whether the folder has weights in Hugging Face form."""
     return any(next(folder.glob(pattern), None) for pattern in WEIGHTS) if folder.is_dir() else False
 
 
 def fingerprint(folder: Path, patterns: Sequence[str] = ANSWERING) -> str:
-    """Hash of the contents of every file that changes an answer: equal for a copy, another for other weights."""
+    """Return a hash of the contents of every file that changes what the model generates.
+
+    A copy has the same fingerprint; a folder with other weights has another.
+    """
     digest = hashlib.sha256()
     files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     for path in sorted(files):
@@ -39,41 +43,58 @@ def fingerprint(folder: Path, patterns: Sequence[str] = ANSWERING) -> str:
 
 
 def check_model_files(folder: Path) -> None:
-    """Raise UserError for a link of a model's folder that leads nowhere, and for settings that are no JSON object."""
+    """Check a model folder for dangling links and for settings that are not JSON objects.
+
+    Raises:
+        UserError: the message names the file.
+    """
     for path in sorted({path for pattern in ANSWERING for path in folder.glob(pattern)}):
         if path.is_symlink() and not path.exists():
             raise UserError(
-                f"{path}: a link to {path.readlink()}, where nothing is: a snapshot of the Hub's cache was copied "
-                "without its files; copy it with `cp -rL`, or give the model's id"
+                "checkpoint.dangling-link",
+                f"{path}: dangling link to {path.readlink()}: a snapshot in the Hub's cache was copied without the "
+                "files that it links to. Copy it with `cp -rL`, or give the model's id",
             )
     for path in sorted({path for pattern in _OBJECTS for path in folder.glob(pattern)}):
         read_json_object(path)
 
 
-def weight_files(index: Path) -> set[str]:
-    """Return the names of the weight files that a *.index.json lists. Raises UserError for a damaged one."""
+def read_weight_files(index: Path) -> set[str]:
+    """Return the names of the weight files that a *.index.json lists.
+
+    Raises:
+        UserError: the index is damaged.
+    """
     parts = _read_json(index).get("weight_map", {})
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
-        raise UserError(f"{index}: its weight_map does not name a file for each weight: copy it again")
+        raise UserError(
+            "checkpoint.damaged-index", f"{index}: weight_map does not name a file for every weight. Copy it again"
+        )
     return set(parts.values())
 
 
 def check_hugging_face(folder: Path) -> None:
-    """Raise UserError, naming the file, for a config or weights that are missing or cut off."""
+    """Check that a Hugging Face folder has a config and complete weights.
+
+    Raises:
+        UserError: a file is missing or truncated; the message names it.
+    """
     check_model_files(folder)
     _read_json(folder / "config.json")
     weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     for index in folder.glob("*.index.json"):
-        parts = weight_files(index)
+        parts = read_weight_files(index)
         if absent := sorted(part for part in parts if not (folder / part).exists()):
             raise UserError(
-                f"{folder}: {len(absent)} of the {len(parts)} weight files that {index.name} lists are missing "
-                f"({absent[0]}): the checkpoint is incomplete; copy or download it again, or name another step"
+                "checkpoint.missing-weights",
+                f"{folder}: incomplete checkpoint: {len(absent)} of the {len(parts)} weight files in {index.name} "
+                f"are missing ({absent[0]}). Copy or download it again, or name another step",
             )
     if not weights:
         raise UserError(
-            f"{folder}: a config.json but no weights ({', '.join(WEIGHTS)}): the checkpoint is incomplete; copy or "
-            "download it again, or name another step"
+            "checkpoint.missing-weights",
+            f"{folder}: incomplete checkpoint: it has a config.json but no weights ({', '.join(WEIGHTS)}). Copy or "
+            "download it again, or name another step",
         )
     for path in weights:
         if path.suffix == ".safetensors":
@@ -83,40 +104,49 @@ def check_hugging_face(folder: Path) -> None:
 
 
 def check_shards(folder: Path) -> None:
-    """Raise UserError when verl's FSDP shards in the folder are not all there and whole."""
+    """Check that a folder has all of verl's FSDP shards, and that none is truncated.
+
+    Raises:
+        UserError: a shard or fsdp_config.json is missing or damaged.
+    """
     config = folder / "fsdp_config.json"
     matches = [(_SHARD.fullmatch(path.name), path) for path in folder.glob("*.pt")]
     shards = {int(match[2]): path for match, path in matches if match}
     if not shards:
         raise UserError(
-            f"{folder}: no model shards (model_world_size_N_rank_R.pt) and no Hugging Face weights: it was not saved "
-            "or was removed to keep only newer ones; name another step of the run"
+            "checkpoint.no-shards",
+            f"{folder}: no model shards (model_world_size_N_rank_R.pt) and no Hugging Face weights: the model was not "
+            "saved, or the checkpoint was pruned. Name another step of the run",
         )
     if not config.exists():
-        raise UserError(f"{folder}: no fsdp_config.json: the checkpoint is half written; name another step of the run")
+        raise UserError(
+            "checkpoint.missing-file",
+            f"{folder}: incomplete checkpoint: fsdp_config.json is missing. Name another step of the run",
+        )
     world_size = int(_read_json(config).get("world_size", len(shards)))
     if absent := [rank for rank in range(world_size) if rank not in shards]:
         raise UserError(
-            f"{folder}: model_world_size_{world_size}_rank_{absent[0]}.pt is missing ({len(absent)} of {world_size} "
-            "shards are): the checkpoint is half written; name another step of the run"
+            "checkpoint.missing-file",
+            f"{folder}: incomplete checkpoint: {len(absent)} of {world_size} shards are missing "
+            f"(model_world_size_{world_size}_rank_{absent[0]}.pt). Name another step of the run",
         )
     for path in shards.values():
         _check_torch(path)
 
 
-def shards_folder(step_folder: Path) -> Path:
-    """Where verl's shards are in RUN/global_step_N: RL's in a folder for the actor."""
+def locate_shards(step_folder: Path) -> Path:
+    """Return the folder of verl's shards in RUN/global_step_N: `actor` for RL, the folder itself for SFT."""
     return step_folder / "actor" if (step_folder / "actor").is_dir() else step_folder
 
 
-def world_size(folder: Path) -> int | None:
-    """How many processes saved verl's FSDP shards in the folder; None when there are none."""
+def read_world_size(folder: Path) -> int | None:
+    """Return how many processes saved verl's FSDP shards in the folder, None if it has none."""
     matches = [_SHARD.fullmatch(path.name) for path in folder.glob("*.pt")]
     return next((int(match[1]) for match in matches if match), None)
 
 
-def read_if_whole(path: Path) -> dict[str, Any]:
-    """What a file of JSON notes; {} where there is none, and for one that is damaged."""
+def read_json_or_empty(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, {} if the file is missing or damaged."""
     try:
         return read_json_object(path)
     except (FileNotFoundError, UserError):
@@ -130,22 +160,25 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return read_json_object(path)
     except FileNotFoundError:
-        raise UserError(f"{path.parent}: no {path.name}: not a model folder, or one that is half written") from None
+        raise UserError(
+            "checkpoint.missing-file", f"{path.parent}: no {path.name}: not a model folder, or an incomplete one"
+        ) from None
 
 
 def _check_safetensors(path: Path) -> None:
-    """The header says where the last tensor ends; that is the size of the file."""
+    """Compare the file's size with the end of the last tensor, which the header names."""
     try:
         safe_open(path, "np")
     except SafetensorError as error:
-        raise UserError(_cut_off(path, f"{path.stat().st_size:,} bytes, {error}")) from None
+        raise UserError("checkpoint.truncated-file", _describe_truncation(path, str(error))) from None
 
 
 def _check_torch(path: Path) -> None:
     if not zipfile.is_zipfile(path):  # torch.save writes a zip, whose directory comes last
-        raise UserError(_cut_off(path, f"{path.stat().st_size:,} bytes without an end"))
+        raise UserError("checkpoint.truncated-file", _describe_truncation(path, "the end of the archive is missing"))
     check_plain(path)
 
 
-def _cut_off(path: Path, what: str) -> str:
-    return f"{path}: {what}: the file is cut off, the checkpoint half written; copy it again or name another step"
+def _describe_truncation(path: Path, problem: str) -> str:
+    size = f"{path.stat().st_size:,} bytes"
+    return f"{path}: truncated file ({size}; {problem}). Copy the checkpoint again, or name another step"

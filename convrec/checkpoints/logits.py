@@ -1,4 +1,4 @@
-"""Models whose logits are more than the product of hidden states and head."""
+"""Detect models whose logits are more than the product of hidden states and output head."""
 
 from pathlib import Path
 from typing import Any
@@ -8,28 +8,33 @@ from omegaconf import DictConfig
 from convrec.base.errors import UserError
 from convrec.base.files import read_json_object
 
-# Keys of a model's config.json that change its logits after the head.
+# Keys of config.json that change a model's logits after the output head.
 OTHER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
 def check_logits(model: DictConfig, purpose: str, instead: str) -> None:
-    """Check that a model's logits are the product of hidden states and head.
+    """Check that a model's logits are the product of hidden states and output head.
 
     Args:
         model: the section of a run's config.
-        purpose: what needs such logits, for the error.
-        instead: what to do, for the error.
+        purpose: what needs such logits, for the error message.
+        instead: what to do, for the error message.
 
     Raises:
-        UserError: the model changes its logits after the head.
+        UserError: the model changes its logits after the output head.
     """
     changes = find_logit_changes(model)
     if changes:
-        raise UserError(f"{purpose}: {model.path} changes its logits after the head ({', '.join(changes)}): {instead}")
+        raise UserError(
+            "model.modified-logits",
+            f"{purpose}: {model.path} changes its logits after the output head ({', '.join(changes)}): {instead}",
+        )
 
 
 def find_logit_changes(model: DictConfig) -> list[str]:
-    """Return what changes a model's logits after the head, by name; none of a model that is still to be downloaded.
+    """Return the names of all settings that change a model's logits after the output head.
+
+    A model that has yet to be downloaded returns none.
 
     Args:
         model: the section of a run's config.
@@ -42,6 +47,6 @@ def find_logit_changes(model: DictConfig) -> list[str]:
 
 
 def model_settings(model: str) -> dict[str, Any]:
-    """Return the config.json of a model's folder; {} for a model that is still to be downloaded."""
+    """Return the config.json in a model's folder, {} for a model that has yet to be downloaded."""
     file = Path(model).expanduser() / "config.json"
     return read_json_object(file) if file.exists() else {}

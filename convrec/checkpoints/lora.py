@@ -1,6 +1,6 @@
-"""A LoRA adapter put into the weights of its base model, in fp32. Run as a child, so that its memory comes back:
+"""Merge a LoRA adapter into the weights of its base model, in fp32.
 
-python -m convrec.checkpoints.lora BASE ADAPTER TARGET
+It runs as a child process, so that its memory is freed: python -m convrec.checkpoints.lora BASE ADAPTER TARGET
 """
 
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def merge(base: str, adapter: str | Path, target: str | Path) -> None:
-    """Write base + adapter to `target` as one Hugging Face folder: W + (alpha / r) B A for every adapted weight."""
+    """Write base + adapter to `target` as a Hugging Face folder: W + (alpha / r) B A for every adapted weight."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,7 +16,8 @@ def merge(base: str, adapter: str | Path, target: str | Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     merged.save_pretrained(target)
-    has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()  # an adapter's own may have another template
+    # The adapter's own tokenizer may have another chat template than the base model's.
+    has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
     AutoTokenizer.from_pretrained(adapter if has_tokenizer else base).save_pretrained(target)
 
 

@@ -1,4 +1,4 @@
-"""complete.json of a checkpoint: its files with sizes and checksums, written when all of them are on the disk.
+"""A checkpoint's complete.json: sizes and checksums of its files, written after all of them are on disk.
 
 {"actor/model_world_size_1_rank_0.pt": {"bytes": 1024, "xxh3_128": "..."}, ...}
 """
@@ -16,67 +16,69 @@ from convrec.base.files import read_json, write_json
 from convrec.runs.card import CARD
 from convrec.runs.folder import MANIFEST
 
-CHECKSUM = "xxh3_128"  # against faults of disks and copies, not against somebody who changes the manifest as well
+CHECKSUM = "xxh3_128"  # detects faulty disks and copies, not an attacker who also rewrites the manifest
 THREADS = 4
-# what convrec.checkpoints.models adds to a checkpoint later
+# Folders that convrec.checkpoints.models adds to a checkpoint later.
 MERGED = "merged"
 UNFINISHED = ".merged."
 
 
 def write(folder: Path) -> None:
-    """Bring every file below the folder to the disk, then note them.
+    """Sync every file below the folder to disk, then write the manifest.
 
-    After a loss of power a checkpoint with a manifest is therefore whole. Checksums are computed while the disk writes:
-    what was just written is still in memory.
+    After a power failure, a checkpoint that has a manifest is therefore complete. Checksums are computed while the disk
+    writes, because the files are still in memory.
     """
-    bytes_of = sizes(folder)
-    names = sorted(bytes_of)
-    with ThreadPoolExecutor(THREADS) as waiting, ThreadPoolExecutor(THREADS) as computing:
-        synced = [waiting.submit(_sync, folder / name) for name in names]
-        checksums = list(computing.map(lambda name: _checksum(folder / name), names))
-        for file in synced:
-            file.result()  # raises what the disk has to say
-    for below in {part for name in names for part in (folder / name).parents if part.is_relative_to(folder)}:
-        _sync(below)
+    file_bytes = measure_files(folder)
+    names = sorted(file_bytes)
+    with ThreadPoolExecutor(THREADS) as sync_threads, ThreadPoolExecutor(THREADS) as checksum_threads:
+        syncs = [sync_threads.submit(_sync, folder / name) for name in names]
+        checksums = list(checksum_threads.map(lambda name: _checksum(folder / name), names))
+        for sync in syncs:
+            sync.result()  # raises the disk's error
+    for subfolder in {part for name in names for part in (folder / name).parents if part.is_relative_to(folder)}:
+        _sync(subfolder)
     entries = zip(names, checksums, strict=True)
-    write_json(folder / MANIFEST, {name: {"bytes": bytes_of[name], CHECKSUM: checksum} for name, checksum in entries})
+    write_json(folder / MANIFEST, {name: {"bytes": file_bytes[name], CHECKSUM: checksum} for name, checksum in entries})
     for path in (folder / MANIFEST, folder, folder.parent):
         _sync(path)
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what the manifest notes of each file; {} where there is none, or where it is damaged itself."""
+    """Return the manifest's entry for each file, {} if the manifest is missing or damaged."""
     try:
-        noted = read_json(folder / MANIFEST)
+        manifest = read_json(folder / MANIFEST)
     except (OSError, UserError):
         return {}
-    is_sound = isinstance(noted, dict) and all(_is_entry(entry) for entry in noted.values())
-    return noted if is_sound else {}
+    is_valid = isinstance(manifest, dict) and all(_is_entry(entry) for entry in manifest.values())
+    return manifest if is_valid else {}
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether this is what `write` notes of a file. One flipped bit in a name of JSON leaves it JSON."""
+    """Return whether `write` wrote this entry: a flipped bit in a key can leave valid JSON."""
     return isinstance(entry, dict) and {"bytes", CHECKSUM} <= entry.keys()
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether every file has the size it was written with."""
-    noted = read(folder)
-    there = sizes(folder)
-    return bool(noted) and all(there.get(name) == entry["bytes"] for name, entry in noted.items())
+    """Return whether every file has the size with which it was written."""
+    manifest = read(folder)
+    file_bytes = measure_files(folder)
+    return bool(manifest) and all(file_bytes.get(name) == entry["bytes"] for name, entry in manifest.items())
 
 
-def damaged_file(folder: Path) -> str | None:
-    """The first file, in the order of names, whose content is not what was written; reads all of them."""
-    noted = read(folder)
+def find_damaged_file(folder: Path) -> str | None:
+    """Return the first file by name whose content differs from what was written, None if all match. Reads all files."""
+    manifest = read(folder)
     with ThreadPoolExecutor(THREADS) as threads:
-        contents = dict(zip(noted, threads.map(lambda name: _checksum(folder / name), noted), strict=True))
-    return next((name for name, entry in noted.items() if entry[CHECKSUM] != contents[name]), None)
+        checksums = dict(zip(manifest, threads.map(lambda name: _checksum(folder / name), manifest), strict=True))
+    return next((name for name, entry in manifest.items() if entry[CHECKSUM] != checksums[name]), None)
 
 
-def sizes(folder: Path) -> dict[str, int]:
-    """Bytes of every file below, by relative path; what readers add later does not count, nor the model card, in which
-    its owner writes the licence."""
+def measure_files(folder: Path) -> dict[str, int]:
+    """Return the bytes of every file below the folder, by relative path.
+
+    Files that readers add later do not count, nor does the model card, which the owner edits.
+    """
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in sorted(folder.rglob("*"))
@@ -99,7 +101,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        if path.is_file():  # some network storage has no fsync of folders
+        if path.is_file():  # some network storage cannot fsync folders
             raise
     finally:
         os.close(descriptor)

@@ -1,14 +1,14 @@
-"""Checkpoints of a run that survive what may happen while they are written.
+"""Save checkpoints so that a crash, a full disk or a damaged file costs at most the newest one.
 
 RUN/global_step_N/complete.json          sizes and checksums of its files, written last (convrec.checkpoints.manifest)
-RUN/global_step_N/damaged.json           what complete.json was, where the checksums of a resume found other content
+RUN/global_step_N/damaged.json           the former complete.json, after a resumed run found that a checksum differs
 RUN/unfinished_step_N                    global_step_N is being written, or was when the run was killed
-RUN/latest_checkpointed_iteration.txt    the newest complete one (verl's name for it)
-RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved;
-                                         "validation_set" is the digest of the data that it was validated on
-RUN/stop, RUN/stop.<job>                 made by hand, by the first signal, or by `convrec submit`: save, then stop
+RUN/latest_checkpointed_iteration.txt    the newest complete checkpoint (verl's file name)
+RUN/best.json                            {"step": N, "val/ndcg": x} (judge: val/score, SFT: val/loss): the best saved
+                                         step; "validation_set" is the digest of its validation data
+RUN/stop, RUN/stop.<job>                 created by hand, by the first signal, or by `convrec submit`: save, then stop
 
-A RUN/global_step_N that is a link is read, and when its turn comes the link is removed: nothing outside of RUN is.
+If RUN/global_step_N is a symbolic link, pruning removes only the link: nothing outside RUN is deleted.
 """
 
 import math
@@ -22,7 +22,7 @@ from typing import Any
 from convrec.base.errors import UserError, one_line
 from convrec.base.files import find_full_disk, names_full_disk, read_json_object, write_json, write_text
 from convrec.checkpoints import manifest
-from convrec.checkpoints.files import check_shards, read_if_whole, shards_folder, world_size
+from convrec.checkpoints.files import check_shards, locate_shards, read_json_or_empty, read_world_size
 from convrec.checkpoints.plain_load import check_plain
 from convrec.runs import supervisor
 from convrec.runs.folder import (
@@ -41,67 +41,82 @@ DAMAGED = "damaged.json"
 VALIDATION_SET = "validation_set"  # in best.json
 VALIDATION_FILES = "data.val_files"  # in the config of a run
 STOP = "stop"
-# the first that is there (a judge has no NDCG, SFT a loss alone): 1 where more is better, -1 where less is
+# The first one that a run logs counts (a judge has no NDCG, SFT only a loss). 1: higher is better, -1: lower is.
 VALIDATION_METRICS = {"val/ndcg": 1, "val/score": 1, "val/loss": -1}
 SHARED_SECONDS = 90.0  # NFS shows another node's new files up to 60 s later (acdirmax)
 
 
 class StopRequested(Exception):
-    """Somebody made RUN/stop: the checkpoint is written, the run ends. step: the last one trained."""
+    """The run was asked to stop: it has written its checkpoint and ends.
+
+    Args:
+        step: the last step that was trained.
+    """
 
     def __init__(self, step: int) -> None:
-        super().__init__(f"stopped as asked after step {step}")
+        super().__init__(f"stopped on request after step {step}")
 
 
 def save_on_signals(run_folder: Path) -> None:
-    """Have the first signal that this process's supervisor gets ask for a stop from now on: steps are trained."""
-    supervisor.note(stop=str(run_folder / STOP), stop_of_job=str(run_folder / _stop_of_this_job()))
+    """From now on, let the first signal request a stop after the current step: the run is training."""
+    supervisor.note(stop=str(run_folder / STOP), stop_of_job=str(run_folder / _job_stop_file()))
 
 
 def take_stops(run_folder: Path) -> bool:
-    """Whether this run is asked to stop; the files that ask for it are removed."""
-    asked = [file for file in (run_folder / STOP, run_folder / _stop_of_this_job()) if file.exists()]
-    for file in asked:
+    """Return whether somebody asked this run to stop, and remove the files that say so."""
+    requests = [file for file in (run_folder / STOP, run_folder / _job_stop_file()) if file.exists()]
+    for file in requests:
         file.unlink(missing_ok=True)
-    return bool(asked)
+    return bool(requests)
 
 
 def forget_stops(run_folder: Path) -> None:
-    """Remove what asked earlier starts to stop and came too late for them. For who holds the run folder."""
+    """Remove stop requests that arrived too late for earlier starts. The caller must hold the run folder."""
     (run_folder / STOP).unlink(missing_ok=True)
     for file in run_folder.glob(f"{STOP}.*-[0-9]*"):  # ids of `convrec submit` and `convrec matrix`
-        if file.name != _stop_of_this_job():
+        if file.name != _job_stop_file():
             file.unlink(missing_ok=True)
 
 
-def _stop_of_this_job() -> str:
+def _job_stop_file() -> str:
     return f"{STOP}.{os.environ.get(SUBMISSION_VARIABLE)}"
 
 
 def step_folder(run_folder: Path, step: int) -> Path:
+    """Return the folder of a step's checkpoint, RUN/global_step_N."""
     return run_folder / f"global_step_{step}"
 
 
 def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | None = None) -> None:
-    """Run `write`, which writes RUN/global_step_N and the tracker; then mark it complete and remove what is old.
+    """Write a checkpoint, mark it complete, then prune old ones.
 
-    Nothing older is removed before the new one is complete. Raises RuntimeError when it cannot be written: then what
-    was written of it is removed, and the last complete checkpoint and the tracker are as they were.
+    No older checkpoint is removed before the new one is complete.
+
+    Args:
+        run_folder: the folder of the run.
+        step: the step to save.
+        write: writes RUN/global_step_N and the tracker.
+        keep: how many of the newest checkpoints stay, as in `prune`.
+
+    Raises:
+        RuntimeError: the checkpoint cannot be written. Its files are removed; the last complete checkpoint and the
+            tracker are unchanged.
     """
     folder = step_folder(run_folder, step)
     last = latest_step(run_folder)
-    if last == step:  # of a run that was told to begin before it
+    if last == step:  # the run went back to an earlier step
         last = max((earlier for earlier in complete_steps(run_folder) if earlier < step), default=0)
-    kept = f"the checkpoint of step {last} is intact" if last else "there is no earlier checkpoint"
-    needed = sum(manifest.sizes(step_folder(run_folder, last)).values()) if last else 0
+    fallback = f"the checkpoint of step {last} is intact" if last else "there is no earlier checkpoint"
+    needed = sum(manifest.measure_files(step_folder(run_folder, last)).values()) if last else 0
     run_folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(run_folder).free
     if free < needed:
         raise RuntimeError(
             f"{run_folder}: {free / 2**30:.2f} GiB free, a checkpoint needs {needed / 2**30:.2f} GiB: step {step} is "
-            f"not saved, {kept}. Make room (SAVE_KEEP limits what is kept); the same command resumes."
+            f"not saved, {fallback}. Make room (SAVE_KEEP limits the number of checkpoints); the same command "
+            "resumes."
         )
-    # what is there was cut off by an earlier end, or is of a run that has gone back to an earlier step: trained anew
+    # A folder of this step is incomplete, or the run went back to an earlier step: this save replaces it.
     if best_step(run_folder) == step:
         (run_folder / BEST).unlink()
     unfinished = _unfinished_file(run_folder, step)
@@ -109,22 +124,22 @@ def save(run_folder: Path, step: int, write: Callable[[], None], keep: int | Non
         unfinished.touch()
         _remove(folder)
         write()
-        _forget_attention(folder)
+        _drop_attention(folder)
         manifest.write(folder)
         unfinished.unlink()
     except Exception as error:
-        why = one_line(error)
-        if not names_full_disk(why) and (full := find_full_disk(run_folder)):
-            why += f": {full}"  # torch.save says "unexpected pos 576 vs 534"
+        reason = one_line(error)
+        if not names_full_disk(reason) and (full := find_full_disk(run_folder)):
+            reason += f": {full}"  # torch.save says "unexpected pos 576 vs 534"
         _undo_save(run_folder, step, last)
         raise RuntimeError(
-            f"{folder} could not be written ({why}); {kept}, and the same command resumes when that is fixed"
+            f"{folder} could not be written ({reason}); {fallback}. Fix the cause; the same command resumes"
         ) from error
     prune(run_folder, keep)
 
 
 def _undo_save(run_folder: Path, step: int, last: int) -> None:
-    """Remove what was written of a step, and name the last complete one (0: there is none) as the newest again."""
+    """Remove a step's incomplete files, and point the tracker to the last complete step (0: there is none)."""
     shutil.rmtree(step_folder(run_folder, step), ignore_errors=True)
     _unfinished_file(run_folder, step).unlink(missing_ok=True)
     if last:
@@ -134,13 +149,15 @@ def _undo_save(run_folder: Path, step: int, last: int) -> None:
 
 
 def _unfinished_file(run_folder: Path, step: int) -> Path:
-    """The file that is there while the checkpoint is written: without it, one without a manifest was whole once."""
+    """Return the file that exists while a checkpoint is written; without it, a folder without a manifest lost one."""
     return run_folder / f"unfinished_step_{step}"
 
 
-def _forget_attention(folder: Path) -> None:
-    """Take verl's attn_implementation out of the model's config: `varlen` is known to this program's processes alone,
-    and transformers refuses to load a model that names it."""
+def _drop_attention(folder: Path) -> None:
+    """Remove verl's attn_implementation from the model's config.
+
+    Only this program's processes know `varlen`; transformers refuses to load a model that names it.
+    """
     for file in folder.glob("**/huggingface/config.json"):
         config = read_json_object(file)
         if config.pop("attn_implementation", None) is not None:
@@ -148,7 +165,11 @@ def _forget_attention(folder: Path) -> None:
 
 
 def wait_for_shards(folder: Path) -> None:
-    """Return when this node sees every process's shard; RuntimeError when it does not within SHARED_SECONDS."""
+    """Wait until this node sees every process's shard.
+
+    Raises:
+        RuntimeError: a shard is still missing after SHARED_SECONDS.
+    """
     deadline = time.monotonic() + SHARED_SECONDS
     while True:
         try:
@@ -156,19 +177,22 @@ def wait_for_shards(folder: Path) -> None:
         except UserError as error:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"not every shard in {folder} is seen by the driver's node: SAVE_PATH must be one storage that all "
+                    f"the driver's node does not see every shard in {folder}: SAVE_PATH must be on storage that all "
                     "nodes share"
                 ) from error
         time.sleep(1)
 
 
 def prune(run_folder: Path, keep: int | None) -> None:
-    """Remove all complete checkpoints but the newest `keep` and the best; None keeps all, and so does what is no count.
+    """Remove all complete checkpoints except for the newest `keep` and the best.
 
-    Those after the step of the tracker are of a run that has gone back: they do not count, and are overwritten when it
-    gets there.
+    Checkpoints after the tracker's step do not count: the run went back to that step and will overwrite them.
+
+    Args:
+        run_folder: the folder of the run.
+        keep: how many of the newest checkpoints stay; None and numbers below 1 keep all.
     """
-    if keep is None or keep < 1:  # verl's -1; as the end of a slice it would keep none
+    if keep is None or keep < 1:  # verl's -1 keeps all; as the end of a slice it would keep none
         return
     newest = latest_step(run_folder)
     steps = [step for step in complete_steps(run_folder) if step <= newest]
@@ -177,20 +201,27 @@ def prune(run_folder: Path, keep: int | None) -> None:
         if step != best:
             folder = step_folder(run_folder, step)
             if not folder.is_symlink():
-                (folder / MANIFEST).unlink()  # half removed is not complete
+                (folder / MANIFEST).unlink()  # a checkpoint that is partly removed must not count as complete
             _remove(folder)
 
 
 def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep: int | None = None) -> None:
-    """Remember the step when it is saved and validated better than the best so far; the former best may then go."""
+    """Record the step as the best if it is saved and scored better than the best so far, then prune the former best.
+
+    Args:
+        run_folder: the folder of the run.
+        step: the step that was validated.
+        metrics: its validation metrics; the first of VALIDATION_METRICS among them counts.
+        keep: how many of the newest checkpoints stay, as in `prune`.
+    """
     metric = next((name for name in VALIDATION_METRICS if name in metrics), None)
     if metric is None or not math.isfinite(metrics[metric]) or step not in complete_steps(run_folder):
         return
     best = _read_best(run_folder)
-    digest = _validation_set(run_folder)
+    digest = _read_validation_set(run_folder)
     data = {VALIDATION_SET: digest} if digest else {}
-    # a best of another metric (the run was another recipe's), or on other data, cannot be compared with
-    is_comparable = metric in best and not _is_of_other_data(best, digest)
+    # A score of another metric (the run was another recipe's) or on other data is not comparable.
+    is_comparable = metric in best and not _has_other_data(best, digest)
     is_better = is_comparable and VALIDATION_METRICS[metric] * (metrics[metric] - best[metric]) > 0
     if best_step(run_folder) is None or not is_comparable or is_better:
         write_json(run_folder / BEST, {"step": step, metric: metrics[metric], **data})
@@ -198,6 +229,7 @@ def note_validation(run_folder: Path, step: int, metrics: dict[str, float], keep
 
 
 def best_step(run_folder: Path) -> int | None:
+    """Return the step with the best validation score among those that are saved, None if there is none."""
     best = _read_best(run_folder)
     return best["step"] if best and step_folder(run_folder, best["step"]).is_dir() else None
 
@@ -209,37 +241,42 @@ def describe_best(run_folder: Path) -> str:
 
 
 def compare_validation_sets(run_folder: Path, digest: str | None) -> list[str]:
-    """Return a warning where the best step was chosen on other data than this validation set."""
+    """Return a warning if the best step was chosen on another validation set than this one.
+
+    Args:
+        run_folder: the folder of the run.
+        digest: of the current validation files; None if unknown.
+    """
     best = _read_best(run_folder)
-    if not _is_of_other_data(best, digest):
+    if not _has_other_data(best, digest):
         return []
     return [
-        f"{run_folder / BEST}: step {best['step']} was the best on another validation set; its score is not compared "
-        "with those on this one, and the next step that is saved and validated takes its place"
+        f"{run_folder / BEST}: step {best['step']} was the best on another validation set. Its score is not comparable "
+        "with scores on this one; the next step that is saved and validated replaces it"
     ]
 
 
 def _read_best(run_folder: Path) -> dict[str, Any]:
-    """Return RUN/best.json; {} where there is none, or where it is damaged: the best is then chosen again."""
-    best = read_if_whole(run_folder / BEST)
-    is_sound = isinstance(best, dict) and isinstance(best.get("step"), int)
-    scores = [best[name] for name in VALIDATION_METRICS if name in best] if is_sound else []
-    return best if is_sound and all(isinstance(score, int | float) for score in scores) else {}
+    """Return RUN/best.json, {} if it is missing or damaged: the next validated step is then the best."""
+    best = read_json_or_empty(run_folder / BEST)
+    is_valid = isinstance(best, dict) and isinstance(best.get("step"), int)
+    scores = [best[name] for name in VALIDATION_METRICS if name in best] if is_valid else []
+    return best if is_valid and all(isinstance(score, int | float) for score in scores) else {}
 
 
-def _validation_set(run_folder: Path) -> str | None:
-    """Return the digest of the validation files that RUN/config.yaml notes."""
+def _read_validation_set(run_folder: Path) -> str | None:
+    """Return the digest of the validation files in RUN/config.yaml."""
     contents = setting(read_config(run_folder), "run.contents") or {}
     return contents.get(VALIDATION_FILES)
 
 
-def _is_of_other_data(best: dict[str, Any], digest: str | None) -> bool:
-    """Whether both validation sets are known, and are not the same."""
+def _has_other_data(best: dict[str, Any], digest: str | None) -> bool:
+    """Return whether both validation sets are known and differ."""
     return None not in (best.get(VALIDATION_SET), digest) and best[VALIDATION_SET] != digest
 
 
 def complete_steps(run_folder: Path) -> list[int]:
-    """Steps whose checkpoint has every file in the size it was written with, in rising order."""
+    """Return the steps whose checkpoint has all its files in full size, in ascending order."""
     return [step for step, folder in _step_folders(run_folder).items() if manifest.is_complete(folder)]
 
 
@@ -250,34 +287,39 @@ def choose_resume_step(run_folder: Path) -> list[str]:
         Warnings about checkpoints that cannot be resumed.
 
     Raises:
-        UserError: checkpoints were written and none of them is whole, so that the run would begin again from step 0
-            beside them. A checkpoint that was cut off while it was written has never been one.
+        UserError: checkpoints were completed and none is intact, so the run would restart from step 0 next to them.
+            A checkpoint that was being written when the run was killed was never completed.
     """
     tracker = run_folder / LATEST
-    named = tracked_step(run_folder)
+    tracker_step = tracked_step(run_folder)
     folders = _step_folders(run_folder)
-    cut_off = {step for step in folders if _is_cut_off(run_folder, step)}
-    nothing_was_written = len(cut_off) == len(folders)
+    incomplete = {step for step in folders if _is_incomplete(run_folder, step)}
+    none_completed = len(incomplete) == len(folders)
     warnings = [
-        f"{folders[step]} was cut off while it was written: ignored, and overwritten when the run gets there"
-        for step in sorted(cut_off)
-        if step >= named
+        f"{folders[step]} is incomplete: the run was killed while writing it. It is ignored and will be overwritten"
+        for step in sorted(incomplete)
+        if step >= tracker_step
     ]
-    if not tracker.exists() and nothing_was_written:
+    if not tracker.exists() and none_completed:
         return warnings
-    usable, damage = _newest_whole_step(run_folder, named)
+    usable, damage = _find_intact_step(run_folder, tracker_step)
     warnings += damage
-    if usable and usable == named:
+    if usable and usable == tracker_step:
         return warnings
-    if not usable and not (named in cut_off and nothing_was_written):
+    if not usable and not (tracker_step in incomplete and none_completed):
         raise UserError(
-            f"{'; '.join([*warnings, str(run_folder)])}: every checkpoint that was written is damaged or gone. Put one "
-            f"back from a copy, with its {MANIFEST}, or choose another SAVE_PATH; to begin again from step 0 here, "
-            f"remove {tracker} and what is left of the global_step_ folders"
+            "checkpoint.nothing-to-resume",
+            f"{'; '.join([*warnings, str(run_folder)])}: every completed checkpoint is damaged or missing. Restore one "
+            f"from a copy, with its {MANIFEST}, or choose another SAVE_PATH; to restart from step 0 here, remove "
+            f"{tracker} and the remaining global_step_ folders",
         )
-    if named not in cut_off:
-        what = f"{step_folder(run_folder, named)} is damaged or gone" if named else f"{tracker} is damaged"
-        warnings.append(f"{what}: resuming from step {usable}")
+    if tracker_step not in incomplete:
+        problem = (
+            f"{step_folder(run_folder, tracker_step)} is damaged or missing"
+            if tracker_step
+            else f"{tracker} is damaged"
+        )
+        warnings.append(f"{problem}: resuming from step {usable}")
     if usable:
         write_tracker(run_folder, usable)
     else:
@@ -285,32 +327,32 @@ def choose_resume_step(run_folder: Path) -> list[str]:
     return warnings
 
 
-def _is_cut_off(run_folder: Path, step: int) -> bool:
-    """Whether the run was killed while it wrote the step's checkpoint, which has therefore never been whole.
+def _is_incomplete(run_folder: Path, step: int) -> bool:
+    """Return whether the run was killed while it wrote the step's checkpoint, which was therefore never complete.
 
-    A folder without a manifest that was not being written is another thing: its manifest was lost.
+    A folder without a manifest that was not being written is different: it lost its manifest.
     """
     folder = step_folder(run_folder, step)
-    was_whole = (folder / MANIFEST).exists() or (folder / DAMAGED).exists()
-    return not was_whole and _unfinished_file(run_folder, step).exists()
+    was_complete = (folder / MANIFEST).exists() or (folder / DAMAGED).exists()
+    return not was_complete and _unfinished_file(run_folder, step).exists()
 
 
-def _newest_whole_step(run_folder: Path, named: int) -> tuple[int, list[str]]:
+def _find_intact_step(run_folder: Path, tracker_step: int) -> tuple[int, list[str]]:
     """Return the step to resume, 0 for none, and a line for each damaged checkpoint that was set aside.
 
     Args:
-        run_folder: of the run.
-        named: step that the tracker names. It goes before newer ones: the run has gone back to it.
+        run_folder: the folder of the run.
+        tracker_step: the step in the tracker. It is preferred to newer ones: the run went back to it.
     """
     complete = complete_steps(run_folder)
     lines = []
-    step = named if named in complete else max(complete, default=0)
+    step = tracker_step if tracker_step in complete else max(complete, default=0)
     while step:
         folder = step_folder(run_folder, step)
-        file = manifest.damaged_file(folder)
+        file = manifest.find_damaged_file(folder)
         if file is None:
             break
-        lines.append(f"{folder / file} is not what was written")
+        lines.append(f"{folder / file} has changed since it was written")
         _set_aside(run_folder, step)
         complete.remove(step)
         step = max(complete, default=0)
@@ -318,7 +360,7 @@ def _newest_whole_step(run_folder: Path, named: int) -> tuple[int, list[str]]:
 
 
 def _set_aside(run_folder: Path, step: int) -> None:
-    """Let a damaged checkpoint count as one no more."""
+    """Stop counting a damaged checkpoint as complete."""
     folder = step_folder(run_folder, step)
     if best_step(run_folder) == step:
         (run_folder / BEST).unlink()
@@ -327,38 +369,48 @@ def _set_aside(run_folder: Path, step: int) -> None:
 
 
 def check_shards_to_load(run_folder: Path, processes: int) -> list[str]:
-    """What is said of a run that is resumed by another number of processes (convrec.checkpoints.reshard).
+    """Check the newest checkpoint before it is loaded.
 
-    Raises UserError for FSDP1's shards, which only as many processes as saved them can load, and for a file that holds
-    more than tensors and plain values.
+    Args:
+        run_folder: the folder of the run.
+        processes: how many processes will load it.
+
+    Returns:
+        A line if another number of processes saved it (convrec.checkpoints.reshard).
+
+    Raises:
+        UserError: another number of processes saved it with FSDP1, or a file contains more than tensors and plain
+            values.
     """
-    done = latest_step(run_folder)
-    for file in sorted(step_folder(run_folder, done).rglob("*.pt") if done else ()):
+    step = latest_step(run_folder)
+    for file in sorted(step_folder(run_folder, step).rglob("*.pt") if step else ()):
         check_plain(file)
-    folder = shards_folder(step_folder(run_folder, done))
-    saved = world_size(folder) if done else None
+    folder = locate_shards(step_folder(run_folder, step))
+    saved = read_world_size(folder) if step else None
     if saved in (None, processes):
         return []
-    if read_if_whole(folder / "fsdp_config.json").get("FSDP_version") == 1:
+    if read_json_or_empty(folder / "fsdp_config.json").get("FSDP_version") == 1:
         raise UserError(
-            f"{folder} was saved by {saved} processes with FSDP1, N_NODES x N_GPUS_PER_NODE are {processes} now: "
-            f"resume with {saved}, or start a run of its own from it: MODEL_PATH={run_folder} and another SAVE_PATH"
+            "checkpoint.fsdp1-world-size",
+            f"{folder}: {saved} processes saved it with FSDP1, but N_NODES x N_GPUS_PER_NODE is {processes} now. "
+            f"Resume with {saved}, or start a new run from it: MODEL_PATH={run_folder} and another SAVE_PATH",
         )
-    return [f"{folder} was saved by {saved} processes and is resumed by {processes}: its shards are cut anew"]
+    return [f"{folder}: {saved} processes saved it and {processes} resume it: its shards are redistributed"]
 
 
 def write_tracker(run_folder: Path, step: int) -> None:
+    """Record the step as the newest checkpoint, for verl and for `latest_step`."""
     write_text(run_folder / LATEST, str(step))
 
 
 def _step_folders(run_folder: Path) -> dict[int, Path]:
-    """RUN/global_step_N by N, in rising order."""
+    """Return the folders RUN/global_step_N by N, in ascending order."""
     steps = [(parse_step(folder), folder) for folder in run_folder.glob("global_step_*")]
     return dict(sorted((step, folder) for step, folder in steps if step is not None))
 
 
 def _remove(folder: Path) -> None:
-    """A checkpoint; of a link the link alone."""
+    """Remove a checkpoint; for a symbolic link, only the link."""
     if folder.is_symlink():
         folder.unlink()
     else:

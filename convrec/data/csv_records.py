@@ -1,4 +1,4 @@
-"""Records of CSV and TSV, by whatever program: its delimiter, its way to escape quotes, pandas' index column."""
+"""Read CSV and TSV from any program: its delimiter, its way to escape quotes, pandas' index column."""
 
 import csv
 import io
@@ -13,45 +13,45 @@ from convrec.data.damage import BadRecord, Damage
 from convrec.data.text_files import LONGEST_LINE, iter_lines
 
 DELIMITERS = ",;\t|"
-NO_VALUES = ("", "\\N")  # blank, and what MySQL, Postgres, Hive and IMDb write for null
+NO_VALUES = ("", "\\N")  # blank, and null as MySQL, Postgres, Hive and IMDb write it
 _SEP_LINE = re.compile(r"\"?sep=([,;|\t])\"?\s*$")  # Excel's first line
 _QUOTING = "put cells with commas, quotes or line breaks in double quotes"
-_INDEX_NAMES = ("", "Unnamed: 0")  # of the column that pandas adds, and of one that it has read and written again
-_END_OF_DATA = "unexpected end of data"  # what csv says of a quote that is still open
-_LONGEST_ESCAPED_LINES = 100
-_LONGEST_SEEN_VALUE = 40  # characters
-_MOST_SEEN_VALUES = 10_000  # of a column
+_INDEX_NAMES = ("", "Unnamed: 0")  # the index column that pandas writes, and its name after another round trip
+_END_OF_DATA = "unexpected end of data"  # csv's error for a quote that is still open
+_MAX_ESCAPED_LINES = 100  # of one record
+_MAX_SEEN_LENGTH = 40  # characters of a value
+_MAX_SEEN_VALUES = 10_000  # per column
 
 
 def read_csv(path: Path, damage: Damage, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read the records of a table whose first line names the columns.
 
-    A record can have several lines. One that cannot be read loses as many rows as it has lines: a quote too many takes
-    in what follows it. A record that has taken in another row although it can be read is damage too.
+    A record can span several lines. An unreadable record counts as many lost rows as it has lines, because an unclosed
+    quote swallows the rows after it. A readable record that swallowed another row counts as damage too.
 
     Args:
         path: the file.
-        damage: gets what cannot be read.
-        delimiter: what divides the cells, unless the first line or the header say otherwise.
+        damage: collects unreadable records.
+        delimiter: separates cells, unless the first line or the header shows another one.
 
     Yields:
-        The number of the record's first line, and its cells that have a value by the names of their columns.
+        The number of the record's first line, and its non-empty cells by column name.
     """
-    csv.field_size_limit(LONGEST_LINE)  # characters of a cell; the default of 131,072 is a long thread
+    csv.field_size_limit(LONGEST_LINE)  # characters per cell; a long thread exceeds the default of 131,072
     table = _Table(path, delimiter)
     for line, cells in table.iter_rows(damage):
-        named = zip(table.header, cells, strict=True)
-        yield line, {name: cell for name, cell in named if name and cell.strip() not in NO_VALUES}
+        named_cells = zip(table.header, cells, strict=True)
+        yield line, {name: cell for name, cell in named_cells if name and cell.strip() not in NO_VALUES}
     for line, lost in table.find_swallowed_rows():
-        problem = BadRecord("a quote that is not closed takes the next row in; close it, or write it twice")
+        problem = BadRecord("an unclosed quote swallows the next row; close it, or double it")
         damage.add(path, line, problem, lost=lost)
 
 
 def read_header(cells: Sequence[str]) -> list[str]:
-    """Read the names of a table's columns; "" for the index column of pandas.
+    """Read the names of a table's columns; "" is pandas' index column.
 
     Raises:
-        BadRecord: A column has no name, or that of another.
+        BadRecord: a column has no name, or the name of another one.
     """
     header = [name.strip() for name in cells]
     names = header
@@ -59,13 +59,13 @@ def read_header(cells: Sequence[str]) -> list[str]:
         names = header[1:]
         header = ["", *names]
     if len(set(names)) < len(names) or "" in names:
-        raise BadRecord("the header %s has a name twice or an empty one; name columns once", header)
+        raise BadRecord("the header %s has a duplicate or empty name; give every column its own name", header)
     return header
 
 
 @dataclass
 class _Record:
-    """The lines that csv has asked for since a record began."""
+    """The lines that csv has consumed since a record began."""
 
     first_line: int
     lines: list[str] = field(default_factory=list)
@@ -74,7 +74,13 @@ class _Record:
 
 @dataclass(frozen=True)
 class _Suspect:
-    """A line within a record that could be a row of its own; cells: those before the quote that closes the record."""
+    """A line inside a record that looks like a separate row.
+
+    Attributes:
+        record_line: first line of the record.
+        num_lines: number of the record's lines.
+        cells: the cells of the suspect line before the quote that closes the record.
+    """
 
     record_line: int
     num_lines: int
@@ -94,49 +100,52 @@ class _Table:
         self._seen_values: list[set[str]] = []
 
     def iter_rows(self, damage: Damage) -> Iterator[tuple[int, Sequence[str]]]:
-        path_lines = self._iter_texts()
-        rows = csv.reader(path_lines, delimiter=self.delimiter, strict=True)
+        texts = self._iter_texts()
+        reader = csv.reader(texts, delimiter=self.delimiter, strict=True)
         if self.has_sep_line:
-            next(rows)
+            next(reader)
         while True:
             self._record = _Record(self._next_line)
             try:
-                cells = next(rows)
-                read = [cells] if cells else []
+                cells = next(reader)
+                rows = [cells] if cells else []
                 if self._record.problem:
                     raise self._record.problem
                 if not self.header:
                     self._use_header(cells)
                     continue
-                self._check_width(read)
+                self._check_width(rows)
             except StopIteration:
                 return
             except (csv.Error, BadRecord) as error:
-                read = self._read_backslashes(path_lines)
-                if not read:
+                rows = self._read_backslashes(texts)
+                if not rows:
                     self._add_damage(damage, error)
                     if not self.header:
                         return
-            for cells in read:
+            for cells in rows:
                 self._note_row(cells)
                 yield self._record.first_line, cells
-            if len(read) == 1:
+            if len(rows) == 1:
                 self._note_suspects()
 
     def find_swallowed_rows(self) -> Iterator[tuple[int, int]]:
-        """(first line, lines) of the records that have a line with a cell that other rows have in the same column."""
+        """Yield (first line, number of lines) of every record that swallowed a row.
+
+        A line inside a record is a row of its own if one of its cells also occurs in the same column of another row.
+        """
         for suspect in self._suspects:
-            # In text, a comma is followed by a blank and a tab is rare; a cell of a row often recurs in its column.
+            # In prose, a space follows a comma and tabs are rare; a cell's value often recurs in its column.
             cells = zip(suspect.cells, self._seen_values, strict=False)
             if self.delimiter == "\t" or any(cell in seen for cell, seen in cells if cell):
                 yield suspect.record_line, suspect.num_lines
 
     def _iter_texts(self) -> Iterator[str]:
-        """The lines as csv asks for them; an unreadable one is blank, and the record's problem."""
+        """Yield lines to csv; an unreadable line is blank, and is recorded as the record's problem."""
         for number, text in self._lines:
             self._next_line = number + 1
             if isinstance(text, str) and "\0" in text:
-                text = BadRecord("a NUL, which is no text; take it out, or save the file as UTF-8 again")
+                text = BadRecord("contains a NUL character; remove it, or save the file as UTF-8")
             if isinstance(text, BadRecord):
                 self._record.problem = self._record.problem or text
                 text = "\n"
@@ -144,7 +153,7 @@ class _Table:
             yield text
 
     def _use_header(self, cells: Sequence[str]) -> None:
-        """Raises BadRecord where the columns cannot have such names."""
+        """Take a row as the header. Raises BadRecord for invalid column names."""
         self.header = read_header(cells)
         self._seen_values = [set() for _ in self.header]
 
@@ -154,13 +163,13 @@ class _Table:
                 raise BadRecord("%s cells for %s columns; " + _QUOTING, len(cells), len(self.header))
 
     def _read_backslashes(self, texts: Iterator[str]) -> list[list[str]]:
-        """Read the record again with backslashes before what is text, as MySQL and Spark write quotes and delimiters.
+        """Read the record again with backslash as the escape character, as MySQL and Spark write it.
 
         Returns:
-            The rows; none where that makes none.
+            The rows; none if the record is unreadable that way too.
         """
         lines = self._record.lines
-        while self.header and not self._record.problem and len(lines) <= _LONGEST_ESCAPED_LINES:
+        while self.header and not self._record.problem and len(lines) <= _MAX_ESCAPED_LINES:
             text = "".join(lines)
             if not self._escape.search(text):
                 return []
@@ -175,29 +184,29 @@ class _Table:
                 rows = [cells for cells in escaped if cells]
                 self._check_width(rows)
             except (BadRecord, csv.Error) as error:
-                goes_on = str(error) == _END_OF_DATA or text.rstrip("\r\n").endswith("\\")
-                if not goes_on or next(texts, None) is None:
+                continues = str(error) == _END_OF_DATA or text.rstrip("\r\n").endswith("\\")
+                if not continues or next(texts, None) is None:
                     return []
             else:
                 return rows
         return []
 
     def _add_damage(self, damage: Damage, error: BadRecord | csv.Error) -> None:
-        problem = error if isinstance(error, BadRecord) else BadRecord("no CSV (%s); " + _QUOTING, error)
+        problem = error if isinstance(error, BadRecord) else BadRecord("invalid CSV (%s); " + _QUOTING, error)
         record = self._record
         lost = max(1, self._next_line - record.first_line) if self.header else 0
         damage.add(self.path, record.first_line, problem, lost=lost)
 
     def _note_row(self, cells: Sequence[str]) -> None:
         for cell, seen in zip(cells, self._seen_values, strict=True):
-            if len(cell) <= _LONGEST_SEEN_VALUE and len(seen) < _MOST_SEEN_VALUES:
+            if len(cell) <= _MAX_SEEN_LENGTH and len(seen) < _MAX_SEEN_VALUES:
                 seen.add(cell)
 
     def _note_suspects(self) -> None:
-        """Remember the lines of a record that have as many cells as a row, and no backslash before them."""
+        """Remember lines of a record that have as many cells as a row and do not follow a backslash."""
         record = self._record
-        for before, text in pairwise(record.lines):
-            if before.rstrip("\r\n").endswith("\\"):
+        for previous, text in pairwise(record.lines):
+            if previous.rstrip("\r\n").endswith("\\"):
                 continue
             cells = text.rstrip("\r\n").split(self.delimiter)
             closing = next((place for place, cell in enumerate(cells) if '"' in cell), len(cells))
@@ -205,12 +214,15 @@ class _Table:
                 self._suspects.append(_Suspect(record.first_line, len(record.lines), cells[:closing]))
 
 
-def _find_delimiter(path: Path, usual: str) -> tuple[str, bool]:
-    """(what divides the cells, whether Excel's line `sep=;` says it); else what the header has, the usual one first."""
+def _find_delimiter(path: Path, default: str) -> tuple[str, bool]:
+    """Return (delimiter, whether Excel's line `sep=;` names it).
+
+    Without that line, the header decides: the default if it occurs there, else the delimiter with the most cells.
+    """
     first = next(iter_lines(path, is_table=True), (1, ""))[1]
     if not isinstance(first, str):
-        return usual, False
+        return default, False
     if match := _SEP_LINE.match(first):
         return match[1], True
-    counts = {mark: len(next(csv.reader([first], delimiter=mark), [])) for mark in dict.fromkeys(usual + DELIMITERS)}
-    return (usual if counts[usual] > 1 else max(counts, key=lambda mark: counts[mark])), False
+    counts = {mark: len(next(csv.reader([first], delimiter=mark), [])) for mark in dict.fromkeys(default + DELIMITERS)}
+    return (default if counts[default] > 1 else max(counts, key=lambda mark: counts[mark])), False

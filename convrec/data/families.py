@@ -1,4 +1,4 @@
-"""Families of pretrained models that lists have been tried with, and how far. docs/reference/models.md is this table.
+"""Families of pretrained models that were tested, and how far. docs/reference/models.md is generated from this table.
 
 Every row passes the tests that the page names.
 """
@@ -15,16 +15,16 @@ class Family:
     """Models that share architecture, tokenizer and chat template.
 
     Attributes:
-        name: as people call them.
+        name: the common name.
         model_type: in their config.json.
-        words: the Python package whose copy of the tokenizer's vocabulary was tried; NO_WORDS where none has it, so
-            that only a small tokenizer of the same kind was tried.
-        arguments: of the chat template, that a run sets for lists.
+        words: the Python package with the copy of the tokenizer's vocabulary that was tested; NO_WORDS if no package
+            has one, so that only a small tokenizer of the same kind was tested.
+        arguments: arguments of the chat template that a run sets for lists.
         has_fixed_clock: whether a run writes a fixed date into the template.
-        has_dummy_prefix: whether the tokenizer puts a space before the first line of a text.
-        is_tied: whether the output head is the embedding, for each kind of head that the family has.
-        config: further settings of config.json that the tried models had: what is special in the architecture.
-        remark: what else is worth knowing.
+        has_dummy_prefix: whether the tokenizer adds a space before the first line of a text.
+        is_tied: whether the output head is tied to the embedding, for each variant in the family.
+        config: other settings in the config.json of the tested models: the peculiarities of the architecture.
+        remark: anything else worth knowing.
     """
 
     name: str
@@ -44,7 +44,7 @@ FAMILIES = (
         model_type="qwen2",
         words="qwen-agent",
         is_tied=(True, False),
-        remark="base models end no turn and are refused",
+        remark="base models do not end turns and are refused",
     ),
     Family(
         name="Qwen3",
@@ -76,7 +76,7 @@ FAMILIES = (
         has_fixed_clock=True,
         is_tied=(True,),
         config={"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
-        remark="its words are those of Llama 3",
+        remark="it has Llama 3's vocabulary",
     ),
     Family(
         name="Gemma 3, text alone",
@@ -106,7 +106,7 @@ FAMILIES = (
         model_type="mistral",
         words="mistral-common",
         is_tied=(False,),
-        remark="tekken as tokenizer.json; tekken.json alone is refused",
+        remark="tekken as tokenizer.json; only tekken.json is refused",
     ),
     Family(
         name="Phi-3 mini",
@@ -121,13 +121,13 @@ FAMILIES = (
         model_type="phi3",
         words="litellm",
         is_tied=(False,),
-        remark="its words are cl100k_base",
+        remark="its vocabulary is cl100k_base",
     ),
     Family(
         name="Phi-4 mini",
         model_type="phi3",
         words="litellm",
         is_tied=(True,),
-        remark="its words are o200k_base; its partial rotation was not tried",
+        remark="its vocabulary is o200k_base; its partial rotation was not tested",
     ),
 )

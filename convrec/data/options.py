@@ -5,28 +5,28 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-SHARE = 0.05  # of rows that may be damaged, where none is given
+SHARE = 0.05  # of the rows may be damaged if the option has no value
 
 
 class DamagedShare(float):
-    """A share of the rows, from 0 to below 1. Without a value it is SHARE."""
+    """A share of the rows, at least 0 and below 1; SHARE without a value."""
 
     def __new__(cls, share: float = SHARE) -> "DamagedShare":
         return super().__new__(cls, share)
 
 
 def _read_share(_: Any, tokens: Sequence[Any]) -> DamagedShare:
-    """A ValueError says what the option takes."""
+    """Read the option's value. Raises ValueError with the expected values."""
     try:
         share = float(tokens[0].value)
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise ValueError("a share from 0 to below 1, 0.05 say")
+        raise ValueError("a share from 0 to below 1, such as 0.05")
     return DamagedShare(share)
 
 
-# --skip-damaged [SHARE]; None where it is not given
+# --skip-damaged [SHARE]; None without the option.
 SkipDamaged = Annotated[
     DamagedShare | None,
     Parameter(

@@ -1,10 +1,10 @@
 """Parquet columns, the released prompt and its truncation; convrec.data.validation checks tables.
 
 RL table:  prompt (one user message), seen_titles, groundtruth_with_release_year ([title, "YYYY"] pairs, [title, ""]
-           where items have no years), sample_id.
-SFT table: the same and completion (one assistant message). Demonstrations that have no ground truth (a judge's) have
-           prompt, completion and sample_id alone.
-Catalog:   title, year (null in every row where items have no years), and whatever else (`mentions`).
+           if items have no years), sample_id.
+SFT table: the same plus completion (one assistant message). Demonstrations without ground truth (a judge's) have only
+           prompt, completion and sample_id.
+Catalog:   title, year (null in every row if items have no years), and any further columns (`mentions`).
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
 
-Pair: TypeAlias = tuple[str, str]  # a ground truth: title, year as text; "" where items have no years
+Pair: TypeAlias = tuple[str, str]  # a ground truth: title, year as text; "" if items have no years
 TRUTH = "groundtruth_with_release_year"
 MESSAGES = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
 RL_SCHEMA = pa.schema(
@@ -48,9 +48,9 @@ INSTRUCTION_TEMPLATE = (
 )
 CONVERSATION_MARKER = "Here is the conversation: "
 
-TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)  # where a turn of a conversation begins
-SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}  # role of a chat -> who speaks there
-# Speakers in a text that people write, each as the first of them is: `User:` within a turn of `USER:` is text.
+TURN = re.compile(r"^(USER|SYSTEM): ", re.MULTILINE)  # the start of a turn
+SPEAKERS = {"user": "USER", "assistant": "SYSTEM"}  # role in a chat -> speaker in a conversation
+# Speakers in a text written by hand. All turns use the case of the first one: `User:` inside a turn of `USER:` is text.
 WRITTEN_SPEAKERS = tuple(
     re.compile(rf"^({'|'.join(map(case, ('user', 'system', 'assistant', 'recommender')))}):[ \t]*", re.MULTILINE)
     for case in (str.upper, str.title)
@@ -59,8 +59,14 @@ _WORD = re.compile(r"\S+")
 
 
 def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dated: bool = True) -> str:
-    """The released prompt around `conversation` ("USER: ...\\nSYSTEM: ...\\n"); for other items than movies with their
-    noun, and where items have no years (not `dated`) without asking for them."""
+    """Return the released prompt for a conversation.
+
+    Args:
+        conversation: "USER: ...\\nSYSTEM: ...\\n".
+        num_items: how many recommendations the prompt asks for.
+        item: what one is called, such as "movie".
+        dated: whether items have years, which the prompt then asks for.
+    """
     template = INSTRUCTION_TEMPLATE if dated else INSTRUCTION_TEMPLATE.replace(" (release_year)", "")
     article = "an" if item[:1].lower() in tuple("aeiou") else "a"
     instruction = template.format(num_items=num_items).replace("a movie", f"{article} movie").replace("movie", item)
@@ -68,7 +74,7 @@ def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dat
 
 
 def turns_of_text(text: str) -> list[dict[str, str]]:
-    """The messages of a text in which every turn begins with its speaker; [] where it does not begin with one."""
+    """Split a text into messages at its speakers; [] if it does not begin with a speaker."""
     text = re.sub("\r\n?", "\n", text).strip()
     turns = next((list(speakers.finditer(text)) for speakers in WRITTEN_SPEAKERS if speakers.match(text)), [])
     ends = [*(turn.start() for turn in turns[1:]), len(text)]
@@ -79,30 +85,34 @@ def turns_of_text(text: str) -> list[dict[str, str]]:
 
 
 def split_prompt(text: str) -> tuple[str, str]:
-    """(instruction, conversation); a prompt of another form, without the marker, is all conversation."""
+    """Split a prompt into (instruction, conversation); without the marker, all of it is conversation."""
     head, marker, tail = text.partition(CONVERSATION_MARKER)
     return (head + marker, tail) if marker else ("", text)
 
 
 def conversation_text(row: Mapping[str, Any]) -> str:
+    """Return the conversation in a row's prompt."""
     return split_prompt(row["prompt"][0]["content"])[1]
 
 
 def parse_conversation_id(sample_id: str) -> str:
-    """`redial_15875_t6` and, for one of several demonstrations or of its turns, `redial_15875_t6.2` and
-    `redial_15875_t6_q1` -> `redial_15875`; an id that names no conversation is itself."""
+    """Return the conversation that a sample belongs to.
+
+    `redial_15875_t6`, `redial_15875_t6.2` (one of several demonstrations) and `redial_15875_t6_q1` (a turn of it) all
+    give `redial_15875`. Any other id is returned unchanged.
+    """
     return re.sub(r"_t\d+(?:\.\d+)?(?:_q\d+)?$", "", sample_id)
 
 
 def before_questions(conversation: str) -> str:
-    """Without the questions that end it, 99 at most, and their answers (convrec/features/asking/turns.py)."""
+    """Strip up to 99 closing questions and their answers from a conversation (convrec/features/asking/turns.py)."""
     return re.sub(r"(?m)(?:^SYSTEM: Which [^\n]+\?\nUSER: [^\n]*\n){1,99}+\Z", "", conversation)
 
 
 def get_group_id(row: Mapping[str, Any]) -> str:
-    """What must not be torn apart: the row's conversation where its id names one, else the rows of its text.
+    """Return the group of rows that must stay in one split: those of a conversation, or of the same text.
 
-    Ids that differ in case alone are one: a UUID is written in either.
+    The id names the conversation; without one, the text decides. Case does not matter: UUIDs are written in either.
     """
     name = parse_conversation_id(row["sample_id"])
     if name != row["sample_id"]:
@@ -112,49 +122,56 @@ def get_group_id(row: Mapping[str, Any]) -> str:
 
 
 def normalise_text(conversation: str) -> str:
-    """The text, or an id, without what makes no other conversation: case, white space, widths of letters."""
+    """Normalize case, white space and letter widths of a text or an id, so that equal conversations compare equal."""
     return " ".join(unicodedata.normalize("NFKC", conversation).casefold().split())
 
 
 def get_truth(row: Mapping[str, Any]) -> list[Pair]:
-    """The row's ground truths; none where the column is null."""
+    """Return the row's ground truths, [] if the column is null."""
     return [(title, year) for title, year in row[TRUTH] or ()]
 
 
 def truncate_prompt(text: str, fits: Callable[[str], bool]) -> str:
-    """Drop the oldest conversation text until `fits(prompt)`; the instruction stays whole.
+    """Drop the oldest part of the conversation until the prompt fits; the instruction stays complete.
 
-    The oldest turns go first, then the oldest words of the first turn kept (it keeps its speaker), and only
-    where a single word is too long, characters. `fits` is called O(log n) times and is taken to be monotone.
-    Raises UserError when the instruction alone does not fit.
+    The oldest turns go first, then the oldest words of the first remaining turn (which keeps its speaker), and
+    characters only if a single word is too long.
+
+    Args:
+        text: the prompt.
+        fits: whether a prompt is short enough. It is called O(log n) times and must be monotone.
+
+    Raises:
+        UserError: the instruction alone does not fit.
     """
     if fits(text):
         return text
     instruction, conversation = split_prompt(text)
     if not fits(instruction):
         raise UserError(
-            "the prompt's instruction alone is longer than the limit: raise the maximum prompt length "
-            "(MAX_PROMPT_LENGTH) so that it holds the instruction and some conversation"
+            "prompt.instruction-too-long",
+            "the prompt's instruction alone exceeds the maximum prompt length. Raise MAX_PROMPT_LENGTH so that the "
+            "instruction and some of the conversation fit",
         )
 
-    cuts = _cuts(conversation)
+    cuts = _find_cuts(conversation)
 
     def is_short_enough(cut: tuple[str, int]) -> bool:
         return fits(instruction + cut[0] + conversation[cut[1] :])
 
-    kept = _first_short_enough(cuts, is_short_enough)
-    if kept == len(cuts):  # not even the last word fits
+    index = _find_first_cut(cuts, is_short_enough)
+    if index == len(cuts):  # not even the last word fits
         label, start = cuts[-1]
         cuts = [(label, character) for character in range(start, len(conversation))]
-        kept = _first_short_enough(cuts, is_short_enough)
-    return instruction + "".join(label + conversation[start:] for label, start in cuts[kept : kept + 1])
+        index = _find_first_cut(cuts, is_short_enough)
+    return instruction + "".join(label + conversation[start:] for label, start in cuts[index : index + 1])
 
 
-def _first_short_enough(cuts: Sequence[tuple[str, int]], is_short_enough: Callable[[tuple[str, int]], bool]) -> int:
-    """Index of the first cut that is short enough; len(cuts) if none is.
+def _find_first_cut(cuts: Sequence[tuple[str, int]], is_short_enough: Callable[[tuple[str, int]], bool]) -> int:
+    """Return the index of the first cut that is short enough, len(cuts) if none is.
 
-    The search begins with the shortest text and doubles it, so that no text is tried that is much longer than the one
-    that is kept: tokenizing a text takes time in proportion to its length.
+    The search starts with the shortest text and doubles its length, so that it never tries a text that is much longer
+    than the result: tokenizing takes time in proportion to the length.
     """
     fitting = len(cuts)
     length = 1
@@ -167,9 +184,11 @@ def _first_short_enough(cuts: Sequence[tuple[str, int]], is_short_enough: Callab
     return 0
 
 
-def _cuts(conversation: str) -> list[tuple[str, int]]:
-    """(label, start) of what can be kept, ever less: all from a turn on, then from each of its words on, which get the
-    turn's speaker as label."""
+def _find_cuts(conversation: str) -> list[tuple[str, int]]:
+    """Return all places where the kept part may start, from the first to the last, as (label, start).
+
+    They are the start of each turn, and each word in it; a part that starts at a word gets the turn's speaker as label.
+    """
     starts = [turn.start() for turn in TURN.finditer(conversation)]
     if not starts or starts[0] > 0:
         starts.insert(0, 0)  # text before the first speaker
@@ -183,26 +202,33 @@ def _cuts(conversation: str) -> list[tuple[str, int]]:
     return cuts
 
 
-def is_like(kind: pa.DataType, wanted: pa.DataType, null: bool = False) -> bool:
-    """Whether a column of texts, lists and structs can be read as `wanted`: with large offsets or not, with further
-    struct fields in any order and, where `null` says so, null where there are no values."""
+def is_like(kind: pa.DataType, expected: pa.DataType, null: bool = False) -> bool:
+    """Return whether a column can be read as `expected`.
+
+    Offsets may be large, and structs may have further fields, in any order.
+
+    Args:
+        kind: the column's type: text, list or struct.
+        expected: the type of the schema.
+        null: whether a part without any values may be null.
+    """
     if pa.types.is_null(kind):
         return null
-    if pa.types.is_struct(wanted):
+    if pa.types.is_struct(expected):
         return pa.types.is_struct(kind) and all(
             kind.get_field_index(field.name) >= 0 and is_like(kind.field(field.name).type, field.type, null)
-            for field in wanted
+            for field in expected
         )
-    if pa.types.is_list(wanted):
+    if pa.types.is_list(expected):
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        return is_list and is_like(kind.value_type, wanted.value_type, null)
+        return is_list and is_like(kind.value_type, expected.value_type, null)
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def is_demonstration_table(path: str | os.PathLike) -> bool:
-    """Whether a table has prompts and completions, but none of the columns about titles."""
+    """Return whether a table has prompts and completions, but no columns about titles."""
     try:
         names = set(pq.read_schema(path).names)
     except (FileNotFoundError, pa.ArrowInvalid, OSError):
-        return False  # validation says what is wrong
+        return False  # validation reports the problem
     return set(DEMONSTRATION_COLUMNS) <= names and not names & {"seen_titles", TRUTH}

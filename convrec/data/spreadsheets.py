@@ -1,4 +1,4 @@
-"""Records of a spreadsheet of Excel, by pandas and openpyxl: the extra `xlsx`."""
+"""Read records from Excel spreadsheets with pandas and openpyxl (the extra `xlsx`)."""
 
 from collections.abc import Iterator
 from datetime import date, time
@@ -14,27 +14,27 @@ from convrec.data.damage import BadRecord, Damage
 SPREADSHEETS = (".xlsx", ".xlsm")
 UNREAD_SPREADSHEETS = (".xls", ".xlsb", ".ods")
 _PACKAGE = "openpyxl"
-_EXACT_BELOW = 10**15  # of numbers with more digits a spreadsheet keeps fifteen
+_EXACT_BELOW = 10**15  # a spreadsheet stores only fifteen digits of a number
 
 
 def read_spreadsheet(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read the rows of the only sheet that has any. Its first row names the columns.
+    """Read the rows of the only non-empty sheet. Its first row names the columns.
 
     Args:
         path: the file.
-        damage: gets a header that names no columns.
+        damage: collects an invalid header.
 
     Yields:
-        The row's number, as the spreadsheet shows it, and its cells as CSV has them: texts, those that are not blank,
-        by the names of their columns.
+        The row's number, as the spreadsheet shows it, and its non-blank cells as text, by column name.
 
     Raises:
-        UserError: openpyxl is not installed, the file is no spreadsheet, or several sheets have rows.
+        UserError: openpyxl is not installed, the file is not a spreadsheet, or several sheets have rows.
     """
     if not find_spec(_PACKAGE):
         raise UserError(
-            f"{path}: a spreadsheet, which is read by {_PACKAGE}: pip install 'convrec[xlsx]', or save the sheet as "
-            "CSV UTF-8"
+            "spreadsheet.missing-package",
+            f"{path}: reading spreadsheets needs {_PACKAGE}. Install it: pip install 'convrec[xlsx]'; or save the "
+            "sheet as CSV UTF-8",
         )
     header: list[str] = []
     for number, values in enumerate(_read_rows(path), 1):
@@ -52,7 +52,7 @@ def read_spreadsheet(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str
 
 
 def _read_rows(path: Path) -> list[list[Any]]:
-    """The cells of the only sheet that has any, without empty columns."""
+    """Return the cells of the only non-empty sheet, without empty columns."""
     import pandas as pd
 
     try:
@@ -60,19 +60,25 @@ def _read_rows(path: Path) -> list[list[Any]]:
             path, sheet_name=None, header=None, dtype=object, keep_default_na=False, na_values=[""], engine=_PACKAGE
         )
     except (BadZipFile, KeyError, ValueError, OSError) as error:
-        raise UserError(f"{path}: not readable as a spreadsheet ({error}); save it again, or as CSV UTF-8") from None
-    filled = {name: sheet for name, sheet in sheets.items() if sheet.notna().any(axis=None)}
-    if len(filled) > 1:
-        raise UserError(f"{path}: the sheets {', '.join(filled)} have rows; keep one, or save each as CSV UTF-8")
+        raise UserError(
+            "spreadsheet.unreadable-file",
+            f"{path}: not readable as a spreadsheet ({error}). Save it again, or as CSV UTF-8",
+        ) from None
+    non_empty = {name: sheet for name, sheet in sheets.items() if sheet.notna().any(axis=None)}
+    if len(non_empty) > 1:
+        raise UserError(
+            "spreadsheet.several-sheets",
+            f"{path}: several sheets have rows: {', '.join(non_empty)}. Keep one, or save each as CSV UTF-8",
+        )
     rows: list[list[Any]] = []
-    for sheet in filled.values():
+    for sheet in non_empty.values():
         columns = sheet.dropna(axis="columns", how="all")
         rows += columns.astype(object).where(columns.notna(), None).to_numpy().tolist()
     return rows
 
 
 def _write_cell(value: Any) -> str:
-    """The text that CSV has for a cell; "" for a blank one."""
+    """Return a cell's text as CSV would have it, "" for a blank cell."""
     if value is None:
         return ""
     if isinstance(value, date | time):

@@ -1,8 +1,8 @@
-"""What a chat template does with an answer that is a list, and with the date: found by rendering, before a run starts.
+"""Find out, by rendering it before a run starts, how a chat template handles an answer and the date.
 
-Three templates go wrong in silence. One that thinks writes `<think>` tags in front of an answer, which SFT would learn
-as the first lines of a list. One that writes today's date makes other prompts tomorrow. One that ends a turn with a
-token at which nothing stops lets the model write on until its lists are cut.
+Three kinds of templates fail silently. A thinking template writes `<think>` tags before an answer; SFT would learn them
+as the first lines of a list. A template that writes the current date changes every prompt daily. A template whose
+end-of-turn token is not a stop token lets the model generate until its lists are truncated.
 """
 
 import re
@@ -13,8 +13,8 @@ from typing import Any
 from convrec.base.errors import UserError
 from convrec.data.chat import Message, encode, render_prompt
 
-# The date that every prompt has where a template asks for one: Llama 3.2's own default. One date for all runs makes
-# their prompts, and the answers that are stored for them, comparable.
+# The date in every prompt whose template writes one: Llama 3.2's own default. The same date in all runs keeps their
+# prompts, and the answers stored for them, comparable.
 FIXED_DATE = datetime(2024, 7, 26)
 OTHER_DATE = datetime(2001, 2, 3)
 DATE_ARGUMENTS = ("date_string", "today", "current_date", "date")
@@ -27,52 +27,56 @@ CONVERSATION: list[Message] = [*QUESTION, {"role": "assistant", "content": ANSWE
 
 
 def freeze_date(tokenizer: Any) -> None:
-    """Have a template that calls the clock write FIXED_DATE, whatever day it is.
+    """Make a template that reads the clock write FIXED_DATE every day.
 
-    A template that takes the date as an argument is left alone: `list_arguments` gives it one. Calling it again does
-    nothing.
+    A template that takes the date as an argument is not changed: `list_arguments` passes one. Idempotent.
     """
-    if _writes_date(tokenizer, {}) and not _date_argument(tokenizer, {}):
-        tokenizer.chat_template = _with_fixed_clock(tokenizer, tokenizer.chat_template)
+    if _writes_date(tokenizer, {}) and not _find_date_argument(tokenizer, {}):
+        tokenizer.chat_template = _fix_clock(tokenizer, tokenizer.chat_template)
 
 
-def list_arguments(tokenizer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the chat template for lists: `given`, no thinking, and a date that does not change.
+def list_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat template's arguments for lists: the user's, thinking turned off, and a fixed date.
 
     Args:
-        given: the user's own arguments, which are kept.
+        tokenizer: the model's, with its chat template.
+        arguments: the user's own, which win.
     """
-    return _without_thinking(tokenizer, date_arguments(tokenizer, given))
+    return _disable_thinking(tokenizer, date_arguments(tokenizer, arguments))
 
 
-def date_arguments(tokenizer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given` with a date that does not change, where the template takes one as an argument."""
-    return {**given, **_date_argument(tokenizer, given)} if _writes_date(tokenizer, given) else dict(given)
+def date_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments plus a fixed date, if the template takes the date as an argument."""
+    if not _writes_date(tokenizer, arguments):
+        return dict(arguments)
+    return {**arguments, **_find_date_argument(tokenizer, arguments)}
 
 
 def inference_arguments(tokenizer: Any, trained_with: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments with which a model is asked.
+    """Return the chat template's arguments for inference.
 
     Args:
-        trained_with: those of its run; None for a model that no run of ours has trained, which is asked for lists.
+        tokenizer: the model's, with its chat template.
+        trained_with: the arguments of the model's run; None for a model that was not trained here, which then gets
+            those for lists.
     """
     return list_arguments(tokenizer, {}) if trained_with is None else date_arguments(tokenizer, trained_with)
 
 
 def is_frozen(tokenizer: Any) -> bool:
-    """Whether `freeze_date` has changed the template, in this process or before it was saved."""
-    return _template_text(tokenizer).startswith(MACRO)
+    """Return whether `freeze_date` changed the template, in this process or before it was saved."""
+    return _get_template(tokenizer).startswith(MACRO)
 
 
 def answer_after(start: str, whole: str) -> str | None:
-    """Return what the model writes after its prompt; None where the template does not continue the prompt.
+    """Return what the model writes after its prompt, None if the finished turn does not continue the prompt.
 
-    With thinking off, some templates end a prompt with an empty thought that they leave out of a finished turn. The
-    answer follows it anyway. A space that a template writes before an answer (Mistral 7B) is left out: its tokenizer
-    writes it by itself.
+    With thinking off, some templates end a prompt with an empty thought that they omit from a finished turn. The answer
+    follows it anyway. A space that the template writes before an answer (Mistral 7B) is stripped: the tokenizer adds
+    it.
 
     Args:
-        start: the prompt as it is rendered, up to where the assistant begins.
+        start: the rendered prompt, up to where the assistant's turn begins.
         whole: the same conversation with the assistant's turn.
     """
     if whole.startswith(start):
@@ -84,35 +88,42 @@ def answer_after(start: str, whole: str) -> str | None:
 
 
 def check_answer(name: str, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise UserError for a template under which a list would not begin with its first item.
+    """Check that a list would begin with its first item.
 
     Args:
-        name: how messages call the model.
-        arguments: of the template, as the run passes them.
+        name: what error messages call the model.
+        tokenizer: the model's, with its chat template.
+        arguments: the template's, as the run passes them.
+
+    Raises:
+        UserError: the template writes a thought or other text before an answer.
     """
     start = render_prompt(tokenizer, QUESTION, **arguments)
-    written = answer_after(start, _render(tokenizer, CONVERSATION, arguments))
+    answer = answer_after(start, _render(tokenizer, CONVERSATION, arguments))
     fix = (
-        "take an instruct model that does not think, or a template of your own that can be told not to "
-        "(custom_chat_template of the model's section)"
+        "Use an instruct model that does not think, or your own template without thinking (custom_chat_template in "
+        "the model's section)"
     )
-    if turned_on := [argument for argument in THINKING_ARGUMENTS if arguments.get(argument)]:
-        fix = f"leave out data.apply_chat_template_kwargs.{turned_on[0]}"
-    if written is None:
+    enabled = [argument for argument in THINKING_ARGUMENTS if arguments.get(argument)]
+    if enabled:
+        fix = f"Remove data.apply_chat_template_kwargs.{enabled[0]}"
+    if answer is None:
         raise UserError(
-            f"{name}: its chat template opens an answer with {start[-20:]!r} and shows a finished one without: the "
-            f"model thinks before every list, and ranks would be read from its thoughts; {fix}"
+            "template.starts-thinking",
+            f"{name}: the chat template starts an answer with {start[-20:]!r}, which a finished answer lacks: the "
+            f"model thinks before every list, and ranks would be read from its thoughts. {fix}",
         )
-    if not written.lstrip().startswith(ANSWER):
-        before = written.partition(ANSWER)[0]
+    if not answer.lstrip().startswith(ANSWER):
+        before = answer.partition(ANSWER)[0]
         raise UserError(
-            f"{name}: its chat template writes {before!r} in front of an answer, which would be the first ranks of "
-            f"every list; {fix}"
+            "template.text-before-answer",
+            f"{name}: the chat template writes {before!r} before an answer, which would count as the first ranks of "
+            f"every list. {fix}",
         )
 
 
-def turn_end_id(tokenizer: Any, arguments: Mapping[str, Any]) -> int | None:
-    """Return the token that the template writes after an assistant's turn; None where it writes nothing."""
+def find_turn_end_id(tokenizer: Any, arguments: Mapping[str, Any]) -> int | None:
+    """Return the token that the template writes after an assistant's turn, None if it writes nothing."""
     after = _render(tokenizer, CONVERSATION, arguments).rpartition(ANSWER)[2].strip()
     ids = encode(tokenizer, after) if after else []
     return ids[0] if ids else None
@@ -122,27 +133,27 @@ def _render(tokenizer: Any, messages: list[Message], arguments: Mapping[str, Any
     return tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
 
 
-def _without_thinking(tokenizer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn thinking off by the argument that the template has for it, if it has one and the user has not set it."""
+def _disable_thinking(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the template's argument that turns thinking off, if it has one that the user has not set."""
     for argument in THINKING_ARGUMENTS:
-        if argument in given or not _names(tokenizer, argument):
+        if argument in arguments or not _names_argument(tokenizer, argument):
             continue
-        without = {**given, argument: False}
-        if _both_renderings(tokenizer, without) != _both_renderings(tokenizer, given):
-            return without
-    return dict(given)
+        without_thinking = {**arguments, argument: False}
+        if _render_both(tokenizer, without_thinking) != _render_both(tokenizer, arguments):
+            return without_thinking
+    return dict(arguments)
 
 
-def _both_renderings(tokenizer: Any, arguments: Mapping[str, Any]) -> tuple[str, str]:
+def _render_both(tokenizer: Any, arguments: Mapping[str, Any]) -> tuple[str, str]:
     return render_prompt(tokenizer, QUESTION, **arguments), _render(tokenizer, CONVERSATION, arguments)
 
 
-def _names(tokenizer: Any, argument: str) -> bool:
-    return bool(re.search(rf"\b{argument}\b", _template_text(tokenizer)))
+def _names_argument(tokenizer: Any, argument: str) -> bool:
+    return bool(re.search(rf"\b{argument}\b", _get_template(tokenizer)))
 
 
-def _template_text(tokenizer: Any) -> str:
-    """The template's source; "" for a tokenizer whose template is code, as mistral-common's."""
+def _get_template(tokenizer: Any) -> str:
+    """Return the template's source, "" for a tokenizer whose template is code, such as mistral-common's."""
     template = getattr(tokenizer, "chat_template", None)
     return template if isinstance(template, str) else ""
 
@@ -150,8 +161,8 @@ def _template_text(tokenizer: Any) -> str:
 # ---- the date
 
 
-def _clock(date: datetime, formats: set[str]) -> Any:
-    """What a template calls for the time, and which formats it asked for."""
+def _make_clock(date: datetime, formats: set[str]) -> Any:
+    """Return the function that a template calls for the date; it adds the template's formats to `formats`."""
 
     def strftime_now(format: str) -> str:
         formats.add(format)
@@ -160,34 +171,33 @@ def _clock(date: datetime, formats: set[str]) -> Any:
     return strftime_now
 
 
-def _render_at(tokenizer: Any, date: datetime, given: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """A prompt as it would be on that day, and the formats in which the template asked for it."""
+def _render_at(tokenizer: Any, date: datetime, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return a prompt as rendered on that day, and the formats in which the template writes the date."""
     formats: set[str] = set()
-    text = render_prompt(tokenizer, QUESTION, **{"strftime_now": _clock(date, formats), **given})
+    text = render_prompt(tokenizer, QUESTION, **{"strftime_now": _make_clock(date, formats), **arguments})
     return text, sorted(formats)
 
 
-def _writes_date(tokenizer: Any, given: Mapping[str, Any]) -> bool:
-    if "strftime_now" not in _template_text(tokenizer):
+def _writes_date(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:
+    if "strftime_now" not in _get_template(tokenizer):
         return False
-    return _render_at(tokenizer, FIXED_DATE, given)[0] != _render_at(tokenizer, OTHER_DATE, given)[0]
+    return _render_at(tokenizer, FIXED_DATE, arguments)[0] != _render_at(tokenizer, OTHER_DATE, arguments)[0]
 
 
-def _date_argument(tokenizer: Any, given: Mapping[str, Any]) -> dict[str, str]:
-    """The argument with which the template writes the same date every day; {} where it takes none."""
-    _, formats = _render_at(tokenizer, FIXED_DATE, given)
+def _find_date_argument(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the argument that makes the template write the same date every day, {} if it takes none."""
+    _, formats = _render_at(tokenizer, FIXED_DATE, arguments)
     for argument in DATE_ARGUMENTS:
-        fixed = {argument: FIXED_DATE.strftime(formats[0])}
-        if _names(tokenizer, argument) and not _writes_date(tokenizer, {**given, **fixed}):
-            return fixed
+        fixed_date = {argument: FIXED_DATE.strftime(formats[0])}
+        if _names_argument(tokenizer, argument) and not _writes_date(tokenizer, {**arguments, **fixed_date}):
+            return fixed_date
     return {}
 
 
-def _with_fixed_clock(tokenizer: Any, template: str) -> str:
-    """The template, preceded by a macro that takes the clock's name."""
+def _fix_clock(tokenizer: Any, template: str) -> str:
+    """Prepend a macro that replaces the clock's function."""
     _, formats = _render_at(tokenizer, FIXED_DATE, {})
-    elsewhere = re.findall(
-        r"""strftime_now\(\s*["']([^"']*)["']""", template
-    )  # in branches that QUESTION does not take
-    known = {format: FIXED_DATE.strftime(format) for format in sorted({*formats, *elsewhere})}
-    return f"{MACRO}{{{{- {known!r}[format] -}}}}{{%- endmacro -%}}{template}"
+    # QUESTION does not reach every branch of a template.
+    formats_in_text = re.findall(r"""strftime_now\(\s*["']([^"']*)["']""", template)
+    dates = {format: FIXED_DATE.strftime(format) for format in sorted({*formats, *formats_in_text})}
+    return f"{MACRO}{{{{- {dates!r}[format] -}}}}{{%- endmacro -%}}{template}"

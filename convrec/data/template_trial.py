@@ -1,13 +1,13 @@
-"""Whether a chat template ends, found in a process of its own before it is rendered in this one.
+"""Render an unknown chat template in a child process first, to find out whether it terminates.
 
-A template is a program. Loops that are nested may never end, and one huge call into C, `10 ** (10 ** 9)` say, holds
-Python's lock: neither a thread nor a signal handler gets to end it. So it is tried in a process, which is killed after
-some seconds and gets little memory.
+A template is a program. Nested loops may never end, and a huge call into C, such as `10 ** (10 ** 9)`, holds Python's
+lock, so that neither a thread nor a signal handler can interrupt it. The child is killed after some seconds and gets
+little memory.
 
-The process imports jinja2 alone and starts in a tenth of a second, where transformers takes seconds; its environment is
-that of transformers.utils.chat_template_utils. It looks for templates that do not end. Those that fail are rendered
-again, here, where transformers says why. As a script this is the process: it reads a trial as JSON, and writes a
-sentence where there is something to say.
+The child imports only jinja2 and starts in a tenth of a second, while transformers takes seconds; its environment is
+that of transformers.utils.chat_template_utils. It only looks for templates that do not terminate. The parent renders
+the others again, and transformers reports their errors. Run as a script, this module is the child: it reads a trial as
+JSON and prints a problem, if there is one.
 """
 
 import functools
@@ -21,38 +21,38 @@ from datetime import datetime
 from typing import Any
 
 MEMORY_MIB = 512  # of address space: Python and jinja2 take 60
-BEGINNING = {"role": "user", "content": "Which films are like Heat (1995)? Not item 42, please."}
-ANSWERED = [BEGINNING, {"role": "assistant", "content": "Ran (1985)\nThief (1981)"}]
+QUESTION = {"role": "user", "content": "Which films are like Heat (1995)? Not item 42, please."}
+CONVERSATION = [QUESTION, {"role": "assistant", "content": "Ran (1985)\nThief (1981)"}]
 THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"thinking": False})
 
 
 def find_problem(template: str, special_tokens: Mapping[str, Any], seconds: float) -> str:
-    """Return what keeps a chat template from being rendered: time or memory; "" where it ends, with an error too.
+    """Return why a chat template does not terminate: time or memory; "" if it does, even with an error.
 
     Args:
         template: Jinja.
-        special_tokens: of the tokenizer, by name: `bos_token`.
-        seconds: that it may take for a prompt and a finished turn, with thinking and without.
+        special_tokens: the tokenizer's, by name such as `bos_token`.
+        seconds: limit for a prompt and a finished turn, each with and without thinking.
     """
     return _try(json.dumps({"template": template, "special_tokens": dict(special_tokens)}, default=str), seconds)
 
 
 @functools.lru_cache(maxsize=8)  # a run checks its model several times before it starts
 def _try(trial: str, seconds: float) -> str:
-    # by path and isolated: nothing of ours is imported
+    # By path and isolated, so that the child imports none of our packages.
     command = [sys.executable, "-I", __file__]
     try:
-        done = subprocess.run(command, input=trial, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:  # it is killed
-        return f"has not ended after {seconds:.0f} s"
-    if done.returncode < 0:
-        return f"ends the process that renders it ({signal.Signals(-done.returncode).name})"
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout.strip()
+        process = subprocess.run(command, input=trial, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:  # run has killed the child
+        return f"does not terminate within {seconds:.0f} s"
+    if process.returncode < 0:
+        return f"kills the process that renders it ({signal.Signals(-process.returncode).name})"
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {process.stderr.strip()}")
+    return process.stdout.strip()
 
 
-# ---- in the process
+# ---- in the child
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def _render_all(template: str, special_tokens: Mapping[str, Any]) -> None:
     compiled = _compile(template)
     if compiled is None:
         return
-    conversations: Sequence[tuple[list[dict[str, str]], bool]] = (([BEGINNING], True), (ANSWERED, False))
+    conversations: Sequence[tuple[list[dict[str, str]], bool]] = (([QUESTION], True), (CONVERSATION, False))
     for messages, opens_answer in conversations:
         for thinking in THINKING:
             arguments = {"messages": messages, "tools": None, "documents": None, **special_tokens, **thinking}
@@ -77,20 +77,20 @@ def _render_all(template: str, special_tokens: Mapping[str, Any]) -> None:
                 compiled.render(add_generation_prompt=opens_answer, **arguments)
             except MemoryError:
                 raise
-            except Exception:  # whatever a template raises: transformers will say so
+            except Exception:  # whatever a template raises: transformers reports it
                 return
 
 
 def _compile(template: str) -> Any:
-    """The template as transformers compiles it; None where it is no Jinja."""
+    """Compile the template as transformers does; None if it is not valid Jinja."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}`, in which transformers has the assistant's text: what is inside is rendered."""
+        """Render the body of `{% generation %}`, in which transformers has the assistant's text."""
 
-        tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

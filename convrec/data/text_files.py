@@ -1,4 +1,4 @@
-"""Text files of any usual compression and encoding, line by line."""
+"""Read text files of any common compression and encoding line by line."""
 
 import codecs
 import gzip
@@ -17,34 +17,34 @@ from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, get_compression, get_suffix
 
 LONGEST_LINE = 8 << 20  # bytes; reading takes up to 32 times as much memory (notes/data.md)
-CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged .gz raises
+CUT_OFF = (gzip.BadGzipFile, EOFError, zlib.error)  # errors of reading a damaged .gz
 UTF8 = "utf-8"
-WINDOWS = "cp1252"  # what Excel and older programs write in Western Europe and the Americas
+WINDOWS = "cp1252"  # Excel and older programs write it in Western Europe and the Americas
 _CHUNK_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16
 _NO_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".xlsx", ".xlsm")
-_START_BYTES = 1 << 12  # by which UTF-16 without a mark is known
-_MARKS = {  # the longer ones first: UTF-16's begins UTF-32's
+_START_BYTES = 1 << 12  # enough to recognize UTF-16 without a byte order mark
+_MARKS = {  # longer ones first: UTF-32's little-endian mark begins with UTF-16's
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_NO_UTF8 = re.compile("[\udc80-\udcff]")  # bytes, as `surrogateescape` shows them
+_NO_UTF8 = re.compile("[\udc80-\udcff]")  # invalid bytes, as `surrogateescape` decodes them
 _BEYOND_ASCII = re.compile("[^\x00-\x7f\udc80-\udcff]")
 _PUNCTUATION = frozenset("‘’“”„‚–—…•·€£¥§©®™°±½¼¾²³«»‹›¿¡ºª´¨\u00a0\u00ad")
 _WORD = re.compile(r"[^\W\d_]+")
 
 
 def iter_lines(path: Path, is_table: bool = False) -> Iterator[tuple[int, str | BadRecord]]:
-    """Read a file line by line; a line that is too long is passed over piece by piece.
+    """Read a file line by line; lines that are too long are skipped in pieces.
 
     Args:
         path: the file.
-        is_table: CSV and the like, which programs also write in the encoding of their country.
+        is_table: whether it is CSV or similar, which programs also write in a local encoding.
 
     Yields:
-        The line's number, from 1, and its text, or why it has none.
+        The line's number, from 1, and its text or its problem.
     """
     with open_bytes(path) as file:
         line = 0
@@ -61,11 +61,15 @@ def iter_lines(path: Path, is_table: bool = False) -> Iterator[tuple[int, str | 
                 if is_table and detect_encoding(path) == WINDOWS:
                     yield line, raw.decode(WINDOWS, "replace")
                 else:
-                    yield line, BadRecord("no UTF-8 (byte %s: %s); save the file as UTF-8", error.start, error.reason)
+                    yield line, BadRecord("not UTF-8 (byte %s: %s); save the file as UTF-8", error.start, error.reason)
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open the decompressed bytes of a file; those of UTF-16 and UTF-32 as UTF-8. Raises UserError."""
+    """Open a file decompressed, with UTF-16 and UTF-32 converted to UTF-8.
+
+    Raises:
+        UserError: the file is not valid UTF-16 or UTF-32, although it looks like it.
+    """
     with _open_decompressed(path) as file:
         encoding = _find_unicode(file.read(_START_BYTES))
     file = _open_decompressed(path)
@@ -78,24 +82,24 @@ def open_bytes(path: Path) -> BinaryIO:
     except UnicodeDecodeError as error:
         name = encoding.upper()
         if error.end == len(content):
-            problem = f"{name} that ends within a character, so the file is cut off; fetch it again"
+            problem = f"truncated {name} file: it ends within a character. Download or copy it again"
         else:
-            problem = f"no {name} (byte {error.start}: {error.reason}); save it as UTF-8"
-        raise UserError(f"{path}: {problem}") from None
+            problem = f"not {name} (byte {error.start}: {error.reason}); save it as UTF-8"
+        raise UserError("text.invalid-encoding", f"{path}: {problem}") from None
     return io.BytesIO(text.encode(errors="surrogatepass"))
 
 
 def detect_encoding(path: Path) -> str:
-    """The encoding of a text file: utf-8, utf-16 (with -le or -be if it has no mark), utf-32, or cp1252.
+    """Return a text file's encoding: utf-8, utf-16 (with -le or -be if it has no mark), utf-32 or cp1252.
 
-    The last is a guess, where it makes sense of all that is no UTF-8.
+    cp1252 is a guess: everything that is not UTF-8 makes sense in it.
     """
     status = path.stat()
     return _detect_encoding(path, status.st_mtime_ns, status.st_size)[0]
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is read as CSV or the like; a `.txt` is where its first line has tabs (Excel's "Unicode text")."""
+    """Return whether a file is read as CSV or similar; a `.txt` file is if its first line has tabs (from Excel)."""
     kind = get_suffix(path)
     if kind == ".txt":
         return "\t" in str(next(iter_lines(path, is_table=True), (1, ""))[1])
@@ -103,19 +107,19 @@ def is_table(path: Path) -> bool:
 
 
 def describe_encoding(path: Path) -> str | None:
-    """A sentence about a table's encoding that was guessed, with words by which to judge it; None for no guess."""
+    """Return a note about a table's guessed encoding, with words to judge it by; None if nothing was guessed."""
     if not is_table(path):
         return None
     status = path.stat()
     encoding, words = _detect_encoding(path, status.st_mtime_ns, status.st_size)
     if encoding != WINDOWS:
         return None
-    return f"{path}: no UTF-8, read as Windows-1252: {', '.join(words)}; if these are wrong, save it as UTF-8"
+    return f"{path}: not UTF-8, read as Windows-1252: {', '.join(words)}. If these words are wrong, save it as UTF-8"
 
 
 @lru_cache(maxsize=64)
 def _detect_encoding(path: Path, modified_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
-    """(encoding, some words that are not ASCII). The time and size only tell versions of the file apart."""
+    """Return (encoding, some non-ASCII words). Time and size only distinguish versions of the file for the cache."""
     with _open_decompressed(path) as file:
         encoding = _find_unicode(file.read(_START_BYTES))
     if encoding != UTF8:
@@ -130,16 +134,16 @@ def _detect_encoding(path: Path, modified_ns: int, size: int) -> tuple[str, tupl
             if others := _NO_UTF8.findall(text):
                 num_others += len(others)
                 sample += text.encode(UTF8, "surrogateescape") if len(sample) < _SAMPLE_BYTES else b""
-    if num_others <= num_utf8:  # UTF-8, some of it damaged
+    if num_others <= num_utf8:  # UTF-8 with some damage
         return UTF8, ()
-    words = _windows_words(bytes(sample))
+    words = _find_windows_words(bytes(sample))
     return (WINDOWS, words) if words else (UTF8, ())
 
 
-def _windows_words(sample: bytes) -> tuple[str, ...]:
-    """The commonest words with accents in a text of Windows-1252; () for a text that is in another encoding.
+def _find_windows_words(sample: bytes) -> tuple[str, ...]:
+    """Return the most common words with accents in Windows-1252 text, () for text in another encoding.
 
-    Cyrillic, Greek or Chinese bytes read so are words of nothing but accents, or signs that nobody writes.
+    Read as Windows-1252, Cyrillic, Greek or Chinese bytes become words of nothing but accents, or rare symbols.
     """
     try:
         text = sample.decode(WINDOWS)
@@ -155,11 +159,11 @@ def _windows_words(sample: bytes) -> tuple[str, ...]:
 
 
 def _find_unicode(start: bytes) -> str:
-    """UTF-16 or UTF-32 by the mark that a file begins with, UTF-16 also by its NULs; else UTF-8."""
+    """Return UTF-16 or UTF-32 if a file begins with its mark, UTF-16 also by its NUL bytes, else UTF-8."""
     for mark, encoding in _MARKS.items():
         if start.startswith(mark):
             return encoding
-    # UTF-16 has one NUL for each letter, digit and sign of ASCII, always at an even or always at an odd place.
+    # UTF-16 has one NUL byte per ASCII character, always at even or always at odd positions.
     num_nuls_at_even = start[::2].count(0)
     num_nuls_at_odd = start[1::2].count(0)
     if max(num_nuls_at_even, num_nuls_at_odd) > len(start) // 8 and 0 in (num_nuls_at_even, num_nuls_at_odd):

@@ -1,18 +1,18 @@
-"""An asynchronous client of any OpenAI-compatible chat endpoint (teacher, judge), with every answer kept on disk.
+"""An asynchronous client for OpenAI-compatible chat endpoints (teacher, judge) that caches every answer on disk.
 
-The address comes from the environment: LLM_BASE_URL (`https://host/v1`), LLM_MODEL and, where the server wants one,
-LLM_API_KEY. A role has an endpoint of its own when its ROLE_BASE_URL is set (TEACHER_BASE_URL, JUDGE_BASE_URL, ...);
-then ROLE_MODEL and ROLE_API_KEY go with it and nothing of LLM_* is used, so that no key is sent to another host.
+The endpoint comes from the environment: LLM_BASE_URL (`https://host/v1`), LLM_MODEL and, if the server needs one,
+LLM_API_KEY. A role has its own endpoint if its ROLE_BASE_URL is set (TEACHER_BASE_URL, JUDGE_BASE_URL, ...); then
+ROLE_MODEL and ROLE_API_KEY are used and all LLM_* variables are ignored, so that no key is sent to another host.
 
     llm = LLM(endpoint("teacher"), cache="data/answers", concurrency=16)
     answers = llm.ask_all(prompts, label="teacher", temperature=0.0, max_tokens=512)
     print(llm.usage)
 
-The `openai` library sends and retries (lost connections, 408, 409, 429, 5xx). What is added: a bound on requests in
-flight, a pause of all of them when one is told to wait, equal requests asked once, the cache, lines of progress where
-there is no terminal, and that a reply with status 200 that is no completion counts as a 502.
-The cache is keyed by what determines an answer (model, messages, sampling parameters; not the address), so give a model
-that you trained again another name. A refusal is not kept: it costs nothing, and the server may have changed.
+The `openai` library sends and retries (lost connections, 408, 409, 429, 5xx). This client adds a limit on requests in
+flight, a pause of all requests when the server asks one to wait, deduplication of equal requests, the cache, progress
+lines without a terminal, and retries of replies with status 200 that are not completions (as for a 502).
+The cache key is everything that determines an answer (model, messages, sampling parameters; not the URL), so rename a
+model that you trained again. Refusals are not cached: they cost nothing, and the server may change.
 """
 
 from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage, merge_sampling

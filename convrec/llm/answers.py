@@ -1,4 +1,4 @@
-"""A model's answers: what is in one, what all of them cost, and where they are kept."""
+"""A model's answers: their content, their cost, and their cache."""
 
 import json
 import os
@@ -14,21 +14,29 @@ from convrec.data.chat import without_control_tokens
 Messages = list[dict[str, str]]
 
 
-def merge_sampling(defaults: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Sampling parameters of a request: the given ones beside or in place of the defaults; None: not sent."""
-    parameters = {**defaults, **(given or {})}
+def merge_sampling(defaults: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Merge a request's sampling parameters with the defaults; a parameter that is None is not sent."""
+    parameters = {**defaults, **(overrides or {})}
     return {name: value for name, value in parameters.items() if value is not None}
 
 
 def make_request(model: str, prompt: str | Messages, sampling: dict[str, Any]) -> dict[str, Any]:
-    """All that decides an answer."""
+    """Return everything that determines an answer."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return {"model": model, "messages": without_control_tokens(messages), "sampling": sampling}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """text is empty where the model said nothing or the server refused the request (then `error` says why)."""
+    """A model's answer.
+
+    Attributes:
+        text: "" if the model wrote nothing or the server refused the request.
+        finish_reason: as the server reports it.
+        prompt_tokens: tokens of the prompt.
+        completion_tokens: tokens of the answer.
+        error: why the server refused the request, else "".
+    """
 
     text: str
     finish_reason: str = ""
@@ -39,15 +47,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class NoAnswer(Answer):
-    """In an answer's place: none came in spite of the retries. `error` has the server's words, status is 0 where it
-    said nothing. Never kept."""
+    """Placeholder for an answer that did not arrive despite retries. Never cached.
+
+    Attributes:
+        status: HTTP status; 0 if the server did not reply. `error` has the server's message.
+    """
 
     status: int = 0
 
 
 @dataclass
 class Usage:
-    """What one client did. Tokens are those paid for now: cached answers cost nothing."""
+    """The requests and tokens of one client. Cached answers cost no tokens."""
 
     asked: int = 0
     cached: int = 0
@@ -67,36 +78,42 @@ class Usage:
 
 
 class AnswerCache:
-    """One JSON file an answer, named by the digest of its request. Files appear whole, so readers, writers and a crash
-    cannot hurt each other; a file that is damaged all the same counts as absent."""
+    """A cache with one JSON file per answer, named by the digest of its request.
+
+    Files are written atomically, so that concurrent readers, writers and crashes do no harm; a file that is damaged
+    anyway counts as missing.
+    """
 
     def __init__(self, folder: str | os.PathLike) -> None:
         self.folder = Path(folder)
 
     def path(self, request: dict[str, Any]) -> Path:
+        """Return the file of the answer to a request."""
         key = digest(request)
         return self.folder / key[:2] / f"{key}.json"
 
     def get(self, request: dict[str, Any]) -> Answer | None:
+        """Return the cached answer to a request, None if there is none."""
         try:
             return Answer(**json.loads(self.path(request).read_bytes())["answer"])
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
 
     def put(self, request: dict[str, Any], answer: Answer) -> None:
+        """Cache the answer to a request."""
         write_text(self.path(request), json.dumps({"request": request, "answer": asdict(answer)}))
 
 
 def read_reply(content: str | bytes) -> Answer | None:
-    """The answer in the JSON of a chat completion; None for anything else."""
+    """Return the answer in the JSON of a chat completion, None for anything else."""
     try:
         reply = json.loads(content)
         choice = reply["choices"][0]
-        used = reply.get("usage") or {}
+        usage = reply.get("usage") or {}
         text = choice["message"].get("content") or ""
         finish_reason = choice.get("finish_reason") or ""
-        prompt_tokens = used.get("prompt_tokens") or 0
-        completion_tokens = used.get("completion_tokens") or 0
+        prompt_tokens = usage.get("prompt_tokens") or 0
+        completion_tokens = usage.get("completion_tokens") or 0
     except (ValueError, AttributeError, LookupError, TypeError):
         return None
     if not isinstance(text, str):

@@ -1,1 +1,1 @@
-"""A run's folder, and the guard that ends what a run has started."""
+"""The folder of a run, its supervisor, and the guard that ends all processes of a run."""

@@ -1,6 +1,6 @@
-"""The model card of a checkpoint in Hugging Face form: what it was trained from, on what, how, and how well it did.
+"""Write the model card of a checkpoint in Hugging Face form: base model, data, settings and validation scores.
 
-RUN/config.yaml and RUN/metrics say it; what nobody but the user knows (licences) is left to be filled in.
+RUN/config.yaml and RUN/metrics have them; the user fills in the licence.
 """
 
 import re
@@ -12,7 +12,7 @@ from convrec.base.files import write_text
 from convrec.runs.folder import listed, read_config, read_metrics, setting, start_model
 
 CARD = "README.md"
-SETTINGS = (  # those that decide what is learned; a run has some of them
+SETTINGS = (  # settings that determine what a model learns; every run has some of them
     "optim.lr",
     "actor_rollout_ref.actor.optim.lr",
     "convrec.lr_schedule",
@@ -36,27 +36,31 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def front_matter(base_model: str | None, tags: Sequence[str]) -> str:
-    """The YAML head that the Hub reads. base_model: an id, or a folder whose own card names one; else it is left out.
+    """Return the YAML header that the Hub reads.
 
-    `license` is `other` until somebody who knows the licences of base and data writes the right one.
+    `license` is `other` until somebody who knows the licences of base model and data enters the right one.
+
+    Args:
+        base_model: an id, or a folder whose own card names one; otherwise the header names no base model.
+        tags: for the Hub's search.
     """
-    base = hub_base(base_model) if base_model else None
+    base = find_hub_base(base_model) if base_model else None
     lines = [f"base_model: {base}"] if base else []
     lines += ["library_name: transformers", "pipeline_tag: text-generation", f"tags: [{', '.join(tags)}]"]
     return "\n".join(["---", *lines, "license: other", "---", ""])
 
 
-def hub_base(model: str) -> str | None:
-    """The Hub's id of the model that this one was trained from, over any number of cards; None where none is named."""
+def find_hub_base(model: str) -> str | None:
+    """Return the Hub's id of the base model according to the model's card, None if there is none."""
     card = Path(model).expanduser() / CARD
     if card.is_file():
-        named = _BASE.search(card.read_text(encoding="utf-8"))
-        return named[1] if named else None
+        match = _BASE.search(card.read_text(encoding="utf-8"))
+        return match[1] if match else None
     return model if _HUB_ID.fullmatch(model) and not Path(model).exists() else None
 
 
 def sections(run_folder: Path, step: int) -> str:
-    """What RUN says about its checkpoint of this step, as Markdown; "" for a folder without config.yaml."""
+    """Describe the checkpoint of a step in Markdown; "" for a folder without config.yaml."""
     config = read_config(run_folder)
     if not config:
         return ""
@@ -66,33 +70,33 @@ def sections(run_folder: Path, step: int) -> str:
     data = ", ".join(f"`{Path(file).name}`" for file in files)
     parts = [
         f"Step {step} of the run `{run_folder.name}`, trained with convrec on {data}.",
-        _table(("setting", "value"), settings),
-        _validation(run_folder, step),
-        "Licence: fill in those of the base model and of the data; `license` above is a placeholder.",
+        _format_table(("setting", "value"), settings),
+        _describe_validation(run_folder, step),
+        "Licence: fill in the licences of the base model and the data; `license` above is a placeholder.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def write_card(model_folder: Path, run_folder: Path, step: int) -> None:
-    """README.md of a checkpoint of SFT, Rank-GRPO, GRPO or GSPO in Hugging Face form."""
+    """Write README.md for a checkpoint of SFT, Rank-GRPO, GRPO or GSPO in Hugging Face form."""
     run = read_config(run_folder).get("run") or {}
     method = str(run.get("algorithm") or run.get("recipe") or "convrec")
     base = start_model(run_folder)
     title = f"# A conversational recommender ({method})\n"
-    origin = f"Trained from `{hub_base(base) or Path(base).name}`.\n\n" if base else ""
+    origin = f"Trained from `{find_hub_base(base) or Path(base).name}`.\n\n" if base else ""
     text = (
         front_matter(base, ["recommendation", "conversational", method]) + title + origin + sections(run_folder, step)
     )
     write_text(model_folder / CARD, text)
 
 
-def _table(head: tuple[str, str], rows: Sequence[tuple[str, Any]]) -> str:
+def _format_table(head: tuple[str, str], rows: Sequence[tuple[str, Any]]) -> str:
     lines = [f"| {head[0]} | {head[1]} |", "|---|---|", *(f"| `{name}` | {value} |" for name, value in rows)]
     return "\n".join(lines) if rows else ""
 
 
-def _validation(run_folder: Path, step: int) -> str:
-    """The newest validation up to this step, with standard errors where they were logged."""
+def _describe_validation(run_folder: Path, step: int) -> str:
+    """Return the newest validation up to this step, with standard errors if they were logged."""
     rows = [
         row
         for row in read_metrics(run_folder)
@@ -103,7 +107,8 @@ def _validation(run_folder: Path, step: int) -> str:
     newest = rows[-1]
     values = []
     for name in VALIDATED:
-        if newest.get(name) is not None:  # None: it was no number
+        if newest.get(name) is not None:  # None: it was not a number
             error = newest.get(name + ERROR)
             values.append((name, f"{newest[name]:.4f}" + (f" ± {error:.4f}" if error is not None else "")))
-    return f"Validation at step {newest['step']} (± one standard error):\n\n" + _table(("metric", "value"), values)
+    table = _format_table(("metric", "value"), values)
+    return f"Validation at step {newest['step']} (± one standard error):\n\n{table}"

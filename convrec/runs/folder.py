@@ -1,12 +1,12 @@
-"""A run's folder: where checkpoints, metrics and the log are.
+"""The folder of a run: checkpoints, metrics and the log.
 
-RUN/global_step_N/      checkpoints (verl's layout), the newest complete one named in latest_checkpointed_iteration.txt
-RUN/metrics/0001.jsonl  one file a start of the run: {"step": N, "data": {name: value}} a line; a step may have several
-RUN/samples/0001.jsonl  the same of a few validation answers (RL): {"step", "input", "output", "score"} a line
-RUN/config.yaml         the composed settings; `run` in it names the recipe and the algorithm
-RUN/starts.jsonl        a line for each start: time, versions, commit (convrec.runs.starts)
-RUN/run.log             everything verl, Ray and vLLM print
-RUN/running             locked by the process that trains into the folder, which it names; gone when that has ended
+RUN/global_step_N/      checkpoints (verl's layout); latest_checkpointed_iteration.txt names the newest complete one
+RUN/metrics/0001.jsonl  one file per start of the run, with lines {"step": N, "data": {name: value}}, several per step
+RUN/samples/0001.jsonl  likewise for some validation answers (RL), with lines {"step", "input", "output", "score"}
+RUN/config.yaml         the composed settings; `run` names the recipe and the algorithm
+RUN/starts.jsonl        a line per start: time, versions, commit (convrec.runs.starts)
+RUN/run.log             everything that verl, Ray and vLLM print
+RUN/running             names and is locked by the process that trains into the folder; removed when that ends
 """
 
 import contextlib
@@ -22,32 +22,37 @@ from typing import Any, TextIO
 from convrec.base.errors import UserError
 
 RUNNING = "running"
-# the Ray job's id; a stop file for another start of the run says nothing to this one
+# The id of the Ray job; stop files for other starts of the run do not concern this one.
 SUBMISSION_VARIABLE = "CONVREC_SUBMISSION"
 METRICS = "metrics"
-# Metrics of a step of RL: logged before its checkpoint, and when it has ended.
+# Metrics of an RL step: logged before its checkpoint, and at its end.
 RL_TRAINED = "training/global_step"
 RL_ENDED = "timing_s/step"
-# Metrics of a step of SFT: logged before its checkpoint, and by its validation.
+# Metrics of an SFT step: logged before its checkpoint, and by its validation.
 SFT_TRAINED = "train/loss"
 VALIDATION_LOSS = "val/loss"
 LATEST = "latest_checkpointed_iteration.txt"
-MANIFEST = "complete.json"  # of a checkpoint: written last (convrec.checkpoints.manifest)
-# in a run's config: the model it starts from
+MANIFEST = "complete.json"  # written last in a checkpoint (convrec.checkpoints.manifest)
+# The key of the initial model in the config of a run.
 RL_MODEL = "actor_rollout_ref.model.path"
 SFT_MODEL = "model.path"
 _MODEL_FILES = ("model_world_size_*.pt", "*.safetensors", "pytorch_model*.bin")
-_PUT_BACK = "put it back from a copy, or remove it: the run then goes on with the settings that it is given"
+_PUT_BACK = "Restore it from a copy, or remove it: the run then continues with its current settings"
 _STEP = re.compile(r"global_step_(\d+)")
 
 
 @contextlib.contextmanager
 def hold(run_folder: Path) -> Iterator[list[str]]:
-    """Keep every other start out of the run folder, which is made if need be. Yields warnings.
+    """Lock the run folder against other starts; it is created if it does not exist.
 
-    A lock of the kernel, not a process number in a file: it ends with its process, kill -9 included, and on shared
-    storage (NFS, Lustre with `flock`, CephFS) counts on every node, where another node's process cannot be looked up.
-    Raises UserError when another process holds it, and when the folder cannot be written.
+    A kernel lock, unlike a process id in a file, ends with its process, even after kill -9, and on shared storage (NFS,
+    Lustre with `flock`, CephFS) is valid on every node, where other nodes' processes cannot be looked up.
+
+    Yields:
+        Warnings.
+
+    Raises:
+        UserError: another process holds the lock, or the folder cannot be written.
     """
     try:
         is_new = not run_folder.exists()
@@ -58,11 +63,14 @@ def hold(run_folder: Path) -> Iterator[list[str]]:
         with contextlib.suppress(OSError):
             holder = (run_folder / RUNNING).read_text().strip()
         raise UserError(
-            f"{run_folder}: {holder or 'another process'} trains into this folder: wait for its end, stop it, or "
-            "choose another SAVE_PATH"
+            "run.folder-in-use",
+            f"{run_folder}: {holder or 'another process'} trains into this folder. Wait until it ends, stop it, or "
+            "choose another SAVE_PATH",
         ) from None
     except OSError as error:
-        raise UserError(f"SAVE_PATH={run_folder}: {error.strerror}: choose a folder that can be written") from error
+        raise UserError(
+            "run.unwritable-folder", f"SAVE_PATH={run_folder}: {error.strerror}. Choose a writable folder"
+        ) from error
     with file:
         job = os.environ.get(SUBMISSION_VARIABLE)
         file.write(f"process {os.getpid()} of {socket.gethostname()}{f' (job {job})' if job else ''}\n")
@@ -72,12 +80,19 @@ def hold(run_folder: Path) -> Iterator[list[str]]:
         finally:
             (run_folder / RUNNING).unlink(missing_ok=True)
             if is_new:
-                with contextlib.suppress(OSError):  # empty when refused before anything was written
+                with contextlib.suppress(OSError):  # the folder is empty if the run was refused
                     run_folder.rmdir()
 
 
 def locked(path: Path) -> tuple[TextIO, list[str]]:
-    """(the file, made and locked as long as it is open; warnings). Raises BlockingIOError where a process has it."""
+    """Create and open a file, and lock it as long as it is open.
+
+    Returns:
+        The file, and warnings.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+    """
     while True:
         file = path.open("a+")
         try:
@@ -86,20 +101,20 @@ def locked(path: Path) -> tuple[TextIO, list[str]]:
             file.close()
             raise
         except OSError as error:
-            warning = f"{path.parent}: no locks on this storage ({error.strerror}): do not start this run twice"
-            if left := path.read_text().strip():
-                warning += f"; {left} has begun to train into it and did not say that it ended"
+            warning = f"{path.parent}: this storage has no locks ({error.strerror}): do not start this run twice"
+            if holder := path.read_text().strip():
+                warning += f"; {holder} started to train into it and may still be running"
             file.truncate(0)
             return file, [warning]
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 file.truncate(0)
                 return file, []
-        file.close()  # its holder ended and removed it meanwhile
+        file.close()  # the previous holder has removed the file in the meantime
 
 
 def remove_stale_lock(run_folder: Path) -> None:
-    """Remove the lock file of a process that was killed; one that a process holds stays."""
+    """Remove the lock file of a killed process; a file that a process still locks stays."""
     path = run_folder / RUNNING
     with contextlib.suppress(OSError):
         if path.exists():
@@ -109,51 +124,51 @@ def remove_stale_lock(run_folder: Path) -> None:
 
 
 def parse_step(folder: Path) -> int | None:
-    """N of RUN/global_step_N; None for any other name (global_step_4_backup)."""
+    """Return N for RUN/global_step_N, None for any other name (global_step_4_backup)."""
     match = _STEP.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
 def next_metrics_file(run_folder: Path) -> Path:
-    """A new file for this start of the run: a resumed run never overwrites what it repeats."""
+    """Return a new file for this start of the run, so that a resumed run never overwrites the steps that it repeats."""
     folder = run_folder / METRICS
     folder.mkdir(parents=True, exist_ok=True)
     stems = [path.stem for path in folder.glob("[0-9]*.jsonl")]
-    number = max((int(stem) for stem in stems if stem.isdecimal()), default=0) + 1  # `0001 (copy)` is somebody's
+    number = max((int(stem) for stem in stems if stem.isdecimal()), default=0) + 1  # ignores `0001 (copy)`
     return folder / f"{number:04d}.jsonl"
 
 
-def _metrics_lines(run_folder: Path) -> Iterator[dict[str, Any]]:
-    """One dict a line, with "step", in the order of files and lines."""
+def _iter_metrics(run_folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield one dict per line, with "step", in the order of files and lines."""
     for path in sorted((run_folder / METRICS).glob("[0-9]*.jsonl")):
         for line in path.read_bytes().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # of a run that was killed while writing, or is
+            with contextlib.suppress(json.JSONDecodeError):  # the run was killed while writing, or is writing
                 entry = json.loads(line)
                 yield {"step": int(entry["step"]), **entry["data"]}
 
 
 def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
-    """One dict a step in order, with key "step". Steps that a resumed run repeated have the later start's values.
+    """Return one dict per step, in order, with key "step". Repeated steps have the values of the later start.
 
-    A step can have several lines: what was known before its checkpoint, training, validation, and the validation a
-    resumed run begins with.
+    A step can have several lines: before its checkpoint, after training, from its validation, and from the validation
+    at the beginning of a resumed run.
     """
     by_step: dict[int, dict[str, Any]] = {}
-    for row in _metrics_lines(run_folder):
+    for row in _iter_metrics(run_folder):
         by_step.setdefault(row["step"], {}).update(row)
     return [by_step[step] for step in sorted(by_step)]
 
 
 def lacks_validation(run_folder: Path, step: int, test_freq: int, last_step: int | None) -> bool:
-    """Return whether the run ended between the checkpoint of a step and the validation that was due after it.
+    """Return whether the run ended between a step's checkpoint and the validation that was due after it.
 
     Args:
-        run_folder: of SFT or RL.
-        step: of the newest checkpoint.
-        test_freq: steps between validations. Not positive: SFT validates its last step, RL none.
-        last_step: of the run; None where epochs decide.
+        run_folder: the folder of an SFT or RL run.
+        step: the step of the newest checkpoint.
+        test_freq: steps between validations. 0 or less: SFT validates its last step, RL none.
+        last_step: the last step of the run; None if epochs determine it.
     """
-    lines = [row for row in _metrics_lines(run_folder) if row["step"] == step]
+    lines = [row for row in _iter_metrics(run_folder) if row["step"] == step]
     if not lines:
         return False
     newest = lines[-1]
@@ -165,54 +180,60 @@ def lacks_validation(run_folder: Path, step: int, test_freq: int, last_step: int
 
 
 def tracked_step(run_folder: Path) -> int:
-    """The step that verl's tracker names, a moment before the checkpoint has its manifest; 0 when there is none."""
+    """Return the step in verl's tracker, 0 without one. The tracker may name a step before its manifest is written."""
     try:
         return int((run_folder / LATEST).read_text())
-    except (FileNotFoundError, ValueError):  # ValueError: cut off by a full disk
+    except (FileNotFoundError, ValueError):  # ValueError: truncated by a full disk
         return 0
 
 
 def latest_step(run_folder: Path) -> int:
-    """The newest complete checkpoint's step, 0 when there is none."""
-    return max(_steps_with_manifest(run_folder), default=0)
+    """Return the step of the newest complete checkpoint, 0 if there is none."""
+    return max(_list_steps_with_manifest(run_folder), default=0)
 
 
-def _steps_with_manifest(run_folder: Path) -> list[int]:
-    """Steps with a manifest, up to the tracker's: those after it are of a run that has gone back to an earlier one."""
-    named = tracked_step(run_folder)
-    folders = run_folder.glob(f"global_step_*/{MANIFEST}") if named else ()
-    steps = [parse_step(file.parent) for file in folders]
-    return sorted(step for step in steps if step is not None and step <= named)
+def _list_steps_with_manifest(run_folder: Path) -> list[int]:
+    """Return steps with a manifest, up to the tracker's; later ones remain from before the run went back."""
+    last = tracked_step(run_folder)
+    files = run_folder.glob(f"global_step_*/{MANIFEST}") if last else ()
+    steps = [parse_step(file.parent) for file in files]
+    return sorted(step for step in steps if step is not None and step <= last)
 
 
 def saved_steps(run_folder: Path) -> list[int]:
-    """Steps that have a model in the run folder, in order. Left out: folders without a manifest (a run was killed while
-    saving) and folders whose model was removed to keep only newer ones."""
+    """Return the steps that have a model in the run folder, in order.
 
-    def holds_model(step: int) -> bool:
+    Folders without a manifest (the run was killed while saving) and folders whose model was pruned do not count.
+    """
+
+    def has_model(step: int) -> bool:
         folder = run_folder / f"global_step_{step}"
         return any(next(folder.rglob(pattern), None) for pattern in _MODEL_FILES)
 
-    return [step for step in _steps_with_manifest(run_folder) if holds_model(step)]
+    return [step for step in _list_steps_with_manifest(run_folder) if has_model(step)]
 
 
 def read_config(run_folder: Path) -> dict[str, Any]:
-    """RUN/config.yaml as plain data, references unresolved; {} when the run has none. Raises UserError for another
-    file than a run writes."""
+    """Read RUN/config.yaml as plain data, with unresolved references; {} if the run has none.
+
+    Raises:
+        UserError: the file is not the config of a run.
+    """
     import yaml
 
     path = run_folder / "config.yaml"
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())}): {_PUT_BACK}") from None
+        reason = " ".join(str(error).split())
+        raise UserError("run.damaged-config", f"{path}: not readable as YAML ({reason}). {_PUT_BACK}") from None
     if not isinstance(config or {}, dict):
-        raise UserError(f"{path}: not the settings of a run: {_PUT_BACK}")
+        raise UserError("run.damaged-config", f"{path}: not the settings of a run. {_PUT_BACK}")
     return config or {}
 
 
 def setting(config: dict[str, Any], key: str) -> Any:
-    """The value of a dotted key, "a.b" say; None where any part is missing."""
+    """Return the value of a dotted key such as "a.b", None if any part is missing."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -220,16 +241,16 @@ def setting(config: dict[str, Any], key: str) -> Any:
 
 
 def listed(files: Any) -> list[str]:
-    """Of a setting that has a path, several, or null."""
+    """Return the files in a setting that is a path, several paths, or null."""
     return [files] if isinstance(files, str) else list(files or ())
 
 
 def find_recipe(config: dict[str, Any]) -> str:
-    """The name of the recipe that wrote this config; "" where it names none."""
+    """Return the name of the recipe that wrote this config, "" if it names none."""
     return setting(config, "run.recipe") or ""
 
 
 def start_model(run_folder: Path) -> str | None:
-    """The model that the run started from, step 0 of its curves; None when the run has no config.yaml."""
+    """Return the run's initial model, which is step 0 of its curves; None if the run has no config.yaml."""
     config = read_config(run_folder)
     return setting(config, RL_MODEL) or setting(config, SFT_MODEL)

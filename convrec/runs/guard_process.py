@@ -1,11 +1,11 @@
-"""The process that ends what a run leaves behind on one node (convrec.runs.guard has what it is for).
+"""The process that cleans up after a run on one node; convrec.runs.guard explains its purpose.
 
-Twice a second it looks at /proc. It remembers the descendants of the members, and the shared memory they map. When a
-member is gone, what is left of its descendants is killed. When the driver has gone or has called `end`, or no member
-is left, all are killed, and whoever else has the run's folder in its environment; the shared memory is removed, then
-the folder, and the guard ends.
+Twice a second it reads /proc, and remembers the members' descendants and the shared memory that they map. When a member
+has ended, its remaining descendants are killed. When the driver has ended or has called `end`, or no member is left,
+all of them are killed, and every other process that has the run's folder in its environment; then the shared memory and
+the folder are removed, and the guard ends.
 
-Imports the standard library alone, and nothing of ours: it is run as a script, by its path.
+It imports only the standard library and none of our modules, because it is run as a script, by its path.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "CONVREC_RUN_TMP"
 POLL_SECONDS = 0.5
-# without members on a node without the driver: Ray's next worker may still import, on busy cores
+# On a node without the driver, the guard waits this long without members: Ray's next worker may still be importing.
 NO_WORKER_SECONDS = 45.0
 LOOKS_AT_SHM = 60
-TRACKER_SECONDS = 3.0  # Python's resource trackers remove shared memory by themselves: let them
+TRACKER_SECONDS = 3.0  # time for Python's resource trackers to remove shared memory themselves
 SHM = Path("/dev/shm")
 
 Key = tuple[int, int]  # (pid, start time in clock ticks): a pid alone may be another process by now
 
 
-def ended(folder: Path) -> Path:
-    """What a run's folder is called while it is removed."""
+def make_ended_path(folder: Path) -> Path:
+    """Return the path of a run's folder while it is being removed."""
     return folder.with_name(f"{folder.name}.ended")
 
 
 def _read(pid: int, name: str) -> bytes:
-    """/proc/PID/NAME; nothing of a process that has ended, or is somebody else's."""
+    """Return the content of /proc/PID/NAME, b"" if the process has ended or belongs to another user."""
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
             return file.read()
@@ -44,39 +44,41 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def read_stat(pid: int) -> tuple[int, int] | None:
-    """(parent, start time) of a process that is not a zombie; None when there is none."""
+    """Return (parent, start time) of a process, None if it does not exist or is a zombie."""
     if not (text := _read(pid, "stat")):
         return None
     fields = text[text.rindex(b")") + 2 :].split(maxsplit=20)
     return None if fields[0] in b"ZX" else (int(fields[1]), int(fields[19]))
 
 
-def all_processes() -> dict[int, tuple[int, int]]:
+def list_processes() -> dict[int, tuple[int, int]]:
+    """Return (parent, start time) of every process, by pid."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    found = {pid: read_stat(pid) for pid in pids}
-    return {pid: stat for pid, stat in found.items() if stat}
+    stats = {pid: read_stat(pid) for pid in pids}
+    return {pid: stat for pid, stat in stats.items() if stat}
 
 
-def shared_memory() -> list[str]:
+def list_shared_memory() -> list[str]:
+    """Return the names in /dev/shm."""
     return os.listdir(SHM) if SHM.is_dir() else []
 
 
 def find_processes(folder: Path) -> set[int]:
-    """Ids of this node's processes that have joined the run of this folder, or have it in their environment."""
+    """Return the ids of this node's processes that belong to the run with this temporary folder."""
     members = {int(path.name) for path in (folder / "members").glob("[0-9]*")}
-    return {pid for pid in all_processes() if pid in members or _has_environment(pid, folder)}
+    return {pid for pid in list_processes() if pid in members or _has_environment(pid, folder)}
 
 
 def _has_environment(pid: int, folder: Path) -> bool:
     return f"{FOLDER_VARIABLE}={folder}\0".encode() in _read(pid, "environ")
 
 
-def _mapped(pid: int) -> set[int]:
-    """Inodes of /dev/shm that a process maps. Not names: a semaphore is mapped under one that it has for a moment."""
+def _find_mapped_inodes(pid: int) -> set[int]:
+    """Return the inodes in /dev/shm that a process maps; names may be those of a moment, as for semaphores."""
     return {int(line.split(maxsplit=5)[4]) for line in _read(pid, "maps").splitlines() if b"/dev/shm/" in line}
 
 
-def _inode(name: str) -> int:
+def _get_inode(name: str) -> int:
     try:
         return (SHM / name).stat().st_ino
     except OSError:
@@ -84,14 +86,14 @@ def _inode(name: str) -> int:
 
 
 class Guard:
-    """The state of the loop: who belongs to whom, and which shared memory is the run's."""
+    """The state of the loop: which processes and which shared memory belong to the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.owner_of: dict[Key, Key] = {}  # descendant -> the member it descends from
         self.shm: set[str] = set()
-        self.others_shm: set[str] | None = None  # there before the first member was
-        self.looks_at: dict[str, int] = {}  # shared memory nobody of ours maps so far -> how often it was looked for
+        self.others_shm: set[str] | None = None  # existed before the first member
+        self.looks_at: dict[str, int] = {}  # shared memory that the run has not mapped so far -> number of checks
         self.driver: Key | None = None
         self.message = ""
         self.not_ours = {os.getpid()}
@@ -100,6 +102,7 @@ class Guard:
         self.last_member_seen = time.monotonic()
 
     def members(self) -> set[Key]:
+        """Read the registered processes."""
         members = set()
         for path in self.folder.glob("members/*"):
             entry = json.loads(path.read_text())
@@ -118,11 +121,11 @@ class Guard:
         return members
 
     def poll(self) -> bool:
-        """One look at /proc: learn, end what lost its member. Returns whether the run goes on."""
+        """Read /proc once, and kill descendants whose member has ended. Returns whether the run continues."""
         members = self.members()
-        processes = all_processes()
+        processes = list_processes()
         alive = {(pid, start) for pid, (_, start) in processes.items()}
-        # a member within another member's tree (a Ray worker under the driver) owns its own descendants
+        # A member below another member (a Ray worker below the driver) owns its own descendants.
         owners = members & alive & self.owners
         self.owner_of = {key: owner for key, owner in self.owner_of.items() if key in alive and key not in members}
         self.learn_descendants(members, owners, processes)
@@ -137,6 +140,7 @@ class Guard:
         return time.monotonic() - self.last_member_seen < NO_WORKER_SECONDS
 
     def learn_descendants(self, members: set[Key], owners: set[Key], processes: dict[int, tuple[int, int]]) -> None:
+        """Assign new descendants to their members."""
         children: dict[int, list[int]] = {}
         for pid, (parent, _) in processes.items():
             children.setdefault(parent, []).append(pid)
@@ -150,17 +154,24 @@ class Guard:
                     stack.append((child, owner))
 
     def learn_shared_memory(self, owners: set[Key]) -> None:
-        """Whose a new segment is shows in the maps of processes; those of other people are soon looked at no more."""
-        names = set(shared_memory()) - (self.others_shm or set()) - self.shm
-        unknown = {_inode(name): name for name in names if self.looks_at.get(name, 0) < LOOKS_AT_SHM}
+        """Find new segments that the run's processes map; other people's are ignored after LOOKS_AT_SHM checks."""
+        names = set(list_shared_memory()) - (self.others_shm or set()) - self.shm
+        unknown = {_get_inode(name): name for name in names if self.looks_at.get(name, 0) < LOOKS_AT_SHM}
         self.looks_at = {name: self.looks_at.get(name, 0) + 1 for name in names}
         if unknown:
             for pid, _ in owners | set(self.owner_of):
-                self.shm |= {unknown[inode] for inode in _mapped(pid) & unknown.keys()}
+                self.shm |= {unknown[inode] for inode in _find_mapped_inodes(pid) & unknown.keys()}
 
     def kill(self, keys: set[Key], trackers_too: bool = False) -> int:
-        """SIGKILL; returns how many there were. Python's resource trackers end by themselves when their users have:
-        they are waited for, but for the driver's own, which stays as long as the driver."""
+        """Send SIGKILL, and return how many processes there were.
+
+        Python's resource trackers end after their users and are only counted, except for the driver's own, which lives
+        as long as the driver.
+
+        Args:
+            keys: the processes.
+            trackers_too: whether to kill resource trackers as well.
+        """
         driver_pid = self.driver[0] if self.driver else None
         number = 0
         for pid, start in keys:
@@ -175,25 +186,25 @@ class Guard:
         return number
 
     def finish(self) -> None:
-        """End and remove all there is. A process may start another before it is ended: look until none is left."""
+        """Kill all processes of the run and remove its files, repeatedly, because a process may start another one."""
         begin = time.monotonic()
-        ended_by_run = (self.folder / "end").exists()
-        while (waited := time.monotonic() - begin) < 2 * TRACKER_SECONDS:
+        was_requested = (self.folder / "end").exists()
+        while (seconds := time.monotonic() - begin) < 2 * TRACKER_SECONDS:
             self.poll()
             ours = set(self.owner_of) | self.members()  # without their driver, workers have nothing to do
-            ours |= {(pid, start) for pid, (_, start) in all_processes().items() if _has_environment(pid, self.folder)}
+            ours |= {(pid, start) for pid, (_, start) in list_processes().items() if _has_environment(pid, self.folder)}
             ours = {key for key in ours if key != self.driver and key[0] not in self.not_ours}
-            if not self.kill(ours, trackers_too=waited > TRACKER_SECONDS):
+            if not self.kill(ours, trackers_too=seconds > TRACKER_SECONDS):
                 break
             time.sleep(0.05)
         for name in self.shm:
             with contextlib.suppress(OSError):
                 (SHM / name).unlink()
         with contextlib.suppress(OSError):
-            self.folder.rename(ended(self.folder))  # at once: members start another guard while it is there
-        shutil.rmtree(ended(self.folder), ignore_errors=True)
-        if self.message and not ended_by_run:
-            with contextlib.suppress(OSError):  # the terminal may be gone as well
+            self.folder.rename(make_ended_path(self.folder))  # atomic: while it exists, members start another guard
+        shutil.rmtree(make_ended_path(self.folder), ignore_errors=True)
+        if self.message and not was_requested:
+            with contextlib.suppress(OSError):  # the terminal may be gone
                 os.write(2, f"\n{self.message}\n".encode())
 
 
@@ -202,12 +213,12 @@ def main() -> None:
     with contextlib.suppress(FileNotFoundError), open(folder / "guard.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # two processes joined at once
+        except BlockingIOError:  # two processes joined at the same time
             return
         this_process = read_stat(os.getpid())
         assert this_process is not None
         (folder / ".guard").write_text(f"{os.getpid()} {this_process[1]}")
-        os.replace(folder / ".guard", folder / "guard.pid")  # whoever reads it finds the old or the new, never a part
+        os.replace(folder / ".guard", folder / "guard.pid")  # atomic: readers see the old or the new content
         guard = Guard(folder)
         while guard.poll():
             time.sleep(POLL_SECONDS)
@@ -218,5 +229,5 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if os.fork():
-        os._exit(0)  # Ray ends a worker's children with the worker: the guard is nobody's child
+        os._exit(0)  # Ray kills a worker's children with the worker, so the guard must not be a child
     main()

@@ -1,4 +1,4 @@
-"""How long each phase of a step takes, and whether the one that runs now has taken too long."""
+"""Measure how long each phase of a step takes, and detect a phase that takes too long."""
 
 import contextlib
 import statistics
@@ -8,31 +8,32 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 TIMES_MEDIAN = 10
-FIRST_TIMES = 6  # what a phase without a median may take, in smallest limits: it loads, compiles and fills caches
+FIRST_TIMES = 6  # limit of a phase without a median, in smallest limits: it loads, compiles and fills caches
 OUTSIDE = "between the phases"
-REMEMBERED = 50  # durations of each phase
+REMEMBERED = 50  # durations per phase
 
 
 class Phases:
-    """Phases of one thread, which another one may watch. They may lie in each other: the inner one counts.
+    """Phases of one thread, which another thread may watch. Phases may be nested: the inner one counts.
 
     Args:
         smallest_limit: seconds that every phase may take.
-        clock: seconds; one that stops with the machine, so that a suspended laptop is no hang.
+        clock: returns seconds; it must stop with the machine, so that a suspended laptop does not look like a hang.
     """
 
     def __init__(self, smallest_limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.smallest_limit = smallest_limit
         self.clock = clock
         self.durations: dict[str, deque[float]] = {}
-        self.current: tuple[str, float] = (OUTSIDE, clock())  # and since when; replaced as a whole
+        self.current: tuple[str, float] = (OUTSIDE, clock())  # name and start; replaced as a whole
 
     def restart(self) -> None:
-        """What has passed until now, a long start say, does not count."""
+        """Discard the time until now, such as a long start."""
         self.current = (OUTSIDE, self.clock())
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Run the block as a phase; an error in it leaves no duration."""
         outer = self.current[0]
         begin = self.clock()
         self.current = (name, begin)
@@ -43,7 +44,7 @@ class Phases:
             self.current = (outer, self.clock())
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as a phase of this name."""
+        """Wrap a function to run as a phase of this name."""
 
         def in_phase(*args: Any, **kwargs: Any) -> Any:
             with self.phase(name):
@@ -52,7 +53,7 @@ class Phases:
         return in_phase
 
     def overdue(self) -> str:
-        """What there is to say when the phase that runs now has taken longer than it may, else ""."""
+        """Return a message if the current phase has taken longer than its limit, else ""."""
         name, begin = self.current
         earlier = self.durations.get(name)
         median = statistics.median(list(earlier)) if earlier else None
@@ -61,5 +62,5 @@ class Phases:
         seconds = self.clock() - begin
         if seconds <= limit:
             return ""
-        usual = "it has not ended once before" if median is None else f"its median is {median:.1f} s"
-        return f"no progress for {seconds:.0f} s in the phase {name} ({usual}, the limit {limit:.0f} s)"
+        usual = "it has not finished before" if median is None else f"median {median:.1f} s"
+        return f"no progress for {seconds:.0f} s in phase {name} ({usual}, limit {limit:.0f} s)"

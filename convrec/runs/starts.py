@@ -1,4 +1,4 @@
-"""When a run was started and with which versions: RUN/starts.jsonl, a line for each start."""
+"""Record when a run was started and with which versions, one line per start in RUN/starts.jsonl."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ GIT_SECONDS = 10
 
 
 def note_start(run_folder: Path) -> None:
-    """Append {"time": UTC in ISO 8601, "commit": of this code or null, "versions": {package: version}}."""
+    """Append {"time": UTC in ISO 8601, "commit": this code's or null, "versions": {package: version}}."""
     versions = {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
     entry = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -29,7 +29,7 @@ def note_start(run_folder: Path) -> None:
 
 
 def read_starts(run_folder: Path) -> list[dict[str, Any]]:
-    """The entries in order, without one that a full disk cut off; [] for a run that has not begun to train."""
+    """Return the entries in order, without a truncated one; [] for a run that has not started to train."""
     path = run_folder / STARTS
     starts = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -39,21 +39,22 @@ def read_starts(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def source_commit(file: Path) -> str | None:
-    """The commit a source file is of, with "-dirty" where tracked files differ from it.
+    """Return the commit of a source file, with "-dirty" if tracked files differ from it.
 
-    None where git does not track the file: an installed package (perhaps inside a repository of something else), or
-    what a submitted job has uploaded.
+    None if git does not track the file: it belongs to an installed package (perhaps inside another repository), or a
+    submitted job has uploaded it.
     """
     git = ["git", "-C", str(file.parent)]
     try:
         for command in (["ls-files", "--error-unmatch", file.name], ["describe", "--always", "--dirty", "--exclude=*"]):
-            done = subprocess.run([*git, *command], capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+            process = subprocess.run([*git, *command], capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def installed_version(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

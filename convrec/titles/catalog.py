@@ -1,4 +1,4 @@
-"""The catalog: which items exist. Loaded from parquet, or from the release's pickle without running any of its code."""
+"""Load the catalog, which says what items exist, from parquet or from the release's pickle without running its code."""
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,14 +15,14 @@ from convrec.titles.plain_pickle import read_pickle
 OLDEST_YEAR = 1870
 NEWEST_YEAR = 2100
 PICKLES = (".pkl", ".pickle")
-TOLD = 5  # problems that are printed one by one
-SUFFIXES = (".parquet", *PICKLES)  # of a catalog's file
-# Read from parquet; the first two must be there.
+MAX_PRINTED = 5  # problems that are printed one by one
+SUFFIXES = (".parquet", *PICKLES)  # of a catalog file
+# Columns read from parquet; the first two are required.
 COLUMNS = ("title", "year", "mentions", "item_id", "genres", "aliases", "display")
 
 
 def parse_year(value: object) -> int | None:
-    """1995, "1995" or 1995.0 -> 1995; None for anything that is not a whole number."""
+    """Return 1995 for 1995, "1995" or 1995.0; None for anything that is not a whole number."""
     if isinstance(value, str):
         value = value.strip()
     try:
@@ -33,24 +33,26 @@ def parse_year(value: object) -> int | None:
 
 
 def shown_title(title: str, display: object = None) -> str:
-    """The title as lists write it: `Hello [Adele]` with what the column `display` has, by which equal titles differ."""
+    """Return the title as lists write it: `Hello [Adele]` if the column `display` tells equal titles apart."""
     return title if display is None or not str(display).strip() else f"{title} [{str(display).strip()}]"
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """Titles and years in the file's order; a year is None where the file had none that can be a year.
+    """Titles, years and further columns, in the order of the file.
 
-    titles: as lists write them, with the column `display` (shown_title).
-    dated: whether items have years at all. False when no entry has one: then every year is NO_YEAR, of what is compared
-    with this catalog too, and titles alone decide.
-    mentions: how often an item is a training target, where the file says so (else None).
-    problems: one sentence for each entry that cannot be matched; the caller prints them once, at load.
-    item_ids: what tells items apart, where the file says so (else None): rows of one id are one item, rows of two ids
-    are two, however they are spelt. A row whose id is None is told apart as if there were no ids.
-    genres: an item's categories of any kind, where the file says so (else None); no matching reads them.
-    aliases: other titles of an item, foreign ones for instance, where the file says so (else None).
-    displays: the column `display` that `titles` have already, where the file has it (else None).
+    Attributes:
+        titles: as lists write them, including the column `display` (shown_title).
+        years: None if the file has no valid year for an item.
+        mentions: how often an item is a training target; None without the column.
+        problems: one sentence per entry that cannot be matched; the caller prints them once, at load.
+        dated: whether items have years. If no entry has one, every year is NO_YEAR, also in texts that are compared
+            with this catalog, and titles alone decide.
+        item_ids: ids of items; None without the column. Rows with the same id are one item, rows with different ids
+            are different items, however they are spelled. A row whose id is None counts as if there were no ids.
+        genres: an item's categories of any kind; None without the column. Matching does not read them.
+        aliases: other titles of an item, such as foreign ones; None without the column.
+        displays: the column `display`, which `titles` include; None without the column.
     """
 
     titles: Sequence[str]
@@ -68,17 +70,26 @@ class Catalog:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "Catalog":
-        """Of COLUMNS, the first two of which must be there."""
+        """Build a catalog from COLUMNS, of which the first two are required.
+
+        Raises:
+            UserError: a value is of another kind; the message names its row.
+        """
         titles = columns["title"]
         if "display" in columns:
-            shown = zip(titles, columns["display"], strict=True)
-            titles = [shown_title(title, display) if isinstance(title, str) else title for title, display in shown]
-        further = (columns.get(name) for name in ("mentions", "item_id", "genres", "aliases"))
+            pairs = zip(titles, columns["display"], strict=True)
+            titles = [shown_title(title, display) if isinstance(title, str) else title for title, display in pairs]
         mentions = columns.get("mentions")
         for row, count in enumerate(() if mentions is None else mentions):
             if not isinstance(count, Real | None):
-                raise UserError(f"row {row}: mentions is {count!r}; write a number")
-        catalog = cls.from_items(zip(titles, columns["year"], strict=True), *further)
+                raise UserError("catalog.invalid-mentions", f"row {row}: mentions={count!r}: expected a number")
+        catalog = cls.from_items(
+            zip(titles, columns["year"], strict=True),
+            mentions=mentions,
+            item_ids=columns.get("item_id"),
+            genres=columns.get("genres"),
+            aliases=columns.get("aliases"),
+        )
         return replace(catalog, displays=columns.get("display"))
 
     @classmethod
@@ -90,8 +101,20 @@ class Catalog:
         genres: Sequence[object] | None = None,
         aliases: Sequence[object] | None = None,
     ) -> "Catalog":
-        """Items are (title, year) with the year as int, string or None. Broken entries are kept in place, so that
-        indices stay those of the file, and reported in `problems`. All years None or "": a catalog without years."""
+        """Build a catalog from (title, year) pairs.
+
+        Invalid entries keep their place, so that row numbers stay those of the file, and are reported in `problems`.
+
+        Args:
+            items: the year is an int, a string or None. If all are None or "", the catalog has no years.
+            mentions: as in the class.
+            item_ids: as in the class.
+            genres: a list or a text for each item, see `parse_labels`.
+            aliases: a list of titles, or a text with bars between them, for each item.
+
+        Raises:
+            UserError: genres or aliases are of another kind; the message names the row.
+        """
         items = list(items)
         dated = any(year not in (None, "") for _, year in items)
         titles: list[str] = []
@@ -110,10 +133,16 @@ class Catalog:
                 year = None
             titles.append(title)
             years.append(year)
-        sets = None if genres is None else [_genres(value, row) for row, value in enumerate(genres)]
-        ids = None if item_ids is None else [_id(value) for value in item_ids]
-        others = None if aliases is None else [_aliases(value, row) for row, value in enumerate(aliases)]
-        return cls(titles, years, mentions, tuple(problems), dated, ids, sets, others)
+        return cls(
+            titles=titles,
+            years=years,
+            mentions=mentions,
+            problems=tuple(problems),
+            dated=dated,
+            item_ids=None if item_ids is None else [_normalise_id(value) for value in item_ids],
+            genres=None if genres is None else [_parse_genres(value, row) for row, value in enumerate(genres)],
+            aliases=None if aliases is None else [_parse_aliases(value, row) for row, value in enumerate(aliases)],
+        )
 
     @property
     def lines(self) -> list[str]:
@@ -121,16 +150,22 @@ class Catalog:
         return [format_item(title, year or NO_YEAR) for title, year in zip(self.titles, self.years, strict=True)]
 
     def clean_title(self, row: int) -> str:
-        """The row's title without its `display`."""
+        """Return the row's title without its `display`."""
         return self.titles[row].removesuffix(shown_title("", self.displays[row])) if self.displays else self.titles[row]
 
     def normalise_year(self, value: object) -> int | None:
-        """A ground truth's year as this catalog compares it; None for one that is no number."""
+        """Return a ground truth's year as this catalog compares it, None if it is not a number."""
         return parse_year(value) if self.dated else NO_YEAR
 
     def first_rows(self, forms: Sequence[str]) -> list[int]:
-        """Of each row, the first row of the same item: the same id or, without ids, the same form and year. Rows that
-        cannot be matched stay alone."""
+        """Return, for each row, the first row of the same item.
+
+        Rows are the same item if they have the same id or, without ids, the same form and year. Rows that cannot be
+        matched are their own item.
+
+        Args:
+            forms: for each row, the text by which titles are equal.
+        """
         ids = self.item_ids or [None] * len(self)
         first: dict[object, int] = {}
         return [
@@ -138,120 +173,150 @@ class Catalog:
             for row, (form, year, item_id) in enumerate(zip(forms, self.years, ids, strict=True))
         ]
 
-    def spelling_forms(self) -> list[str]:
-        """By which matching `fuzzy` takes rows of one year for one item: Fall and The Fall are two."""
+    def compute_spelling_forms(self) -> list[str]:
+        """Return the form by which matching `fuzzy` compares rows of one year: Fall and The Fall differ."""
         return [forms(title).spelling or normalise(title) for title in self.titles]
 
     def spellings(self) -> list[str]:
-        """One sentence for each row that matching `fuzzy` takes for an earlier row's item in another spelling, or that
-        has an earlier row's id and another title."""
+        """Return one sentence per row that counts as an earlier row's item although its title differs.
+
+        Matching `fuzzy` takes it for another spelling, or it has the same id.
+        """
         if not (self.item_ids or self.dated):
             return []
         if self.item_ids:
-            told = (
-                "row {row}: {title!r} has the item_id of row {first}, {other!r}: one item of two titles; where they "
-                "are two items, give each an id of its own"
+            sentence = (
+                "row {row}: {title!r} has the item_id of row {first}, {other!r}: they count as one item with two "
+                "titles. If they are two items, give each its own id"
             )
         else:
-            told = (
-                "row {row}: {title!r} ({year}) is another spelling of row {first}, {other!r}: one item, unless a "
-                "column item_id tells them apart"
+            sentence = (
+                "row {row}: {title!r} ({year}) is another spelling of row {first}, {other!r}: they count as one item "
+                "unless a column item_id tells them apart"
             )
         exact = [normalise(title) for title in self.titles]
-        firsts = enumerate(self.first_rows(exact if self.item_ids else self.spelling_forms()))
+        firsts = enumerate(self.first_rows(exact if self.item_ids else self.compute_spelling_forms()))
         return [
-            told.format(row=row, title=self.titles[row], year=self.years[row], first=first, other=self.titles[first])
+            sentence.format(
+                row=row, title=self.titles[row], year=self.years[row], first=first, other=self.titles[first]
+            )
             for row, first in firsts
             if exact[row] != exact[first]
         ]
 
 
 def parse_labels(value: object) -> frozenset[str]:
-    """An item's genres, or its texts of another column: of a list, or of a text with bars or commas between its parts;
-    empty for what is neither. Raises UserError for a list of other things than texts."""
+    """Return an item's genres, or its texts in another column.
+
+    Args:
+        value: a list of texts, or a text with bars or commas between its parts; anything else gives an empty set.
+
+    Raises:
+        UserError: a list has something other than texts.
+    """
     parts = value.replace("|", ",").split(",") if isinstance(value, str) else value
     if not isinstance(parts, Collection) or isinstance(parts, bytes | Mapping):
         return frozenset()
     other = next((part for part in parts if part is not None and not isinstance(part, str)), None)
     if other is not None:
-        raise UserError(f"{other!r} is no text; give the names alone: ['Action', 'Crime'] or `Action|Crime`")
+        raise UserError(
+            "catalog.invalid-labels",
+            f"{other!r} is not a text. Write names only: ['Action', 'Crime'] or `Action|Crime`",
+        )
     return frozenset(part.strip() for part in parts if part)
 
 
-def _genres(value: object, row: int) -> frozenset[str]:
+def _parse_genres(value: object, row: int) -> frozenset[str]:
     try:
         return parse_labels(value)
     except UserError as error:
-        raise UserError(f"row {row}: genres: {error}") from None
+        raise UserError(error.code, f"row {row}: genres: {error}") from None
 
 
-def _aliases(value: object, row: int) -> list[str]:
-    """A text has bars between its titles, which have commas of their own."""
+def _parse_aliases(value: object, row: int) -> list[str]:
+    """Split a text at bars only, because titles contain commas."""
     titles = value.split("|") if isinstance(value, str) else [] if value is None else value
     if not isinstance(titles, Sequence) or not all(isinstance(title, str) for title in titles):
-        raise UserError(f"row {row}: aliases is {value!r}; write a list of titles, or a text with bars between them")
+        raise UserError(
+            "catalog.invalid-aliases",
+            f"row {row}: aliases={value!r}: expected a list of titles, or a text with bars between them",
+        )
     return [title.strip() for title in titles if title.strip()]
 
 
-def _id(value: object) -> object:
-    """pandas makes numbers of a column with missing values floats: 12.0 is 12, and NaN is none."""
+def _normalise_id(value: object) -> object:
+    """Undo pandas' conversion of a column with missing values to floats: 12.0 is 12, and NaN is None."""
     if not isinstance(value, float):
         return value
     return int(value) if value.is_integer() else None if value != value else value
 
 
 def load_catalog(path: str | Path) -> Catalog:
-    """Read .parquet (COLUMNS: title and year, the others where it has them) or .pkl (a list, tuple or set of (title,
-    year))."""
+    """Load a catalog.
+
+    Args:
+        path: .parquet with COLUMNS, of which title and year are required, or .pkl with a list, tuple or set of (title,
+            year).
+
+    Raises:
+        UserError: the file is missing, damaged or in another format, or has no usable entry.
+    """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"catalog {path}: no such file. Set CATALOG_FILE to a .parquet or .pkl catalog.")
+        raise UserError(
+            "catalog.missing-file", f"catalog {path}: no such file. Set CATALOG_FILE to a .parquet or .pkl catalog"
+        )
     if path.suffix == ".parquet":
         return _load_parquet(path)
     if path.suffix in PICKLES:
         try:
             entries = read_pickle(path.read_bytes())
         except UserError as error:
-            raise UserError(f"catalog {path}: {error}") from None
-        return _nonempty(Catalog.from_items(entries), path)
-    raise UserError(f"catalog {path}: unknown format {path.suffix!r}; .parquet and .pkl are read")
+            raise UserError(error.code, f"catalog {path}: {error}") from None
+        return _check_usable(Catalog.from_items(entries), path)
+    raise UserError("catalog.unknown-format", f"catalog {path}: unknown format {path.suffix!r}; use .parquet or .pkl")
 
 
 def tell_problems(path: str | Path, problems: Sequence[str]) -> None:
-    """Print the first of them to stderr, and how many there are besides."""
-    for sentence in problems[:TOLD]:
+    """Print the first problems to stderr, and the number of the others."""
+    for sentence in problems[:MAX_PRINTED]:
         print(f"{path}: {sentence}", file=sys.stderr)
-    if len(problems) > TOLD:
-        print(f"{path}: {len(problems) - TOLD} more such entries", file=sys.stderr)
+    if len(problems) > MAX_PRINTED:
+        print(f"{path}: {len(problems) - MAX_PRINTED} more such entries", file=sys.stderr)
 
 
 def _load_parquet(path: Path) -> Catalog:
-    import pyarrow.parquet as pq  # here: 0.1 s that processes without a catalog need not pay
+    import pyarrow.parquet as pq  # takes 0.1 s, which processes without a catalog save
 
     try:
         names = pq.read_schema(path).names
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise UserError(f"catalog {path}: not a parquet file ({error})") from error
+        raise UserError("catalog.unreadable-parquet", f"catalog {path}: not a parquet file ({error})") from error
     missing = {"title", "year"} - set(names)
     if missing:
         raise UserError(
-            f"catalog {path}: column {' and '.join(sorted(missing))} is missing; it has {', '.join(names)}. Items "
-            "without years have a column year that is null in every row."
+            "catalog.missing-column",
+            f"catalog {path}: no column {' or '.join(sorted(missing))}; it has {', '.join(names)}. For items without "
+            "years, add a column year that is null in every row",
         )
     try:
         columns = pq.read_table(path, columns=[name for name in COLUMNS if name in names]).to_pydict()
     except UnicodeDecodeError as error:
-        raise UserError(f"catalog {path}: a title that is no UTF-8 ({error}); write it again") from error
+        raise UserError(
+            "catalog.invalid-encoding", f"catalog {path}: a title is not UTF-8 ({error}). Write the file again"
+        ) from error
     except (OSError, ValueError) as error:
-        raise UserError(f"catalog {path}: damaged ({error}); copy or make it again") from error
+        raise UserError(
+            "catalog.damaged-file", f"catalog {path}: damaged ({error}). Copy it again, or make it again"
+        ) from error
     try:
         catalog = Catalog.from_columns(columns)
     except UserError as error:
-        raise UserError(f"catalog {path}: {error}") from None
-    return _nonempty(catalog, path)
+        raise UserError(error.code, f"catalog {path}: {error}") from None
+    return _check_usable(catalog, path)
 
 
-def _nonempty(catalog: Catalog, path: Path) -> Catalog:
+def _check_usable(catalog: Catalog, path: Path) -> Catalog:
     if all(year is None for year in catalog.years):
-        raise UserError(f"catalog {path}: no entry has a title, or none has a year that can be one")
+        raise UserError("catalog.no-usable-entry", f"catalog {path}: no entry has both a title and a valid year")
     return catalog

@@ -1,5 +1,8 @@
-"""A title's forms, by which titles are compared: `normalise` for exact matching, `fold` for fuzzy, other `readings`,
-and the `short_forms` that people write of a title with a subtitle."""
+"""Compute the forms by which titles are compared.
+
+`normalise` is for exact matching, `fold` for fuzzy matching; `iter_readings` splits off notes, and `make_short_forms`
+shortens titles with subtitles as people do.
+"""
 
 import re
 import unicodedata
@@ -13,18 +16,18 @@ from convrec.titles.english import is_english
 from convrec.titles.marks import decode_marks
 
 CACHE_SIZE = 1 << 18
-LONGEST_NUMBER = 100  # digits; Python refuses to read 4,300, and a model may write anything
-MOST_PARTS = 5  # of a title, at its colons and dashes
+LONGEST_NUMBER = 100  # digits; Python refuses to parse 4,300, and a model may write anything
+MOST_PARTS = 5  # of a title, split at colons and dashes
 
 _ARTICLES = ("the", "a", "an")
 _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th", "ß": "ss"})
-# An apostrophe inside a word, or the `?` that stands for one in the Reddit data, joins: don't, don?t -> dont.
+# An apostrophe inside a word, or the `?` that replaces one in the Reddit data, is dropped: don't, don?t -> dont.
 _APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ`´?](?=\w)")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:([,.])\d{3})(?:\1\d{3})*(?![.,]?\d)")  # 20,000 and 20.000
 _ACRONYM = re.compile(r"\b(?:[^\W\d_][.*]){2,}(?:[^\W\d_]\b)?")  # E.T., M*A*S*H
 _AND_N = re.compile(r"(?<=\w)(?: ?['’‘`]n(?:['’‘`] ?| )| n['’‘`] ?)(?=\w)")  # Rock 'n' Roll
 _TRADE_MARKS = re.compile(r"[™®℠©]|\((?:tm|r)\)(?=\W|$)", re.IGNORECASE)
-# Before a digit that NFKC would join with the one in front of it, as 8½ and Alien³ have.
+# The position before a digit that NFKC would join with the preceding one, as in 8½ and Alien³.
 _RAISED_DIGIT = re.compile(r"(?<=\w)(?=[²³¹⁴-⁹½⅓⅔¼¾⅛])")
 _SIGNS = str.maketrans({"♥": " heart ", "❤": " heart ", "♡": " heart ", "×": "x", "✕": "x", "π": "pi", "\ufe0f": ""})
 _NOT_WORD = re.compile(r"[\W_]+")
@@ -43,7 +46,7 @@ _MULTIPLIERS: Mapping[str, int] = LISTED["multipliers"]
 _UNIT_ORDINALS = {word: (int(form[0]), form[1:]) for form, word in LISTED["ordinals"].items() if len(form) == 3}
 NUMBER_WORDS = {**_UNITS, **LISTED["teens"], **_TENS}
 _WORDS = {**LISTED["roman"], **NUMBER_WORDS, **LISTED["ordinals"], **LISTED["spellings"]}
-_NUMBERED = frozenset({"part", "chapter", "episode", "volume"})  # before a number they say nothing: Kill Bill: Vol. 2
+_NUMBERED = frozenset({"part", "chapter", "episode", "volume"})  # dropped before a number: Kill Bill: Vol. 2
 _NUMBERED_FIRST = re.compile(rf"^(?:{'|'.join(sorted(_NUMBERED))}) (?=\d)")
 _SEQUEL = re.compile(r"(?:(.+) )?(?!1$)(\d+)")
 
@@ -58,7 +61,10 @@ _BETWEEN_PARTS = re.compile(r"(?<!\d):(?=\S)|: |; | [-–—~|/] |[–—]|,? or
 
 
 def normalise(title: str) -> str:
-    """Exact mode's form: NFKC, case-folded, white space collapsed; entities of HTML read, trademark signs dropped."""
+    """Return the form for exact matching.
+
+    NFKC, case-folded, white space collapsed, HTML entities decoded and trademark signs dropped.
+    """
     title = decode_marks(title)
     if not title.isascii():
         title = drop_trade_marks(title).translate(_SIGNS)
@@ -67,13 +73,17 @@ def normalise(title: str) -> str:
 
 
 def drop_trade_marks(title: str) -> str:
-    """`Counter-Strike™` is Counter-Strike: NFKC would make "tm" of the sign. A title of such signs alone stays."""
+    """Drop trademark signs, which NFKC would turn into "tm": `Counter-Strike™`. A title of only such signs stays."""
     return _TRADE_MARKS.sub("", title).strip() or title
 
 
 class Forms(NamedTuple):
-    """article: the leading one, empty for none. folded: fuzzy mode's form, without it: letters, digits and single
-    spaces only; empty for a title of symbols such as `$`. letters: all letters and digits, no number or word changed.
+    """The forms of a title for fuzzy matching.
+
+    Attributes:
+        article: the leading article, "" if there is none.
+        folded: the title without it: letters, digits and single spaces only; "" for a title of symbols such as `$`.
+        letters: all letters and digits, with numbers and words unchanged.
     """
 
     article: str
@@ -88,13 +98,14 @@ class Forms(NamedTuple):
 
 @lru_cache(maxsize=CACHE_SIZE)
 def forms(title: str) -> Forms:
+    """Compute the forms of a title for fuzzy matching."""
     text = normalise(title)
     if ", " in text:
         text = _INVERTED_ARTICLE.sub(r"\2 \1", text, count=1)
     if not text.isascii():
         text = "".join(ch for ch in unicodedata.normalize("NFKD", text) if not unicodedata.combining(ch))
         text = text.translate(_LETTERS)
-    if not text.replace(" ", "").isalnum():  # what follows is half of the time
+    if not text.replace(" ", "").isalnum():  # folding signs takes half of the time
         text = _fold_signs(text)
     words = text.split()
     letters = "".join(words)
@@ -105,7 +116,7 @@ def forms(title: str) -> Forms:
 
 
 def _fold_signs(text: str) -> str:
-    """Letters, digits and blanks alone: what other signs mean is written in words or left out."""
+    """Reduce a text to letters, digits and spaces: signs are written out or dropped."""
     if "(" in text:
         text = drop_trade_marks(text)
     if "." in text or "*" in text:
@@ -117,12 +128,12 @@ def _fold_signs(text: str) -> str:
 
 
 def _fold_words(words: list[str]) -> list[str]:
-    """Each word as `_WORDS` has it; a number without the `Part` before it."""
+    """Replace words by their form in `_WORDS`, and drop `Part` before a number."""
     folded: list[str] = []
     for index, word in enumerate(words):
         form = _WORDS.get(word, word)
         if index == 0:
-            # A single first letter is a word: `X-Men`, `I, Robot`, `V for Vendetta`; elsewhere a number: `Rocky V`.
+            # A single letter is a word at the start (`X-Men`, `I, Robot`, `V for Vendetta`), else a number (`Rocky V`).
             form = word if len(word) == 1 else form
         elif form.isdecimal() and len(folded) > 1 and folded[-1] in _NUMBERED:
             folded.pop()
@@ -131,7 +142,7 @@ def _fold_words(words: list[str]) -> list[str]:
 
 
 def _join_numbers(words: list[str]) -> list[str]:
-    """Numbers in digits: `twenty thousand` and `20 000` are 20000, `nineteen eighty four` is 1984."""
+    """Write numbers as digits: `twenty thousand` and `20 000` as 20000, `nineteen eighty four` as 1984."""
     joined: list[str] = []
     index = 0
     while index < len(words):
@@ -147,7 +158,7 @@ def _join_numbers(words: list[str]) -> list[str]:
 
 
 def _read_number_words(words: list[str], index: int) -> tuple[str, int]:
-    """(the number that begins at a word, where it ends)."""
+    """Return (the number that starts at a word, the index after it)."""
     thousands = 0
     rest = int(NUMBER_WORDS[words[index]])
     index += 1
@@ -161,7 +172,7 @@ def _read_number_words(words: list[str], index: int) -> tuple[str, int]:
             if word != "hundred":
                 thousands += rest
                 rest = 0
-        elif word in NUMBER_WORDS and _goes_on(rest, int(NUMBER_WORDS[word])):
+        elif word in NUMBER_WORDS and _continues(rest, int(NUMBER_WORDS[word])):
             value = int(NUMBER_WORDS[word])
             is_year = rest % 100 != 0 and value >= 10  # nineteen eighty
             rest = (100 * rest if is_year else rest) + value
@@ -175,8 +186,8 @@ def _is_number_word(words: list[str], index: int) -> bool:
     return index < len(words) and words[index] in NUMBER_WORDS
 
 
-def _goes_on(number: int, value: int) -> bool:
-    """Whether a number goes on with this value: one hundred and one, eighty-four, nineteen eighty."""
+def _continues(number: int, value: int) -> bool:
+    """Return whether a number continues with this value: one hundred and one, eighty-four, nineteen eighty."""
     return number % 100 == 0 or (value < 10 and _lacks_unit(number)) or (13 <= number <= 20 and value >= 10)
 
 
@@ -185,7 +196,7 @@ def _lacks_unit(number: int) -> bool:
 
 
 def _read_digits(words: list[str], index: int) -> tuple[str, int]:
-    """(the number that begins at a word of digits, where it ends): `20 000` and `20 thousand` are 20000."""
+    """Return (the number that starts at a word of digits, the index after it); `20 000` and `20 thousand` are 20000."""
     number = words[index]
     is_grouped = len(number) <= 3
     index += 1
@@ -198,7 +209,7 @@ def _read_digits(words: list[str], index: int) -> tuple[str, int]:
 
 
 def turn_article(title: str) -> str:
-    """Put an article in front that stands behind: `Matrix, The` is The Matrix."""
+    """Move a trailing article to the front: `Matrix, The` becomes The Matrix."""
     match = _TURNED_ARTICLE.fullmatch(title)
     if not match:
         return title
@@ -207,25 +218,28 @@ def turn_article(title: str) -> str:
 
 
 def fold(title: str) -> str:
-    """Fuzzy mode's form, without the leading article."""
+    """Return the form for fuzzy matching, without the leading article."""
     return forms(title).folded
 
 
 def numbers(folded: str) -> tuple[int, ...]:
-    """The sequel guard's key: every number of a folded title, in order."""
+    """Return every number in a folded title, in order: the key of the sequel guard."""
     return tuple(int(digits[:LONGEST_NUMBER]) for digits in _DIGITS.findall(folded))
 
 
-def without_label(title: str) -> str | None:
-    """What follows `1: ` or `Title: `, where no title of the catalog has it: 300: Rise of an Empire is one."""
+def strip_label(title: str) -> str | None:
+    """Return the text after `1: ` or `Title: `, None without such a label.
+
+    Try it only if the catalog lacks the title itself: 300: Rise of an Empire is one.
+    """
     match = _LABEL.fullmatch(title)
     return match[1] if match else None
 
 
-def readings(title: str) -> Iterator[str]:
-    """What else `Title (note)` can say: the title alone, and what stands in parentheses, which can be a second title.
+def iter_readings(title: str) -> Iterator[str]:
+    """Yield what else `Title (note)` can mean: the title alone, and the note, which can be a second title.
 
-    The sequel guard: what is left out has no number, or the same ones (Dune (Part Two) is not Dune).
+    The sequel guard: the dropped part has no number, or the same ones (Dune (Part Two) is not Dune).
     """
     if match := _LAST_PARENTHESES.fullmatch(title):
         first, second = match.groups()
@@ -238,12 +252,12 @@ def readings(title: str) -> Iterator[str]:
 
 
 def split_parts(title: str) -> list[str]:
-    """The parts of a title, at a colon, a dash or parentheses, in exact mode's form."""
+    """Split a title at colons, dashes and parentheses, in the form for exact matching."""
     return _BETWEEN_PARTS.split(normalise(title), MOST_PARTS)
 
 
 def fold_parts(title: str) -> list[str]:
-    """The parts of a title, at a colon, a dash or parentheses, folded; `Part` before a number is left out."""
+    """Split a title at colons, dashes and parentheses, and fold its parts; `Part` before a number is dropped."""
     texts = split_parts(title)
     if len(texts) == 1:
         return [fold(title)]
@@ -251,30 +265,33 @@ def fold_parts(title: str) -> list[str]:
     return [_NUMBERED_FIRST.sub("", text) for text in folded if text]
 
 
-def short_forms(parts: list[str]) -> set[str]:
-    """What people write of a title that has parts: some of them, or all.
+def make_short_forms(parts: list[str]) -> set[str]:
+    """Return what people write for a title with several parts: some of them, or all.
 
     `Star Wars: Episode V - The Empire Strikes Back` is Star Wars, Star Wars 5, The Empire Strikes Back, ...; `Star Trek
-    II: The Wrath of Khan` is Star Trek: The Wrath of Khan, too, `Rambo: First Blood Part II` is Rambo 2. The sequel
-    guard: a number from 2 on at the end of a title stays (Dune: Part Two is not Dune). What stands alone behind a colon
-    is no number and no English word (War (2014) is not Justice League: War).
+    II: The Wrath of Khan` is also Star Trek: The Wrath of Khan; `Rambo: First Blood Part II` is Rambo 2. The sequel
+    guard: a number above 1 at the end of a title stays (Dune: Part Two is not Dune). A single part after a colon counts
+    only if it is neither a number nor an English word (War (2014) is not Justice League: War).
+
+    Args:
+        parts: from `fold_parts`.
     """
     if len(parts) < 2:
         return set()
     last = len(parts) - 1
     sequel = _SEQUEL.fullmatch(parts[last])
     is_number = [index > 0 and part.isdecimal() for index, part in enumerate(parts)]
-    found = {
-        " ".join(parts[index] for index in kept)
+    short_forms = {
+        " ".join(parts[index] for index in indices)
         for count in range(1, last + 2)
-        for kept in combinations(range(last + 1), count)
-        if (kept[-1] == last or not sequel)
-        # a number goes with what is before it
-        and all(index - 1 in kept for index in kept if is_number[index])
-        and not (len(kept) == 1 and kept[0] and is_english(parts[kept[0]]))
+        for indices in combinations(range(last + 1), count)
+        if (indices[-1] == last or not sequel)
+        # a number needs the part before it
+        and all(index - 1 in indices for index in indices if is_number[index])
+        and not (len(indices) == 1 and indices[0] and is_english(parts[indices[0]]))
     }
     if (head := _SEQUEL.fullmatch(parts[0])) and head[1]:
-        found.add(" ".join([head[1], *parts[1:]]))
+        short_forms.add(" ".join([head[1], *parts[1:]]))
     elif sequel and sequel[1]:
-        found.add(f"{parts[0]} {sequel[2]}")
-    return found
+        short_forms.add(f"{parts[0]} {sequel[2]}")
+    return short_forms

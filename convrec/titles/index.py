@@ -1,32 +1,32 @@
-"""An index of a catalog's titles: by normalised title, by folded title, by the forms that people write, by similarity.
+"""Index a catalog's titles by normalised title, by folded title, by the short forms that people write, by similarity.
 
 **Similarity** is rapidfuzz's `fuzz.ratio` of the folded titles, 0 to 100, with the years as evidence; `fuzzy_cutoff` is
-the least similarity, not the least ratio. A bare ratio of 90 allows one wrong letter only from ten letters on and finds
-half of the misspelt titles. So a year that agrees exactly counts as nine more letters that agree (SAME_YEAR): at 90,
-one wrong letter is then allowed from four letters on, two from eleven; of letters too many or too few one more.
-Titles one year apart need the bare ratio; further apart none is similar (The Outsider (1981) is not The Outsiders
-(1983)).
+the minimum similarity, not the minimum ratio. A bare ratio of 90 allows one wrong letter only in titles of at least ten
+letters and finds half of the misspelled titles. An equal year therefore counts as nine more equal letters (SAME_YEAR):
+at 90, one wrong letter is then allowed from four letters on, two from eleven, and one more if letters were inserted or
+omitted. Titles one year apart need the bare ratio; beyond that, none is similar (The Outsider (1981) is not The
+Outsiders (1983)).
 
-Four guards refuse what is similar and another title (those of words and sizes: `word_guard`):
-- The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
-- The word guard: a real other word is no typo (`Before Sunset (1995)` is not Before Sunrise). A word is real when it is
-  English (`is_english`), when a title of the catalog has it, or when only an ending tells it from one that no word list
-  knows. One wrong letter in LETTERS_PER_TYPO is a typo all the same (`The Silence of the Lamb`), where the years agree.
-  A word left out makes another title, too (`Live Free or Die`). Articles and `and` come and go, and so does a space
-  (`Chain Saw`, `Chainsaw`).
-- The size guard: titles with different sizes or single letters are two (`T-Shirt, black, S`, `T-Shirt, black, M`).
-- A leading article differs in the same year only: Room (2005) is not The Room (2003).
+Four guards refuse titles that are similar but different (for words and sizes, see `word_guard`):
+- The sequel guard: only titles with the same numbers are compared (`Toy Story 2` is never `Toy Story 3`).
+- The word guard: another real word is not a typo (`Before Sunset (1995)` is not Before Sunrise). A word is real if it
+  is English (`is_english`), if it occurs in a title of the catalog, or if it differs only by an ending from a word that
+  no word list has. If the years agree, one wrong letter in LETTERS_PER_TYPO is a typo anyway (`The Silence of the
+  Lamb`). Omitting a word also makes another title (`Live Free or Die`), except for articles, `and` and spaces (`Chain
+  Saw`, `Chainsaw`).
+- The size guard: titles with different sizes or single letters are different (`T-Shirt, black, S`, `T-Shirt, black,
+  M`).
+- Leading articles may differ only in the same year: Room (2005) is not The Room (2003).
 
-On a tie the nearest year, then the catalog's order, wins. notes/data.md has what was measured of the guards
-and of other rules.
+Ties go to the nearest year, then to the earlier row. notes/data.md has measurements of the guards and of other rules.
 
-Where the catalog has no years (Catalog.dated is false), all years are equal and say nothing: similarity is the bare
-ratio, and a line is a title from end to end; a year written behind a title that is not found is taken off.
+In a catalog without years (Catalog.dated is false), all years are equal and carry no evidence: similarity is the bare
+ratio, and a whole line is a title; if it is not found, a year at its end is stripped.
 
-Search is blocked (`title_blocks`), which keeps it sub-linear in the catalog: only titles with the same year and the
-same first or last letter, or a year nearby and the same first or last two letters, are compared; where that leaves too
-many titles (catalogs of some 100,000), letters are added. What this loses are titles with typos at both ends.
-`benchmarks/bench_matching.py` measures what is found, what is found wrongly, and the time.
+Titles are searched in blocks (convrec.titles.blocks), which keeps the search sublinear: only titles with the same year
+and the same first or last letter, or a nearby year and the same first or last two letters, are compared; in catalogs of
+some 100,000 titles, more letters. Titles with typos at both ends are therefore missed. `benchmarks/bench_matching.py`
+measures recall, false matches and time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,35 +34,33 @@ from string import ascii_lowercase, digits
 
 from rapidfuzz import fuzz, process
 
-from convrec.titles.blocks import SAME_YEAR, Block, TitleBlocks, compared_text
+from convrec.titles.blocks import SAME_YEAR, Block, TitleBlocks, make_compared_text
 from convrec.titles.catalog import Catalog
-from convrec.titles.forms import NUMBER_WORDS, fold, fold_parts, forms, normalise, numbers, short_forms
+from convrec.titles.forms import NUMBER_WORDS, fold, fold_parts, forms, make_short_forms, normalise, numbers
 from convrec.titles.word_guard import WordGuard
 
 FUZZY = frozenset({"fuzzy", "lenient"})
-ID = "\1"  # marks a key that is no title
-SHORTEST_MISSPELT = 4  # letters
-NEAR_YEARS = 1  # apart, of titles that are not spelt alike
-AMBIGUOUS = -2  # in place of a row: several items are meant as likely
-# Words that are one typo from `the` and are none.
+ID = "\1"  # marks a key that is not a title
+SHORTEST_MISSPELT = 4  # letters of a title that may have a typo
+NEAR_YEARS = 1  # maximum difference in years of titles that are spelled differently
+AMBIGUOUS = -2  # instead of a row: several items are equally likely
+# Words that are one typo away from `the` but are not typos.
 NOT_THE = frozenset({"she", "thy", "them", "then", "they"})
 
-Candidate = tuple[float, int, int]  # (-similarity, years apart, row): the least is the best
+Candidate = tuple[float, int, int]  # (-similarity, years apart, row): the minimum is the best
 
 
 class TitleIndex:
-    """Where the titles of one catalog stand; read only once it is built.
+    """The titles of one catalog and their rows; read-only after construction.
 
     Attributes:
-        by_title: normalised title (in mode `reference` the very title) -> rows of the catalog, those of its other
-            titles (Catalog.aliases) last.
+        by_title: normalised title (in mode `reference` the exact title) -> rows of the catalog, those of aliases last.
         by_folded: folded title, without its article -> rows.
         by_spelling: folded title with its article -> rows.
-        items: of each row, the first row of the same item (Catalog.first_rows); in mode `fuzzy` by folded titles, but
-            for catalogs without years, where no year agrees.
-        rows: of items with several rows, these rows.
-        keys: of the first row of each item, its key in by_title, or one that is the item's alone where the catalog has
-            an id for it.
+        items: for each row, the first row of the same item (Catalog.first_rows): in mode `fuzzy` by folded title,
+            except for catalogs without years.
+        rows: for items with several rows, all of them.
+        keys: for the first row of each item, its key in by_title, or a unique key if the catalog has an id for it.
         word_guard: tells typos from other words.
     """
 
@@ -72,19 +70,19 @@ class TitleIndex:
         self.fuzzy_cutoff = fuzzy_cutoff
         is_fuzzy = mode in FUZZY
         titles = list(catalog.titles) if mode == "reference" else [normalise(title) for title in catalog.titles]
-        self.items = catalog.first_rows(catalog.spelling_forms() if is_fuzzy and catalog.dated else titles)
-        self.rows = _rows_by_item(self.items)
-        self.keys = _item_keys(catalog, titles)
+        self.items = catalog.first_rows(catalog.compute_spelling_forms() if is_fuzzy and catalog.dated else titles)
+        self.rows = _group_rows(self.items)
+        self.keys = _compute_item_keys(catalog, titles)
         self.by_title: dict[str, list[int]] = {}
         self.by_folded: dict[str, list[int]] = {}
         self.by_spelling: dict[str, list[int]] = {}
-        # (form, year) -> the item that alone has it, or AMBIGUOUS
+        # (form, year) -> the only item that has it, or AMBIGUOUS
         self._by_letters: dict[tuple[str, int], int] = {}
         self._by_short_form: dict[tuple[str, int], int] = {}
         self._blocks = TitleBlocks()
         names = [*zip(range(len(catalog)), catalog.titles, titles, strict=True)]
         if mode != "reference":
-            names += _aliases(catalog)
+            names += _list_aliases(catalog)
         words = {word for _, name, _ in names for word in fold(name).split()} if is_fuzzy else set()
         self.word_guard = WordGuard(words, fuzzy_cutoff)
         for row, name, key in names:
@@ -96,7 +94,7 @@ class TitleIndex:
         self._blocks.split_large()
 
     def find_nearest_year(self, rows: Sequence[int], year: int) -> int:
-        """The row with the nearest year within the tolerance, the earlier one on a tie; -1 for none."""
+        """Return the row with the nearest year within the tolerance, the earlier one on a tie; -1 for none."""
         years = self.catalog.years
         best = -1
         best_distance = self.year_tolerance + 1
@@ -108,23 +106,26 @@ class TitleIndex:
         return best
 
     def unique_item(self, rows: Iterable[int]) -> int:
-        """The item that all of these rows are; -1 for none, AMBIGUOUS for several."""
-        return _only_one({self.items[row] for row in rows})
+        """Return the item that all of these rows are; -1 for none, AMBIGUOUS for several."""
+        return _find_unique({self.items[row] for row in rows})
 
     def find_by_spelling(self, title: str, year: int) -> int:
-        """The row of a folded title, in the nearest year; with another article the only one of the same year."""
+        """Return the row of a folded title in the nearest year; with another article, the only one in the same year."""
         row = self.find_nearest_year(self.by_spelling.get(forms(title).spelling, ()), year)
         return row if row >= 0 else self.unique_in_year(fold(title), year)
 
     def unique_in_year(self, folded: str, year: int) -> int:
-        """The item that alone has this folded title in this very year; -1 for none, AMBIGUOUS for several."""
+        """Return the only item with this folded title in exactly this year; -1 for none, AMBIGUOUS for several."""
         rows = self.by_folded.get(folded)
         return self.unique_item(row for row in rows if self.catalog.years[row] == year) if rows else -1
 
     def find_by_letters(self, title: str, year: int) -> int:
-        """The item of the same letters in this year, spaces aside (Blow-Up, Th eMatrix); -1 for none, AMBIGUOUS.
+        """Return the item with the same letters in this year, ignoring spaces (Blow-Up, Th eMatrix).
 
-        One typo in an article or in a word for a number, which no similarity reads, is undone (Teh Matrix, Sevne).
+        One typo in an article or in a number word, which similarity does not cover, is undone (Teh Matrix, Sevne).
+
+        Returns:
+            The item; -1 for none, AMBIGUOUS for several.
         """
         item = self._by_letters.get((forms(title).letters, year), -1)
         if item != -1:
@@ -142,34 +143,34 @@ class TitleIndex:
         return NUMBER_WORDS[_NUMBERS[word]] if word in _NUMBERS and not self.word_guard.is_word(word) else word
 
     def find_by_short_form(self, title: str, year: int) -> int:
-        """The item of this year whose title has the same parts, some left out or added; -1 for none, AMBIGUOUS."""
+        """Return the item of this year whose title has the same parts, or more, or fewer; -1 for none, AMBIGUOUS."""
         parts = fold_parts(title)
-        found = {self._by_short_form.get((form, year), -1) for form in {fold(title), " ".join(parts)}}
-        found.update(self.unique_in_year(form, year) for form in short_forms(parts))
-        found.discard(-1)
-        return _only_one(found)
+        items = {self._by_short_form.get((form, year), -1) for form in {fold(title), " ".join(parts)}}
+        items.update(self.unique_in_year(form, year) for form in make_short_forms(parts))
+        items.discard(-1)
+        return _find_unique(items)
 
     def _index_folded(self, row: int, year: int, name: str) -> None:
-        written = forms(name)
-        folded = written.folded
+        name_forms = forms(name)
+        folded = name_forms.folded
         if not folded:
             return
         self.by_folded.setdefault(folded, []).append(row)
-        self.by_spelling.setdefault(written.spelling, []).append(row)
-        self._claim(self._by_letters, written.letters, year, row)
+        self.by_spelling.setdefault(name_forms.spelling, []).append(row)
+        self._claim(self._by_letters, name_forms.letters, year, row)
         if self.catalog.dated:
-            for form in short_forms(fold_parts(name)):
+            for form in make_short_forms(fold_parts(name)):
                 self._claim(self._by_short_form, form, year, row)
         if len(folded) < SHORTEST_MISSPELT:
             return
         tolerance = min(self.year_tolerance, NEAR_YEARS) if self.catalog.dated else 0
         for shift in range(-tolerance, tolerance + 1):
             is_near = shift != 0 or not self.catalog.dated  # equal years are evidence, absent ones are not
-            guard = self._guard(numbers(folded), written.article, is_near)
+            guard = self._make_guard(numbers(folded), name_forms.article, is_near)
             self._blocks.add(year + shift, is_near, guard, folded, row)
 
-    def _guard(self, title_numbers: tuple[int, ...], article: str, is_near: bool) -> tuple:
-        """What titles that are compared have in common: their numbers, and in years nearby the article."""
+    def _make_guard(self, title_numbers: tuple[int, ...], article: str, is_near: bool) -> tuple:
+        """Return what must be equal in titles that are compared: numbers and, in nearby years, the article."""
         return (*title_numbers, article) if is_near and self.catalog.dated else title_numbers
 
     def _claim(self, items: dict[tuple[str, int], int], form: str, year: int, row: int) -> None:
@@ -177,25 +178,25 @@ class TitleIndex:
             items[form, year] = AMBIGUOUS
 
     def find_most_similar(self, title: str, year: int) -> int:
-        """The catalog row with the highest similarity of at least the cutoff; -1 for none."""
+        """Return the catalog row with the highest similarity of at least the cutoff, -1 for none."""
         article, folded, _ = forms(title)
         if len(folded) < SHORTEST_MISSPELT - 1:  # a letter may be missing
             return -1
         title_numbers = numbers(folded)
         best: Candidate = (-self.fuzzy_cutoff, NEAR_YEARS + 1, -1)
         for is_near in (False, True):
-            query = compared_text(folded, is_near)
-            guard = self._guard(title_numbers, article, is_near)
+            query = make_compared_text(folded, is_near)
+            guard = self._make_guard(title_numbers, article, is_near)
             for block in self._blocks.find(year, is_near, guard, folded):
-                best = self._best_of_block(best, block, query, folded, year)
+                best = self._find_best_in_block(best, block, query, folded, year)
         return best[2]
 
-    def _best_of_block(self, best: Candidate, block: Block, query: str, folded: str, year: int) -> Candidate:
-        """The best of the titles of a block, where it is better than the best so far."""
+    def _find_best_in_block(self, best: Candidate, block: Block, query: str, folded: str, year: int) -> Candidate:
+        """Return the best title in a block if it is better than the best so far."""
         matches = process.extract(query, block.texts, scorer=fuzz.ratio, score_cutoff=-best[0], limit=None)
         for text, similarity, index in matches:
             row = block.rows[index]
-            years_apart = abs(self.catalog.years[row] - year)  # type: ignore[operator]  # rows of blocks have years
+            years_apart = abs(self.catalog.years[row] - year)  # type: ignore[operator]  # rows in blocks have years
             candidate = (-similarity, years_apart, row)
             if candidate < best and not self.word_guard.has_other_word(
                 folded, text.removesuffix(SAME_YEAR), years_apart > 0
@@ -204,15 +205,15 @@ class TitleIndex:
         return best
 
 
-def _only_one(items: set[int]) -> int:
-    """The only one of the items; -1 for none, AMBIGUOUS for several."""
+def _find_unique(items: set[int]) -> int:
+    """Return the only item; -1 for none, AMBIGUOUS for several."""
     if len(items) > 1:
         return AMBIGUOUS
     return items.pop() if items else -1
 
 
-def _rows_by_item(items: Sequence[int]) -> dict[int, list[int]]:
-    """The rows of each item that has several."""
+def _group_rows(items: Sequence[int]) -> dict[int, list[int]]:
+    """Return the rows of each item that has several."""
     rows: dict[int, list[int]] = {}
     for row, first in enumerate(items):
         if row != first:
@@ -220,30 +221,30 @@ def _rows_by_item(items: Sequence[int]) -> dict[int, list[int]]:
     return rows
 
 
-def _item_keys(catalog: Catalog, titles: Sequence[str]) -> list[str]:
-    """Of each row the key by which its item is equal to others: its id where it has one, else its title."""
+def _compute_item_keys(catalog: Catalog, titles: Sequence[str]) -> list[str]:
+    """Return the key by which each row's item equals others: its id if it has one, else its title."""
     ids = catalog.item_ids
     if ids is None:
         return list(titles)
     return [title if ids[row] is None else f"{ID}{row}" for row, title in enumerate(titles)]
 
 
-def _aliases(catalog: Catalog) -> list[tuple[int, str, str]]:
-    """(row, other title, the same normalised)"""
+def _list_aliases(catalog: Catalog) -> list[tuple[int, str, str]]:
+    """Return (row, alias, normalised alias) for every alias."""
     return [(row, alias, normalise(alias)) for row, aliases in enumerate(catalog.aliases or ()) for alias in aliases]
 
 
-def _with_a_typo(words: Iterable[str]) -> dict[str, str]:
-    """What is written with one wrong letter, or two swapped -> the first of the words that is meant."""
-    meant: dict[str, str] = {}
+def _generate_typos(words: Iterable[str]) -> dict[str, str]:
+    """Return every misspelling with one wrong letter, or two swapped, and the first word that it can mean."""
+    words_by_typo: dict[str, str] = {}
     for word in words:
         for before, after in ((word[:cut], word[cut:]) for cut in range(len(word) + 1)):
             typos = [before + after[1:], before + after[1:2] + after[:1] + after[2:]]
             typos += [before + letter + rest for letter in ascii_lowercase + digits for rest in (after, after[1:])]
             for typo in typos:
-                meant.setdefault(typo, word)
-    return meant
+                words_by_typo.setdefault(typo, word)
+    return words_by_typo
 
 
-_THE = _with_a_typo(["the"]).keys() - {"the"}
-_NUMBERS = _with_a_typo(NUMBER_WORDS)
+_THE = _generate_typos(["the"]).keys() - {"the"}
+_NUMBERS = _generate_typos(NUMBER_WORDS)

@@ -1,4 +1,4 @@
-"""An item as a line of a list writes it: `Title (Year)`, with whatever decoration around it."""
+"""Parse an item from a line of a list: `Title (Year)`, with any decoration around it."""
 
 import re
 from functools import lru_cache
@@ -6,28 +6,28 @@ from typing import NamedTuple
 
 from convrec.titles.marks import decode_marks
 
-# The year of every item where items have none (a catalog without years). 0 keeps years comparable numbers.
+# The year of every item in a catalog without years. With 0, years stay comparable numbers.
 NO_YEAR = 0
 
 
 class Item(NamedTuple):
-    """A recommended item as the model wrote it: the title without its decoration, the four-digit year or NO_YEAR."""
+    """A recommended item as the model wrote it: the title without decoration, and the four-digit year or NO_YEAR."""
 
     title: str
     year: int
 
 
 def format_item(title: str, year: int) -> str:
-    """The form the prompt asks for; `parse_item` gives the pair back. An item with NO_YEAR is its title."""
+    """Write an item as the prompt asks for it, the inverse of `parse_item`. With NO_YEAR, only the title."""
     return f"{title} ({year})" if year != NO_YEAR else title
 
 
 # \d is any Unicode decimal digit and int() reads it; full-width parentheses come with CJK punctuation.
 _YEAR = re.compile(r"[(（]\s*(\d{4})\s*[)）]")
-# Only when no plain year is there: ranges and notes, `(2014-2024)`, `(2014–)`, `(1995 film)`.
+# Tried if there is no plain year: ranges and notes, `(2014-2024)`, `(2014–)`, `(1995 film)`.
 _LOOSE_YEAR = re.compile(r"[(（]\s*(\d{4})(?!\w)[^()（）]*[)）]")
-# Only when neither is there: `(US, 1995)`, `(December 1995)`, `[1995]`, ` - 1995` before the end or a further dash,
-# colon or comma; `, 1995` at the end.
+# Tried if there is neither: `(US, 1995)`, `(December 1995)`, `[1995]`, ` - 1995` before the end or before another dash,
+# a colon or a comma, and `, 1995` at the end.
 _OTHER_YEAR = re.compile(
     r"[(（](?:[^()（）]*[,;]|[^()（）]*\b(?:jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec)[a-z]*\.?\s)\s*"
     r"(?P<last>\d{4})\s*[)）]"
@@ -36,22 +36,22 @@ _OTHER_YEAR = re.compile(
     r"|,\s(?P<comma>(?:1[89]|20)\d\d)(?=\W*$)",
     re.IGNORECASE,
 )
-# What most lines look like. A letter first, no quote, star or second space: nothing is to be taken off.
+# Most lines: they start with a letter and have no quotes, stars or double spaces, so there is nothing to strip.
 _PLAIN = re.compile(r"([A-Za-z][a-zA-Z0-9À-ɏ,.:!?&' -]*) \((\d{4})\)")
 
-# What is written around a line's text: links, tags of HTML or XML, the first cell of a table's row.
+# Markup around a line's text: links, HTML or XML tags, the first cell of a table row.
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\((?:https?:|www\.|/)[^()]*(?:\([^()]*\)[^()]*)*\)")
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _TABLE_NUMBER = re.compile(r"^\|\s*#?\d{1,3}[.)]?\s*(?=\|)")
-# Words of space are Unicode here: a no-break or zero-width space next to a title is never part of it.
+# Any Unicode space: a no-break or zero-width space next to a title is never part of it.
 _SPACE = re.compile(r"[\s\u200b\u200e\u200f\u2060\ufeff]+")
-# Numbers in circles and on keys never begin a title, so they are bullets.
+# Circled numbers and keycaps never begin a title, so they count as bullets.
 _BULLET = re.compile(
     r"(?:[-–—*•‣▪●○◦·➤►>+]|#{1,6})\s+|[•‣▪●○◦➤►]|[-–—](?=[^\W\d_])"
     r"|(?:[①-⒛⓪-⓿❶-➓㉑-㉟㊱-㊿🔟]|(?:[0-9]\ufe0f?\u20e3)+)[.):]?\s*"
 )
-# `1.` `1)` `1 -` `#1` `(1)` `[1]` `**1.**`. Not `1:` (2001: A Space Odyssey), not a bare `1` (3 Idiots, 8 Mile), and
-# without a space after it only before a letter (11.22.63 and 8-Bit Christmas are titles).
+# `1.` `1)` `1 -` `#1` `(1)` `[1]` `**1.**`. Not `1:` (2001: A Space Odyssey) and not a bare `1` (3 Idiots, 8 Mile);
+# without a space, only before a letter (11.22.63 and 8-Bit Christmas are titles).
 _NUMBER = re.compile(
     r"(?P<bold>[*_]{2})?(?:"
     r"#\s?(?P<hash>\d{1,3})\s?[.):]?\s"
@@ -68,12 +68,18 @@ _ONLY_NUMBERING = re.compile(r"#?\d{1,3}[.)]")
 
 @lru_cache(maxsize=1 << 17)
 def parse_item(line: str, dated: bool = True) -> Item | None:
-    """`Title (1999)` -> Item, tolerating what models really write; None when there is no title with a year.
+    """Parse `Title (1999)` in any of the variants that models write.
 
-    Numbering, bullets, bold and italics, quotes, links, tags, a table's bars and text after the year are taken off.
-    What could be part of a title stays: `(500) Days of Summer`, `3 Idiots`, `#Alive`, `*batteries not included`, `'71`,
-    parentheses anywhere. The year is the first `(1999)` that has a title before it. Not `dated`: items have no years,
-    so the whole line is the title, whatever stands in parentheses or after it.
+    Numbering, bullets, bold and italics, quotes, links, tags, table bars and text after the year are stripped. Anything
+    that may be part of a title stays: `(500) Days of Summer`, `3 Idiots`, `#Alive`, `*batteries not included`, `'71`,
+    other parentheses. The year is the first `(1999)` that has a title before it.
+
+    Args:
+        line: a line of a list.
+        dated: whether items have years; if not, the whole line is the title, including any parentheses.
+
+    Returns:
+        The item, None if the line has no title with a year (or no title, if not `dated`).
     """
     if not dated:
         title = _undecorate(_unwrap(line), after="")
@@ -91,7 +97,7 @@ def parse_item(line: str, dated: bool = True) -> Item | None:
 
 
 def _unwrap(line: str) -> str:
-    """The text of a line: single spaces, no links, tags and entities, a table's row with dashes between its cells."""
+    """Return a line's text: single spaces, no links, tags and entities, and dashes between the cells of a table row."""
     if "](" in line:
         line = _LINK.sub(r"\1", line)
     if "<" in line:
@@ -103,20 +109,22 @@ def _unwrap(line: str) -> str:
 
 
 def _undecorate(title: str, after: str) -> str:
-    """The title alone; `after` is the text after the year, where bold or quotes around the whole item close."""
+    """Strip decoration from a title; `after` is the text after the year, where bold or quotes may close."""
     title = _strip_enumeration(title.strip())
     while title:
         bare, after = _strip_pair(title, after)
         if bare == title:
             break
-        title = _strip_enumeration(bare.strip())  # `**1. Heat**`: the number can stand inside the bold
+        title = _strip_enumeration(bare.strip())  # `**1. Heat**`: the number can be inside the bold
     # `$ (1971)` and `? (2011)` are films; `** (1999)` and `- (1999)` are not.
     return "" if all(ch in _DECORATION for ch in title) or _ONLY_NUMBERING.fullmatch(title) else title
 
 
 def _strip_enumeration(title: str) -> str:
-    """Bullets and numbering off the front, as long as a title is left. A number goes once, or again if repeated, so
-    that `1. 1. Heat` is Heat and `4. 9. April` is `9. April`."""
+    """Strip bullets and numbering as long as a title is left.
+
+    A number is stripped once, or again if it repeats: `1. 1. Heat` is Heat, and `4. 9. April` is `9. April`.
+    """
     number = None
     while True:
         if match := _BULLET.match(title):
@@ -134,28 +142,29 @@ def _strip_enumeration(title: str) -> str:
 
 
 def _strip_pair(title: str, after: str) -> tuple[str, str]:
-    """One layer of bold, italics or quotes off, and what is left of `after`; unchanged when there is none."""
+    """Strip one layer of bold, italics or quotes from the title and from `after`; unchanged if there is none."""
     return _strip_emphasis(title, after) or _strip_quotes(title, after) or (_strip_lone_quote(title), after)
 
 
 def _strip_emphasis(title: str, after: str) -> tuple[str, str] | None:
-    """Remove bold or italics; None if there are none."""
+    """Strip bold or italics; None if there are none."""
     first = title[0]
     if first not in "*_":
         return (title.rstrip(title[-1]), after) if title.endswith(("**", "__")) else None
-    opened = _run(title, first)
-    closed = _run(title[::-1], first) if opened < len(title) else 0
-    if closed:
-        return title[min(opened, closed) : -min(opened, closed)], after
+    num_opening = _count_leading(title, first)
+    num_closing = _count_leading(title[::-1], first) if num_opening < len(title) else 0
+    if num_closing:
+        length = min(num_opening, num_closing)
+        return title[length:-length], after
     # A lone `*` is part of the title (*batteries not included) unless its partner follows the year.
-    closed = _run(after, first)
-    if closed or opened > 1:
-        return title[min(opened, closed or opened) :], after[min(opened, closed) :]
+    num_closing = _count_leading(after, first)
+    if num_closing or num_opening > 1:
+        return title[min(num_opening, num_closing or num_opening) :], after[min(num_opening, num_closing) :]
     return None
 
 
 def _strip_quotes(title: str, after: str) -> tuple[str, str] | None:
-    """Remove a pair of quotes, the second of which may follow the year; None if there is no pair."""
+    """Strip a pair of quotes, the second of which may follow the year; None if there is no pair."""
     closers = _QUOTES.get(title[0])
     if closers is None:
         return None
@@ -167,7 +176,7 @@ def _strip_quotes(title: str, after: str) -> tuple[str, str] | None:
 
 
 def _strip_lone_quote(title: str) -> str:
-    """A double quote without a partner is decoration; `"Crocodile" Dundee` and `'71` keep theirs."""
+    """Strip a double quote without a partner; `"Crocodile" Dundee` and `'71` keep theirs."""
     if sum(character in _DOUBLE_QUOTES for character in title) == 1:
         if title[0] in _DOUBLE_QUOTES:
             return title[1:]
@@ -176,6 +185,6 @@ def _strip_lone_quote(title: str) -> str:
     return title
 
 
-def _run(text: str, mark: str) -> int:
-    """How often `mark` stands at the front."""
+def _count_leading(text: str, mark: str) -> int:
+    """Return how often `mark` repeats at the start of the text."""
     return len(text) - len(text.lstrip(mark))

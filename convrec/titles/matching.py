@@ -1,25 +1,25 @@
-"""Items against catalog, ground truth and seen titles -> relevance per rank.
+"""Match items against catalog, ground truth and seen titles, and return the relevance per rank.
 
-`Matcher.identify` says which item a title with a year is, as people write it in ground truth and conversations, and
-`Matcher.identify_line` what a list's line is. Two titles are the same item when they resolve to the same item of the
-catalog (or, outside the catalog, are the same normalised title) and their years differ by at most `year_tolerance`. How
-a title finds its catalog title:
+`Matcher.identify` finds the item for a title with a year as people write it in ground truth and conversations,
+`Matcher.identify_line` the item for a line of a list. Two titles are the same item if they resolve to the same item of
+the catalog (or, outside the catalog, are the same normalised title) and their years differ by at most `year_tolerance`.
+How a title finds its catalog title:
 
 exact      normalised: Unicode NFKC, case-folded, white space collapsed.
-fuzzy      exact first. What is left: punctuation, `&`/`and` and accents folded, numbers and parts written alike (`Part
-           II`, `two`, `2`), a leading article in the same year; then, of `Title (note)` and the very same year, the
-           title or the note alone, and the same letters; then the most similar catalog title with similarity >=
-           `fuzzy_cutoff` (what that is: `title_index`). `identify` alone reads more than is written, where one item of
-           the catalog is meant and no other: a subtitle left out or added in the very same year, a title with no year.
-lenient    fuzzy, and lines are read as `identify` reads.
-reference  the public reference's rule: the very title and year must be in the catalog; see `_match_reference`.
+fuzzy      exact first. Then punctuation, `&`/`and` and accents folded, numbers and parts unified (`Part II`, `two`,
+           `2`), another leading article in the same year; then, for `Title (note)` in exactly the same year, the title
+           or the note alone, and the same letters; then the most similar catalog title with similarity >=
+           `fuzzy_cutoff` (defined in convrec.titles.index). `identify` alone also accepts a subtitle that was omitted
+           or added in exactly the same year, and a title without a year, if only one item of the catalog can be meant.
+lenient    fuzzy, and lines are read as `identify` reads them.
+reference  the rule of the public code: the exact title and year must be in the catalog; see `_match_reference`.
 
-The sequel guard: only titles with the same numbers are ever compared (`Toy Story 2` is never `Toy Story 3`).
-On a tie the nearest year, then the catalog's order, wins; where a stage could mean several items of one year, none.
+The sequel guard: only titles with the same numbers are compared (`Toy Story 2` is never `Toy Story 3`). Ties go to the
+nearest year, then to the earlier row; if a stage finds several items in one year, none matches.
 
-Several rows of the catalog are one item when they have one id, or no ids and the same title and year, folded in mode
-`fuzzy` (`Amelie` and `Amélie`, both 2001), but for the article (Fall, The Fall): the first of them stands for all. Rows
-of different ids are never the same. Other titles of a row (the column `aliases`) find it as its own does.
+Several rows of the catalog are one item if they have the same id or, without ids, the same title and year; in mode
+`fuzzy` the folded title with its article (`Amelie` and `Amélie`, both 2001, but not Fall and The Fall). The first row
+represents the item. Rows with different ids are never the same. Aliases find a row as its own title does.
 """
 
 import re
@@ -30,16 +30,16 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 
 from convrec.base.errors import UserError
 from convrec.titles.catalog import Catalog
-from convrec.titles.forms import CACHE_SIZE, fold, forms, normalise, readings, without_label
+from convrec.titles.forms import CACHE_SIZE, fold, forms, iter_readings, normalise, strip_label
 from convrec.titles.index import FUZZY, TitleIndex
 from convrec.titles.item import NO_YEAR, Item, parse_item
 
 FOLDED = "\0"  # marks a folded key among normalised ones
-# What ListSettings has where nobody sets it
+# Defaults of ListSettings.
 DEFAULT_MATCHING = "fuzzy"
 YEAR_TOLERANCE = 2
 FUZZY_CUTOFF = 90
-MOST_READINGS = 4  # of a title that has `1: ` before it or a year behind it; a looping model writes thousands
+MOST_READINGS = 4  # of a title with labels (`1: `) or trailing years; a looping model writes thousands of them
 
 if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
@@ -47,15 +47,18 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_YEAR_BEHIND = re.compile(r"\(\d{4}\)$")
+_TRAILING_YEAR = re.compile(r"\(\d{4}\)$")
 
 
 class MatchResult(NamedTuple):
-    """One entry a rank in every list.
+    """The matches of a list: one entry per rank in every field. All are false for a line that did not parse.
 
-    relevance: 1 where the rank is a hit. catalog_index: row of the catalog as in Identity, -1 for none. in_catalog,
-    duplicate (the item stands at an earlier rank), seen (the conversation named its title). All false where the line
-    did not parse.
+    Attributes:
+        relevance: 1 for a hit.
+        in_catalog: whether the item is in the catalog.
+        duplicate: whether the item is also at an earlier rank.
+        seen: whether the conversation named its title.
+        catalog_index: row of the catalog as in Identity, -1 for none.
     """
 
     relevance: list[int]
@@ -66,16 +69,25 @@ class MatchResult(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What a title with a year stands for: its catalog row, of one item's rows the first (-1 for none), and the key by
-    which titles are equal."""
+    """The item that a title with a year names.
+
+    Attributes:
+        index: the first row of the item in the catalog, -1 for none.
+        key: titles are equal if their keys are.
+    """
 
     index: int  # type: ignore[assignment]  # tuple.index is not needed here
     key: str
 
 
 class Truth(NamedTuple):
-    """An item that a row wants, or that a rank stands for: Identity, and the year, which a hit's year is near; None for
-    a wanted one that is never hit."""
+    """A relevant item of a row, or the item at a rank.
+
+    Attributes:
+        index: as in Identity.
+        key: as in Identity.
+        year: a hit has a year within the tolerance; None for a relevant item that can never be hit.
+    """
 
     index: int  # type: ignore[assignment]
     key: str
@@ -86,11 +98,10 @@ _NOT_AN_ITEM = Truth(-1, "\n", NO_YEAR)  # no title's key has a line break
 
 
 class cache_per_instance(Generic[Parameters, Result]):
-    """A method whose results an `lru_cache` keeps, one for each instance.
+    """Cache a method's results in an `lru_cache` per instance.
 
-    As with `functools.cached_property`, the cache takes the method's place in the instance at the first use: from then
-    on, a call with arguments that were met before is one C call, which locks for itself. `__wrapped__` is the method
-    without its cache.
+    As with `functools.cached_property`, the cache replaces the method in the instance at the first use: from then on, a
+    call with known arguments is a single C call, which is thread-safe. `__wrapped__` is the method without its cache.
     """
 
     def __init__(self, method: Callable[Concatenate[Any, Parameters], Result]):
@@ -101,12 +112,22 @@ class cache_per_instance(Generic[Parameters, Result]):
         self.name = name
 
     def __get__(self, instance: object, owner: type) -> "_lru_cache_wrapper[Result]":
-        cached = lru_cache(maxsize=CACHE_SIZE)(self.method.__get__(instance, owner))
-        return instance.__dict__.setdefault(self.name, cached)
+        cache = lru_cache(maxsize=CACHE_SIZE)(self.method.__get__(instance, owner))
+        return instance.__dict__.setdefault(self.name, cache)
 
 
 class Matcher:
-    """The rules of a hit over one catalog's index, built once and then read only; safe to share between threads."""
+    """Match titles against one catalog. Read-only after construction, so threads can share it.
+
+    Args:
+        catalog: the catalog.
+        mode: a name in MATCHERS.
+        year_tolerance: maximum difference in years between the same item's spellings, at least 0.
+        fuzzy_cutoff: minimum similarity of a misspelled title, above 0 and up to 100.
+
+    Raises:
+        UserError: the mode is unknown, or needs years that the catalog does not have.
+    """
 
     def __init__(
         self,
@@ -115,13 +136,16 @@ class Matcher:
         year_tolerance: int = YEAR_TOLERANCE,
         fuzzy_cutoff: float = FUZZY_CUTOFF,
     ):
-        needs_years = _matching_named(mode).needs_years
+        needs_years = _get_matching(mode).needs_years
         if year_tolerance < 0 or not 0 < fuzzy_cutoff <= 100:
             raise ValueError(
                 f"year_tolerance {year_tolerance} must be >= 0 and fuzzy_cutoff {fuzzy_cutoff} in (0, 100]"
             )
         if needs_years and not catalog.dated:
-            raise UserError(f"the catalog has no years, which matching `{mode}` needs: use `fuzzy` or `exact`")
+            raise UserError(
+                "matching.missing-years",
+                f"matching `{mode}` needs years, but the catalog has none. Use `fuzzy` or `exact`",
+            )
         self.catalog = catalog
         self.mode = mode
         self.year_tolerance = year_tolerance
@@ -129,16 +153,21 @@ class Matcher:
         self.index = TitleIndex(catalog, mode, year_tolerance, fuzzy_cutoff)
 
     def wanted_rows(self, truth: Iterable[tuple[str, object]]) -> list[int]:
-        """The rows of the titles of a ground truth, each once, of those that the catalog has."""
+        """Return the catalog rows of a ground truth's items, each once; items outside the catalog are skipped."""
         return [row for row in dict.fromkeys(self.wanted(*pair).index for pair in truth) if row >= 0]
 
     def match(
         self, items: Sequence[Item | None], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
-        """Relevance by rank: in the catalog, not seen, not at an earlier rank, and the ground truth holds it.
+        """Match items: a hit is in the catalog and in the ground truth, not seen, and not at an earlier rank.
 
-        Each ground-truth item is hit once, by the first item that is the same; an item takes the ground truth with the
-        nearest year.
+        Each ground-truth item is hit once, by the first equal item; an item takes the ground truth with the nearest
+        year.
+
+        Args:
+            items: by rank; None for a line that did not parse.
+            ground_truth: (title, year) pairs.
+            seen: titles that the conversation named.
         """
         if self.mode == "reference":
             return self._match_reference(items, ground_truth, seen)
@@ -147,32 +176,38 @@ class Matcher:
     def match_lines(
         self, lines: Iterable[str], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
-        """`match` of the parsed lines; a line that was met before is one look-up."""
+        """Parse and match the lines of a list; each known line is a single look-up."""
         if self.mode == "reference":
             return self._match_reference(list(map(self.read_line, lines)), ground_truth, seen)
         return self._match(list(map(self._find_line, lines)), ground_truth, seen)
 
     def _match(
-        self, found: list[Truth], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
+        self, ranks: list[Truth], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
-        # Python looks at single ranks only where sets, which look at all at once, say that there is something to see.
-        rows = [row for row, _, _ in found]
-        keys = [key for _, key, _ in found]
-        duplicate = _repeats(found) if len(set(keys)) < len(keys) else [False] * len(found)
-        was_seen = self._were_seen(found, rows, keys, () if seen is None else seen)
-        relevance = [0] * len(found)
-        truth = [(wanted.key, wanted.year) for wanted in self.truths(ground_truth) if wanted.year is not None]
+        # For speed, sets first test all ranks at once; Python visits single ranks only if there is something to find.
+        rows = [row for row, _, _ in ranks]
+        keys = [key for _, key, _ in ranks]
+        duplicate = _find_repeats(ranks) if len(set(keys)) < len(keys) else [False] * len(ranks)
+        is_seen = self._find_seen_ranks(ranks, rows, keys, () if seen is None else seen)
+        relevance = [0] * len(ranks)
+        truth = [(truth.key, truth.year) for truth in self.truths(ground_truth) if truth.year is not None]
         truth_keys = {key for key, _ in truth}
         if not truth_keys.isdisjoint(keys):
-            for rank, (row, key, year) in enumerate(found):
-                if row >= 0 and key in truth_keys and not was_seen[rank] and not duplicate[rank]:
+            for rank, (row, key, year) in enumerate(ranks):
+                if row >= 0 and key in truth_keys and not is_seen[rank] and not duplicate[rank]:
                     relevance[rank] = self._take_nearest(truth, key, year)  # type: ignore[arg-type]  # a rank has one
-        return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows)
+        return MatchResult(
+            relevance=relevance,
+            in_catalog=[row >= 0 for row in rows],
+            duplicate=duplicate,
+            seen=is_seen,
+            catalog_index=rows,
+        )
 
-    def _were_seen(
-        self, found: Sequence[Truth], rows: Sequence[int], keys: Sequence[str], seen: Iterable[str]
+    def _find_seen_ranks(
+        self, ranks: Sequence[Truth], rows: Sequence[int], keys: Sequence[str], seen: Iterable[str]
     ) -> list[bool]:
-        """Whether each rank's item is one of the seen titles. rows, keys: those of `found`."""
+        """Return whether each rank's item is one of the seen titles; rows and keys are those of `ranks`."""
         seen_items: set[int] = set()
         seen_keys: set[str] = set()
         for title in seen:
@@ -181,63 +216,67 @@ class Matcher:
             seen_keys.add(key)
         has_folded_key = any(key[:1] == FOLDED for key in seen_keys)
         if not has_folded_key and seen_items.isdisjoint(rows) and seen_keys.isdisjoint(keys):
-            return [False] * len(found)
+            return [False] * len(ranks)
         return [
             row in seen_items
             or (row < 0 and key != _NOT_AN_ITEM.key and (key in seen_keys or FOLDED + fold(key) in seen_keys))
-            for row, key, _ in found
+            for row, key, _ in ranks
         ]
 
     @cache_per_instance
     def _find_item(self, item: Item | None) -> Truth:
-        """What a rank stands for."""
+        """Identify the item at a rank."""
         if item is None:
             return _NOT_AN_ITEM
         row, key = self.identify_line.__wrapped__(*item)
-        # NO_YEAR: a line without one, which matching `lenient` reads, or a catalog without years
+        # NO_YEAR: a line without a year, which matching `lenient` accepts, or a catalog without years.
         return Truth(row, key, item.year or (self.catalog.years[row] if row >= 0 else None) or NO_YEAR)
 
     @cache_per_instance
     def _find_line(self, line: str) -> Truth:
-        return self._find_item.__wrapped__(self.read_line.__wrapped__(line))  # one cache for a line is enough
+        return self._find_item.__wrapped__(self.read_line.__wrapped__(line))  # one cache per line is enough
 
     def truths(self, ground_truth: Iterable[tuple[str, object]]) -> list[Truth]:
-        """The items that a row wants, each once, however often and however spelled it stands there. Matching
-        `reference` takes every entry for an item of its own."""
-        wanted = [self.wanted(*pair) for pair in ground_truth]
+        """Return the relevant items of a row, each once, however often and however spelled.
+
+        Matching `reference` counts every entry as an item.
+        """
+        truths = [self.wanted(*pair) for pair in ground_truth]
         if self.mode == "reference":
-            return wanted
-        found: dict[object, Truth] = {}
-        for one in wanted:
-            found.setdefault(one.index if one.index >= 0 else one, one)
-        return list(found.values())
+            return truths
+        distinct: dict[object, Truth] = {}
+        for truth in truths:
+            distinct.setdefault(truth.index if truth.index >= 0 else truth, truth)
+        return list(distinct.values())
 
     @cache_per_instance
     def wanted(self, title: str, raw_year: object) -> Truth:
-        """What an entry of ground truth stands for. One without a year is the catalog's only item of that name."""
+        """Identify an entry of ground truth. Without a year, it is the catalog's only item of that name."""
         year = self.catalog.normalise_year(raw_year)
         row, key = self.identify(title, NO_YEAR if year is None else year)
         return Truth(row, key, year or self.catalog.years[row] if row >= 0 else year)
 
     @cache_per_instance
     def read_line(self, line: str) -> Item | None:
-        """The item that a line of a list writes; None for none. Matching `lenient` reads a title without its year, too,
-        where the catalog has one item of that name."""
-        item = parse_item.__wrapped__(line, self.catalog.dated)  # one cache for a line is enough
+        """Parse a line of a list; None if it is not an item.
+
+        Matching `lenient` also accepts a title without a year if the catalog has one item of that name.
+        """
+        item = parse_item.__wrapped__(line, self.catalog.dated)  # one cache per line is enough
         if item is None and self.mode == "lenient":
             title = parse_item(line, dated=False)
             item = title if title and self.identify(*title).index >= 0 else None
         return item
 
     def seen_rows(self, seen: Iterable[str]) -> list[int]:
-        """The catalog rows that `match` calls seen when these titles are."""
+        """Return the catalog rows that count as seen, given the seen titles."""
         if self.mode == "reference":
             return sorted(row for title in set(seen) for row in self.index.by_title.get(title, ()))
         items = {item for title in seen for item in self._find_seen(title)[0]}
         return sorted(row for item in items for row in self.index.rows.get(item, (item,)))
 
     def _take_nearest(self, truth: list[tuple[str, int]], key: str, year: int) -> int:
-        """Remove the ground truth with this key and the nearest year within the tolerance; 1 when there was one."""
+        """Remove the ground truth with this key and the nearest year within the tolerance; 1 if there was one."""
         distances = [
             (abs(true_year - year), index) for index, (true_key, true_year) in enumerate(truth) if true_key == key
         ]
@@ -248,21 +287,21 @@ class Matcher:
 
     @property
     def identify_line(self) -> "_lru_cache_wrapper[Identity]":
-        """`identify` of what a line of a list says: in mode `lenient` the same, else only what is written."""
+        """The method that identifies lines of a list: `identify` in mode `lenient`, else `identify_written`."""
         return self.identify if self.mode == "lenient" else self.identify_written
 
     @cache_per_instance
     def identify_written(self, title: str, year: int) -> Identity:
-        """The item that a title with its year is as it is written."""
+        """Identify a title with its year, without guessing omitted parts."""
         if self.mode == "reference":
             row = next((r for r in self.index.by_title.get(title, ()) if self.catalog.years[r] == year), -1)
             return Identity(row, title)
         key = ""
-        for shortened in self._shortened(title):
+        for shortened in self._iter_shortened(title):
             key = normalise(shortened)
             row = self.index.find_nearest_year(self.index.by_title.get(key, ()), year)
             if row < 0 and self.mode in FUZZY:
-                row = self._find_unlike(shortened, year)
+                row = self._find_other_spelling(shortened, year)
             if row >= 0:
                 first = self.index.items[row]
                 return Identity(first, self.index.keys[first])
@@ -270,41 +309,41 @@ class Matcher:
 
     @cache_per_instance
     def identify(self, title: str, year: int) -> Identity:
-        """The item that a title with its year (NO_YEAR for none) is, as people write it.
+        """Identify a title with its year (NO_YEAR for none) as people write it.
 
-        In the fuzzy modes that is, where the catalog lacks what is written, the only item that can be meant.
+        If the catalog lacks the written title, the fuzzy modes return the only item that can be meant.
         """
         identity = self.identify_written(title, year)
         if identity.index >= 0 or self.mode not in FUZZY or not self.catalog.dated:
             return identity
-        for shortened in self._shortened(title):
-            row = self._only_item(shortened, year)
+        for shortened in self._iter_shortened(title):
+            row = self._find_only_item(shortened, year)
             if row >= 0:
                 return Identity(row, self.index.keys[row])
         return identity
 
-    def _only_item(self, title: str, year: int) -> int:
-        """The only item with a title but no year, or with a subtitle left out or added; -1 for none, AMBIGUOUS."""
+    def _find_only_item(self, title: str, year: int) -> int:
+        """Return the only item of a title without a year or with another subtitle; -1 for none, AMBIGUOUS."""
         if year != NO_YEAR:
             return self.index.find_by_short_form(title, year)
-        titled = self.index.by_title.get(normalise(title), [])
-        return self.index.unique_item(titled or self.index.by_spelling.get(forms(title).spelling, []))
+        rows = self.index.by_title.get(normalise(title), [])
+        return self.index.unique_item(rows or self.index.by_spelling.get(forms(title).spelling, []))
 
-    def _shortened(self, title: str) -> Iterator[str]:
-        """The title, then without a number or label before it or a year behind it."""
+    def _iter_shortened(self, title: str) -> Iterator[str]:
+        """Yield the title, then without a leading number or label or a trailing year."""
         for _ in range(MOST_READINGS):
             yield title
-            title = without_label(title) or (not self.catalog.dated and _without_year(title)) or ""
+            title = strip_label(title) or (not self.catalog.dated and _strip_year(title)) or ""
             if not title:
                 return
 
-    def _find_unlike(self, title: str, year: int) -> int:
-        """The catalog row of a title that is not in the catalog letter by letter; -1 for none."""
+    def _find_other_spelling(self, title: str, year: int) -> int:
+        """Return the catalog row of a title that the catalog does not have letter by letter, -1 for none."""
         row = self.index.find_by_spelling(title, year)
         if row == -1 and self.catalog.dated:
-            # A note can name another film of a series, which is seldom of the same year: Twilight (New Moon) (2009).
-            notes = (self.index.unique_in_year(fold(reading), year) for reading in readings(title))
-            row = next((found for found in notes if found >= 0), -1)
+            # A note can name another film of a series, which is rarely of the same year: Twilight (New Moon) (2009).
+            rows = (self.index.unique_in_year(fold(reading), year) for reading in iter_readings(title))
+            row = next((note_row for note_row in rows if note_row >= 0), -1)
         if row == -1:
             row = self.index.find_by_letters(title, year)
         if row == -1:
@@ -313,12 +352,11 @@ class Matcher:
 
     @cache_per_instance
     def _find_seen(self, title: str) -> tuple[list[int], str]:
-        """The items of the catalog, as their first rows, that a seen title stands for, and the key that it has among
-        titles outside of the catalog.
+        """Return the first rows of the items that a seen title names, and its key among titles outside the catalog.
 
-        A seen title has no year (one written all the same is taken off: a title seen is seen in every year). It is
-        compared exactly when the catalog has that very title, so that having seen `Mother!` does not exclude a `Mother`
-        of another year; folded otherwise. One that is still not found is read with its year, as ground truth is.
+        A seen title has no year; one that was written is stripped, because a seen title is seen in every year. If the
+        catalog has the exact title, it is compared exactly, so that a seen `Mother!` does not exclude a `Mother` of
+        another year; otherwise folded. If it is still not found, it is read with its year, like ground truth.
         """
         by_title = self.index.by_title
         item = None
@@ -327,7 +365,7 @@ class Matcher:
             if self.catalog.dated:
                 title = item.title if (item := parse_item(title)) else title
             else:
-                title = _without_year(title) or title
+                title = _strip_year(title) or title
             key = normalise(title)
         rows = by_title.get(key, ())
         if not rows and self.mode in FUZZY:
@@ -341,26 +379,35 @@ class Matcher:
     def _match_reference(
         self, items: Sequence[Item | None], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
-        """The reference's rule, for `preset: reference`: the catalog must hold the very title and year; seen titles are
-        compared letter by letter; ground truth by case-folded title, the same year first, then d = 1, 2, ... years
-        later before d earlier; repeats count as long as ground truth is left."""
+        """Match by the reference's rule, for `preset: reference`.
+
+        The catalog must have the exact title and year. Seen titles are compared letter by letter, ground truth by
+        case-folded title: the same year first, then for d = 1, 2, ... d years later before d years earlier. Repeats
+        count as long as ground truth is left.
+        """
         seen_titles = set(seen) if seen is not None else set()
-        years_left = _years_by_title(ground_truth)
+        years_left = _group_years(ground_truth)
         relevance = []
         duplicate = []
         earlier: set[Item | None] = set()
         rows = [self.identify(*item).index if item else -1 for item in items]
-        was_seen = [item is not None and item.title in seen_titles for item in items]
-        for item, row, is_seen in zip(items, rows, was_seen, strict=True):
-            is_hit = item is not None and row >= 0 and not is_seen and self._take_nearest_year(item, years_left)
+        is_seen = [item is not None and item.title in seen_titles for item in items]
+        for item, row, is_seen_item in zip(items, rows, is_seen, strict=True):
+            is_hit = item is not None and row >= 0 and not is_seen_item and self._take_nearest_year(item, years_left)
             relevance.append(int(is_hit))
             duplicate.append(item is not None and item in earlier)
             earlier.add(item)
-        return MatchResult(relevance, [row >= 0 for row in rows], duplicate, was_seen, rows)
+        return MatchResult(
+            relevance=relevance,
+            in_catalog=[row >= 0 for row in rows],
+            duplicate=duplicate,
+            seen=is_seen,
+            catalog_index=rows,
+        )
 
     def _take_nearest_year(self, item: Item, years_left: Mapping[str, list[int]]) -> bool:
-        """Take the wanted item of this title that is nearest in years out of those left; whether there is one."""
-        years = years_left.get(_casefolded(item.title), [])
+        """Remove the relevant item with this title and the nearest year; return whether there was one."""
+        years = years_left.get(_casefold(item.title), [])
         for years_apart in range(self.year_tolerance + 1):
             for year in (item.year + years_apart, item.year - years_apart):
                 if year in years:
@@ -369,71 +416,83 @@ class Matcher:
         return False
 
 
-def _years_by_title(ground_truth: Iterable[tuple[str, object]]) -> dict[str, list[int]]:
-    """The years of the wanted items by their case-folded titles; items without a year are left out."""
+def _group_years(ground_truth: Iterable[tuple[str, object]]) -> dict[str, list[int]]:
+    """Return the years of the relevant items by case-folded title; items without a year are skipped."""
     years: dict[str, list[int]] = {}
     for title, raw_year in ground_truth:
-        year = _integer(raw_year)
+        year = _parse_reference_year(raw_year)
         if year is not None:
-            years.setdefault(_casefolded(title), []).append(year)
+            years.setdefault(_casefold(title), []).append(year)
     return years
 
 
-def _casefolded(title: str) -> str:
+def _casefold(title: str) -> str:
     return " ".join(title.casefold().split())
 
 
 @dataclass(frozen=True)
 class Matching:
-    """A name that `convrec.matching` takes. matcher: `Matcher` or a subclass of it, which gets the name as its mode."""
+    """A value of `convrec.matching`.
+
+    Attributes:
+        matcher: `Matcher` or a subclass of it, which gets the value as its mode.
+        help: a description for users.
+        needs_years: whether the catalog must have years.
+    """
 
     matcher: type[Matcher]
     help: str
-    needs_years: bool = False  # of the catalog
+    needs_years: bool = False
 
 
 MATCHERS: dict[str, Matching] = {
-    "fuzzy": Matching(Matcher, "exact first, then titles folded, then the most similar title of the catalog"),
-    "lenient": Matching(Matcher, "fuzzy; a line, as ground truth, may lack the subtitle or the year"),
+    "fuzzy": Matching(Matcher, "exact, then folded titles, then the most similar title in the catalog"),
+    "lenient": Matching(Matcher, "fuzzy, and lines may lack the subtitle or the year, like ground truth"),
     "exact": Matching(Matcher, "normalised titles"),
     "reference": Matching(Matcher, "the rule of the public code", needs_years=True),
 }
 
 
-def _matching_named(name: str) -> Matching:
+def _get_matching(name: str) -> Matching:
     if name not in MATCHERS:
-        raise UserError(f"unknown matching {name!r}: one of {', '.join(MATCHERS)}")
+        raise UserError("matching.unknown-name", f"unknown matching {name!r}; use one of {', '.join(MATCHERS)}")
     return MATCHERS[name]
 
 
 def matcher_named(name: str, catalog: Catalog, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
-    """Return the matcher of this name for a catalog.
+    """Return the matcher with this name for a catalog.
+
+    Args:
+        name: a key of MATCHERS.
+        catalog: the catalog.
+        year_tolerance: as in `Matcher`.
+        fuzzy_cutoff: as in `Matcher`.
 
     Raises:
-        UserError: There is none of this name, or it cannot take the catalog.
+        UserError: the name is unknown, or the matcher needs years that the catalog does not have.
     """
-    return _matching_named(name).matcher(catalog, name, year_tolerance, fuzzy_cutoff)
+    return _get_matching(name).matcher(catalog, name, year_tolerance, fuzzy_cutoff)
 
 
-def _without_year(title: str) -> str | None:
-    """The title in front of a year that was written where items have none; None for a title alone."""
-    year = _YEAR_BEHIND.search(title)
+def _strip_year(title: str) -> str | None:
+    """Return the title before a trailing year, written although items have none; None if there is no year."""
+    year = _TRAILING_YEAR.search(title)
     return title[: year.start()].rstrip() if year else None
 
 
-def _repeats(found: Sequence[Truth]) -> list[bool]:
-    """Whether an item stands at an earlier rank: the same row of the catalog, outside of it the same title and year."""
+def _find_repeats(ranks: Sequence[Truth]) -> list[bool]:
+    """Return whether each rank's item is at an earlier rank: the same row or, outside the catalog, title and year."""
     earlier: set[object] = set()
     repeats = []
-    for one in found:
-        identity = one.index if one.index >= 0 else one
-        repeats.append(identity in earlier and one is not _NOT_AN_ITEM)
+    for truth in ranks:
+        identity = truth.index if truth.index >= 0 else truth
+        repeats.append(identity in earlier and truth is not _NOT_AN_ITEM)
         earlier.add(identity)
     return repeats
 
 
-def _integer(value: object) -> int | None:
-    """As the reference reads a year: "1995" but not "1995.0"."""
+def _parse_reference_year(value: object) -> int | None:
+    """Parse a year as the reference does: "1995" but not "1995.0"."""
     try:
         return int(str(value))
     except ValueError:

@@ -1,6 +1,6 @@
-"""Guards against titles that are similar and yet another item's: by a word, by a size, by too many typos.
+"""Tell similar titles of different items apart: by a word, by a size, by too many typos.
 
-`title_index` says what each guard refuses. The sequel guard and the one for articles stand in the index itself.
+convrec.titles.index describes each guard, and contains the guards for sequels and articles.
 """
 
 from collections.abc import Set
@@ -12,20 +12,20 @@ from convrec.titles.blocks import SAME_YEAR
 from convrec.titles.english import is_english
 from convrec.titles.forms import LISTED
 
-# Letters of a title per typo that changes one real word into another, where the years agree.
+# Letters of a title per accepted typo that changes one real word into another, if the years agree.
 LETTERS_PER_TYPO = 20
 
-# Articles and `and` come and go.
+# Words that may be omitted or added.
 UNSTABLE_WORDS = frozenset({"the", "a", "an", "and"})
-# Words of one or two letters. Others of that length are typos, though titles have them.
+# All words of one or two letters. Others of that length count as typos, even if titles have them.
 SHORT_WORDS = frozenset(
     "a i am an as at be by do go he hi if in is it me my no of oh on or so to up us we".split()  # noqa: SIM905
 )
-# What makes another word of a word.
+# Endings that make another word.
 ENDINGS = frozenset("s es d ed r er rs ers st est ing ly y n en".split())  # noqa: SIM905
-# Single letters that are words, and no size or key.
+# Single letters that are words, not sizes or musical keys.
 LETTER_WORDS = frozenset({"a", "i"})
-# Of clothes and batteries: one size is not another.
+# Sizes of clothes and batteries.
 SIZES = frozenset(LISTED["sizes"])
 ORDINALS = frozenset(LISTED["ordinals"].values())
 
@@ -35,7 +35,7 @@ class WordGuard:
 
     Args:
         catalog_words: every word of the catalog's folded titles.
-        fuzzy_cutoff: the least similarity of two titles, up to 100.
+        fuzzy_cutoff: the minimum similarity of two titles, up to 100.
     """
 
     def __init__(self, catalog_words: Set[str], fuzzy_cutoff: float):
@@ -43,12 +43,12 @@ class WordGuard:
         self.fuzzy_cutoff = fuzzy_cutoff
 
     def has_other_word(self, written: str, title: str, years_differ: bool) -> bool:
-        """Whether two similar folded titles are two items'.
+        """Return whether two similar folded titles belong to different items.
 
         Args:
-            written: as a model or a person wrote it.
-            title: of the catalog.
-            years_differ: whether the years are next to each other, not the same.
+            written: the title as a model or a person wrote it.
+            title: a title in the catalog.
+            years_differ: whether the years are adjacent rather than equal.
         """
         joined_pair = (written.replace(" ", ""), title.replace(" ", ""))
         if joined_pair[0] == joined_pair[1]:
@@ -61,43 +61,43 @@ class WordGuard:
         missing = title_words - written_words - UNSTABLE_WORDS
         if not extra:
             return bool(missing)
-        # the titles without spaces, too: in `Chain Saws`, Chainsaw has got an ending
+        # The titles without spaces count too: `Chain Saws` is Chainsaw with an ending.
         pairs = [pair for pair in (joined_pair, *product(extra, missing)) if _differ_by_ending(*pair)]
         if years_differ:
-            # a typo in the title and one in the year are unlikely: what may be another word is one
+            # Typos in both title and year are unlikely, so any possible other word counts as one.
             return bool(pairs) or any(map(self.is_word, extra))
-        is_single = " " not in written  # a title of one word is nearer to others
+        is_single = " " not in written  # single-word titles resemble each other more
         is_other = any(self.is_word(word, rare=is_single) for word in extra) or any(
             self._is_name(min(pair, key=len)) for pair in pairs
         )
         return is_other and LETTERS_PER_TYPO * OSA.distance(written, title) > max(len(written), len(title))
 
     def is_word(self, word: str, rare: bool = False) -> bool:
-        """Whether a word is a real one: English, or in a title of the catalog.
+        """Return whether a word is real: English, or in a title of the catalog.
 
         Args:
             word: folded.
-            rare: whether rare English words count, too.
+            rare: whether rare English words count too.
         """
         if len(word) < 3:
             return word in SHORT_WORDS
         return word in self.catalog_words or word in ORDINALS or is_english(word, rare)
 
     def _is_name(self, word: str) -> bool:
-        """Whether a word of the catalog is in no word list, so that none knows its endings."""
+        """Return whether a word of the catalog is in no word list, so that its endings are unknown."""
         return word in self.catalog_words and not is_english(word)
 
     def _has_more_typos(self, written: str, title: str, years_differ: bool) -> bool:
-        """Whether there are more typos than the similarity shows.
+        """Return whether there are more typos than the similarity shows.
 
-        It counts a letter too many as half of a wrong one: one more is a typo, not three (Animatrix). Two need ten
-        letters, in the same year seven (Sandow is not Shadow).
+        Similarity counts an inserted letter as half a wrong one, but only one of them is a typo, not three (Animatrix).
+        Two typos need ten letters, in the same year seven (Sandow is not Shadow).
         """
         typos = OSA.distance(written, title)
         if typos > 1:
-            # articles and `and` are none, nor is a space behind `The` that became a letter
-            without_unstable = OSA.distance(_drop_unstable(written), _drop_unstable(title))
-            typos = min(typos, without_unstable, OSA.distance(written, f"the {title}"))
+            # Articles and `and` are not typos, nor is a letter instead of the space after `The`.
+            stable_typos = OSA.distance(_drop_unstable(written), _drop_unstable(title))
+            typos = min(typos, stable_typos, OSA.distance(written, f"the {title}"))
         letters = max(len(written), len(title)) + (0 if years_differ else len(SAME_YEAR) // 3)
         return 100 * (typos - 1) > (100 - self.fuzzy_cutoff) * letters
 
@@ -107,17 +107,17 @@ def _drop_unstable(folded: str) -> str:
 
 
 def _differ_by_size(written: str, title: str) -> bool:
-    """The size guard: `T-Shirt, black, S` is not M, nor one of no size; a Mass in B Minor is none in C Minor."""
-    ours = written.split()
-    theirs = title.split()
-    extra = set(ours).difference(theirs)
-    missing = set(theirs).difference(ours)
+    """Apply the size guard: `T-Shirt, black, S` is neither M nor without a size; B Minor is not C Minor."""
+    words = written.split()
+    title_words = title.split()
+    extra = set(words).difference(title_words)
+    missing = set(title_words).difference(words)
     if len(extra) == len(missing) == 1:
-        (one,) = extra
-        (other,) = missing
-        is_lettered = len(one) == len(other) == 1 and (ours[-1] != theirs[-1] or {one, other}.isdisjoint(LETTER_WORDS))
-        return is_lettered or {one, other} <= SIZES
-    return ours[:-1] == theirs and (ours[-1] in SIZES or len(ours[-1]) == 1)
+        pair = extra | missing
+        has_letters = all(len(word) == 1 for word in pair)
+        is_lettered = has_letters and (words[-1] != title_words[-1] or pair.isdisjoint(LETTER_WORDS))
+        return is_lettered or pair <= SIZES
+    return words[:-1] == title_words and (words[-1] in SIZES or len(words[-1]) == 1)
 
 
 def _differ_by_ending(word: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""TransferQueue in memory, for what reads and writes the rows of a step; machines that a test has not got."""
+"""An in-memory TransferQueue for code that reads and writes the rows of a step, and simulated machines."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,14 +8,14 @@ import pytest
 
 
 def nested(rows: Sequence[Any]) -> Any:
-    """A ragged tensor of lists of numbers, or of tensors."""
+    """Return a ragged tensor of lists of numbers, or of tensors."""
     import torch
 
     return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
 
 
 class Queue:
-    """What a trainer asks of TransferQueue, for one batch."""
+    """The functions of TransferQueue that a trainer calls, for one batch."""
 
     def __init__(self, fields: dict[str, Any], tags: list[dict[str, Any]], keys: list[str] | None) -> None:
         import transfer_queue as tq
@@ -37,22 +37,21 @@ class Queue:
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Queue]:
-    """Puts one in TransferQueue's place: queue(tags, **fields)."""
-
+    """Replace TransferQueue with a Queue: queue(tags, **fields)."""
     import transfer_queue as tq
 
     def start(tags: list[dict[str, Any]], keys: list[str] | None = None, **fields: Any) -> Queue:
-        started = Queue(fields, tags, keys)
-        monkeypatch.setattr(tq, "kv_batch_get", started.kv_batch_get)
-        monkeypatch.setattr(tq, "kv_batch_put", started.kv_batch_put)
-        return started
+        queue = Queue(fields, tags, keys)
+        monkeypatch.setattr(tq, "kv_batch_get", queue.kv_batch_get)
+        monkeypatch.setattr(tq, "kv_batch_put", queue.kv_batch_put)
+        return queue
 
     return start
 
 
 @pytest.fixture
 def with_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Give the PATH of a machine: with_gpus(capabilities, has_nvcc) -> what NVIDIA's driver says, and its compiler."""
+    """Simulate a machine by its PATH: with_gpus(capabilities, has_nvcc) sets NVIDIA's driver output and compiler."""
 
     def set_path(capabilities: Sequence[str], has_nvcc: bool) -> None:
         programs = {"nvidia-smi": "".join(f"echo {capability}\n" for capability in capabilities)}

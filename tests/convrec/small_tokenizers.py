@@ -1,4 +1,4 @@
-"""Tokenizers of the kinds that pretrained models have, trained here on a few lines: same code, few words."""
+"""Small tokenizers of the kinds that pretrained models have, trained on a few lines: same code, few words."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,19 +6,19 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-# Where text is cut before it is encoded, as the models' own tokenizer.json say it.
+# Patterns of the pre-tokenizers in the models' own tokenizer.json.
 QWEN_CUTS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA_3_CUTS = QWEN_CUTS.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
-# Mistral's tekken and OpenAI's o200k, of Phi-4-mini, cut at changes from small letters to capitals, too.
+# Mistral's tekken and OpenAI's o200k (Phi-4-mini) also split between lower and upper case.
 TEKKEN_CUTS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# How a sentencepiece tokenizer with a dummy prefix is written down: by a normalizer (Mistral 7B, Llama 2 and Phi-3 as
-# they were published), or by a pre-tokenizer (as transformers 5 reads them, by their setting `legacy`).
+# How tokenizer.json expresses a sentencepiece tokenizer with a dummy prefix: as a normalizer (Mistral 7B, Llama 2 and
+# Phi-3 as published), or as a pre-tokenizer (as transformers 5 reads them, depending on their setting `legacy`).
 DUMMY_PREFIXES = ("normalizer", "always", "first")
 
 
@@ -27,11 +27,11 @@ def byte_level(texts: Sequence[str], cuts: str | None, vocab_size: int = 420) ->
 
     Args:
         texts: to train on.
-        cuts: the pattern of the pre-tokenizer; None: digits alone, and GPT-2's own, as SmolLM2 has it.
+        cuts: the pattern of the pre-tokenizer; None: single digits and GPT-2's own pattern, as in SmolLM2.
         vocab_size: without the special tokens, which the caller adds.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = cutting(cuts)
+    tokenizer.pre_tokenizer = make_pre_tokenizer(cuts)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=sorted(alphabet), show_progress=False)
@@ -39,8 +39,8 @@ def byte_level(texts: Sequence[str], cuts: str | None, vocab_size: int = 420) ->
     return tokenizer
 
 
-def cutting(cuts: str | None) -> Any:
-    """The pre-tokenizer of a byte-level tokenizer."""
+def make_pre_tokenizer(cuts: str | None) -> Any:
+    """Return the pre-tokenizer of a byte-level tokenizer."""
     if cuts is None:
         digits = pre_tokenizers.Digits(individual_digits=True)
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -49,10 +49,10 @@ def cutting(cuts: str | None) -> Any:
 
 
 def train_sentencepiece(folder: Path, texts: Sequence[str], vocab_size: int = 420, **pieces: Any) -> Path:
-    """Train a sentencepiece BPE with byte fallback, as those of Llama 2; return its tokenizer.model.
+    """Train a sentencepiece BPE with byte fallback, as Llama 2 has, and return its tokenizer.model.
 
     Args:
-        folder: where the file is written.
+        folder: to write the file into.
         texts: to train on.
         vocab_size: at most.
         pieces: sentencepiece's names of special tokens.
@@ -76,11 +76,11 @@ def train_sentencepiece(folder: Path, texts: Sequence[str], vocab_size: int = 42
 
 
 def read_sentencepiece(model_file: Path, dummy_prefix: str | None) -> Tokenizer:
-    """Read a tokenizer.model as the tokenizer.json of a repository has it.
+    """Read a tokenizer.model into the tokenizer that a repository's tokenizer.json would give.
 
     Args:
         model_file: of a BPE with byte fallback.
-        dummy_prefix: one of DUMMY_PREFIXES; None: without one, as Gemma's.
+        dummy_prefix: one of DUMMY_PREFIXES; None: no prefix, as in Gemma's.
     """
     from transformers.convert_slow_tokenizer import SentencePieceExtractor
 

@@ -1,4 +1,4 @@
-"""The public names, and what a config becomes on its way to the command. tests/e2e/test_python_api.py trains."""
+"""The public names, and how configs become command lines. tests/e2e/test_python_api.py trains."""
 
 import signal
 import subprocess
@@ -11,31 +11,32 @@ import psutil
 import pytest
 
 import convrec
-from convrec import CommandFailed, PairwiseJudgeConfig, RankGRPOConfig, SFTConfig, TrainedRun, UserError, api
+from convrec import CommandFailed, PairwiseJudgeConfig, RankGRPOConfig, SFTConfig, TrainedRun, api
 from convrec.base.fields import Settings
 from convrec.settings.overrides import overrides
 from convrec.settings.run import read_settings
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose_files
+from tests.user_errors import refuses
 
 HEAVY = ("torch", "verl", "ray", "vllm", "transformers", "omegaconf", "pydantic")
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert [name for name in convrec.__all__ if not callable(getattr(convrec, name))] == []
 
 
 @pytest.mark.parametrize("before", ["", "import convrec.training.registration; "])
 def test_train_is_the_function_although_a_package_has_its_name(before: str) -> None:
     code = f"{before}from convrec import SFTConfig, train; train(SFTConfig(), nothing=1)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "train() got an unexpected keyword argument 'nothing'" in done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "train() got an unexpected keyword argument 'nothing'" in process.stderr
 
 
-def test_the_package_alone_imports_nothing_heavy() -> None:
+def test_importing_the_package_imports_nothing_heavy() -> None:
     code = f"import sys, convrec; print(*{{*{HEAVY!r}}} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "\n"
 
 
 @pytest.mark.parametrize(
@@ -63,14 +64,14 @@ def test_the_package_alone_imports_nothing_heavy() -> None:
         ("judge_pairwise", PairwiseJudgeConfig(orders="together", tensor_parallel=2, mini_batch_size=8)),
     ],
 )
-def test_a_config_arrives_in_the_run_as_it_was_given(recipe: str, config: Any) -> None:
+def test_a_config_arrives_in_the_run_unchanged(recipe: str, config: Any) -> None:
     composed = read_settings(compose_files(RECIPES[recipe], overrides(config), environment={}))
     assert type(composed) is type(config)
-    assert changed(composed).items() >= changed(config).items()
+    assert list_overrides(composed).items() >= list_overrides(config).items()
 
 
-def changed(settings: Settings) -> dict[str, Any]:
-    """The settings that are not the default, by key, as the command has them."""
+def list_overrides(settings: Settings) -> dict[str, Any]:
+    """Return the settings that differ from their defaults, by key, as the command has them."""
     pairs = [line.partition("=") for line in overrides(settings)]
     return {key: value for key, _, value in pairs}
 
@@ -92,29 +93,34 @@ def replace_command(tmp_path: Path) -> Callable[[str], str]:
     return replace
 
 
-def test_a_refusal_is_bad_input_and_anything_else_a_failure(
+@pytest.mark.parametrize(
+    ("suffix", "code"), [(" [settings.wrong-kind]", "settings.wrong-kind"), ("", "api.refused-input")]
+)
+def test_a_refusal_is_a_user_error_with_the_commands_code(
+    replace_command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str, code: str
+) -> None:
+    command = replace_command(f"echo 'warning: odd'; echo 'error: LR=x: fix it{suffix}' >&2; exit 2")
+    monkeypatch.setattr(sys, "executable", command)
+    with refuses(code) as error:
+        api.train(SFTConfig(output_dir=str(tmp_path / "run")))
+    assert str(error.value) == "LR=x: fix it"
+
+
+def test_another_failure_of_the_command_is_command_failed(
     replace_command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = SFTConfig(output_dir=str(tmp_path / "run"))
-    monkeypatch.setattr(
-        sys, "executable", replace_command("echo 'warning: odd'; echo 'error: LR=x: fix it' >&2; exit 2")
-    )
-    with pytest.raises(UserError, match=r"^LR=x: fix it$"):
-        api.train(config)
     monkeypatch.setattr(sys, "executable", replace_command("echo 'failed after 3 s: no memory'; exit 1"))
     with pytest.raises(CommandFailed, match=r"no memory .*run\.log") as error:
-        api.train(config)
+        api.train(SFTConfig(output_dir=str(tmp_path / "run")))
     assert error.value.status == 1
 
 
-def test_an_interrupt_is_one_of_the_command_which_may_save_first(
-    replace_command: Callable[[str], str], tmp_path: Path
-) -> None:
-    """The stop button of a notebook: what the command says is shown until it has ended; a second one reaches it too."""
+def test_interrupts_are_forwarded_to_the_command(replace_command: Callable[[str], str]) -> None:
+    """With a notebook's stop button, the output is shown until the command ends; a second interrupt reaches it too."""
     program = replace_command(
         "trap 'trap \"echo at once; exit 130\" INT; echo saves' INT; echo trains; while true; do sleep 0.1; done"
     )
-    # a background job of a script has Ctrl-C ignored, and would hand that on
+    # A script's background jobs ignore Ctrl-C, and children inherit that.
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += f"sys.executable = {program!r}; from convrec import SFTConfig, train; train(SFTConfig())"
     command = [sys.executable, "-u", "-c", code]
@@ -128,8 +134,8 @@ def test_an_interrupt_is_one_of_the_command_which_may_save_first(
     assert error.strip().splitlines()[-1] == "KeyboardInterrupt"
 
 
-def test_a_command_ends_with_the_process_that_has_started_it(replace_command: Callable[[str], str]) -> None:
-    """A notebook's kernel that is killed leaves no training behind."""
+def test_a_command_ends_with_the_process_that_started_it(replace_command: Callable[[str], str]) -> None:
+    """A notebook kernel that is killed leaves no training run behind."""
     program = replace_command("echo $$; exec sleep 100")
     code = f"import sys; sys.executable = {program!r}; from convrec import SFTConfig, train; train(SFTConfig())"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:

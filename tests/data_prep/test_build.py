@@ -134,7 +134,7 @@ def test_ground_truth_with_non_numeric_year_is_dropped(source, tmp_path, capsys)
     rows[3]["groundtruth_with_release_year"] = [["Ghost House", "unknown"], ["Ghost Ship", " 1981 "]]
     pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), tmp_path / "v.parquet")
     main(arguments(source, tmp_path / "out", f"--validation={tmp_path / 'v.parquet'}", stage="rows"))
-    warned = r"v.parquet: a ground-truth year that is no year: row 3: 'Ghost House', 'unknown'; write four digits"
+    warned = r"v.parquet: invalid ground-truth years: row 3: 'Ghost House', 'unknown'; write four digits"
     assert re.search(warned, capsys.readouterr().err)
     kept = [row for row in read(tmp_path / "out" / "rows.parquet") if row["split"] == "validation"]
     assert kept[3]["groundtruth_with_release_year"] == [["Ghost Ship", " 1981 "]]

@@ -234,7 +234,7 @@ def test_too_many_failed_questions_stop_a_build_and_are_named(source, tmp_path, 
     given = arguments(source, tmp_path, "--teacher=llm", "--concurrency=1", "--retries=0")
     message = refusal(capsys, given)
     assert "4 of 76 questions have no answer, more than the share of 0.05 that may fail: http://127.0.0.1" in message
-    assert "what was answered is kept, run again to go on" in message
+    assert "Answers so far are cached; run again to continue" in message
     failed = (tmp_path / "failed.jsonl").read_text().splitlines()
     assert f"failed.jsonl names the questions that got no answer ({len(failed)} of teacher)" in message
     assert len({str(json.loads(entry)["prompt"]) for entry in failed}) == 4  # rows can have a prompt in common

@@ -144,7 +144,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(shop: Shop, capsys: py
     file = next(shop.state.glob(FILES))
     whole = file.read_text()
     file.write_text(whole + '{"list_id": "list-')  # the disk was full
-    assert f"{file}: line 3: no JSON" in refused()
+    assert f"{file}: line 3: invalid JSON" in refused()
     assert not shop.out.exists()
     assert shop.convert("--skip-damaged", "0.5") == 0
     file.write_text(whole + "{}\n")

@@ -171,7 +171,7 @@ def test_files_and_settings_that_cannot_be_used(tmp_path: Path, capsys: pytest.C
     (tmp_path / "there").mkdir()
     for arguments, said in (
         (["--input", str(tmp_path / "none.jsonl"), "--out", "x"], "none.jsonl: no such file"),
-        (["--input", good, str(tmp_path / "broken.jsonl"), "--out", "x"], "broken.jsonl: line 1: no JSON ("),
+        (["--input", good, str(tmp_path / "broken.jsonl"), "--out", "x"], "broken.jsonl: line 1: invalid JSON ("),
         (["--input", good, "--out", str(tmp_path / "there")], "there: already there; move it away, or another --out"),
         (["--input", good, "--out", "x", "--test-share", "0.95"], "together less than 1"),
         (["--input", good, "--out", "x", "--chosen-score", "7"], "the criteria's scores are 0-4"),

@@ -64,7 +64,7 @@ def test_an_interrupted_run_saves_its_step_and_resumes_after_it(environment: dic
     step = latest_step(run)
     assert step == max(trained_steps(run))  # the one that it was in: it has logged no other
     lines = [line for line in error.splitlines() if "step/s" not in line and "s/step" not in line]
-    assert lines[-2:] == [supervisor.SAVES, f"stopped as asked after step {step}; the same command resumes"]
+    assert lines[-2:] == [supervisor.SAVES, f"stopped on request after step {step}; the same command resumes"]
 
     with started(environment, step + 2) as process:
         _, error = process.communicate(timeout=200)

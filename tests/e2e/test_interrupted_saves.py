@@ -41,7 +41,7 @@ def test_a_step_without_its_manifest_is_trained_again(trained, copy_of_project, 
     flip_a_byte(next((run / "global_step_2").rglob("model_world_size_*.pt")))
     status, said = start(ROOT)
     assert status == 0, said
-    assert "global_step_2 was cut off while it was written: ignored" in said
+    assert "global_step_2 is incomplete: the run was killed while writing it" in said
     assert "resuming after step 1" in said
     assert latest_step(run) == 3
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]

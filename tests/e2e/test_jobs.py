@@ -108,7 +108,7 @@ def test_a_job_with_a_killed_shell_frees_its_slots(cluster: Cluster) -> None:
     # who follows a job reads no further when its shell has ended
     (log,) = cluster.ray_folder.glob("session_latest/logs/job-driver-sft-*.log")
     step = latest_step(run_folder)
-    stopped = f"stopped as asked after step {step}; the same command resumes"
+    stopped = f"stopped on request after step {step}; the same command resumes"
     assert [line for line in log.read_text().splitlines() if line in (supervisor.PARENT_IS_GONE, supervisor.SAVES)] == [
         supervisor.PARENT_IS_GONE,
         supervisor.SAVES,

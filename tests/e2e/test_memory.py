@@ -24,8 +24,8 @@ from .conftest import FAULTS, ROOT, Demo, processes_named
 pytestmark = FAULTS
 END_SECONDS = 200
 OUT_OF_MEMORY = re.compile(
-    r"Out of memory: the kernel's OOM killer has taken (?:a process|\d+ processes) of this run's cgroup: the run was "
-    r"seen to use up to ([\d.]+) GiB; ([\d.]+) GiB is (.*)\. Lower actor_rollout_ref\.actor\.ppo_max_token_len_per_gpu"
+    r"Out of memory: the kernel's OOM killer killed (?:a process|\d+ processes) in this run's cgroup: the run "
+    r"used up to ([\d.]+) GiB; ([\d.]+) GiB is (.*)\. Lower actor_rollout_ref\.actor\.ppo_max_token_len_per_gpu"
 )
 
 

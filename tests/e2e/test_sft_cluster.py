@@ -108,7 +108,7 @@ def test_ctrl_c_saves_at_the_end_of_the_step(sft) -> None:
     out, err, status = sft.sft_starts[0]
     assert status == 130, out[-3000:] + err[-3000:]
     assert "asked the job to save a checkpoint and end" in err
-    assert f"stopped as asked after step {sft.sft_stopped_after}" in out
+    assert f"stopped on request after step {sft.sft_stopped_after}" in out
     assert 3 <= sft.sft_stopped_after < STEPS
 
 

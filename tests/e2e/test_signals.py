@@ -25,7 +25,7 @@ pytestmark = FAULTS
 
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 END_SECONDS = 60  # the end of a step, its checkpoint and the end of the processes
-AGAIN = "stopped; the same command does it again"
+AGAIN = "stopped; run the same command again"
 T = TypeVar("T")
 Moment = Callable[[Alone, Path], bool]
 

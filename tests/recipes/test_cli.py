@@ -40,7 +40,7 @@ def test_output_that_cannot_be_written_is_one_line(arguments: list[str], unbuffe
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "error: stdout: No space left on device: what was printed is cut off\n"
+    assert done.stderr == "error: stdout: No space left on device: the output is truncated\n"
 
 
 def test_every_module_with_a_main_is_a_command() -> None:

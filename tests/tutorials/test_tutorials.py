@@ -322,7 +322,7 @@ def test_a_cluster_run(project: Path, without_ray: None) -> None:
         time.sleep(0.5)
     variables = "\n".join(line for line in (start + look).splitlines() if line.startswith("export"))
     printed = shell(project, variables, stop.replace("JOB", job), f"{follow.replace('JOB', job)} || true")
-    assert "stopped as asked" in printed
+    assert "stopped on request" in printed
     begun_at = latest_step(run_folder)
     assert 1 <= begun_at < 3
     printed = shell(project, variables, again, evaluate)

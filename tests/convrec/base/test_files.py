@@ -1,4 +1,4 @@
-"""What stands on the disk while a file is written, when the writing fails, and when its process is killed."""
+"""The contents of the disk while a file is written, after a failure, and after the writer was killed."""
 
 import errno
 import os
@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.base.files import (
     file_hash,
     find_full_disk,
@@ -28,6 +27,7 @@ from convrec.base.files import (
     write_text,
     written_whole,
 )
+from tests.user_errors import refuses
 
 Writer = Callable[[Path], AbstractContextManager[Path]]
 
@@ -39,7 +39,7 @@ def write(writer: Writer, path: Path, error: type[BaseException] | None = None) 
             raise error
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
@@ -49,21 +49,21 @@ def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
     with written_whole(path) as partial:
         partial.write_text("aft")
         assert path.read_text() == "before"
-        assert partial.parent == path.parent  # on the same storage, where a rename is one step
+        assert partial.parent == path.parent  # on the same storage, where a rename is atomic
         partial.write_text("after")
     assert path.read_text() == "after"
-    assert names(path.parent) == ["a.txt"]
+    assert list_names(path.parent) == ["a.txt"]
 
 
 def test_a_folder_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "new" / "model"
     for content in ("first", "second"):
         with folder_written_whole(path) as partial:
-            assert names(partial) == []
+            assert list_names(partial) == []
             (partial / content).touch()
-            assert names(path) == ["first"] if path.exists() else content == "first"
-        assert names(path) == [content]
-    assert names(path.parent) == ["model"]
+            assert list_names(path) == ["first"] if path.exists() else content == "first"
+        assert list_names(path) == [content]
+    assert list_names(path.parent) == ["model"]
 
 
 @pytest.mark.parametrize("writer", [written_whole, folder_written_whole])
@@ -73,11 +73,11 @@ def test_an_error_leaves_everything_as_it_was(tmp_path: Path, writer: Writer, er
     for before in ([], ["it"]):
         with pytest.raises(error):
             write(writer, path, error)
-        assert names(tmp_path) == before
+        assert list_names(tmp_path) == before
         write(writer, path)
 
 
-KILLED = """
+WRITE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from convrec.base import files
@@ -91,68 +91,69 @@ with getattr(files, sys.argv[1])(Path(sys.argv[2])) as partial:
 def test_next_writer_removes_leftovers_of_a_killed_process(tmp_path: Path, writer: Writer) -> None:
     path = tmp_path / "it"
     for name in ("it", "it.2"):
-        command = [sys.executable, "-c", KILLED, writer.__name__, str(tmp_path / name)]
+        command = [sys.executable, "-c", WRITE_AND_DIE, writer.__name__, str(tmp_path / name)]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    left = names(tmp_path)
-    assert [name.split("-")[0] for name in left] == [".it.2.partial", ".it.partial"]
+    leftovers = list_names(tmp_path)
+    assert [name.split("-")[0] for name in leftovers] == [".it.2.partial", ".it.partial"]
     write(writer, path)
-    assert names(tmp_path) == [left[0], "it"]  # another file's is not touched
+    assert list_names(tmp_path) == [leftovers[0], "it"]  # leftovers of another file stay
 
 
 @pytest.mark.parametrize("writer", [written_whole, folder_written_whole, scratch_folder])
 def test_restarted_container_with_reused_ids_removes_leftovers(tmp_path: Path, writer: Writer) -> None:
-    left = tmp_path / f".it.partial-{socket.gethostname()}-{threading.get_native_id()}"
-    left.mkdir() if writer is not written_whole else left.touch()
+    leftover = tmp_path / f".it.partial-{socket.gethostname()}-{threading.get_native_id()}"
+    leftover.mkdir() if writer is not written_whole else leftover.touch()
     write(writer, tmp_path / "it")
-    assert names(tmp_path) == ([] if writer is scratch_folder else ["it"])
+    assert list_names(tmp_path) == ([] if writer is scratch_folder else ["it"])
 
 
 def test_host_with_a_longer_name_keeps_its_partial_file(tmp_path: Path) -> None:
-    theirs = tmp_path / f".it.partial-{socket.gethostname()}-worker-0-1"
-    theirs.touch()
+    other_host = tmp_path / f".it.partial-{socket.gethostname()}-worker-0-1"
+    other_host.touch()
     write(written_whole, tmp_path / "it")
-    assert names(tmp_path) == [theirs.name, "it"]
+    assert list_names(tmp_path) == [other_host.name, "it"]
 
 
 def test_previous_folder_is_restored_when_replacement_fails(tmp_path: Path) -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    old = tmp_path / f".it.partial-{socket.gethostname()}-{ended.pid}.old"
+    ended_process = subprocess.Popen(["true"])
+    ended_process.wait()
+    old = tmp_path / f".it.partial-{socket.gethostname()}-{ended_process.pid}.old"
     old.mkdir()
     (old / "before").touch()
     with folder_written_whole(tmp_path / "it"):
-        assert names(tmp_path / "it") == ["before"]
+        assert list_names(tmp_path / "it") == ["before"]
     (tmp_path / "it" / "before").touch()
-    writing = folder_written_whole(tmp_path / "it")
-    writing.__enter__().rmdir()
+    context = folder_written_whole(tmp_path / "it")
+    context.__enter__().rmdir()
     with pytest.raises(FileNotFoundError):
-        writing.__exit__(None, None, None)
-    assert names(tmp_path / "it") == ["before"]
-    old.mkdir()  # killed after both renames: what is there is the new one
+        context.__exit__(None, None, None)
+    assert list_names(tmp_path / "it") == ["before"]
+    old.mkdir()  # killed after both renames: the folder is the new one
     with folder_written_whole(tmp_path / "it"):
-        assert names(tmp_path / "it") == ["before"]
-    assert names(tmp_path) == ["it"]
+        assert list_names(tmp_path / "it") == ["before"]
+    assert list_names(tmp_path) == ["it"]
 
 
-def test_a_folder_that_another_has_made_meanwhile_may_stay(tmp_path: Path) -> None:
+def test_a_folder_that_another_process_wrote_may_stay(tmp_path: Path) -> None:
     path = tmp_path / "it"
     with folder_written_whole(path, unless=(path / "theirs").exists):
         path.mkdir()
         (path / "theirs").touch()
-    assert names(path) == ["theirs"]
+    assert list_names(path) == ["theirs"]
     with folder_written_whole(path, unless=(path / "others").exists):
         pass
-    assert names(path) == []
-    assert names(tmp_path) == ["it"]
+    assert list_names(path) == []
+    assert list_names(tmp_path) == ["it"]
 
 
 def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
-    path, both_are_in = tmp_path / "a.txt", threading.Barrier(2)
+    path = tmp_path / "a.txt"
+    barrier = threading.Barrier(2)
 
     def write_both(text: str) -> None:
         with written_whole(path) as partial:
             partial.write_text(text)
-            both_are_in.wait(10)
+            barrier.wait(10)
 
     threads = [threading.Thread(target=write_both, args=(letter * 1000,)) for letter in "ab"]
     for thread in threads:
@@ -160,10 +161,10 @@ def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -
     for thread in threads:
         thread.join()
     assert path.read_text() in ("a" * 1000, "b" * 1000)
-    assert names(tmp_path) == ["a.txt"]
+    assert list_names(tmp_path) == ["a.txt"]
 
 
-def test_json_comes_back_and_what_is_no_number_is_null(tmp_path: Path) -> None:
+def test_json_round_trips_with_null_for_nan(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"title": "Amélie", "figures": (1, 0.5, float("nan"), {"se": float("inf")})})
     assert read_json(path) == {"title": "Amélie", "figures": [1, 0.5, None, {"se": None}]}
@@ -174,25 +175,25 @@ def test_json_comes_back_and_what_is_no_number_is_null(tmp_path: Path) -> None:
 def test_a_damaged_json_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.json: not readable as JSON .*: copy or make it again"):
+    with refuses("file.invalid-json", path):
         read_json(path)
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "b.json")
 
 
-def test_a_table_comes_back_and_its_hash_is_of_its_content(tmp_path: Path) -> None:
+def test_a_table_round_trips_and_its_hash_depends_on_content(tmp_path: Path) -> None:
     table = pa.table({"n": [1, 2]})
     write_table(tmp_path / "a" / "t.parquet", table)
     write_table(tmp_path / "b.parquet", table)
     assert pq.read_table(tmp_path / "b.parquet") == table
     assert file_hash(tmp_path / "a" / "t.parquet") == file_hash(tmp_path / "b.parquet")
-    (tmp_path / "abc").write_bytes(b"abc")  # the hash is that of FIPS 180-2, appendix B.1
+    (tmp_path / "abc").write_bytes(b"abc")  # the hash is from FIPS 180-2, appendix B.1
     assert file_hash(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_quota_that_is_used_up_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Network storage says so when the file is brought to the disk."""
+def test_an_exhausted_quota_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Network storage reports it only when the file is synced."""
     text = str(OSError(code, os.strerror(code)))
     assert names_full_disk(text)
     assert not names_full_disk(str(OSError(errno.EIO, os.strerror(errno.EIO))))

@@ -1,4 +1,4 @@
-"""GPUs that are there and cannot be used are an error, not a CPU. torch is patched: no GPU is here."""
+"""GPUs that torch cannot use are an error, not a silent run on the CPU. torch is patched: the tests need no GPU."""
 
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from convrec.base import gpus
-from convrec.base.errors import UserError
+from tests.user_errors import refuses
 
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """NVIDIA's driver with one GPU, a torch of CUDA 13 that finds the driver too old."""
+    """Simulate NVIDIA's driver with one GPU, and a torch with CUDA 13 for which the driver is too old."""
 
     def init() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nPlease update it")
@@ -28,33 +28,33 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "nvidia0"
 
 
-def test_a_driver_that_is_too_old_is_no_cpu(device: Path) -> None:
-    with pytest.raises(UserError, match=r"CUDA 13\.0 cannot use them: The NVIDIA .* too old .*driver 580 or newer"):
+def test_a_driver_that_is_too_old_is_refused(device: Path) -> None:
+    with refuses("gpu.unusable-devices", "CUDA 13.0", "too old"):
         gpus.usable_gpus()
 
 
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_whoever_hides_the_devices_wants_the_cpu(device: Path, monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+@pytest.mark.parametrize("devices", ["", "-1"])
+def test_hidden_devices_select_the_cpu(device: Path, monkeypatch: pytest.MonkeyPatch, devices: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     assert gpus.usable_gpus() == 0
 
 
 @pytest.mark.parametrize("cuda", ["13.0", None])
-def test_no_device_means_the_cpu(device: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None) -> None:
+def test_no_device_selects_the_cpu(device: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
     device.unlink()
     assert gpus.usable_gpus() == 0
 
 
-def test_a_torch_without_cuda_beside_nvidia_devices_is_no_cpu(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_cuda_on_nvidia_devices_is_refused(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(UserError, match=r"torch .* is built without CUDA: install the GPU environment"):
+    with refuses("gpu.torch-without-cuda", torch.__version__):
         gpus.usable_gpus()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus.usable_gpus() == 0
 
 
-def test_vllm_built_for_gpus_is_no_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_built_for_gpus_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus.check_vllm_runs_on_cpu()  # the environment of these tests has the build for CPUs
 
     def version(name: str) -> str:
@@ -64,7 +64,7 @@ def test_vllm_built_for_gpus_is_no_cpus(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(gpus, "version", version)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=r"no GPU is visible \(CUDA_VISIBLE_DEVICES=\), and vLLM 0\.24\.0 is built for"):
+    with refuses("gpu.vllm-needs-gpu", "(CUDA_VISIBLE_DEVICES=)", "vLLM 0.24.0"):
         gpus.check_vllm_runs_on_cpu()
 
 
@@ -79,7 +79,7 @@ def test_vllm_built_for_gpus_is_no_cpus(monkeypatch: pytest.MonkeyPatch) -> None
         ([], False, {}),
     ],
 )
-def test_attention_needs_no_compiler_that_the_machine_lacks(
+def test_attention_setting_avoids_a_missing_compiler(
     with_gpus: Callable[..., None], capabilities: list[str], has_nvcc: bool, settings: dict[str, str]
 ) -> None:
     with_gpus(capabilities, has_nvcc)

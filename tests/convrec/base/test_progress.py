@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: lines in a file, as nohup, SLURM and CI keep them."""
+"""Progress without a terminal: lines in a file, as with nohup, SLURM and CI."""
 
 import io
 import re
@@ -11,7 +11,7 @@ from convrec.base import progress
 from convrec.base.progress import Progress
 
 
-def test_without_a_terminal_a_line_now_and_then_says_how_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_lines_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SECONDS", 0.2)
     start = time.monotonic()
     with open(tmp_path / "log", "w") as log:
@@ -23,19 +23,19 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far(tmp_path: Path, mon
             assert time.monotonic() - start >= 0.4
             bar.update(6)
         lines = (tmp_path / "log").read_text().splitlines()
-    line = r"asking:  40% 4/10 \[\d\d:\d\d<\d\d:\d\d, +[\d.]+(answer/s|s/answer), 0\.30 paid\]"
-    assert all(re.fullmatch(line, one) for one in lines if " 4/10 " in one)
+    pattern = r"asking:  40% 4/10 \[\d\d:\d\d<\d\d:\d\d, +[\d.]+(answer/s|s/answer), 0\.30 paid\]"
+    assert all(re.fullmatch(pattern, line) for line in lines if " 4/10 " in line)
     assert lines[-1].startswith("asking: 100% 10/10 [")
 
 
-def test_a_total_that_is_not_known_is_left_out() -> None:
+def test_an_unknown_total_is_omitted() -> None:
     with Progress(total=None, desc="reading", unit=" rows", file=io.StringIO()) as bar:
         bar.update(7)
         bar.set_postfix_str("2 damaged")
         assert re.fullmatch(r"reading: 7 rows \[\d\d:\d\d, .*, 2 damaged\]", bar.line())
 
 
-def test_what_takes_less_than_half_a_minute_prints_nothing(tmp_path: Path) -> None:
+def test_work_of_less_than_half_a_minute_prints_nothing(tmp_path: Path) -> None:
     with open(tmp_path / "log", "w") as log:
         assert list(Progress(range(3), file=log)) == [0, 1, 2]
     assert (tmp_path / "log").read_text() == ""

@@ -1,4 +1,4 @@
-"""Where conf/ and reward/ are, in a checkout and where a wheel was installed. tests/e2e/test_wheel.py installs one."""
+"""The places of conf/ and reward/ in a checkout and in an installed wheel. tests/e2e/test_wheel.py installs one."""
 
 import os
 import runpy
@@ -24,14 +24,14 @@ def test_a_checkout_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wheel_ships_conf_in_package_and_leaves_path_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """site-packages before the standard library would be others' modules in place of its own."""
+    """With site-packages before the standard library, other packages could shadow its modules."""
     package = tmp_path / "convrec"
     (package / "_conf").mkdir(parents=True)
     (package / "base").mkdir()
     shutil.copy(shipped.__file__, package / "base")
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    there = runpy.run_path(str(package / "base" / "shipped.py"))
-    assert there["INSTALLED"]
-    assert (there["CONF"], there["REWARD"]) == (package / "_conf", "convrec._reward")
-    assert there["RUNTIME_ENV"] == package / "_conf" / "runtime_env.yaml"
-    assert there["python_path"]() == "/elsewhere"
+    module = runpy.run_path(str(package / "base" / "shipped.py"))
+    assert module["INSTALLED"]
+    assert (module["CONF"], module["REWARD"]) == (package / "_conf", "convrec._reward")
+    assert module["RUNTIME_ENV"] == package / "_conf" / "runtime_env.yaml"
+    assert module["python_path"]() == "/elsewhere"

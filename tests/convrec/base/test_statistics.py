@@ -1,4 +1,4 @@
-"""The error of a mean over rows that come in contexts, by hand and against the bootstrap."""
+"""Standard errors of means over rows in contexts, by hand and against the bootstrap; sign flips."""
 
 import math
 import tracemalloc
@@ -23,7 +23,7 @@ def test_rows_of_one_context_count_as_one() -> None:
     assert math.isnan(error_of_mean(values, ["a"] * 4)[0])
 
 
-def test_it_is_what_the_bootstrap_estimates() -> None:
+def test_the_error_of_the_mean_agrees_with_the_bootstrap() -> None:
     rng = np.random.default_rng(0)
     contexts = np.repeat(np.arange(200), rng.integers(1, 6, 200))
     values = rng.normal(size=(200, 2))[contexts] + rng.normal(size=(len(contexts), 2))
@@ -33,33 +33,34 @@ def test_it_is_what_the_bootstrap_estimates() -> None:
     )
 
 
-def test_sign_flips_in_blocks_are_those_drawn_at_once() -> None:
-    """Odd numbers of contexts, so that a row of signs ends within the four numbers that numpy draws together."""
+def test_sign_flips_in_blocks_equal_those_drawn_at_once() -> None:
+    """With odd numbers of contexts, a row of signs ends within the four numbers that numpy draws together."""
     assert FLIPS % FLIPS_AT_ONCE > 0
     for seed, contexts in ((0, 7), (1, 13), (2, 301)):
         values = np.random.default_rng(seed).normal(0.1, 1.0, size=(contexts, 3))
         signs = 2.0 * np.random.default_rng(seed).integers(0, 2, size=(FLIPS, contexts), dtype=np.int8) - 1.0
-        as_far = (np.abs(signs @ values) >= np.abs(values.sum(axis=0)) - 1e-9).sum(axis=0)
-        assert sign_flip(values, range(contexts), seed).tolist() == ((1 + as_far) / (1 + FLIPS)).tolist()
+        num_as_far = (np.abs(signs @ values) >= np.abs(values.sum(axis=0)) - 1e-9).sum(axis=0)
+        assert sign_flip(values, range(contexts), seed).tolist() == ((1 + num_as_far) / (1 + FLIPS)).tolist()
 
 
-def test_numbers_drawn_in_smaller_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_blocks_give_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    values, contexts = rng.normal(0.1, 1.0, size=(300, 3)), rng.integers(0, 97, size=300).tolist()
+    values = rng.normal(0.1, 1.0, size=(300, 3))
+    contexts = rng.integers(0, 97, size=300).tolist()
 
-    def figures() -> list[np.ndarray]:
+    def compute() -> list[np.ndarray]:
         return [*bootstrap(values, contexts, 1), sign_flip(values, contexts, 1)]
 
-    at_once = figures()
+    expected = compute()
     monkeypatch.setattr("convrec.base.statistics.CELLS_AT_ONCE", 1000)
-    for found, wanted in zip(figures(), at_once, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    for array, expected_array in zip(compute(), expected, strict=True):
+        np.testing.assert_allclose(array, expected_array, rtol=1e-12)
 
 
 def test_sign_flips_need_little_memory() -> None:
-    """All signs of 2,000 contexts at once would be 9,999 x 2,000 x 8 bytes = 160 MB; of 400 flips 6.4 MB, twice."""
+    """All signs of 2,000 contexts would take 9,999 x 2,000 x 8 bytes = 160 MB, those of 400 flips twice 6.4 MB."""
     tracemalloc.start()
     sign_flip(np.ones((2000, 2)), range(2000), seed=0)
-    _, most = tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 20e6
+    assert peak < 20e6

@@ -1,4 +1,4 @@
-"""Weights that are not those of the architecture are refused by their headers, as transformers would load them."""
+"""Weights that do not match the architecture are refused by their headers, with transformers' own comparison."""
 
 import json
 import shutil
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from convrec.base.errors import UserError
 from convrec.checkpoints.architecture import check_architecture
 from recipes.tiny_model import make_tiny_model
+from tests.user_errors import refuses
 
 SIZES = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 64}
 Weights = dict[str, Any]
@@ -19,17 +19,17 @@ Weights = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    made: dict[tuple[str, bool], Path] = {}
+    models: dict[tuple[str, bool], Path] = {}
 
-    def of_type(model_type: str, tied: bool) -> Path:
+    def make_once(model_type: str, tied: bool) -> Path:
         key = (model_type, tied)
-        if key not in made:
+        if key not in models:
             folder = tmp_path_factory.mktemp("models") / model_type
             sizes = {**SIZES, "model_type": model_type, "tie_word_embeddings": tied}
-            made[key] = make_tiny_model(folder, ["Heat (1995)\n" * 40], vocab_size=400, max_positions=256, **sizes)
-        return made[key]
+            models[key] = make_tiny_model(folder, ["Heat (1995)\n" * 40], vocab_size=400, max_positions=256, **sizes)
+        return models[key]
 
-    return of_type
+    return make_once
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama", "gemma3_text", "mistral", "phi3", "smollm3"])
@@ -45,45 +45,49 @@ def rewrite(folder: Path, change: Callable[[Weights], Weights], **config: Any) -
     (folder / "config.json").write_text(json.dumps(settings | config))
 
 
-def same(weights: Weights) -> Weights:
+def keep_weights(weights: Weights) -> Weights:
     return weights
 
 
-def with_head(weights: Weights) -> Weights:
+def add_head(weights: Weights) -> Weights:
     return weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}
 
 
-def without(part: str) -> Callable[[Weights], Weights]:
+def drop_weights(part: str) -> Callable[[Weights], Weights]:
     return lambda weights: {name: weight for name, weight in weights.items() if part not in name}
 
 
-def renamed(weights: Weights) -> Weights:
+def rename_weights(weights: Weights) -> Weights:
     return {f"student.{name}": weight for name, weight in weights.items()}
 
 
+THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+ONE_LAYER = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+
+
 @pytest.mark.parametrize(
-    ("change", "config", "message"),
+    ("change", "config", "values"),
     [
-        (renamed, {}, r"they lack lm_head\.weight, model\.embed_tokens\.weight, .* and \d+ more"),
-        (without("layers.1.mlp.up"), {}, r"they lack model\.layers\.1\.mlp\.up_proj\.weight\."),
-        (without("lm_head"), {}, r"they lack lm_head\.weight\."),
-        (same, {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, r"they lack model\.layers\.2\."),
-        (same, {"num_hidden_layers": 1, "layer_types": ["full_attention"]}, r"has no model\.layers\.1\."),
-        (same, {"model_type": "llama"}, r"has no model\.layers\.0\.self_attn\.k_proj\.bias"),
-        (same, {"intermediate_size": 32}, r"down_proj\.weight is \[64, 64\] and should be \[64, 32\]"),
+        (rename_weights, {}, ["missing: lm_head.weight, model.embed_tokens.weight, ", " more"]),
+        (drop_weights("layers.1.mlp.up"), {}, ["missing: model.layers.1.mlp.up_proj.weight."]),
+        (drop_weights("lm_head"), {}, ["missing: lm_head.weight."]),
+        (keep_weights, THREE_LAYERS, ["missing: model.layers.2."]),
+        (keep_weights, ONE_LAYER, ["not in the architecture: model.layers.1."]),
+        (keep_weights, {"model_type": "llama"}, ["not in the architecture: model.layers.0.self_attn.k_proj.bias"]),
+        (keep_weights, {"intermediate_size": 32}, ["down_proj.weight", "[64, 64]", "[64, 32]"]),
     ],
 )
-def test_other_weights_are_named(
+def test_weights_of_another_architecture_are_named(
     make: Callable[..., Path],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     change: Callable[[Weights], Weights],
     config: dict[str, Any],
-    message: str,
+    values: list[str],
 ) -> None:
     folder = shutil.copytree(make("qwen2", False), tmp_path / "model")
     rewrite(folder, change, **config)
-    with pytest.raises(UserError, match=f"^MODEL_PATH=m: its weights are not .*{message}") as error:
+    with refuses("model.weights-mismatch", "MODEL_PATH=m: ", *values) as error:
         check_architecture(folder, "MODEL_PATH=m")
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
@@ -91,13 +95,13 @@ def test_other_weights_are_named(
 
 def test_a_tied_model_may_be_saved_with_its_head(make: Callable[..., Path], tmp_path: Path) -> None:
     folder = shutil.copytree(make("qwen2", True), tmp_path / "model")
-    rewrite(folder, with_head)
+    rewrite(folder, add_head)
     check_architecture(folder, "model")
 
 
-def test_a_download_that_is_not_whole_is_not_looked_into(make: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_incomplete_download_is_not_compared(make: Callable[..., Path], tmp_path: Path) -> None:
     folder = shutil.copytree(make("qwen2", False), tmp_path / "model")
-    rewrite(folder, without("layers.1"))
+    rewrite(folder, drop_weights("layers.1"))
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     parts = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))

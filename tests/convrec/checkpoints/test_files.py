@@ -1,4 +1,4 @@
-"""Every kind of damage to a checkpoint has its own message, and the fingerprint is of contents."""
+"""Each kind of damage to a checkpoint has its error code; the fingerprint depends on contents only."""
 
 import json
 import zipfile
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from convrec.base.errors import UserError
 from convrec.checkpoints.files import check_hugging_face, check_shards, fingerprint
+from tests.user_errors import refuses
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def model(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
     return sound_model(tmp_path / "model")
 
 
-def test_a_whole_checkpoint_passes(model: Path) -> None:
+def test_an_intact_checkpoint_passes(model: Path) -> None:
     check_hugging_face(model)
 
 
@@ -58,69 +58,74 @@ def cut_the_config(model: Path) -> None:
 
 
 def copy_the_links_alone(model: Path) -> None:
-    """As `cp -r` copies a snapshot of the Hub's cache, whose files are links into its folder `blobs`."""
+    """Copy a snapshot from the Hub's cache as `cp -r` does: its files are links into the folder `blobs`."""
     (model / "model.safetensors").unlink()
     (model / "model.safetensors").symlink_to("../../blobs/9f3a")
 
 
-def hold(name: str, text: str) -> Callable[[Path], None]:
+def write(name: str, text: str) -> Callable[[Path], None]:
     return lambda model: (model / name).write_text(text) and None
 
 
+NOT_AN_OBJECT = "file.not-a-json-object"
+INVALID_JSON = "file.invalid-json"
+INDEX = "model.safetensors.index.json"
+DAMAGED_INDEX = "checkpoint.damaged-index"
+MISSING_WEIGHTS = "checkpoint.missing-weights"
+TRUNCATED = "checkpoint.truncated-file"
+
+
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "code", "values"),
     [
-        (copy_the_links_alone, r"model\.safetensors: a link to \.\./\.\./blobs/9f3a, where nothing is: .*`cp -rL`"),
-        (hold("config.json", "[]"), r"config\.json: expected a JSON object, it is a list"),
-        (hold("config.json", "3"), r"config\.json: expected a JSON object, it is 3"),
-        (hold("config.json", "[" * 100_000), r"config\.json: not readable as JSON"),
-        (hold("generation_config.json", "[]"), r"generation_config\.json: expected a JSON object"),
-        (hold("generation_config.json", "{"), r"generation_config\.json: not readable as JSON"),
-        (hold("tokenizer_config.json", '"x"'), r"tokenizer_config\.json: expected a JSON object"),
-        (hold("adapter_config.json", "null"), r"adapter_config\.json: expected a JSON object, it is null"),
-        (hold("model.safetensors.index.json", "[]"), r"index\.json: expected a JSON object, it is a list"),
-        (hold("model.safetensors.index.json", '{"weight_map": ["a"]}'), r"index\.json: its weight_map does not name"),
-        (
-            hold("model.safetensors.index.json", '{"weight_map": {"w": 1}}'),
-            r"index\.json: its weight_map does not name",
-        ),
-        (cut_the_end, r"model\.safetensors: .* bytes, .*not fully covered.* half written"),
-        (cut_the_header, r"model\.safetensors: .* bytes, .*header.* half written"),
-        (remove_the_weights, "no weights"),
-        (list_a_second_file, r"1 of the 2 weight files .*model-00002-of-00002\.safetensors"),
-        (cut_a_bin, r"pytorch_model\.bin: .* without an end"),
-        (write_another_zip_as_a_bin, r"pytorch_model\.bin: not a file of torch\.save"),
-        (plant_code_in_a_bin, r"pytorch_model\.bin: it holds pathlib\.\w+, more than tensors .* refused"),
-        (cut_the_config, r"config\.json: not readable as JSON"),
+        (copy_the_links_alone, "checkpoint.dangling-link", ["model.safetensors", "../../blobs/9f3a"]),
+        (write("config.json", "[]"), NOT_AN_OBJECT, ["config.json", "a list"]),
+        (write("config.json", "3"), NOT_AN_OBJECT, ["config.json", "3"]),
+        (write("config.json", "[" * 100_000), INVALID_JSON, ["config.json"]),
+        (write("generation_config.json", "[]"), NOT_AN_OBJECT, ["generation_config.json"]),
+        (write("generation_config.json", "{"), INVALID_JSON, ["generation_config.json"]),
+        (write("tokenizer_config.json", '"x"'), NOT_AN_OBJECT, ["tokenizer_config.json"]),
+        (write("adapter_config.json", "null"), NOT_AN_OBJECT, ["adapter_config.json", "null"]),
+        (write(INDEX, "[]"), NOT_AN_OBJECT, [INDEX, "a list"]),
+        (write(INDEX, '{"weight_map": ["a"]}'), DAMAGED_INDEX, [INDEX]),
+        (write(INDEX, '{"weight_map": {"w": 1}}'), DAMAGED_INDEX, [INDEX]),
+        (cut_the_end, TRUNCATED, ["model.safetensors", "bytes", "not fully covered"]),
+        (cut_the_header, TRUNCATED, ["model.safetensors", "20 bytes", "header"]),
+        (remove_the_weights, MISSING_WEIGHTS, ["/model:"]),
+        (list_a_second_file, MISSING_WEIGHTS, ["1 of the 2", "model-00002-of-00002.safetensors"]),
+        (cut_a_bin, TRUNCATED, ["pytorch_model.bin"]),
+        (write_another_zip_as_a_bin, "checkpoint.not-a-torch-file", ["pytorch_model.bin"]),
+        (plant_code_in_a_bin, "checkpoint.unsafe-content", ["pytorch_model.bin", "pathlib."]),
+        (cut_the_config, INVALID_JSON, ["config.json"]),
     ],
 )
-def test_damage_is_named(model: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_damage_is_named(model: Path, damage: Callable[[Path], None], code: str, values: list[str]) -> None:
     damage(model)
-    with pytest.raises(UserError, match=message):
+    with refuses(code, *values):
         check_hugging_face(model)
 
 
-def test_shards_must_all_be_there_and_whole(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no model shards"):
+def test_missing_or_truncated_shards_are_refused(tmp_path: Path) -> None:
+    with refuses("checkpoint.no-shards", tmp_path):
         check_shards(tmp_path)
     for rank in range(2):
         torch.save({}, tmp_path / f"model_world_size_2_rank_{rank}.pt")
-    with pytest.raises(UserError, match=r"no fsdp_config\.json"):
+    with refuses("checkpoint.missing-file", tmp_path, "fsdp_config.json"):
         check_shards(tmp_path)
     (tmp_path / "fsdp_config.json").write_text('{"world_size": 2}')
     check_shards(tmp_path)
     second = tmp_path / "model_world_size_2_rank_1.pt"
     second.write_bytes(second.read_bytes()[:10])
-    with pytest.raises(UserError, match=r"rank_1\.pt: 10 bytes without an end"):
+    with refuses("checkpoint.truncated-file", second, "10 bytes"):
         check_shards(tmp_path)
     second.unlink()
-    with pytest.raises(UserError, match=r"rank_1\.pt is missing \(1 of 2 shards are\)"):
+    with refuses("checkpoint.missing-file", "1 of 2", second.name):
         check_shards(tmp_path)
 
 
-def test_the_fingerprint_is_of_contents(model: Path, tmp_path: Path, sound_model: Callable[..., Path]) -> None:
+def test_fingerprint_depends_on_contents_only(model: Path, tmp_path: Path, sound_model: Callable[..., Path]) -> None:
     assert fingerprint(sound_model(tmp_path / "copy")) == fingerprint(model)
-    (tmp_path / "copy" / "training.log").write_text("says nothing about answers")
+    (tmp_path / "copy" / "training.log").write_text("does not change the model")
     assert fingerprint(tmp_path / "copy") == fingerprint(model)
     assert fingerprint(sound_model(tmp_path / "other", weight=0.25)) != fingerprint(model)
     (tmp_path / "copy" / "chat_template.jinja").write_text("another prompt")

@@ -1,4 +1,4 @@
-"""A model's Hugging Face id is refused, or found, within seconds."""
+"""A model's Hugging Face id is accepted or refused within seconds."""
 
 import json
 import socket
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from convrec.base.errors import UserError
 from convrec.checkpoints import hub
 from convrec.checkpoints.models import resolve_model
+from tests.user_errors import refuses
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json": b'{"model_type": "qwen2"}', "model.safetensors": b"weights", "model.gguf": b"other weights"}
@@ -21,7 +21,7 @@ TOKEN = "hf_secret"
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """The Hub's API, as far as a download of org/name at its tag v1 needs it; TOKEN alone may read."""
+    """The part of the Hub's API that a download of org/name at tag v1 needs; reading requires TOKEN."""
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -76,13 +76,13 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
     hub.require(str(tmp_path), "MODEL_PATH=")
 
 
 def test_an_id_is_refused_offline(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"--model nobody/nothing: no folder here, and not to be had from the Hub"):
+    with refuses("hub.unavailable-model", "--model nobody/nothing: "):
         hub.require("nobody/nothing", "--model ")
     assert not hub.is_cached("nobody/nothing")
 
@@ -114,12 +114,12 @@ def test_a_revision_becomes_its_folder_without_other_formats(stand_in: None, mon
 
 
 def test_gated_model_and_missing_revision_give_one_line_errors(stand_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"^MODEL_PATH=org/name@v1: .*HF_TOKEN is for a gated") as refused:
+    with refuses("hub.unavailable-revision", "MODEL_PATH=org/name@v1: ", "HF_TOKEN") as gated:
         resolve_model("org/name@v1")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with pytest.raises(UserError, match=r"^MODEL_PATH=org/name@v2: .*is 'v2' a branch, a tag or a commit") as missing:
+    with refuses("hub.unavailable-revision", "MODEL_PATH=org/name@v2: ", "'v2'") as missing:
         resolve_model("org/name@v2")
-    assert "\n" not in str(refused.value) + str(missing.value)
+    assert "\n" not in str(gated.value) + str(missing.value)
 
 
 def test_an_id_may_have_a_revision_with_slashes() -> None:

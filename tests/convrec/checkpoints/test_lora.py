@@ -1,4 +1,4 @@
-"""Checkpoints as verl's FSDP workers write them, of 2 and 3 processes, become one model; LoRA: base + alpha / r B A."""
+"""Shards that 2 or 3 of verl's FSDP workers wrote are merged into one model; LoRA: base + alpha / r B A."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from convrec.base.errors import UserError
 from convrec.checkpoints.models import resolve_model
 from recipes.tiny_model import make_tiny_model
 from tests.conftest import mark_complete
+from tests.user_errors import refuses
 
-RANK, ALPHA = 4, 8
+RANK = 4
+ALPHA = 8
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_shards(state: dict[str, torch.Tensor], folder: Path, world_size: int) -> None:
-    """The parameters cut along their first dimension into DTensors, as FSDP2 saves them, each process its own file."""
+    """Save parameters as FSDP2 does: DTensors sharded along the first dimension, one file per process."""
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -54,7 +55,7 @@ def test_lora_shards_of_two_processes_are_merged(base: Path, tmp_path: Path) -> 
     torch.manual_seed(0)
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
-            # multiples of 1/8 up to 1/2: the merger's bfloat16 holds them exactly
+            # Multiples of 1/8 up to 1/2 are exact in the merger's bfloat16.
             parameter.data = torch.randint(-4, 5, parameter.shape) / 8.0
     state = adapted.state_dict()
 
@@ -64,26 +65,26 @@ def test_lora_shards_of_two_processes_are_merged(base: Path, tmp_path: Path) -> 
     (actor / "lora_train_meta.json").write_text(json.dumps({"r": RANK, "lora_alpha": ALPHA, "task_type": "CAUSAL_LM"}))
     model.config.save_pretrained(actor / "huggingface")
     AutoTokenizer.from_pretrained(base).save_pretrained(actor / "huggingface")
-    # what verl's `hf_model` writes for LoRA: the adapter's names, which nothing loads
-    (actor / "huggingface" / "model.safetensors").write_bytes(b"not for use")
+    # For LoRA, verl's `hf_model` writes weights under the adapter's names, which nothing can load.
+    (actor / "huggingface" / "model.safetensors").write_bytes(b"unusable")
     mark_complete(tmp_path / "run", 3)
     (tmp_path / "run" / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {base}}}}}\n")
 
     merged = AutoModelForCausalLM.from_pretrained(resolve_model(tmp_path / "run"), dtype=torch.float32).state_dict()
-    moved = 0
+    changed = 0
     for name, value in before.items():
         key = f"base_model.model.{name.removesuffix('.weight')}"
         expected = value
         if f"{key}.lora_A.default.weight" in state:
             update = state[f"{key}.lora_B.default.weight"] @ state[f"{key}.lora_A.default.weight"]
             expected = value + ALPHA / RANK * update
-            moved += 1
+            changed += 1
         torch.testing.assert_close(merged[name], expected, rtol=0, atol=1e-5)
-    assert moved == 7  # q, k, v, o, gate, up, down of the one layer
+    assert changed == 7  # q, k, v, o, gate, up, down of the only layer
 
 
 def test_shards_of_three_processes_are_merged(base: Path, tmp_path: Path) -> None:
-    """Without LoRA, and with 64 rows, which three processes cannot share evenly."""
+    """Without LoRA; three processes cannot share 64 rows evenly."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)  # the merger writes bfloat16
@@ -100,5 +101,5 @@ def test_shards_of_three_processes_are_merged(base: Path, tmp_path: Path) -> Non
 
 def test_an_adapter_without_a_base_is_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="names no base_model_name_or_path"):
+    with refuses("model.missing-base", tmp_path, "base_model_name_or_path"):
         resolve_model(tmp_path)

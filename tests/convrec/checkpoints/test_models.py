@@ -1,4 +1,4 @@
-"""What a user may name as a model, and the Hugging Face folder it becomes."""
+"""Model paths and ids that a user may give, and the Hugging Face folders they resolve to."""
 
 import contextlib
 import json
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from convrec.base.errors import UserError
 from convrec.checkpoints import models as checkpoints
 from convrec.checkpoints.files import fingerprint
 from convrec.checkpoints.models import check_model_path, find_step, resolve_model, run_folder
@@ -29,8 +28,8 @@ def hugging_face(tmp_path: Path, sound_model: Model) -> Path:
     return sound_model(tmp_path / "model")
 
 
-def _run(folder: Path, *steps: int, complete: int) -> Path:
-    """A run folder whose steps hold verl's shards of one process."""
+def _make_run(folder: Path, *steps: int, complete: int) -> Path:
+    """Make a run folder whose steps contain verl's shards of one process."""
     for step in steps:
         actor = folder / f"global_step_{step}" / "actor"
         actor.mkdir(parents=True)
@@ -40,18 +39,18 @@ def _run(folder: Path, *steps: int, complete: int) -> Path:
     return folder
 
 
-def test_a_hugging_face_id_and_a_folder_are_themselves(hugging_face: Path) -> None:
+def test_a_hugging_face_id_or_folder_resolves_to_itself(hugging_face: Path) -> None:
     assert resolve_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
     assert resolve_model(hugging_face) == str(hugging_face)
 
 
-@pytest.mark.parametrize(("named", "step"), [("", 200), ("global_step_100", 100)])
+@pytest.mark.parametrize(("subfolder", "step"), [("", 200), ("global_step_100", 100)])
 def test_run_folder_resolves_to_newest_complete_or_named_step(
-    tmp_path: Path, sound_model: Model, named: str, step: int
+    tmp_path: Path, sound_model: Model, subfolder: str, step: int
 ) -> None:
-    run = _run(tmp_path / "run", 100, 200, 300, complete=200)
+    run = _make_run(tmp_path / "run", 100, 200, 300, complete=200)
     saved = sound_model(run / f"global_step_{step}" / "actor" / "huggingface")
-    assert resolve_model(run / named) == str(saved)
+    assert resolve_model(run / subfolder) == str(saved)
 
 
 @pytest.mark.parametrize(
@@ -101,21 +100,21 @@ def test_a_choice_is_for_run_folders_alone(validated_run: Path, hugging_face: Pa
     assert resolve_model(named) == str(named)
 
 
-def test_what_was_cut_off_while_it_was_written_is_no_checkpoint(tmp_path: Path, sound_model: Model) -> None:
-    """Though verl's tracker names it already, a moment before it has its manifest."""
-    run = _run(tmp_path / "run", 100, 200, complete=100)
+def test_an_incomplete_checkpoint_is_refused(tmp_path: Path, sound_model: Model) -> None:
+    """verl's tracker already names it a moment before it has its manifest."""
+    run = _make_run(tmp_path / "run", 100, 200, complete=100)
     for step in (100, 200):
         sound_model(run / f"global_step_{step}" / "actor" / "huggingface")
     (run / LATEST).write_text("200")
     assert resolve_model(run) == str(run / "global_step_100" / "actor" / "huggingface")
-    with pytest.raises(UserError, match=r"global_step_200: no complete\.json: it was cut off while it was written"):
+    with refuses("model.incomplete-checkpoint", "global_step_200", "complete.json"):
         resolve_model(run / "global_step_200")
 
 
 @pytest.mark.parametrize("below", ["", "/actor/huggingface"])
 def test_missing_step_error_lists_the_available_steps(tmp_path: Path, below: str) -> None:
-    run = _run(tmp_path / "run", 20, 100, complete=100)
-    with pytest.raises(UserError, match=r"global_step_300.*steps 20, 100 are there"):
+    run = _make_run(tmp_path / "run", 20, 100, complete=100)
+    with refuses("model.missing-step", "global_step_300", "20, 100"):
         resolve_model(f"{run}/global_step_300{below}")
 
 
@@ -136,8 +135,8 @@ def _merger(calls: list[list[str]], write: Model | None) -> Any:
 
 
 def test_shards_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model) -> None:
-    run = _run(tmp_path / "run", 7, complete=7)
-    (run / "global_step_7" / "actor" / "huggingface").mkdir()  # verl writes config and tokenizer there in any case
+    run = _make_run(tmp_path / "run", 7, complete=7)
+    (run / "global_step_7" / "actor" / "huggingface").mkdir()  # verl always writes config and tokenizer there
     calls: list[list[str]] = []
     monkeypatch.setattr(checkpoints.subprocess, "run", _merger(calls, sound_model))
     merged = run / "global_step_7" / "merged"
@@ -150,12 +149,13 @@ def test_shards_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_shards_that_were_trained_again_are_merged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = _run(tmp_path / "run", 7, complete=7)
-    step, calls = run / "global_step_7", []
+    run = _make_run(tmp_path / "run", 7, complete=7)
+    step = run / "global_step_7"
+    calls: list[list[str]] = []
     monkeypatch.setattr(checkpoints.subprocess, "run", _merger(calls, sound_model))
-    sound_model(step / "merged", weight=0.25)  # of a version that took no note of what it was made from
+    sound_model(step / "merged", weight=0.25)  # written by a version that did not record the sources
     assert resolve_model(run) == str(step / "merged")
-    assert "merged: not made from the weights that are there now, made anew" in capsys.readouterr().err
+    assert f"{step / 'merged'}: merged again" in capsys.readouterr().err
     assert fingerprint(step / "merged") == fingerprint(sound_model(tmp_path / "as_the_merger_writes"))
     assert len(calls) == 1
     shard = step / "actor" / "model_world_size_1_rank_0.pt"
@@ -163,7 +163,7 @@ def test_shards_that_were_trained_again_are_merged_again(
     resolve_model(run)
     resolve_model(run)
     assert len(calls) == 2
-    shard.unlink()  # removed to save room: what was merged is all there is
+    shard.unlink()  # removed to save disk space: only the merged model is left
     assert resolve_model(run) == str(step / "merged")
     assert len(calls) == 2
 
@@ -171,17 +171,19 @@ def test_shards_that_were_trained_again_are_merged_again(
 def test_retrained_adapter_or_base_is_merged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model
 ) -> None:
-    base, adapter, calls = sound_model(tmp_path / "base"), tmp_path / "adapter", []
+    base = sound_model(tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    calls: list[list[str]] = []
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
     (adapter / "adapter_model.safetensors").write_bytes(b"first")
 
-    def add(command: list[str], **_: Any) -> subprocess.CompletedProcess:
+    def merge(command: list[str], **_: Any) -> subprocess.CompletedProcess:
         calls.append(command)
         sound_model(Path(command[-1]))
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(checkpoints.subprocess, "run", add)
+    monkeypatch.setattr(checkpoints.subprocess, "run", merge)
     for _ in range(2):
         assert resolve_model(adapter) == str(adapter / "merged")
     assert len(calls) == 1
@@ -198,7 +200,7 @@ def test_retrained_adapter_or_base_is_merged_again(
     assert len(calls) == 3
 
 
-def test_a_home_folder_is_handed_on_in_full(
+def test_a_home_folder_is_expanded(
     hugging_face: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -206,86 +208,88 @@ def test_a_home_folder_is_handed_on_in_full(
 
 
 def test_the_run_of_a_model_is_found_from_any_of_its_folders(tmp_path: Path, sound_model: Model) -> None:
-    run = _run(tmp_path / "run", 7, complete=7)
+    run = _make_run(tmp_path / "run", 7, complete=7)
     inside = sound_model(run / "global_step_7" / "actor" / "huggingface")
     assert [run_folder(path) for path in (run, run / "global_step_7", inside)] == [run] * 3
     assert [run_folder(path) for path in (tmp_path, "Qwen/Qwen2.5-0.5B", tmp_path / "gone")] == [None] * 3
 
 
-def test_a_merge_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = _run(tmp_path / "run", 7, complete=7)
+def test_a_failed_merge_leaves_no_files_and_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _make_run(tmp_path / "run", 7, complete=7)
     monkeypatch.setattr(checkpoints.subprocess, "run", _merger([], None))
-    with pytest.raises(UserError, match="shards are missing"):
+    with refuses("model.failed-merge", run / "global_step_7", "shards are missing"):
         resolve_model(run)
     assert not (run / "global_step_7" / "merged").exists()
 
 
 @pytest.mark.parametrize("path", ["/no/such/model", "./model", "~/no-such-model", "model", "a/b/c", "my model/x"])
 def test_a_path_that_does_not_exist_is_named(path: str) -> None:
-    with pytest.raises(UserError, match="no such folder, and not a Hugging Face id") as error:
+    with refuses("model.missing-folder", f"MODEL_PATH={path}: "):
         resolve_model(path)
-    assert str(error.value).startswith(f"MODEL_PATH={path}: ")
 
 
 def test_mistyped_local_folder_is_not_taken_for_a_hub_id(hugging_face: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hugging_face.parent.parent)
-    with pytest.raises(UserError, match="no such folder"):
+    with refuses("model.missing-folder", f"{hugging_face.parent.name}/modle"):
         resolve_model(f"{hugging_face.parent.name}/modle")
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_a_model_whose_settings_are_damaged_is_one_line(hugging_face: Path, name: str) -> None:
+def test_a_model_with_damaged_settings_is_refused(hugging_face: Path, name: str) -> None:
     (hugging_face / name).write_text("[1]")
-    with pytest.raises(UserError, match=rf"{name}: expected a JSON object, it is a list"):
+    with refuses("file.not-a-json-object", hugging_face / name, "a list"):
         resolve_model(hugging_face)
 
 
-def test_hub_snapshot_with_dangling_links_gives_a_one_line_error(tmp_path: Path) -> None:
+def test_hub_snapshot_with_dangling_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "config.json").symlink_to("../../blobs/41ce")
-    with pytest.raises(UserError, match=r"snapshot/config\.json: a link to .*blobs/41ce, where nothing is"):
+    with refuses("checkpoint.dangling-link", "snapshot/config.json", "../../blobs/41ce"):
         resolve_model(tmp_path / "snapshot")
 
 
-def adapter_of(folder: Path, base: object) -> Path:
+def make_adapter(folder: Path, base: object) -> Path:
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
     (folder / "adapter_model.safetensors").write_bytes(b"weights")
     return folder
 
 
-@pytest.mark.parametrize("content", ["[]", '{"base_model_name', "3"])
-def test_an_adapter_whose_settings_are_damaged_is_one_line(tmp_path: Path, content: str) -> None:
-    adapter = adapter_of(tmp_path / "adapter", None)
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [("[]", "file.not-a-json-object"), ("3", "file.not-a-json-object"), ('{"base_model_name', "file.invalid-json")],
+)
+def test_an_adapter_with_damaged_settings_is_refused(tmp_path: Path, content: str, code: str) -> None:
+    adapter = make_adapter(tmp_path / "adapter", None)
     (adapter / "adapter_config.json").write_text(content)
-    with pytest.raises(UserError, match=r"adapter_config\.json: (expected a JSON object|not readable as JSON)"):
+    with refuses(code, adapter / "adapter_config.json"):
         resolve_model(adapter)
 
 
 @pytest.mark.parametrize("base", ["itself", "one that is built on it"])
-def test_an_adapter_that_is_its_own_base_is_one_line(tmp_path: Path, base: str) -> None:
-    adapter = adapter_of(tmp_path / "adapter", str(tmp_path / ("adapter" if base == "itself" else "second")))
-    adapter_of(tmp_path / "second", str(adapter))
-    with pytest.raises(UserError, match=r"its base model is \S+/adapter, which is built on it"):
+def test_an_adapter_that_is_its_own_base_is_refused(tmp_path: Path, base: str) -> None:
+    adapter = make_adapter(tmp_path / "adapter", str(tmp_path / ("adapter" if base == "itself" else "second")))
+    make_adapter(tmp_path / "second", str(adapter))
+    with refuses("model.circular-base", adapter):
         resolve_model(adapter)
     assert sorted(path.name for path in adapter.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-def test_an_adapter_whose_base_is_gone_names_both(tmp_path: Path) -> None:
-    adapter = adapter_of(tmp_path / "adapter", str(tmp_path / "gone"))
-    with pytest.raises(UserError, match=rf"{adapter}: its base model {tmp_path}/gone: no such folder"):
+def test_an_adapter_whose_base_is_missing_names_both(tmp_path: Path) -> None:
+    adapter = make_adapter(tmp_path / "adapter", str(tmp_path / "gone"))
+    with refuses("model.missing-folder", adapter, tmp_path / "gone"):
         resolve_model(adapter)
 
 
 @pytest.mark.parametrize("base", [3, ["a"]])
-def test_an_adapter_whose_base_is_no_text_is_one_line(tmp_path: Path, base: object) -> None:
-    with pytest.raises(UserError, match="base_model_name_or_path: expected a folder or an id"):
-        resolve_model(adapter_of(tmp_path / "adapter", base))
+def test_an_adapter_whose_base_is_not_text_is_refused(tmp_path: Path, base: object) -> None:
+    with refuses("model.invalid-base", "adapter_config.json", f"base_model_name_or_path={base}"):
+        resolve_model(make_adapter(tmp_path / "adapter", base))
 
 
 @contextlib.contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """The folder as somebody sees it who may not write there; root may, and becomes another user."""
+def deny_writes(folder: Path) -> Iterator[None]:
+    """Make a folder read-only; root, which may write anyway, becomes another user."""
     folder.chmod(0o555)
     is_root = os.geteuid() == 0
     if is_root:
@@ -300,24 +304,24 @@ def read_only(folder: Path) -> Iterator[None]:
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """pytest's own are closed to other users."""
+    """Yield a folder that other users may enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 @pytest.mark.parametrize("kind", ["adapter", "run"])
-def test_merge_on_read_only_storage_gives_a_one_line_error(public_folder: Path, kind: str) -> None:
+def test_merge_on_read_only_storage_is_refused(public_folder: Path, kind: str) -> None:
     if kind == "adapter":
-        given = folder = adapter_of(public_folder / "adapter", str(public_folder))
+        model = folder = make_adapter(public_folder / "adapter", str(public_folder))
     else:
-        given = _run(public_folder / "run", 7, complete=7)
-        folder = given / "global_step_7"
-    with read_only(folder), pytest.raises(UserError, match=r"merged: the merged model is kept there, .*copy") as error:
-        resolve_model(given)
+        model = _make_run(public_folder / "run", 7, complete=7)
+        folder = model / "global_step_7"
+    with deny_writes(folder), refuses("model.read-only-storage", folder / "merged") as error:
+        resolve_model(model)
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"neither a config\.json .* nor a complete checkpoint"):
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with refuses("model.not-a-model-folder", f"MODEL_PATH={tmp_path}"):
         resolve_model(tmp_path)

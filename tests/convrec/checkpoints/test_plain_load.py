@@ -1,16 +1,14 @@
-"""Shards as verl saves and loads them, and one in which somebody has planted code."""
+"""Shards that verl saves load; a shard in which somebody has planted code is refused."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from convrec.base.errors import UserError
 from convrec.checkpoints.models import resolve_model
 from recipes.tiny_model import make_tiny_model
 from tests.conftest import mark_complete
+from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[3]
 # A model wrapped by FSDP2, saved and loaded by verl's checkpoint manager in a group of one process; then the random
@@ -57,17 +55,18 @@ for name in ("extra_state", "model"):
 def test_verl_checkpoint_loads_and_planted_code_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
     model = make_tiny_model(tmp_path / "model", ["a b c\n" * 40], vocab_size=300, **sizes)
-    folder, ran = tmp_path / "global_step_1", tmp_path / "it ran"
+    folder = tmp_path / "global_step_1"
+    planted = tmp_path / "it ran"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_PLATFORM": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", SAVE_AND_LOAD, str(folder), str(model), str(ran)],
+    process = subprocess.run(
+        [sys.executable, "-c", SAVE_AND_LOAD, str(folder), str(model), str(planted)],
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-3:] == ["loaded", "refused", "refused"]
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stdout.splitlines()[-3:] == ["loaded", "refused", "refused"]
     mark_complete(tmp_path, 1)
-    with pytest.raises(UserError, match="could run code here: refused"):
+    with refuses("checkpoint.unsafe-content", folder, "mkdir"):
         resolve_model(folder)
-    assert not ran.exists()
-    # what reads a command's files must not change how Ray's workers, which it starts next, unpickle their messages
+    assert not planted.exists()
+    # Checking a model's files must not change how Ray's workers, which a command starts next, unpickle messages.
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ

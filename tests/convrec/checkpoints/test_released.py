@@ -1,7 +1,7 @@
-"""The paper's released checkpoints (docs/how-to/released.md): a checkpoint of TRL with DeepSpeed's files, made up here.
+"""Checkpoints in the format of the paper's release (docs/how-to/released.md): TRL with DeepSpeed, built by the test.
 
-Its form is that of TRL 0.21 with the public code's settings: transformers 4.5x's config.json, weights in several files,
-the head left out where it is the embedding, and beside them files of torch.save that hold code.
+The layout is that of TRL 0.21 with the settings of the public code: transformers 4.5x's config.json, sharded weights,
+no output head where it is tied to the embedding, and files written by torch.save that contain code.
 """
 
 import json
@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from convrec.base.errors import UserError
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import check_model_path, resolve_model
 from convrec.data.schema import prompt_text
 from convrec.data.tokenizer import load_tokenizer
 from recipes.tiny_model import make_tiny_model
+from tests.user_errors import refuses
 
 
 class Planted:
-    """Pickled as a call: whoever loads it makes a folder."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -30,8 +30,8 @@ class Planted:
         return os.mkdir, (self.folder,)
 
 
-def add_what_resumes(checkpoint: Path, planted: Path, step: int, processes: int = 4) -> None:
-    """Optimizer, scheduler and random states, as transformers' Trainer and DeepSpeed ZeRO-3 leave them."""
+def add_training_state(checkpoint: Path, planted: Path, step: int, processes: int = 4) -> None:
+    """Add optimizer, scheduler and random states, as transformers' Trainer and DeepSpeed ZeRO-3 write them."""
     states = checkpoint / f"global_step{step}"
     states.mkdir()
     code = Planted(planted)
@@ -49,7 +49,7 @@ def add_what_resumes(checkpoint: Path, planted: Path, step: int, processes: int 
 
 @pytest.fixture(scope="module", params=["qwen2", "llama"])
 def released(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """results/MODEL/checkpoint-1500, its weights in several files."""
+    """Return results/checkpoint-1500, with sharded weights."""
     from transformers import AutoModelForCausalLM
 
     results = tmp_path_factory.mktemp("released") / "results"
@@ -67,21 +67,21 @@ def released(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.55.0"
     (checkpoint / "config.json").write_text(json.dumps(config))
-    add_what_resumes(checkpoint, results / "planted", 1500)
+    add_training_state(checkpoint, results / "planted", 1500)
     return checkpoint
 
 
-def index_of(checkpoint: Path) -> dict[str, str]:
+def read_weight_map(checkpoint: Path) -> dict[str, str]:
     return json.loads((checkpoint / "model.safetensors.index.json").read_text())["weight_map"]
 
 
-def test_the_form_is_the_one_that_is_meant(released: Path) -> None:
-    assert len(set(index_of(released).values())) > 1
-    assert "lm_head.weight" not in index_of(released)
+def test_the_fixture_has_the_intended_layout(released: Path) -> None:
+    assert len(set(read_weight_map(released).values())) > 1
+    assert "lm_head.weight" not in read_weight_map(released)
     assert len(list(released.glob("global_step1500/*.pt"))) == 8
 
 
-def test_it_is_a_model_as_it_is_and_no_code_in_it_runs(released: Path) -> None:
+def test_it_loads_unchanged_and_no_code_in_it_runs(released: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     assert resolve_model(released) == str(released)
@@ -95,25 +95,25 @@ def test_it_is_a_model_as_it_is_and_no_code_in_it_runs(released: Path) -> None:
     assert not (released.parent / "planted").exists()
 
 
-def test_what_resumes_a_training_changes_no_answer(released: Path) -> None:
-    """Deleting the optimizer to save room asks no list again."""
+def test_the_training_state_does_not_change_the_fingerprint(released: Path) -> None:
+    """Deleting the optimizer to save disk space must not invalidate lists that were generated before."""
     before = fingerprint(released)
-    kept = (released / "training_args.bin").read_bytes()
+    content = (released / "training_args.bin").read_bytes()
     (released / "training_args.bin").unlink()
     assert fingerprint(released) == before
-    (released / "training_args.bin").write_bytes(kept)
+    (released / "training_args.bin").write_bytes(content)
 
 
 def test_a_weight_file_that_was_not_downloaded_is_named(released: Path) -> None:
-    missing = released / sorted(set(index_of(released).values()))[-1]
-    away = missing.rename(missing.with_suffix(".away"))
+    missing = released / sorted(set(read_weight_map(released).values()))[-1]
+    moved = missing.rename(missing.with_suffix(".moved"))
     try:
-        with pytest.raises(UserError, match=rf"1 of the \d+ weight files .* are missing \({missing.name}\)"):
+        with refuses("checkpoint.missing-weights", released, missing.name):
             check_hugging_face(released)
     finally:
-        away.rename(missing)
+        moved.rename(missing)
 
 
-def test_the_folder_above_is_answered_with_the_checkpoints_in_it(released: Path) -> None:
-    with pytest.raises(UserError, match=r"There are models in it: checkpoint-1500$"):
+def test_the_parent_folder_error_lists_the_checkpoints_in_it(released: Path) -> None:
+    with refuses("model.not-a-model-folder", released.parent, "checkpoint-1500"):
         check_model_path(released.parent)

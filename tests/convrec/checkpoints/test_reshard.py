@@ -1,4 +1,4 @@
-"""A run goes on with another number of processes: verl's checkpoint manager, FSDP2 and gloo, 1, 2 and 4 of them."""
+"""A run continues with another number of processes (1, 2 or 4), with verl's checkpoint manager, FSDP2 and gloo."""
 
 import json
 import os
@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-ROWS, TOKENS, VOCAB = 4, 6, 101  # 101 rows of the embedding: cut unevenly by 2 and by 4
-BEFORE, AFTER = 3, 3  # updates
-CASES = [(4, 2), (4, 1), (1, 4)]  # saved by, resumed by
+ROWS = 4
+TOKENS = 6
+VOCAB = 101  # rows of the embedding: 2 and 4 processes cannot share them evenly
+BEFORE = 3  # updates before the checkpoint
+AFTER = 3  # updates after it
+CASES = [(4, 2), (4, 1), (1, 4)]  # processes that save, processes that resume
 
 
 def make(processes: int) -> tuple[Any, Any, Any]:
@@ -41,27 +44,35 @@ def make(processes: int) -> tuple[Any, Any, Any]:
 
 
 def train(model: Any, manager: Any, schedule: Any, processes: int, first: int, updates: int) -> list[list[float]]:
-    """[loss of all rows, gradient norm, learning rate] of each update."""
+    """Train, and return [loss of all rows, gradient norm, learning rate] for each update."""
     import torch
     import torch.distributed as dist
 
     metrics = []
     for step in range(first, first + updates):
         tokens = torch.randint(0, VOCAB, (ROWS, TOKENS), generator=torch.Generator().manual_seed(step))
-        mine = tokens.chunk(processes)[dist.get_rank()]
-        loss = model(input_ids=mine, labels=mine).loss
+        local_tokens = tokens.chunk(processes)[dist.get_rank()]
+        loss = model(input_ids=local_tokens, labels=local_tokens).loss
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
-        dist.all_reduce(of_all := loss.detach().clone())
-        metrics.append([of_all.item() / processes, norm.item(), schedule.get_last_lr()[0]])
+        total_loss = loss.detach().clone()
+        dist.all_reduce(total_loss)
+        metrics.append([total_loss.item() / processes, norm.item(), schedule.get_last_lr()[0]])
         manager.optimizer.step()
         schedule.step()
         manager.optimizer.zero_grad()
     return metrics
 
 
-def in_group(rank: int, processes: int, folder: Path, saved: int | None) -> None:
-    """The part of one process, in a group of `processes`: train, save and train on, or load and train on."""
+def run_process(rank: int, processes: int, folder: Path, saved: int | None) -> None:
+    """Train, save and continue (saved None), or load and continue, as one process of a group.
+
+    Args:
+        rank: of this process.
+        processes: size of the group.
+        folder: for checkpoints and metrics.
+        saved: how many processes saved the checkpoint to load, None to start fresh.
+    """
     import torch.distributed as dist
 
     dist.init_process_group(
@@ -77,13 +88,13 @@ def in_group(rank: int, processes: int, folder: Path, saved: int | None) -> None
         metrics = train(model, manager, schedule, processes, BEFORE, AFTER)
     if rank == 0:
         (folder / f"{saved}-{processes}.json").write_text(json.dumps(metrics))
-    dist.barrier()  # whoever leaves early breaks the others' connections
+    dist.barrier()  # a process that exits early breaks the others' connections
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[float]]]:
-    """Of every group; one set of processes is all groups one after the other, since verl's imports take seconds."""
+    """Return the metrics of every group. The same processes form all groups: importing verl takes seconds."""
     folder = tmp_path_factory.mktemp("groups")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     children = [
@@ -96,11 +107,11 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[flo
 
 
 @pytest.mark.parametrize(("saved", "resumed"), CASES)
-def test_metrics_go_on_as_if_nothing_had_happened(metrics: dict[str, Any], saved: int, resumed: int) -> None:
-    undisturbed = metrics["None-1"]
-    assert undisturbed[BEFORE][0] != pytest.approx(undisturbed[0][0], rel=1e-3)  # it has learned something
+def test_metrics_match_an_uninterrupted_run(metrics: dict[str, Any], saved: int, resumed: int) -> None:
+    uninterrupted = metrics["None-1"]
+    assert uninterrupted[BEFORE][0] != pytest.approx(uninterrupted[0][0], rel=1e-3)  # the loss has changed
     for step, values in enumerate(metrics[f"{saved}-{resumed}"], start=BEFORE):
-        assert values == pytest.approx(undisturbed[step], rel=1e-5), f"step {step}"
+        assert values == pytest.approx(uninterrupted[step], rel=1e-5), f"step {step}"
 
 
 if __name__ == "__main__":
@@ -110,9 +121,10 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     use_plain_load()
-    target, own_rank = Path(sys.argv[1]), int(sys.argv[2])
+    target = Path(sys.argv[1])
+    own_rank = int(sys.argv[2])
     groups = [(saved_by, None) for saved_by in sorted({case[0] for case in CASES})]
     groups += [(resumed_by, saved_by) for saved_by, resumed_by in CASES]
     for size, saved_by_size in groups:
         if own_rank < size:
-            in_group(own_rank, size, target, saved_by_size)
+            run_process(own_rank, size, target, saved_by_size)

@@ -1,9 +1,9 @@
-"""What other programs' Arrow types become: the same values in the types that pyarrow writes."""
+"""Arrow types of other programs become the types that pyarrow writes, with the same values."""
 
 import pyarrow as pa
 import pytest
 
-from convrec.data.arrow_types import column_as, plain_batch, plain_type, table_as
+from convrec.data.arrow_types import cast_column, table_as, to_plain_batch, to_plain_type
 
 TURN = pa.struct([("content", pa.string()), ("role", pa.string())])
 
@@ -26,27 +26,27 @@ TURN = pa.struct([("content", pa.string()), ("role", pa.string())])
         ([1, 2], pa.int64(), pa.int64()),
     ],
 )
-def test_every_type_of_the_same_values_becomes_the_plain_one(
+def test_equivalent_types_become_the_plain_type(
     values: list, stored: pa.DataType, plain: pa.DataType
 ) -> None:
     column = pa.array(values, stored)
-    assert plain_type(stored) == plain
-    assert column_as(column, plain).to_pylist() == values
-    assert column_as(column.slice(1), plain).to_pylist() == values[1:]
-    batch = plain_batch(pa.record_batch([column], ["c"]))
+    assert to_plain_type(stored) == plain
+    assert cast_column(column, plain).to_pylist() == values
+    assert cast_column(column.slice(1), plain).to_pylist() == values[1:]
+    batch = to_plain_batch(pa.record_batch([column], ["c"]))
     assert (batch.schema.field("c").type, batch["c"].to_pylist()) == (plain, values)
 
 
-def test_a_column_of_nothing_takes_any_type() -> None:
-    assert column_as(pa.array([[], None]), pa.list_(pa.string())).to_pylist() == [[], None]
-    assert column_as(pa.array([None, None]), pa.list_(TURN)).to_pylist() == [None, None]
+def test_an_all_null_column_takes_any_type() -> None:
+    assert cast_column(pa.array([[], None]), pa.list_(pa.string())).to_pylist() == [[], None]
+    assert cast_column(pa.array([None, None]), pa.list_(TURN)).to_pylist() == [None, None]
 
 
 def test_a_table_has_the_fields_of_the_schema_in_its_order() -> None:
     turns = pa.array([[{"role": "user", "weight": None, "content": "hi"}], None])
     table = pa.table({"more": [1, 2], "prompt": pa.chunked_array([turns.slice(0, 1), turns.slice(1)])})
-    read = table_as(table, pa.schema([("prompt", pa.list_(TURN))]))
-    assert read.schema.field("prompt").type == pa.list_(TURN)
-    assert read.to_pylist() == [{"prompt": [{"content": "hi", "role": "user"}]}, {"prompt": None}]
+    prompts = table_as(table, pa.schema([("prompt", pa.list_(TURN))]))
+    assert prompts.schema.field("prompt").type == pa.list_(TURN)
+    assert prompts.to_pylist() == [{"prompt": [{"content": "hi", "role": "user"}]}, {"prompt": None}]
     with pytest.raises(pa.ArrowInvalid):
         table_as(pa.table({"prompt": ["a"]}), pa.schema([("prompt", pa.int64())]))

@@ -1,4 +1,4 @@
-"""Text of a conversation is text: for every chat template in use it adds no special token to what the model reads."""
+"""Conversation text never becomes a special token, in any common chat template."""
 
 import pytest
 from hypothesis import given, settings
@@ -31,22 +31,22 @@ TEMPLATES = {
     ),
 }  # fmt: skip
 EVERY_TOKEN = [token for tokens, _ in TEMPLATES.values() for token in tokens]
-# whole tokens, their halves, which may come together, and what lies between
+# Whole tokens, their halves, which may join, and the text between.
 PIECES = [*EVERY_TOKEN, *(t[: len(t) // 2] for t in EVERY_TOKEN), *(t[len(t) // 2 :] for t in EVERY_TOKEN)]
 TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=8).map("".join)
 
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict:
-    made = {}
+    tokenizers = {}
     for name, (tokens, template) in TEMPLATES.items():
-        made[name] = train_tokenizer(["user assistant model a b c\n" * 20], [], 300, 512)
-        made[name].add_special_tokens({"additional_special_tokens": tokens})
-        made[name].chat_template = template
-    return made
+        tokenizers[name] = train_tokenizer(["user assistant model a b c\n" * 20], [], 300, 512)
+        tokenizers[name].add_special_tokens({"additional_special_tokens": tokens})
+        tokenizers[name].chat_template = template
+    return tokenizers
 
 
-def special_ids(tokenizer, text: str) -> list[int]:
+def find_special_ids(tokenizer, text: str) -> list[int]:
     specials = {id for token, id in tokenizer.get_added_vocab().items() if token in EVERY_TOKEN}
     return [token for token in encode(tokenizer, text) if token in specials]
 
@@ -56,22 +56,23 @@ def special_ids(tokenizer, text: str) -> list[int]:
 @given(text=TEXTS)
 def test_text_never_becomes_a_control_token(tokenizers, name: str, text: str) -> None:
     tokenizer = tokenizers[name]
-    wanted = special_ids(tokenizer, render_prompt(tokenizer, [{"role": "user", "content": "x"}]))
+    expected = find_special_ids(tokenizer, render_prompt(tokenizer, [{"role": "user", "content": "x"}]))
     messages = [{"role": "user", "content": text}]
     for cleaned in (without_control_tokens(messages, tokenizer), without_control_tokens(messages)):
-        assert special_ids(tokenizer, render_prompt(tokenizer, cleaned)) == wanted
+        assert find_special_ids(tokenizer, render_prompt(tokenizer, cleaned)) == expected
     assert without_control_tokens(messages, tokenizer)[0]["content"].replace(" ", "") == text.replace(" ", "")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_it_would_have_become_one(tokenizers, name: str) -> None:
+def test_unchanged_text_would_become_a_control_token(tokenizers, name: str) -> None:
     tokenizer = tokenizers[name]
     attack = render_prompt(tokenizer, [{"role": "user", "content": "".join(TEMPLATES[name][0])}])
     harmless = render_prompt(tokenizer, [{"role": "user", "content": "x"}])
-    assert len(special_ids(tokenizer, attack)) == len(special_ids(tokenizer, harmless)) + len(TEMPLATES[name][0])
+    num_injected = len(TEMPLATES[name][0])
+    assert len(find_special_ids(tokenizer, attack)) == len(find_special_ids(tokenizer, harmless)) + num_injected
 
 
-def test_other_text_is_left_alone() -> None:
+def test_other_text_stays_unchanged() -> None:
     tokenizer = train_tokenizer(["a b c\n" * 20], [], 300, 512)
     text = "<think>no</think> a < b | c > d, [INSTALL], <strong>, Se7en <3 | Alien |> Aliens"
     assert without_control_tokens([{"role": "user", "content": text}], tokenizer)[0]["content"] == text

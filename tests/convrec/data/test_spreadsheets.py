@@ -1,4 +1,4 @@
-"""Spreadsheets: real ones where openpyxl is installed, and what is said where it is not."""
+"""Spreadsheets: real ones if openpyxl is installed, and the error if it is not."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.data import spreadsheets
 from convrec.data.damage import Damage
 from convrec.data.records import read_records
+from tests.user_errors import refuses
 
 HEADER = ["", "Conversation", "year", "id", "time", "empty"]
 NEEDS_OPENPYXL = pytest.mark.skipif(not find_spec("openpyxl"), reason="the extra xlsx (openpyxl) is not installed")
@@ -26,7 +26,7 @@ def write(path: Path, sheets: Mapping[str, Sequence[Sequence[Any]]]) -> Path:
 
 
 @NEEDS_OPENPYXL
-def test_a_sheet_is_read_as_csv_is(tmp_path: Path) -> None:
+def test_a_sheet_is_read_like_csv(tmp_path: Path) -> None:
     rows = [
         HEADER,
         [0, "USER: 1984, or\nNA?", 1995, 7, datetime(2024, 3, 1, 12, 30), None],
@@ -40,7 +40,7 @@ def test_a_sheet_is_read_as_csv_is(tmp_path: Path) -> None:
 
 
 @NEEDS_OPENPYXL
-def test_ids_of_more_digits_than_a_spreadsheet_keeps_are_spoiled(tmp_path: Path) -> None:
+def test_ids_longer_than_a_spreadsheets_precision_are_rounded(tmp_path: Path) -> None:
     path = write(tmp_path / "a.xlsx", {"a": [["id"], [1234567890123456789], [123456789012345]]})
     records = [record for _, record in read_records(path, Damage())]
     assert records == [{"id": "1.23456789012346E+18"}, {"id": "123456789012345"}]
@@ -48,13 +48,13 @@ def test_ids_of_more_digits_than_a_spreadsheet_keeps_are_spoiled(tmp_path: Path)
 
 @NEEDS_OPENPYXL
 @pytest.mark.parametrize(
-    ("sheets", "said"),
+    ("sheets", "code", "value"),
     [
-        ({"a": [["x"], [1]], "b": [["x"], [2]]}, "a.xlsx: the sheets a, b have rows; keep one, or save each as CSV"),
-        ({"a": [["x", "x"], [1, 2]]}, "a.xlsx: row 1: the header ['x', 'x'] has a name twice or an empty one"),
+        ({"a": [["x"], [1]], "b": [["x"], [2]]}, "spreadsheet.several-sheets", "a, b"),
+        ({"a": [["x", "x"], [1, 2]]}, "data.damaged-rows", "row 1: the header ['x', 'x']"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, sheets: Any, said: str) -> None:
+def test_ambiguous_sheets_and_headers_are_refused(tmp_path: Path, sheets: Any, code: str, value: str) -> None:
     path = write(tmp_path / "a.xlsx", sheets)
     damage = Damage()
 
@@ -62,20 +62,21 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, sheets: Any, said: str) ->
         list(read_records(path, damage))
         damage.check()
 
-    with pytest.raises(UserError) as error:
+    with refuses(code, path, value):
         read()
-    assert said in str(error.value)
 
 
 @NEEDS_OPENPYXL
-def test_another_file_of_this_name_is_no_spreadsheet(tmp_path: Path) -> None:
-    (path := tmp_path / "a.xlsx").write_bytes(b"PK\x03\x04")
-    with pytest.raises(UserError, match=r"a\.xlsx: not readable as a spreadsheet \("):
+def test_a_file_that_is_not_a_spreadsheet_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.xlsx"
+    path.write_bytes(b"PK\x03\x04")
+    with refuses("spreadsheet.unreadable-file", path):
         list(read_records(path, Damage()))
 
 
 def test_without_openpyxl_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spreadsheets, "find_spec", lambda name: None)
-    (path := tmp_path / "a.xlsx").write_bytes(b"")
-    with pytest.raises(UserError, match=r"a\.xlsx: .* pip install 'convrec\[xlsx\]', or save the sheet as CSV UTF-8"):
+    path = tmp_path / "a.xlsx"
+    path.write_bytes(b"")
+    with refuses("spreadsheet.missing-package", path, "convrec[xlsx]"):
         list(read_records(path, Damage()))

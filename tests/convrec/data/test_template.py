@@ -1,4 +1,4 @@
-"""Chat templates that think, write the date or end a turn with another token, in the tokenizer of a tiny model."""
+"""Chat templates that think, write the date or end a turn with another token, with a tiny model's tokenizer."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.data import template
 from convrec.data.chat import render_prompt
 from convrec.data.tokenizer import load_tokenizer
 from recipes.tiny_model import make_tiny_model
+from tests.user_errors import refuses
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 BEGINS = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 PLAIN = TURNS + BEGINS
 
 NO_THOUGHT = "<think>\n\n</think>\n\n"
-# As Qwen3's: an empty thought in front of the last answer, or at the end of the prompt where thinking is off.
+# As in Qwen3's: an empty thought before the last answer, or at the end of the prompt if thinking is off.
 THINKS = (
     "{% set off = enable_thinking is defined and enable_thinking is false %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -27,26 +27,26 @@ THINKS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if off %}" + NO_THOUGHT.replace("\n", "{{ '\\n' }}") + "{% endif %}{% endif %}"
 )
-# As above, but with thinking off the empty thought is part of the prompt alone.
+# The same, but with thinking off only the prompt has the empty thought.
 THINKS_IN_PROMPT = THINKS.replace("{% if m.role == 'assistant' %}", "{% if m.role == 'assistant' and not off %}")
-# As SmolLM3's: a mode in the system's turn, which no answer shows.
+# As in SmolLM3's: a mode in the system's turn, which no answer shows.
 MODE = "<|im_start|>system\n{{ '/no_think' if enable_thinking is false else '/think' }}<|im_end|>\n" + PLAIN
-# As Granite's: another name for the argument.
+# As in Granite's: another name for the argument.
 OTHER_NAME = (
     "{% if thinking is not defined or thinking %}<|im_start|>system\nThink first.<|im_end|>\n{% endif %}" + PLAIN
 )
-# As DeepSeek-R1's distilled models: every answer is opened by a thought, and nothing turns that off.
+# As in DeepSeek-R1's distilled models': every answer starts with a thought, and nothing turns that off.
 ALWAYS_THINKS = TURNS + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 TAGS_ALWAYS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<final>{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}" + BEGINS
 )
-# As Llama 3.2's: the date is an argument.
+# As in Llama 3.2's: the date is an argument.
 DATED = (
     '{% if not date_string is defined %}{% set date_string = strftime_now("%d %b %Y") %}{% endif %}'
     "<|im_start|>system\nToday Date: {{ date_string }}<|im_end|>\n" + PLAIN
 )
-# As Granite's and SmolLM3's: the clock, and nothing to say instead; another format where tools are named.
+# As in Granite's and SmolLM3's: the clock, without an argument to replace it; another format if tools are named.
 CLOCK = (
     "<|im_start|>system\n{% set today = strftime_now('%B %d, %Y') %}Today's Date: {{ today }}."
     "{% if tools %}{{ strftime_now('%Y') }}{% endif %}<|im_end|>\n" + PLAIN
@@ -66,7 +66,7 @@ def load(folder: Path) -> Callable[[str], Any]:
 
 @pytest.fixture
 def another_day(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let transformers' clock stand in the year that is given."""
+    """Set transformers' clock to a year."""
 
     def set_year(year: int) -> None:
         class Clock(datetime):
@@ -89,7 +89,7 @@ def another_day(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         (OTHER_NAME, {"thinking": False}),
     ],
 )
-def test_thinking_is_turned_off_where_a_template_has_it(
+def test_thinking_is_turned_off_if_a_template_has_it(
     load: Callable[[str], Any], text: str, expected: dict[str, bool]
 ) -> None:
     tokenizer = load(text)
@@ -100,34 +100,34 @@ def test_thinking_is_turned_off_where_a_template_has_it(
 
 
 def test_a_users_own_arguments_stay(load: Callable[[str], Any]) -> None:
-    given = {"enable_thinking": True, "date_string": "1 May 2020"}
-    assert template.list_arguments(load(THINKS), given) == given
-    assert template.list_arguments(load(DATED), given) == given
+    arguments = {"enable_thinking": True, "date_string": "1 May 2020"}
+    assert template.list_arguments(load(THINKS), arguments) == arguments
+    assert template.list_arguments(load(DATED), arguments) == arguments
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "message"),
+    ("text", "arguments", "code", "values"),
     [
-        (THINKS, {"enable_thinking": True}, r"'<think>.*</think>.*leave out .*\.enable_thinking"),
-        (ALWAYS_THINKS, {}, r"opens an answer with '.*<think>\\n' .*custom_chat_template"),
-        (TAGS_ALWAYS, {}, r"writes '<final>' in front of an answer.*custom_chat_template"),
+        (THINKS, {"enable_thinking": True}, "template.text-before-answer", ["<think>", "enable_thinking"]),
+        (ALWAYS_THINKS, {}, "template.starts-thinking", ["<think>\\n'", "custom_chat_template"]),
+        (TAGS_ALWAYS, {}, "template.text-before-answer", ["'<final>'", "custom_chat_template"]),
     ],
 )
 def test_template_that_alters_the_start_of_a_list_is_refused(
-    load: Callable[[str], Any], text: str, given: dict[str, bool], message: str
+    load: Callable[[str], Any], text: str, arguments: dict[str, bool], code: str, values: list[str]
 ) -> None:
     tokenizer = load(text)
-    with pytest.raises(UserError, match=f"^model: .*{message}") as error:
-        template.check_answer("model", tokenizer, template.list_arguments(tokenizer, given))
+    with refuses(code, "model: ", *values) as error:
+        template.check_answer("model", tokenizer, template.list_arguments(tokenizer, arguments))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected", "shown"),
+    ("text", "expected", "date"),
     [(DATED, {"date_string": "26 Jul 2024"}, "26 Jul 2024"), (CLOCK, {}, "July 26, 2024"), (PLAIN, {}, "")],
 )
 def test_a_prompt_is_the_same_on_another_day(
-    load: Callable[[str], Any], another_day: Callable[[int], None], text: str, expected: dict[str, str], shown: str
+    load: Callable[[str], Any], another_day: Callable[[int], None], text: str, expected: dict[str, str], date: str
 ) -> None:
     prompts = set()
     for year in (2030, 2031):
@@ -137,11 +137,11 @@ def test_a_prompt_is_the_same_on_another_day(
         assert arguments == expected
         prompts.add(render_prompt(tokenizer, template.QUESTION, **arguments))
     (prompt,) = prompts
-    assert shown in prompt
+    assert date in prompt
     assert "203" not in prompt
 
 
-def test_a_clock_that_is_frozen_knows_every_format_and_is_saved(
+def test_a_frozen_clock_has_every_format_and_is_saved(
     load: Callable[[str], Any], tmp_path: Path, another_day: Callable[[int], None]
 ) -> None:
     another_day(2030)
@@ -158,10 +158,11 @@ def test_a_clock_that_is_frozen_knows_every_format_and_is_saved(
     assert again.chat_template == before
 
 
-def test_a_model_is_asked_as_it_was_trained(load: Callable[[str], Any]) -> None:
-    thinks, dated = load(THINKS), load(DATED)
+def test_inference_uses_the_arguments_of_the_run(load: Callable[[str], Any]) -> None:
+    thinks = load(THINKS)
+    dated = load(DATED)
     assert template.inference_arguments(thinks, None) == {"enable_thinking": False}
-    assert template.inference_arguments(thinks, {}) == {}  # its run has taught it the tags
+    assert template.inference_arguments(thinks, {}) == {}  # the model has learned the tags in its run
     assert template.inference_arguments(dated, {"date_string": "1 May 2020"}) == {"date_string": "1 May 2020"}
 
 
@@ -183,10 +184,10 @@ def test_an_answer_follows_its_prompt_or_an_empty_thought(start: str, whole: str
 
 
 @pytest.mark.parametrize(("text", "end"), [(PLAIN, "<|im_end|>"), (THINKS, "<|im_end|>"), ("{{ messages }}", None)])
-def test_the_token_behind_an_answer_is_found(load: Callable[[str], Any], text: str, end: str | None) -> None:
+def test_the_token_after_an_answer_is_found(load: Callable[[str], Any], text: str, end: str | None) -> None:
     tokenizer = load(PLAIN)
     tokenizer.chat_template = text
     if end is None:
         tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    found = template.turn_end_id(tokenizer, {})
-    assert (None if found is None else tokenizer.convert_ids_to_tokens(found)) == end
+    end_id = template.find_turn_end_id(tokenizer, {})
+    assert (None if end_id is None else tokenizer.convert_ids_to_tokens(end_id)) == end

@@ -1,4 +1,4 @@
-"""A run's folder: metrics of several starts become one history."""
+"""The folder of a run: metrics of several starts, checkpoints, the config and the lock."""
 
 import errno
 import fcntl
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.runs.folder import (
     RL_ENDED,
     RL_TRAINED,
@@ -27,6 +26,7 @@ from convrec.runs.folder import (
     saved_steps,
     start_model,
 )
+from tests.user_errors import refuses
 
 
 def _write(file: Path, *entries: tuple[int, dict[str, Any]], tail: str = "") -> None:
@@ -34,7 +34,7 @@ def _write(file: Path, *entries: tuple[int, dict[str, Any]], tail: str = "") -> 
     file.write_text("".join(lines) + tail)
 
 
-def test_each_start_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_start_has_its_own_file(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         file = next_metrics_file(tmp_path)
         assert file.name == f"{number:04d}.jsonl"
@@ -64,13 +64,13 @@ def test_a_repeated_step_has_the_later_starts_values(tmp_path: Path) -> None:
     ]
 
 
-def test_a_cut_off_last_line_is_left_out(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_skipped(tmp_path: Path) -> None:
     _write(next_metrics_file(tmp_path), (1, {"loss": 3.0}), tail='{"step": 2, "data": {"lo')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 3.0}]
 
 
 BEFORE_SAVING = {RL_TRAINED: 4, "actor/kl": 0.1}
-WHOLE = BEFORE_SAVING | {RL_ENDED: 9.0}
+COMPLETE = BEFORE_SAVING | {RL_ENDED: 9.0}
 VALIDATED = {"val/ndcg": 0.5}
 
 
@@ -79,16 +79,16 @@ VALIDATED = {"val/ndcg": 0.5}
     [
         ([], False),
         ([BEFORE_SAVING], True),
-        ([BEFORE_SAVING, WHOLE], False),
-        ([BEFORE_SAVING, WHOLE | VALIDATED, BEFORE_SAVING], True),  # the run has gone back and trained it anew
-        ([BEFORE_SAVING, VALIDATED], False),  # the start after it has made up for it
+        ([BEFORE_SAVING, COMPLETE], False),
+        ([BEFORE_SAVING, COMPLETE | VALIDATED, BEFORE_SAVING], True),  # the run went back and trained the step again
+        ([BEFORE_SAVING, VALIDATED], False),  # the next start has validated it
     ],
 )
-def test_a_step_that_has_not_been_validated_after_its_checkpoint(
+def test_an_rl_step_that_was_not_validated_after_its_checkpoint(
     tmp_path: Path, lines: list[dict[str, Any]], lacks: bool
 ) -> None:
     file = next_metrics_file(tmp_path)
-    _write(file, (3, WHOLE), *((4, line) for line in lines))
+    _write(file, (3, COMPLETE), *((4, line) for line in lines))
     for test_freq, last_step, is_due in ((2, 9, True), (3, 9, False), (3, 4, True), (3, None, False), (-1, 4, False)):
         assert lacks_validation(tmp_path, 4, test_freq, last_step) == (is_due and lacks)
 
@@ -98,7 +98,7 @@ def test_a_step_that_has_not_been_validated_after_its_checkpoint(
     [
         ([{SFT_TRAINED: 2.0}], True),
         ([{SFT_TRAINED: 2.0}, {VALIDATION_LOSS: 1.9}], False),
-        ([{SFT_TRAINED: 2.0}, {VALIDATION_LOSS: 1.9}, {SFT_TRAINED: 2.0}], True),  # trained anew after going back
+        ([{SFT_TRAINED: 2.0}, {VALIDATION_LOSS: 1.9}, {SFT_TRAINED: 2.0}], True),  # trained again after going back
     ],
 )
 def test_an_sft_step_that_was_not_validated_after_its_checkpoint(
@@ -118,13 +118,13 @@ def test_latest_step_is_newest_complete_one_up_to_the_tracker(tmp_path: Path) ->
     for step in (90, 100, 200):
         (tmp_path / f"global_step_{step}").mkdir()
         (tmp_path / f"global_step_{step}" / "complete.json").touch()
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")  # the run has gone back
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")  # the run went back
     assert latest_step(tmp_path) == 100
-    (tmp_path / "global_step_100" / "complete.json").unlink()  # it was killed between the tracker and the manifest
+    (tmp_path / "global_step_100" / "complete.json").unlink()  # killed between the tracker and the manifest
     assert latest_step(tmp_path) == 90
 
 
-def test_the_start_model_is_the_configs_of_either_recipe(tmp_path: Path) -> None:
+def test_the_start_model_is_read_from_either_recipes_config(tmp_path: Path) -> None:
     assert start_model(tmp_path) is None
     (tmp_path / "config.yaml").write_text("model: {path: a/b}\n")
     assert start_model(tmp_path) == "a/b"
@@ -135,9 +135,9 @@ def test_the_start_model_is_the_configs_of_either_recipe(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "content", [b"run: {recipe: [", b"\xff\xfe\x00", b"- a list\n", b"run: !!python/name:os.kill\n"]
 )
-def test_a_config_that_no_run_has_written_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_config_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content)
-    with pytest.raises(UserError, match=r"config\.yaml: not .*put it back from a copy") as error:
+    with refuses("run.damaged-config", tmp_path / "config.yaml") as error:
         start_model(tmp_path)
     assert "\n" not in str(error.value)
 
@@ -152,7 +152,7 @@ def test_saved_steps_are_complete_ones_that_still_have_a_model(tmp_path: Path) -
         path.parent.mkdir(parents=True)
         path.touch()
         (tmp_path / f"global_step_{step}" / "complete.json").touch()
-    assert saved_steps(tmp_path) == []  # no complete checkpoint is named
+    assert saved_steps(tmp_path) == []  # the tracker names no checkpoint
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
     assert saved_steps(tmp_path) == [9, 10]
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("9")
@@ -163,7 +163,7 @@ HOLDER = """
 import signal, sys, time
 from pathlib import Path
 from convrec.runs.folder import hold
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script inherits it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background jobs inherit it as ignored
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -171,7 +171,7 @@ with hold(Path(sys.argv[1])):
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_a_folder_is_of_one_process_until_that_has_ended(
+def test_one_process_holds_a_folder_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: signal.Signals
 ) -> None:
     monkeypatch.setenv("CONVREC_SUBMISSION", "job-1")
@@ -184,9 +184,9 @@ def test_a_folder_is_of_one_process_until_that_has_ended(
     try:
         assert other.stdout
         assert other.stdout.readline() == b"held\n"
-        said = rf"process {other.pid} of .* \(job job-1\) trains into this folder"
-        with pytest.raises(UserError, match=said), hold(tmp_path / "run"):
-            pytest.fail("held by two")
+        values = (tmp_path / "run", f"process {other.pid} of ", "(job job-1)")
+        with refuses("run.folder-in-use", *values), hold(tmp_path / "run"):
+            pytest.fail("held by two processes")
     finally:
         other.send_signal(end)
         other.communicate()
@@ -197,12 +197,12 @@ def test_a_folder_is_of_one_process_until_that_has_ended(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
 
 
-def test_a_folder_that_was_made_for_nothing_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    for name in ("there", "new"):
+def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for name in ("old", "new"):
         with hold(tmp_path / name):
             pass
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_storage_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,16 +211,16 @@ def test_storage_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with hold(tmp_path / "run") as (warning,):
-        assert "no locks on this storage (No locks available)" in warning
-        assert "did not say" not in warning
+        assert "(No locks available)" in warning
+        assert "process" not in warning
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / RUNNING).write_text("process 7 of node-a\n")  # stale or held: nobody can tell
+    (tmp_path / "run" / RUNNING).write_text("process 7 of node-a\n")  # without locks, it may be stale or not
     with hold(tmp_path / "run") as (warning,):
-        assert "process 7 of node-a has begun to train into it and did not say that it ended" in warning
+        assert "process 7 of node-a" in warning
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = r"SAVE_PATH=.*/file/run: .*choose a folder that can be written"
-    with pytest.raises(UserError, match=said), hold(tmp_path / "file" / "run"):
+    path = tmp_path / "file" / "run"
+    with refuses("run.unwritable-folder", f"SAVE_PATH={path}"), hold(path):
         pytest.fail("held")

@@ -1,4 +1,4 @@
-"""What outlives whom: real processes, killed in the ways a run is killed."""
+"""The guard with real processes, killed in the ways in which runs are killed."""
 
 import contextlib
 import json
@@ -20,8 +20,8 @@ from convrec.runs import guard, guard_process
 ROOT = Path(__file__).resolve().parents[3]
 
 JOIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
-# A driver: starts a child in a session of its own, as Ray does, which starts a grandchild that nothing ends, as vLLM
-# is, and which holds shared memory and a file in TMPDIR.
+# The driver starts a child in its own session, as Ray does. The child starts a grandchild that nothing ends, like
+# vLLM's engine, and has shared memory and a file in TMPDIR.
 CHILD = """
 import os, subprocess, sys, tempfile, time
 from multiprocessing import shared_memory, resource_tracker
@@ -37,9 +37,9 @@ DRIVER = """
 import os, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from convrec.runs import guard
-folder = guard.new_folder()
+folder = guard.make_run_folder()
 os.environ.update(guard.environment(folder))
-guard.join(is_driver=True, message="it ended without a word")
+guard.join(is_driver=True, message="the driver died")
 child = subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True)
 print(folder, flush=True)
 {then}
@@ -55,21 +55,22 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # a background job of a script has Ctrl-C ignored, and would hand that on
+            # A script's background jobs ignore Ctrl-C, and children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert self.driver.stdout
         lines = sorted((self.driver.stdout.readline() for _ in range(2)), key=lambda line: not line.startswith("/"))
         self.folder = Path(lines[0].strip())
         child_pid, grandchild_pid, self.shm = lines[1].split()
-        self.child, self.grandchild = psutil.Process(int(child_pid)), psutil.Process(int(grandchild_pid))
+        self.child = psutil.Process(int(child_pid))
+        self.grandchild = psutil.Process(int(grandchild_pid))
         self.wait(lambda: (self.folder / "guard.pid").exists() and len(list(self.folder.glob("tmp*"))) > 0)
         self.guard = psutil.Process(int((self.folder / "guard.pid").read_text().split()[0]))
-        self.guard_looks()
+        self.wait_for_poll()
 
-    def guard_looks(self) -> None:
-        """Waits for a whole look of the guard: at its end it removes the members that have ended, as this one, 0."""
-        shm = guard_process.shared_memory()
+    def wait_for_poll(self) -> None:
+        """Wait for a complete poll of the guard, at whose end it removes members that have ended, such as 0."""
+        shm = guard_process.list_shared_memory()
         entry = {"start": 1, "is_driver": False, "owns": False, "message": "", "not_ours": [], "shm": shm}
         (self.folder / ".0").write_text(json.dumps(entry))
         (self.folder / ".0").replace(self.folder / "members" / "0")
@@ -115,11 +116,11 @@ def start() -> Iterator[Start]:
 def test_killed_driver_is_cleaned_up_and_reported_on_terminal(start: Start, number: signal.Signals) -> None:
     run = start()
     assert (guard_process.SHM / run.shm).exists()
-    # Ray ends the children of a worker that it ends
+    # The guard must not be a child, because Ray kills a worker's children with the worker.
     run.wait(lambda: run.guard not in psutil.Process(run.driver.pid).children(recursive=True))
     run.driver.send_signal(number)
     run.assert_nothing_is_left()
-    assert "it ended without a word" in run.driver.communicate()[1]
+    assert "the driver died" in run.driver.communicate()[1]
 
 
 STDERR_TO_A_LOG = "os.dup2(os.open(os.devnull, os.O_WRONLY), 2); time.sleep(600)"
@@ -127,34 +128,34 @@ STDERR_TO_A_LOG = "os.dup2(os.open(os.devnull, os.O_WRONLY), 2); time.sleep(600)
 
 @pytest.mark.parametrize("options", [{}, {"join": JOIN}, {"then": STDERR_TO_A_LOG}])
 def test_killed_guard_is_restarted_and_still_cleans_up(start: Start, options: dict[str, str]) -> None:
-    """And still tells the terminal, where the driver's stderr is a log by now."""
+    """It also still prints to the terminal after the driver has redirected stderr to a log."""
     run = start(**options)
     first = run.guard
     first.kill()
     run.wait(lambda: int((run.folder / "guard.pid").read_text().split()[0]) != first.pid)
     run.guard = psutil.Process(int((run.folder / "guard.pid").read_text().split()[0]))
-    run.guard_looks()
+    run.wait_for_poll()
     run.driver.kill()
     run.assert_nothing_is_left()
-    assert "it ended without a word" in run.driver.communicate()[1]
+    assert "the driver died" in run.driver.communicate()[1]
 
 
-def test_a_semaphore_is_removed_whose_owner_was_killed(start: Start) -> None:
-    """As joblib's in vLLM's engine. The C library maps it under another name than the one it then has."""
+def test_a_semaphore_of_a_killed_process_is_removed(start: Start) -> None:
+    """Such as joblib's in vLLM's engine. The C library maps it under a temporary name."""
     name = f"/convrec-test-{os.getpid()}"
     run = start(then=f"import ctypes; ctypes.CDLL(None).sem_open({name.encode()!r}, 64, 384, 1); time.sleep(600)")
     file = guard_process.SHM / f"sem.{name[1:]}"
     run.wait(file.exists)
-    run.guard_looks()
+    run.wait_for_poll()
     run.driver.kill()
     run.assert_nothing_is_left()
     assert not file.exists()
 
 
-def test_end_ends_everything_but_the_driver_and_says_nothing(start: Start) -> None:
-    asked = "while not (folder / 'asked').exists(): time.sleep(0.02)"
-    run = start(then=f"{asked}\nprint('ended:', guard.end(folder), flush=True); time.sleep(600)")
-    (run.folder / "asked").touch()
+def test_end_silently_ends_everything_but_the_driver(start: Start) -> None:
+    wait = "while not (folder / 'go').exists(): time.sleep(0.02)"
+    run = start(then=f"{wait}\nprint('ended:', guard.end(folder), flush=True); time.sleep(600)")
+    (run.folder / "go").touch()
     assert run.driver.stdout
     assert run.driver.stdout.readline() == "ended: True\n"
     run.assert_nothing_is_left()
@@ -177,10 +178,10 @@ def test_orphans_of_a_killed_worker_are_ended_during_the_run(start: Start) -> No
 def test_driverless_node_is_cleaned_long_after_its_last_worker(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
-    found = guard_process.read_stat(os.getpid())
-    assert found
-    (folder / "guard.pid").write_text(f"{os.getpid()} {found[1]}")  # this process is the guard
-    watching = guard_process.Guard(folder)
+    stat = guard_process.read_stat(os.getpid())
+    assert stat
+    (folder / "guard.pid").write_text(f"{os.getpid()} {stat[1]}")  # this process is the guard
+    guard_state = guard_process.Guard(folder)
     wait = "print(flush=True); import time; time.sleep(600)"
     environment = {**os.environ, **guard.environment(folder)}
     worker, late = (
@@ -191,15 +192,15 @@ def test_driverless_node_is_cleaned_long_after_its_last_worker(tmp_path: Path) -
         for process in (worker, late):
             assert process.stdout
             process.stdout.readline()
-        watching.last_member_seen -= guard_process.NO_WORKER_SECONDS
-        assert watching.poll()  # it sees one now
+        guard_state.last_member_seen -= guard_process.NO_WORKER_SECONDS
+        assert guard_state.poll()  # a member exists now
         worker.kill()
         worker.wait()
-        assert watching.poll()  # Ray's next worker may be about to come, or import still
-        watching.last_member_seen -= guard_process.NO_WORKER_SECONDS
-        assert not watching.poll()
+        assert guard_state.poll()  # Ray's next worker may be starting or still importing
+        guard_state.last_member_seen -= guard_process.NO_WORKER_SECONDS
+        assert not guard_state.poll()
         assert late.poll() is None
-        watching.finish()
+        guard_state.finish()
         assert late.wait(60) == -signal.SIGKILL
         assert not folder.exists()
     finally:
@@ -239,8 +240,8 @@ print(before.poll())
 before.kill()
 """
     try:
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-        assert done.stdout == "None\n"
+        process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+        assert process.stdout == "None\n"
         assert (guard_process.SHM / memory.name).exists()
     finally:
         memory.close()
@@ -248,7 +249,7 @@ before.kill()
 
 
 def test_closing_a_model_ends_its_replica_and_nothing_else() -> None:
-    """Two models open in a user's own process: the one that is closed takes its replica with it, and nothing else."""
+    """With two models open in a user's own process, closing one ends only its replica."""
     wait = [sys.executable, "-c", "import time; time.sleep(600)"]
     replica = f"{JOIN}; import subprocess, time; print(subprocess.Popen({wait!r}).pid, flush=True); time.sleep(600)"
     script = f"""
@@ -282,8 +283,8 @@ for process in own:
 memory.close(); memory.unlink(); os.remove(file)
 print("well")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (process.stdout, process.returncode) == ("well\n", 0), process.stderr
 
 
 def test_without_a_run_join_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,11 +296,12 @@ def test_without_a_run_join_does_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_join_refuses_a_folder_not_private_to_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """A node without the driver makes the folder under a name that its processes have in their environment."""
-    there, folder = tmp_path / "there", tmp_path / "convrec-x"
-    there.mkdir(mode=0o700)
+    """A node without the driver creates the folder under a name that is in its processes' environment."""
+    target = tmp_path / "target"
+    folder = tmp_path / "convrec-x"
+    target.mkdir(mode=0o700)
     if fault == "a link":
-        folder.symlink_to(there)
+        folder.symlink_to(target)
     else:
         folder.mkdir(mode=0o700)
         if fault == "others may enter":
@@ -309,12 +311,12 @@ def test_join_refuses_a_folder_not_private_to_the_user(
         else:
             pytest.skip("only root can make another user's folder")
     monkeypatch.setenv(guard.FOLDER_VARIABLE, str(folder))
-    with pytest.raises(RuntimeError, match="is not a folder of this user alone"):
+    with pytest.raises(RuntimeError, match="is not a private folder of this user"):
         guard.join()
-    assert not [*there.iterdir(), *(folder.iterdir() if fault != "a link" else ())]
+    assert not [*target.iterdir(), *(folder.iterdir() if fault != "a link" else ())]
 
 
-def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_goes_into_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(guard.COMPILED, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not-yet"))
     assert guard.compile_cache() == str(tmp_path / "not-yet" / "convrec" / "torchinductor")
@@ -322,12 +324,12 @@ def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: p
 
 
 def test_unwritable_cache_falls_back_to_a_private_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing torch makes the folder, and would fail."""
+    """Importing torch creates the folder, and would fail."""
     monkeypatch.delenv(guard.COMPILED, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/home")
     folder = Path(guard.compile_cache())
     assert folder.parent == Path("/tmp")
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
-    folder.chmod(0o755)  # as torch makes it where /tmp was cleaned during a run
+    folder.chmod(0o755)  # as torch creates it if /tmp was cleaned during a run
     assert guard.compile_cache() == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""A phase that takes too long, by a clock of the test's own."""
+"""Phases that take too long, with a simulated clock."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_phase_limit_is_ten_medians_but_at_least_the_minimum(clock: Clock) -> No
         clock.now += TIMES_MEDIAN * 60
         assert not phases.overdue()
         clock.now += 1
-        assert phases.overdue() == "no progress for 601 s in the phase gen (its median is 60.0 s, the limit 600 s)"
+        assert phases.overdue() == "no progress for 601 s in phase gen (median 60.0 s, limit 600 s)"
     train(phases, clock, REMEMBERED, 1)
     with phases.phase("gen"):
         clock.now += 299
@@ -41,28 +41,28 @@ def test_phase_limit_is_ten_medians_but_at_least_the_minimum(clock: Clock) -> No
         assert phases.overdue()
 
 
-def test_a_first_time_has_more(clock: Clock) -> None:
+def test_the_first_time_has_a_higher_limit(clock: Clock) -> None:
     phases = Phases(300, clock)
     with phases.phase("testing"):
         clock.now += FIRST_TIMES * 300
         assert not phases.overdue()
         clock.now += 1
-        assert "it has not ended once before" in phases.overdue()
+        assert "it has not finished before" in phases.overdue()
 
 
-def test_a_phase_within_another_is_progress_of_both(clock: Clock) -> None:
+def test_a_nested_phase_is_progress_of_both(clock: Clock) -> None:
     phases = Phases(10, clock)
     train(phases, clock, 1, 1)
     with phases.phase("update_weights"):
         clock.now += 50
         with phases.phase("gen"):
             clock.now += 11
-            assert "in the phase gen" in phases.overdue()
+            assert "in phase gen" in phases.overdue()
         clock.now += 50
-        assert not phases.overdue()  # of 60 in its first time; the inner one was a sign of life
+        assert not phases.overdue()  # its first limit is 60 s, and the inner phase was a sign of life
 
 
-def test_one_that_fails_is_no_duration(clock: Clock) -> None:
+def test_a_failed_phase_leaves_no_duration(clock: Clock) -> None:
     phases = Phases(10, clock)
     with pytest.raises(ValueError, match="of the phase"), phases.phase("gen"):
         raise ValueError("of the phase")
@@ -70,7 +70,7 @@ def test_one_that_fails_is_no_duration(clock: Clock) -> None:
     assert phases.current[0] == OUTSIDE
 
 
-def test_a_long_start_is_no_hang(clock: Clock) -> None:
+def test_a_long_start_is_not_a_hang(clock: Clock) -> None:
     phases = Phases(10, clock)
     clock.now += 1000
     phases.restart()

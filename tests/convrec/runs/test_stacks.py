@@ -1,4 +1,4 @@
-"""Stacks of real processes of a run: one that sleeps, one that is stopped."""
+"""Stacks of real processes of a run, sleeping and stopped."""
 
 import os
 import signal
@@ -52,56 +52,56 @@ def process(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess
     process.wait()
 
 
-def asked(folder: Path, is_answer: Callable[[str], bool]) -> tuple[str, list[str]]:
-    """What is said once every process had a core while it was asked."""
+def dump_until(folder: Path, is_answer: Callable[[str], bool]) -> tuple[str, list[str]]:
+    """Dump stacks repeatedly until every process got a core in time to answer."""
     for _ in range(10):
-        text, blamed = stacks.dump_stacks(str(folder), "node-a")
+        text, problems = stacks.dump_stacks(str(folder), "node-a")
         if is_answer(text):
             break
-    return text, blamed
+    return text, problems
 
 
 def test_the_function_in_which_a_process_waits_is_named(process: subprocess.Popen, folder: Path) -> None:
-    text, blamed = asked(folder, lambda text: "waits_for_an_engine" in text)
+    text, problems = dump_until(folder, lambda text: "waits_for_an_engine" in text)
     assert text.startswith(f"--- process {process.pid} on node-a, ")
     assert "waits_for_an_engine" in text
-    assert blamed == []
-    assert process.poll() is None  # the signal has not ended it
+    assert problems == []
+    assert process.poll() is None  # the signal did not end it
 
 
 @pytest.mark.parametrize("process", [["looks"]], indirect=True)
 def test_watched_process_dumps_all_thread_stacks_on_request(
     process: subprocess.Popen, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "LOOK_SECONDS", 2.0)  # threads that compute leave little of Python's lock
+    monkeypatch.setattr(stacks, "LOOK_SECONDS", 2.0)  # computing threads rarely release Python's lock
 
-    def counts(text: str) -> tuple[int, int]:
+    def count_functions(text: str) -> tuple[int, int]:
         return text.count("in waits_for_an_engine"), text.count("in counts")
 
     for _ in range(2):
-        text, _ = asked(folder, lambda text: counts(text) == (1, 2))
-        assert counts(text) == (1, 2)
+        text, _ = dump_until(folder, lambda text: count_functions(text) == (1, 2))
+        assert count_functions(text) == (1, 2)
     assert process.poll() is None
 
 
-def test_a_stopped_process_says_so(process: subprocess.Popen, folder: Path) -> None:
+def test_a_stopped_process_is_reported(process: subprocess.Popen, folder: Path) -> None:
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
-    _, (blamed,) = stacks.dump_stacks(str(folder), "node-a")
-    assert blamed.startswith(f"process {process.pid} on node-a (")
-    assert blamed.endswith(") is stopped")
+    _, (problem,) = stacks.dump_stacks(str(folder), "node-a")
+    assert problem.startswith(f"process {process.pid} on node-a (")
+    assert problem.endswith(") is stopped")
 
 
-def test_of_what_is_no_python_the_stopped_are_named(folder: Path) -> None:
-    """Ray's raylet, say: when it is stopped, no actor answers."""
+def test_other_programs_are_reported_only_if_stopped(folder: Path) -> None:
+    """Such as Ray's raylet: when it is stopped, no actor answers."""
     environment = os.environ | {guard.FOLDER_VARIABLE: str(folder)}
-    runs, stopped = (subprocess.Popen(["sleep", "100"], env=environment) for _ in range(2))
+    running, stopped = (subprocess.Popen(["sleep", "100"], env=environment) for _ in range(2))
     try:
         stopped.send_signal(signal.SIGSTOP)
         os.waitpid(stopped.pid, os.WUNTRACED)
-        _, blamed = stacks.dump_stacks(str(folder), "node-a")
-        assert blamed == [f"process {stopped.pid} on node-a (sleep 100) is stopped"]
+        _, problems = stacks.dump_stacks(str(folder), "node-a")
+        assert problems == [f"process {stopped.pid} on node-a (sleep 100) is stopped"]
     finally:
-        for process in (runs, stopped):
+        for process in (running, stopped):
             process.kill()
             process.wait()

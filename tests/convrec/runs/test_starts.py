@@ -1,4 +1,4 @@
-"""What a run notes at each start."""
+"""The record of each start of a run."""
 
 import subprocess
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ def test_every_start_is_a_line_with_time_and_versions(tmp_path: Path) -> None:
     assert first["versions"]["verl"] == "0.9.1"
 
 
-def test_a_line_that_a_full_disk_cut_off_hides_no_other(tmp_path: Path) -> None:
+def test_a_truncated_line_hides_no_other(tmp_path: Path) -> None:
     note_start(tmp_path)
     with (tmp_path / STARTS).open("a") as file:
         file.write('{"time": "2026')
@@ -29,8 +29,8 @@ def test_a_line_that_a_full_disk_cut_off_hides_no_other(tmp_path: Path) -> None:
 
 def git(folder: Path, *command: str) -> str:
     options = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    done = subprocess.run(["git", "-C", str(folder), *options, *command], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    process = subprocess.run(["git", "-C", str(folder), *options, *command], capture_output=True, text=True, check=True)
+    return process.stdout.strip()
 
 
 def test_commit_is_that_of_the_repository_tracking_the_file(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_commit_is_that_of_the_repository_tracking_the_file(tmp_path: Path) -> N
     file.write_text("a = 1\n")
     assert source_commit(file) is None
     git(tmp_path, "init")
-    assert source_commit(file) is None  # as in site-packages within somebody's repository
+    assert source_commit(file) is None  # as in site-packages inside another repository
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "first")
     commit = source_commit(file)

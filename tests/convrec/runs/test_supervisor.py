@@ -1,4 +1,4 @@
-"""Commands that are asked to stop, as real processes that get real signals."""
+"""Stopping commands, with real processes and real signals."""
 
 import os
 import signal
@@ -28,14 +28,14 @@ from convrec.runs.folder import hold
 run = Path({run!r})
 def ready():
     print(os.getpid(), flush=True)
-def begun():  # of work that ends by itself: its parent is still there when it is looked for
+def begun():  # for work that ends by itself: the parent still exists when the test looks for it
     print(os.getppid(), flush=True)
 def checkpoint(step):
     (run / f"global_step_{{step}}").mkdir(exist_ok=True)
     (run / f"global_step_{{step}}" / "complete.json").touch()
     (run / "latest_checkpointed_iteration.txt").write_text(str(step))
 """
-# an `except` of a library, or a call into C that does not come back
+# A library's `except`, or a call into C that does not return.
 DEAF = r"signal.signal(signal.SIGINT, lambda *_: os.write(1, b'heard\n')); ready(); time.sleep(600)"
 WORK = {
     "in Python": "ready(); time.sleep(60)",
@@ -47,7 +47,7 @@ except KeyboardInterrupt:
     raise ImportError("PyCapsule_Import could not import module") from None
 """,
     "deaf to interrupts": DEAF,
-    # what Ray's core does while `ray.init` runs
+    # as Ray's core does during `ray.init`
     "with another handler of SIGTERM": "signal.signal(signal.SIGTERM, lambda *_: os.abort()); ready(); time.sleep(60)",
     "holding a run folder, with children": """
 with hold(run), guard.guarded("gone") as temporary:
@@ -76,7 +76,8 @@ sys.exit(130)
 """
 
 SAVES_LINE = f"{supervisor.SAVES}\n"
-SHELL = ("sh", "-c", '"$@"; true', "sh")  # `true`: it stays, and is the parent
+STOPPED_LINE = "stopped; run the same command again"
+SHELL = ("sh", "-c", '"$@"; true', "sh")  # with `true`, the shell stays and is the parent
 
 
 def wait_for(path: Path) -> None:
@@ -88,18 +89,18 @@ def wait_for(path: Path) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a command; returns it and its fork once that is ready."""
-    started: list[subprocess.Popen] = []
+    """Return a function that starts a command, and returns it and its fork once the fork is ready."""
+    commands: list[subprocess.Popen] = []
 
-    # a background job of a script has Ctrl-C ignored, and nohup the hang-up, and both would be handed on
-    def default() -> None:
+    # A script's background jobs ignore Ctrl-C and nohup ignores SIGHUP, and children inherit that.
+    def restore_signals() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-    def begin(
+    def start_command(
         work: str,
         seconds: float = 1,
-        before: Callable[[], Any] = default,
+        before: Callable[[], Any] = restore_signals,
         same: float = 0.2,
         shell: Sequence[str] = (),
         **variables: str,
@@ -116,12 +117,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
             start_new_session=True,
             preexec_fn=before,
         )
-        started.append(command)
+        commands.append(command)
         assert command.stdout
         return command, psutil.Process(int(command.stdout.readline()))
 
-    yield begin
-    for command in started:
+    yield start_command
+    for command in commands:
         command.kill()
         command.communicate()
 
@@ -147,8 +148,8 @@ def test_a_signal_ends_everything_with_one_line(
     _, error = command.communicate(timeout=120)
     assert command.returncode == 130, error
     has_run = (tmp_path / "run").exists()
-    done = "stopped after step 0; the same command resumes" if has_run else "stopped; the same command does it again"
-    assert error.splitlines()[has_run:] == [done]  # on a line of its own, below a progress bar
+    message = "stopped after step 0; the same command resumes" if has_run else STOPPED_LINE
+    assert error.splitlines()[has_run:] == [message]  # on its own line, below a progress bar
     assert error.endswith("\n")
     _, left = psutil.wait_procs(processes, timeout=60)
     assert not left
@@ -157,28 +158,28 @@ def test_a_signal_ends_everything_with_one_line(
         assert not Path((tmp_path / "run" / "temporary").read_text()).exists()
 
 
-def test_the_whole_group_may_get_the_signal_and_more_than_once(start: Start) -> None:
+def test_the_process_group_may_get_the_signal_repeatedly(start: Start) -> None:
     work = "try:\n    ready(); time.sleep(60)\nfinally:\n    time.sleep(0.5); print('cleaned', flush=True)"
     command, _ = start(work, seconds=600, same=600)
     for _ in range(3):
         os.killpg(command.pid, signal.SIGTERM)
         time.sleep(0.02)
     out, error = command.communicate(timeout=120)
-    assert (command.returncode, out, error) == (130, "cleaned\n", "stopped; the same command does it again\n")
+    assert (command.returncode, out, error) == (130, "cleaned\n", f"{STOPPED_LINE}\n")
 
 
-def test_a_second_signal_ends_it_at_once(start: Start) -> None:
+def test_a_second_signal_ends_a_command_at_once(start: Start) -> None:
     command, _ = start(DEAF, seconds=600)
     command.send_signal(signal.SIGINT)
     assert command.stdout
-    assert command.stdout.readline() == "heard\n"  # the supervisor has taken the first one
+    assert command.stdout.readline() == "heard\n"  # the supervisor has handled the first signal
     time.sleep(0.25)
     command.send_signal(signal.SIGINT)
     assert command.wait(120) == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_the_first_signal_of_what_trains_has_it_save_and_says_so(start: Start, number: signal.Signals) -> None:
+def test_the_first_signal_makes_a_training_run_save(start: Start, number: signal.Signals) -> None:
     command, _ = start(SAVES.format(trains=TRAINS))
     command.send_signal(number)
     _, error = command.communicate(timeout=120)
@@ -186,7 +187,7 @@ def test_the_first_signal_of_what_trains_has_it_save_and_says_so(start: Start, n
     assert error == f"{SAVES_LINE}stopped after step 7; the same command resumes\n"
 
 
-def test_the_second_signal_of_what_trains_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+def test_the_second_signal_ends_a_training_run_at_once(start: Start, tmp_path: Path) -> None:
     command, _ = start(SAVES.format(trains=TRAINS).replace("while not", "while True or not"), seconds=600)
     command.send_signal(signal.SIGINT)
     wait_for(tmp_path / "run" / "stop")
@@ -197,7 +198,7 @@ def test_the_second_signal_of_what_trains_ends_it_at_once(start: Start, tmp_path
     assert error == f"{SAVES_LINE}stopped after step 0; the same command resumes\n"
 
 
-def test_sigterm_does_not_save_where_it_is_told_not_to(start: Start, tmp_path: Path) -> None:
+def test_sigterm_does_not_save_with_save_on_term_0(start: Start, tmp_path: Path) -> None:
     command, _ = start(SAVES.format(trains=TRAINS), SAVE_ON_TERM="0")
     command.send_signal(signal.SIGTERM)
     _, error = command.communicate(timeout=120)
@@ -206,7 +207,7 @@ def test_sigterm_does_not_save_where_it_is_told_not_to(start: Start, tmp_path: P
 
 
 def test_signal_after_a_job_stop_request_counts_as_the_second(start: Start, tmp_path: Path) -> None:
-    """The second Ctrl-C there is `ray job stop`, which kills three seconds after its SIGTERM."""
+    """The second Ctrl-C of a submitted job is `ray job stop`, which kills three seconds after its SIGTERM."""
     command, _ = start(SAVES.format(trains=f'{TRAINS}; (run / "stop.job").touch()'))
     command.send_signal(signal.SIGTERM)
     _, error = command.communicate(timeout=120)
@@ -215,14 +216,14 @@ def test_signal_after_a_job_stop_request_counts_as_the_second(start: Start, tmp_
 
 def test_run_saves_and_ends_when_its_job_shell_is_killed(start: Start) -> None:
     shell, _ = start(SAVES.format(trains=TRAINS), shell=SHELL, **{supervisor.JOB_VARIABLE: "{}"})
-    os.killpg(shell.pid, signal.SIGKILL)  # as Ray does when the shell is gone
+    os.killpg(shell.pid, signal.SIGKILL)  # as Ray does when the shell has ended
     _, error = shell.communicate(timeout=120)
     lines = [supervisor.PARENT_IS_GONE, supervisor.SAVES, "stopped after step 7; the same command resumes"]
     assert error.splitlines() == lines
 
 
-def test_a_run_that_saves_goes_on_to_when_its_shell_is_ended_too(start: Start, tmp_path: Path) -> None:
-    """A scheduler that signals every process of a job: the end of the shell is no second signal."""
+def test_the_end_of_the_shell_is_not_a_second_signal(start: Start, tmp_path: Path) -> None:
+    """A scheduler may signal every process of a job; the run then continues to save."""
     slow = SAVES.format(trains=TRAINS).replace(
         "checkpoint(7)", f"time.sleep({4 * supervisor.PARENT_SECONDS})\ncheckpoint(7)"
     )
@@ -236,8 +237,8 @@ def test_a_run_that_saves_goes_on_to_when_its_shell_is_ended_too(start: Start, t
     assert error == f"{SAVES_LINE}stopped after step 7; the same command resumes\n"
 
 
-def test_a_run_outlives_a_shell_that_is_no_jobs(start: Start) -> None:
-    """`run_sft.sh &` in a script that ends."""
+def test_a_run_outside_a_job_outlives_its_shell(start: Start) -> None:
+    """As with `run_sft.sh &` in a script that ends."""
     shell, fork = start(SAVES.format(trains=TRAINS), shell=SHELL)
     command = fork.parent()
     assert command
@@ -249,8 +250,8 @@ def test_a_run_outlives_a_shell_that_is_no_jobs(start: Start) -> None:
     assert error == f"{SAVES_LINE}stopped after step 7; the same command resumes\n"
 
 
-def test_a_supervisor_that_stands_still_over_its_limit_goes_on(start: Start) -> None:
-    """CPython's sigtimedwait then gives a signal that there is not."""
+def test_a_supervisor_stopped_beyond_its_timeout_continues(start: Start) -> None:
+    """CPython's sigtimedwait then returns an invalid signal."""
     command, _ = start(DEAF)
     command.send_signal(signal.SIGINT)
     assert command.stdout
@@ -259,11 +260,11 @@ def test_a_supervisor_that_stands_still_over_its_limit_goes_on(start: Start) -> 
     time.sleep(1.2)
     command.send_signal(signal.SIGCONT)
     _, error = command.communicate(timeout=120)
-    assert (command.returncode, error) == (130, "stopped; the same command does it again\n")
+    assert (command.returncode, error) == (130, f"{STOPPED_LINE}\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_what_has_not_begun_to_train_ends_at_once(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_run_that_has_not_started_to_train_ends_at_once(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     command, _ = start(SAVES.format(trains=""))
     command.send_signal(number)
     _, error = command.communicate(timeout=120)
@@ -284,48 +285,48 @@ def test_run_that_never_finishes_its_step_is_ended(start: Start) -> None:
 @pytest.mark.parametrize(
     "before",
     [
-        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}),  # Ray's jobs
-        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # a background job of a script
-        lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),  # a parent that waits for no child
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}),  # as in Ray's jobs
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in a script's background job
+        lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),  # as with a parent that waits for no child
     ],
 )
-def test_sigterm_interrupts_what_was_started_deaf_to_ctrl_c(start: Start, before: Callable[[], Any]) -> None:
+def test_sigterm_interrupts_a_command_that_ignores_ctrl_c(start: Start, before: Callable[[], Any]) -> None:
     work = "try:\n    ready(); time.sleep(600)\nexcept KeyboardInterrupt:\n    print('cleaned', flush=True); raise"
     command, _ = start(work, seconds=600, before=before)
     command.send_signal(signal.SIGTERM)
     out, error = command.communicate(timeout=120)
-    assert (command.returncode, out, error) == (130, "cleaned\n", "stopped; the same command does it again\n")
+    assert (command.returncode, out, error) == (130, "cleaned\n", f"{STOPPED_LINE}\n")
 
 
-def test_its_exit_status_is_the_commands(start: Start) -> None:
+def test_the_exit_status_is_that_of_the_fork(start: Start) -> None:
     for work, status in (("begun()", 0), ("begun(); sys.exit(2)", 2), ("begun(); raise ValueError('x')", 1)):
         assert start(work)[0].wait(120) == status
     command, fork = start("ready(); time.sleep(60)")
     fork.kill()
     assert command.wait(120) == 128 + signal.SIGKILL
-    deaf_to_children = start("begun()", before=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))[0]
-    assert deaf_to_children.wait(120) == 0
+    without_sigchld = start("begun()", before=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))[0]
+    assert without_sigchld.wait(120) == 0
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(1, ""), (75, ""), (0, ""), (130, "stopped after step 7; the same command resumes\n")]
+    ("status", "message"), [(1, ""), (75, ""), (0, ""), (130, "stopped after step 7; the same command resumes\n")]
 )
-def test_run_failing_while_asked_to_save_keeps_its_exit_status(start: Start, status: int, said: str) -> None:
+def test_run_failing_while_asked_to_save_keeps_its_exit_status(start: Start, status: int, message: str) -> None:
     saves = SAVES.format(trains=TRAINS).replace("exit(130)", f"exit({status})")
     command, _ = start(saves)
     command.send_signal(signal.SIGUSR1)
     _, error = command.communicate(timeout=120)
-    assert (command.returncode, error) == (status, f"{SAVES_LINE}{said}")
+    assert (command.returncode, error) == (status, f"{SAVES_LINE}{message}")
 
 
-def test_a_switch_is_0_or_1() -> None:
+def test_save_on_term_is_0_or_1() -> None:
     assert supervisor.saves_on_term({})
     assert supervisor.saves_on_term({"SAVE_ON_TERM": " 1 "})
     assert not supervisor.saves_on_term({"SAVE_ON_TERM": " 0 "})
     code = "from convrec.runs import supervisor; supervisor.begin()"
     environment = os.environ | {"SAVE_ON_TERM": "yes", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: SAVE_ON_TERM=yes: expected 0 or 1\n")
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (2, "error: SAVE_ON_TERM=yes: expected 0 or 1\n")
 
 
 def test_the_fork_ends_with_a_killed_supervisor(start: Start) -> None:
@@ -338,10 +339,10 @@ def test_run_killed_along_with_its_guard_is_cleaned_up(start: Start, tmp_path: P
     command, fork = start(WORK["holding a run folder, with children"])
     temporary = Path((tmp_path / "run" / "temporary").read_text())
     children = fork.children(recursive=True)
-    guards = psutil.Process(int((temporary / "guard.pid").read_text().split()[0]))
+    guard = psutil.Process(int((temporary / "guard.pid").read_text().split()[0]))
     fork.suspend()  # it would start another guard
-    guards.kill()
-    guards.wait(60)
+    guard.kill()
+    guard.wait(60)
     fork.kill()
     assert command.wait(60) == 137
     _, left = psutil.wait_procs(children, timeout=60)
@@ -349,7 +350,7 @@ def test_run_killed_along_with_its_guard_is_cleaned_up(start: Start, tmp_path: P
     assert not temporary.exists()
 
 
-def test_a_lost_run_is_started_again_as_long_as_it_gets_further(start: Start, tmp_path: Path) -> None:
+def test_a_lost_run_is_restarted_as_long_as_it_makes_progress(start: Start, tmp_path: Path) -> None:
     command, _ = start(
         """
 supervisor.note(run=str(run), resumes="yes")
@@ -366,7 +367,7 @@ sys.exit(supervisor.NO_PROGRESS)
     _, error = command.communicate(timeout=120)
     assert command.returncode == 75
     assert error.splitlines() == [
-        "WATCHDOG=resume: starting again after step 4",
-        "WATCHDOG=resume: starting again after step 6",
-        "lost again after step 6, without a checkpoint in between: not started again",
+        "WATCHDOG=resume: restarting after step 4",
+        "WATCHDOG=resume: restarting after step 6",
+        "the run was lost again after step 6 without a new checkpoint, and is not restarted",
     ]

@@ -1,4 +1,4 @@
-"""Films whose titles are easily taken for each other."""
+"""Films whose titles are easily confused."""
 
 FILMS = [
     ("The Matrix", 1999),

@@ -1,3 +1,5 @@
+"""Parsing of list lines as models write them: decorations, years, hard titles, and the reference's recorded cases."""
+
 import re
 
 import pytest
@@ -10,7 +12,7 @@ from convrec.titles.catalog import load_catalog
 from convrec.titles.item import NO_YEAR, Item, format_item, parse_item
 from data_prep.sample_data.films import load_films
 
-# Titles that begin with a number, hold parentheses or begin and end with marks: numbering must not eat them.
+# Titles that begin with a number, contain parentheses, or begin or end with marks, and must not lose them.
 HARD_TITLES = [
     ("(500) Days of Summer", 2009),
     ("3 Idiots", 2009),
@@ -45,7 +47,7 @@ HARD_TITLES = [
     ("千と千尋の神隠し", 2001),
 ]
 
-# What models write around `title (year)`.
+# Decorations that models write around `title (year)`.
 DECORATIONS = [
     "{}",
     "  {}\t",
@@ -135,11 +137,11 @@ def test_hard_titles_survive_every_decoration(decoration):
         ("[Heat](https://example.org/Heat_(film)) (1995)", ("Heat", 1995)),
         ("[1] [[REC] (2007)](https://example.org)", ("[REC]", 2007)),
         ("<i>Heat</i> (1995)<br/>", ("Heat", 1995)),
-        # a year in parentheses comes first, and what only resembles these forms is part of the title
+        # A year in parentheses wins, and anything that only resembles these forms is part of the title.
         ("Fear Street: Part One - 1994 (2021)", ("Fear Street: Part One - 1994", 2021)),
         ("Argentina, 1985 (2022)", ("Argentina, 1985", 2022)),
         ("Heat (1: The Beginning) (1995)", ("Heat (1: The Beginning)", 1995)),
-        ("1: Heat (1995)", ("1: Heat", 1995)),  # matching knows whether it is a title
+        ("1: Heat (1995)", ("1: Heat", 1995)),  # matching decides whether it is a title
         ("I <3 You (2000)", ("I <3 You", 2000)),
         ("[Rec] (http) (2007)", ("[Rec] (http)", 2007)),
         ("Her | Him (2007)", ("Her | Him", 2007)),
@@ -149,7 +151,7 @@ def test_hard_titles_survive_every_decoration(decoration):
         ("Inception (16 Jul. 2010)", ("Inception", 2010)),
     ],
 )
-def test_what_models_write_is_read(line, item):
+def test_variants_of_models_are_parsed(line, item):
     assert parse_item(line) == Item(*item)
 
 
@@ -177,7 +179,7 @@ def test_what_models_write_is_read(line, item):
         "Heat (in 1995, US)",
     ],
 )
-def test_a_line_without_title_or_year_is_no_item(line):
+def test_a_line_without_title_or_year_is_not_an_item(line):
     assert parse_item(line) is None
 
 
@@ -201,7 +203,7 @@ def test_first_year_with_a_title_before_it_wins():
         ("Blue Lamp - 1995", "Blue Lamp - 1995"),
     ],
 )
-def test_where_items_have_no_years_the_line_is_the_title(line, title):
+def test_without_years_the_line_is_the_title(line, title):
     assert parse_item(line, dated=False) == (title, NO_YEAR)
     assert parse_item(format_item(title, NO_YEAR), dated=False) == (title, NO_YEAR)
     assert parse_items(f"{line}\n\n**\n", dated=False) == [Item(title, NO_YEAR), None]
@@ -231,7 +233,7 @@ def test_no_text_makes_the_parser_fail(text):
         assert item is None or (item.title and item.title == item.title.strip() and 0 <= item.year <= 9999)
 
 
-# Words of letters: anything a parser might take for decoration is in HARD_TITLES instead.
+# Words of letters only: HARD_TITLES has everything that a parser might confuse with decoration.
 words = st.lists(st.text(alphabet="abcXYZéø", min_size=1, max_size=8), min_size=1, max_size=5)
 
 
@@ -249,7 +251,7 @@ def test_plain_lines_parse_the_same_without_cleaning(line):
         assert parse_item(line) == quick
 
 
-# Pieces that a parser might take for numbering, decoration or a year, put together at random.
+# Pieces that a parser might confuse with numbering, decoration or a year, combined at random.
 pieces = st.sampled_from(
     [
         "Heat",
@@ -300,14 +302,14 @@ pieces = st.sampled_from(
 
 @given(st.lists(pieces, min_size=1, max_size=6).map(" ".join), st.integers(1870, 2100))
 def test_generated_titles_parse_alike_with_or_without_unwrapping(title, year):
-    """No form of a year, a link, a tag or a table is seen in a title that is followed by its year in parentheses."""
+    """A title before its year in parentheses is never misread as another form of a year, a link, a tag or a table."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(item_module, "_unwrap", lambda line: item_module._SPACE.sub(" ", line).strip())
         patch.setattr(item_module, "_OTHER_YEAR", re.compile(r"(?!)"))
-        before = parse_item.__wrapped__(format_item(title, year))
-    assert parse_item.__wrapped__(format_item(title, year)) == before
+        expected = parse_item.__wrapped__(format_item(title, year))
+    assert parse_item.__wrapped__(format_item(title, year)) == expected
     if title[0].isalpha() and title[-1].isalnum():
-        assert before == (title, year)
+        assert expected == (title, year)
 
 
 @pytest.fixture(params=["sample", "reddit_v2_catalog.parquet", "redial/catalog.parquet"])
@@ -321,16 +323,16 @@ def real_films(request):
 def test_every_real_catalog_title_survives(real_films):
     forms = ["{}", "1. {}", "12. **{}**", '"{}"', "- {} - with a note (2020)", "7️⃣ {}", "| 3 | {} |", "<b>{}</b>"]
     for decoration in [*forms, "[{}](https://example.org)"]:
-        # `61*` in bold is `**61***`, of which nobody can say whose asterisks they are
+        # `61*` in bold is `**61***`, which is ambiguous.
         films = [item for item in real_films if not ("*" in decoration and item[0].endswith("*"))]
         lost = [item for item in films if parse_item(decoration.format(format_item(*item))) != item]
         assert not lost, (decoration, lost)
 
 
-# Where we do better than the reference on its recorded cases, and why. Every other case must agree line by line.
-BETTER = {
+# Recorded cases in which we deliberately differ from the reference. All others must agree line by line.
+DIFFERENCES = {
     "1.The Matrix (1999)": ([Item("The Matrix", 1999)], "numbering without a space is still numbering"),
-    "The Matrix(1999)": ([Item("The Matrix", 1999)], "a missing space loses no item"),
+    "The Matrix(1999)": ([Item("The Matrix", 1999)], "a missing space does not lose an item"),
     "(500) Days of Summer (2009)": ([Item("(500) Days of Summer", 2009)], "parentheses are part of titles"),
     "Nested (a (b (c))) (2001)": ([Item("Nested (a (b (c)))", 2001)], "parentheses are part of titles"),
     "Fargo (2014-2024)\nFargo (2014–)": ([Item("Fargo", 2014)] * 2, "a range has a first year"),
@@ -339,16 +341,17 @@ BETTER = {
         "a lone mark that touches the title is part of it",
     ),
     "“Heat” (1995)": ([Item("Heat", 1995)], "curly quotes are quotes"),
-    '"" (1999)': ([None], "an empty title is no item"),
+    '"" (1999)': ([None], "an empty title is not an item"),
 }
 
 
-def test_recorded_parses_agree_but_where_we_do_better(golden):
+def test_recorded_parses_agree_except_for_documented_cases(golden):
     differing = set()
     for case in golden("parse_match_cases")["parse_cases"]:
-        ours = parse_items(case["input"])
-        # The reference drops lines that do not parse; we keep their rank as None. That alone is no difference here.
-        if [list(item) for item in ours if item] != case["output"]["recs"]:
+        items = parse_items(case["input"])
+        # The reference drops lines that do not parse; we keep their rank as None, which does not count as a difference.
+        if [list(item) for item in items if item] != case["output"]["recs"]:
             differing.add(case["input"])
-            assert ours == BETTER[case["input"]][0], BETTER[case["input"]][1]
-    assert differing == set(BETTER)
+            expected, reason = DIFFERENCES[case["input"]]
+            assert items == expected, reason
+    assert differing == set(DIFFERENCES)

@@ -1,4 +1,4 @@
-"""What a list is worth: hits, seen items, repeats, two spellings of one item."""
+"""The relevance of a list: hits, seen items, repeats, two spellings of one item."""
 
 import threading
 
@@ -15,7 +15,7 @@ from convrec.titles.matching import Matcher
 from tests.convrec.titles.matching_films import FILMS, ROW
 
 
-def relevance(matcher, text, ground_truth, seen=()):
+def compute_relevance(matcher, text, ground_truth, seen=()):
     return matcher.match(parse_items(text), ground_truth, seen).relevance
 
 
@@ -32,15 +32,15 @@ def test_a_hit_needs_catalog_unseen_unrepeated_and_ground_truth(fuzzy):
 
 
 def test_misspelt_item_hits_ground_truth_only_in_fuzzy_mode(fuzzy, exact):
-    assert relevance(fuzzy, "The Matirx (1999)", [("The Matrix", "1999")]) == [1]
-    assert relevance(exact, "The Matirx (1999)", [("The Matrix", "1999")]) == [0]
+    assert compute_relevance(fuzzy, "The Matirx (1999)", [("The Matrix", "1999")]) == [1]
+    assert compute_relevance(exact, "The Matirx (1999)", [("The Matrix", "1999")]) == [0]
 
 
-def test_ground_truth_spelt_unlike_the_catalog_matches(fuzzy):
-    assert relevance(fuzzy, "Moulin Rouge! (2001)", [("Moulin Rouge", 2001)]) == [1]
+def test_ground_truth_with_another_spelling_matches(fuzzy):
+    assert compute_relevance(fuzzy, "Moulin Rouge! (2001)", [("Moulin Rouge", 2001)]) == [1]
 
 
-# Two spellings of a film, a title with two films, two titles that fold alike of two years.
+# Two spellings of a film, a title of two films, two titles with the same folded form in different years.
 RESPELT = [
     ("Amelie", 2001),
     ("Amélie", 2001),
@@ -62,28 +62,28 @@ def test_two_spellings_of_one_title_and_year_are_one_item():
     result = matcher.match(parse_items(text), [("Amelie", "2001"), ("Ben-Hur", "1959")], [])
     assert (result.relevance, result.duplicate) == ([1, 0, 1], [False, True, False])
     for protocol in ("strict", "paper"):
-        found = evaluate_row(parse_items(text), [("Amelie", 2001), ("Ben-Hur", 1959)], [], matcher, protocol, ks=[3])
-        assert (found["recall@3"], found["catalog_rows"]) == (1, [0, 0, 7])
+        metrics = evaluate_row(parse_items(text), [("Amelie", 2001), ("Ben-Hur", 1959)], [], matcher, protocol, ks=[3])
+        assert (metrics["recall@3"], metrics["catalog_rows"]) == (1, [0, 0, 7])
     seen = matcher.match(parse_items("Amelie (2001)\nAmélie (2001)"), [], ["Amélie"]).seen
     assert (seen, matcher.seen_rows(["Amélie"])) == ([True, True], [0, 1])
 
 
 def test_equally_folded_titles_of_different_years_are_two_items():
     matcher = Matcher(Catalog.from_items(RESPELT))
-    assert relevance(matcher, "The Fall (2006)", [("Fall", 2022)]) == [0]
-    assert relevance(matcher, "Fall (2022)", [("The Fall", 2022)]) == [1]  # no other film is of that year
-    # Who has seen Mother! has seen Mother (2017), which is the same, and not Mother (2018).
+    assert compute_relevance(matcher, "The Fall (2006)", [("Fall", 2022)]) == [0]
+    assert compute_relevance(matcher, "Fall (2022)", [("The Fall", 2022)]) == [1]  # the only such film of that year
+    # Mother! and Mother (2017) are one film; Mother (2018) is another.
     items = [Item("Mother!", 2017), Item("Mother", 2017), Item("Mother", 2018)]
     assert matcher.match(items, [], ["Mother!"]).seen == [True, True, False]
     assert matcher.seen_rows(["Mother!"]) == [4, 5]
 
 
-def test_exact_and_reference_matching_know_one_spelling():
+def test_exact_and_reference_matching_accept_one_spelling():
     for mode in ("exact", "reference"):
         matcher = Matcher(Catalog.from_items(RESPELT), mode)
         assert matcher.identify("Amélie", 2001).index == 1
-        assert relevance(matcher, "Amélie (2001)", [("Amelie", 2001)]) == [0]
-    undated = Matcher(Catalog.from_items([(title, None) for title, _ in RESPELT[:2]]))  # no year that agrees
+        assert compute_relevance(matcher, "Amélie (2001)", [("Amelie", 2001)]) == [0]
+    undated = Matcher(Catalog.from_items([(title, None) for title, _ in RESPELT[:2]]))  # no years to agree
     assert undated.identify("Amélie", NO_YEAR).index == 1
 
 
@@ -92,48 +92,48 @@ def test_ids_of_the_catalog_decide_what_is_one_item(mode):
     films = [("Fall", 2022), ("The Fall", 2022), ("Heat", 1995), ("Heat", 1996), ("Live Die Repeat", 2014)]
     films.append(("Edge of Tomorrow", 2014))
     matcher = Matcher(Catalog.from_items(films, item_ids=["a", "b", "c", "d", "e", "e"]), mode)
-    assert relevance(matcher, "The Fall (2022)", [("Fall", 2022)]) == [0]
-    assert relevance(matcher, "Heat (1996)", [("Heat", 1995)]) == [0]  # without ids a year off is a hit
-    assert relevance(matcher, "Edge of Tomorrow (2014)", [("Live Die Repeat", 2014)]) == [1]
+    assert compute_relevance(matcher, "The Fall (2022)", [("Fall", 2022)]) == [0]
+    assert compute_relevance(matcher, "Heat (1996)", [("Heat", 1995)]) == [0]  # without ids a year off is a hit
+    assert compute_relevance(matcher, "Edge of Tomorrow (2014)", [("Live Die Repeat", 2014)]) == [1]
     assert matcher.seen_rows(["Edge of Tomorrow"]) == [4, 5]
     assert matcher.match([Item("Fall", 2022), Item("The Fall", 2022)], [], ["The Fall"]).seen == [False, True]
 
 
-def test_a_film_that_is_wanted_twice_is_one():
+def test_a_film_that_is_relevant_twice_counts_once():
     films = [("Se7en", 1995), ("Heat", 1995)]
     pairs = [("Seven", 1995), ("Se7en", "1996"), ("Heat", 1995), ("Nowhere", 1999), ("nowhere", "1999")]
     items = [Item("Seven", 1995), Item("Heat", 1995), Item("Se7en", 1995)]
-    for mode, wanted in (("fuzzy", 3), ("exact", 4), ("reference", 5)):
-        assert len(Matcher(Catalog.from_items(films), mode).truths(pairs)) == wanted
+    for mode, num_truths in (("fuzzy", 3), ("exact", 4), ("reference", 5)):
+        assert len(Matcher(Catalog.from_items(films), mode).truths(pairs)) == num_truths
     matcher = Matcher(Catalog.from_items(films))
     assert matcher.match(items, pairs, []).relevance == [1, 1, 0]
     for protocol in ("strict", "paper"):
-        found = evaluate_row(items, pairs, [], matcher, protocol, ks=[3])
-        assert (found["num_truth"], found["recall@3"]) == (3, pytest.approx(2 / 3))
+        metrics = evaluate_row(items, pairs, [], matcher, protocol, ks=[3])
+        assert (metrics["num_truth"], metrics["recall@3"]) == (3, pytest.approx(2 / 3))
 
 
 def test_each_ground_truth_is_hit_once_and_nearest_year_wins(exact):
-    # 2020 takes 2021 (1 off) rather than 2022; 2022 then takes 2022.
+    # 2020 takes 2021 (one year off) rather than 2022; 2022 then takes 2022.
     truth = [("The Stranger", 2022), ("The Stranger", 2021)]
-    assert relevance(exact, "The Stranger (2020)\nThe Stranger (2022)", truth) == [1, 1]
-    assert relevance(exact, "The Stranger (2020)\nThe Stranger (2022)", truth[:1]) == [1, 0]
+    assert compute_relevance(exact, "The Stranger (2020)\nThe Stranger (2022)", truth) == [1, 1]
+    assert compute_relevance(exact, "The Stranger (2020)\nThe Stranger (2022)", truth[:1]) == [1, 0]
 
 
 def test_year_tolerance_is_between_item_and_ground_truth(exact):
     # Both are within 2 of the catalog's 1999, but 3 apart.
-    assert relevance(exact, "The Matrix (1998)", [("The Matrix", 2001)]) == [0]
-    assert relevance(exact, "The Matrix (1998)", [("The Matrix", 2000)]) == [1]
+    assert compute_relevance(exact, "The Matrix (1998)", [("The Matrix", 2001)]) == [0]
+    assert compute_relevance(exact, "The Matrix (1998)", [("The Matrix", 2000)]) == [1]
 
 
 @pytest.mark.parametrize("year", ["n/a", None, "", "19x5"])
 def test_undated_ground_truth_matches_the_only_item_of_that_name(fuzzy, exact, year):
     for title in ("Heat", "heat", "The Outsiders"):
-        assert relevance(fuzzy, "Heat (1996)\nThe Outsiders (1983)", [(title, year)]).count(1) == 1
-    # two films, another article, another number, a typo; and exact matching wants the year
+        assert compute_relevance(fuzzy, "Heat (1996)\nThe Outsiders (1983)", [(title, year)]).count(1) == 1
+    # Two films, another article, another number, a typo; exact matching needs the year.
     for title in ("The Stranger", "Mother", "Outsiders", "Toy Story 4", "Haet"):
         text = "The Stranger (2020)\nMother (2009)\nThe Outsiders (1983)\nToy Story 3 (2010)\nHeat (1995)"
-        assert relevance(fuzzy, text, [(title, year)]) == [0] * 5
-    assert relevance(exact, "Heat (1995)", [("Heat", year)]) == [0]
+        assert compute_relevance(fuzzy, text, [(title, year)]) == [0] * 5
+    assert compute_relevance(exact, "Heat (1995)", [("Heat", year)]) == [0]
 
 
 def test_seen_titles_have_no_year_and_any_case(fuzzy, exact):
@@ -142,7 +142,7 @@ def test_seen_titles_have_no_year_and_any_case(fuzzy, exact):
             assert matcher.match([Item("Heat", 1995)], [], [seen]).seen == [True]
         assert matcher.match([Item("Heat", 1995)], [], None).seen == [False]
     assert fuzzy.match([Item("The Matrix", 1999)], [], ["matrix"]).seen == [True]
-    # The catalog has Mother! and Mother, two titles to exact matching.
+    # The catalog has Mother! and Mother, which are two titles in exact matching.
     assert exact.match([Item("Mother", 2017), Item("Mother!", 2017)], [], ["Mother!"]).seen == [False, True]
 
 
@@ -150,18 +150,19 @@ def test_out_of_catalog_repeats_are_duplicates_too(exact):
     assert exact.match(parse_items("Up (2009)\nup (2009)\nUp (2010)"), [], []).duplicate == [False, True, False]
 
 
-def test_reference_mode_wants_the_very_title_and_year():
+def test_reference_mode_needs_the_exact_title_and_year():
     matcher = Matcher(Catalog.from_items(FILMS), "reference")
     truth = [("the matrix", "1999")]
-    assert relevance(matcher, "The Matrix (1999)", truth) == [1]  # ground truth is case-folded, the catalog is not
-    assert relevance(matcher, "the matrix (1999)", truth) == [0]
-    assert relevance(matcher, "The Matrix (2000)", truth) == [0]
-    assert relevance(matcher, "The Matrix (1999)", truth, ["the matrix"]) == [1]  # seen is compared letter by letter
-    assert relevance(matcher, "The Matrix (1999)", truth, ["The Matrix"]) == [0]
-    assert relevance(matcher, "The Matrix (1999)", [("The Matrix", "1999.0")]) == [0]
-    # A repeat counts while ground truth is left: 1999 first, then one year later, one year earlier is left over.
+    # Ground truth is case-folded, the catalog is not; seen titles are compared letter by letter.
+    assert compute_relevance(matcher, "The Matrix (1999)", truth) == [1]
+    assert compute_relevance(matcher, "the matrix (1999)", truth) == [0]
+    assert compute_relevance(matcher, "The Matrix (2000)", truth) == [0]
+    assert compute_relevance(matcher, "The Matrix (1999)", truth, ["the matrix"]) == [1]
+    assert compute_relevance(matcher, "The Matrix (1999)", truth, ["The Matrix"]) == [0]
+    assert compute_relevance(matcher, "The Matrix (1999)", [("The Matrix", "1999.0")]) == [0]
+    # Repeats count while ground truth is left: first 1999, then one year later; one year earlier is left.
     truth = [("The Matrix", 1998), ("The Matrix", 2000), ("The Matrix", 1999)]
-    assert relevance(matcher, "The Matrix (1999)\n" * 2, truth) == [1, 1]
+    assert compute_relevance(matcher, "The Matrix (1999)\n" * 2, truth) == [1, 1]
 
 
 @pytest.mark.parametrize("bad", [{"mode": "loose"}, {"year_tolerance": -1}, {"fuzzy_cutoff": 0}, {"fuzzy_cutoff": 101}])
@@ -172,7 +173,8 @@ def test_settings_out_of_range_are_refused(bad):
 
 def test_threads_share_a_matcher(fuzzy):
     items = [Item(f"The Matrix{letter}", 1999) for letter in "abcdefgh"] * 20
-    expected, results = fuzzy.match(items, [("The Matrix", 1999)], []), []
+    expected = fuzzy.match(items, [("The Matrix", 1999)], [])
+    results = []
     threads = [
         threading.Thread(target=lambda: results.append(fuzzy.match(items, [("The Matrix", 1999)], [])))
         for _ in range(8)
@@ -185,13 +187,13 @@ def test_threads_share_a_matcher(fuzzy):
 
 
 films = st.sampled_from(FILMS)
-written = st.lists(
+item_lists = st.lists(
     st.one_of(st.none(), st.builds(lambda film, shift: Item(film[0], film[1] + shift), films, st.integers(-3, 3))),
     max_size=25,
 )
 
 
-@given(written, st.lists(films, max_size=6), st.lists(films.map(lambda film: film[0]), max_size=3), st.sampled_from(
+@given(item_lists, st.lists(films, max_size=6), st.lists(films.map(lambda film: film[0]), max_size=3), st.sampled_from(
     ["fuzzy", "exact", "reference"]
 ))  # fmt: skip
 def test_hits_are_in_catalog_unseen_and_at_most_the_ground_truth(items, truth, seen, mode):
@@ -206,32 +208,32 @@ def test_hits_are_in_catalog_unseen_and_at_most_the_ground_truth(items, truth, s
 
 MATCHERS = {mode: Matcher(Catalog.from_items(FILMS), mode) for mode in ("fuzzy", "exact", "reference")}
 
-# What fuzzy matching alone knows better.
-FUZZILY_BETTER = {
+# Cases in which only fuzzy matching differs from the reference.
+FUZZY_DIFFERENCES = {
     "gt year unparsable is dropped": ([1, 0, 0, 0, 0], "the catalog has one film of that name"),
     "punctuation-different fails": ([1, 0, 0, 0, 0], "Moulin Rouge! and Moulin Rouge of one year are one film"),
 }
-# Where relevance differs from the reference's recorded rewards (exp_inf), and why. All other cases must agree.
-BETTER = {
+# Where relevance deliberately differs from the reference's recorded rewards (exp_inf). All other cases must agree.
+DIFFERENCES = {
     'gt year "1995.0" is dropped': ([1, 0, 0, 0, 0], "1995.0 is a year"),
     "case-different rec fails catalog": ([1, 0, 0, 0, 0], "titles are case-folded"),
     "seen is case-sensitive and year-blind": ([0, 0, 0, 0, 0], "a seen title is seen in any case, with a year or not"),
-    "+1 preferred over -1": ([1, 0, 0, 0, 0], "the item has appeared at an earlier rank"),
+    "+1 preferred over -1": ([1, 0, 0, 0, 0], "the item is also at an earlier rank"),
     "unparsable middle line is dropped (shifts later rewards up)": (
         [0, 0, 1, 0, 0],
         "rank k is the k-th line: the reward stays on the tokens that earned it",
     ),
-    "seen None": ([1, 0, 0, 0, 0], "no seen titles is no error"),
+    "seen None": ([1, 0, 0, 0, 0], "seen titles may be missing"),
 }
 
 
 @pytest.mark.parametrize("mode", ["exact", "fuzzy", "reference"])
-def test_recorded_rewards_agree_but_where_we_do_better(golden, mode):
+def test_recorded_rewards_agree_except_for_documented_cases(golden, mode):
     from convrec.lists.rank_rewards import rank_returns
 
     recorded = golden("parse_match_cases")
     catalog = Catalog.from_items(map(tuple, recorded["catalog"]))
-    better = BETTER | (FUZZILY_BETTER if mode == "fuzzy" else {})
+    differences = DIFFERENCES | (FUZZY_DIFFERENCES if mode == "fuzzy" else {})
     differing = set()
     for case in recorded["reward_cases"]:
         parse = parse_items_reference if mode == "reference" else parse_items
@@ -241,11 +243,11 @@ def test_recorded_rewards_agree_but_where_we_do_better(golden, mode):
         returns = rank_returns(rel, case["rec_num"])
         if returns != case["output"].get("exp_inf"):
             differing.add(case["name"])
-            assert returns == better[case["name"]][0], better[case["name"]][1]
+            assert returns == differences[case["name"]][0], differences[case["name"]][1]
         else:
             assert rank_returns(rel, case["rec_num"], "log_decay") == pytest.approx(case["output"]["log_decay"])
-    # The reference raises a TypeError where there are no seen titles; that much we do not reproduce.
-    assert differing == ({"seen None"} if mode == "reference" else set(better))
+    # The reference raises a TypeError if there are no seen titles, which mode `reference` does not reproduce.
+    assert differing == ({"seen None"} if mode == "reference" else set(differences))
 
 
 def test_lookups_are_cached_per_matcher() -> None:

@@ -1,4 +1,4 @@
-"""Which item of the catalog a title is."""
+"""Titles and the catalog items that they match."""
 
 import random
 
@@ -18,15 +18,15 @@ from tests.convrec.titles.matching_films import ROW
     ("title", "year", "film"),
     [
         ("the  MATRIX", 1999, ("The Matrix", 1999)),
-        ("The Matrix", 2001, ("The Matrix", 1999)),  # the tolerance is 2
+        ("The Matrix", 2001, ("The Matrix", 1999)),  # within the tolerance of 2
         ("The Matrix", 2002, None),
         ("Ｈeat", 1995, ("Heat", 1995)),  # NFKC: full-width H
         ("Matrix", 1999, None),
         ("Moulin Rouge", 2001, None),
-        ("The Stranger", 2021, ("The Stranger", 2020)),  # both one year off: the catalog's order
+        ("The Stranger", 2021, ("The Stranger", 2020)),  # both one year off: the earlier row
         ("The Stranger", 2023, ("The Stranger", 2022)),  # the nearest year
         ("$", 1971, ("$", 1971)),
-        ("The Wall", 201, None),  # a broken year was reported at load and never matches
+        ("The Wall", 201, None),  # an invalid year was reported at load and never matches
     ],
 )
 def test_exact_matching(exact, title, year, film):
@@ -39,7 +39,7 @@ def test_exact_matching(exact, title, year, film):
         ("Matrix", 1999, ("The Matrix", 1999)),
         ("Matrix, The", 1999, ("The Matrix", 1999)),
         ("Moulin Rouge", 2001, ("Moulin Rouge!", 2001)),
-        ("Mother", 2017, ("Mother!", 2017)),  # one item: the first row stands for both
+        ("Mother", 2017, ("Mother!", 2017)),  # one item, represented by its first row
         ("Mother!", 2017, ("Mother!", 2017)),
         ("Mother", 2009, ("Mother", 2009)),
         ("Amelie", 2001, ("Amélie", 2001)),
@@ -92,22 +92,22 @@ WORDS = [
 @pytest.mark.parametrize(
     ("title", "year", "film"),
     [
-        # a real other word is no typo
+        # another real word is not a typo
         ("Heart", 1995, None),
         ("Before Sunset", 1995, None),
         ("Alien", 1986, None),
         ("Avatar", 2004, None),
         ("Sunrise", 1995, None),
-        ("Primer", 2005, None),  # not in the catalog, and an ending tells it from a word that is
+        ("Primer", 2005, None),  # not in the catalog, but differs by an ending from a word that is
         ("Sisters", 2012, None),
-        ("Live Free or Die", 2007, None),  # a word is left out
-        # what is no word is one, and so is a letter in twenty
+        ("Live Free or Die", 2007, None),  # a word is omitted
+        # a non-word is a typo, and so is one letter in twenty
         ("Haet", 1995, ("Heat", 1995)),
         ("Before Sunrize", 1995, ("Before Sunrise", 1995)),
         ("Alienz", 1986, ("Aliens", 1986)),
         ("The Aviater", 2004, ("The Aviator", 2004)),
         ("The Silence of the Lamb", 1991, ("The Silence of the Lambs", 1991)),
-        # spaces, articles and `and` make no other title
+        # spaces, articles and `and` do not make another title
         ("The Texas Chainsaw Massacre", 1974, ("The Texas Chain Saw Massacre", 1974)),
         ("The Silence of Lambs", 1991, ("The Silence of the Lambs", 1991)),
         ("Romeo + Juliet", 1968, ("Romeo & Juliet", 1968)),
@@ -119,7 +119,7 @@ def test_word_guard(title, year, film):
 
 
 def test_next_similar_title_wins_when_nearest_has_another_word():
-    # `zampers` is nearer to Zamper, from which an ending tells it, than to Zompers.
+    # `zampers` is nearer to Zamper, from which it differs by an ending, than to Zompers.
     assert Matcher(Catalog.from_items([("Zamper", 2001), ("Zompers", 2001)])).identify("Zampers", 2001).index == 1
 
 
@@ -160,7 +160,7 @@ SECOND_TITLES = [
         ("Kill Bill: Volume II (2004)", ("Kill Bill: Vol. 2", 2004)),
         ("Doctor Strangelove (1964)", ("Dr. Strangelove", 1964)),
         ("300 (Extended) (2006)", ("300", 2006)),
-        # the sequel guard, and no year of tolerance: a note can name another film
+        # the sequel guard, and no tolerance in years: a note can name another film
         ("Dune (Part Two) (2021)", None),
         ("Dune 2 (Dune) (2021)", None),
         ("Heat (Director's Cut) (1996)", None),
@@ -177,12 +177,12 @@ def test_title_with_parentheses_beats_the_title_without_them():
     matcher = Matcher(Catalog.from_items(films))
     assert [matcher.identify(*film).index for film in films] == [0, 1]
     undated = Matcher(Catalog.from_items([("Kettle", None), ("Kettle (red)", None)]))
-    assert undated.identify("Kettle (blue)", NO_YEAR).index == -1  # no year that agrees
+    assert undated.identify("Kettle (blue)", NO_YEAR).index == -1  # no years to agree
     assert undated.identify("1: Kettle (red)", NO_YEAR).index == 1
 
 
 def test_sequel_guard_holds_where_only_the_number_differs(fuzzy):
-    # 1 of 41 letters differs and the years are one apart: far above the cutoff but for the guard.
+    # One of 41 letters differs and the years are one apart: without the guard, similarity is far above the cutoff.
     title = "Harry Potter and the Deathly Hallows: Part 1"
     assert fuzzy.identify(title, 2011).index == ROW[(title, 2010)]
     assert fuzzy.identify(title.replace("Part", "Prat"), 2011).index == ROW[(title, 2010)]
@@ -243,7 +243,7 @@ def test_folding_is_idempotent_up_to_case_and_drops_punctuation(title):
 
 @pytest.fixture(params=["sample", "released"])
 def two_catalogs(request):
-    """A catalog, another one, and the share of misspelt titles that must be found."""
+    """Return a catalog, another one, and the share of misspelled titles that must be found."""
     if request.param == "sample":
         films = [(film.title, film.year) for film in load_films().films]
         return Catalog.from_items(films[::2]), Catalog.from_items(films[1::2]), 0.8
@@ -252,10 +252,11 @@ def two_catalogs(request):
 
 
 def test_misspelt_titles_are_found_and_foreign_ones_are_not(two_catalogs):
-    catalog, other, least = two_catalogs
-    matcher, rng = Matcher(catalog), random.Random(3407)
+    catalog, other, min_share = two_catalogs
+    matcher = Matcher(catalog)
+    rng = random.Random(3407)
     dated = [item for item in zip(catalog.titles, catalog.years, strict=True) if item[1]]
-    found = []
+    is_found = []
     for typos in (1, 2) * 300:
         title, year = rng.choice([item for item in dated if len(item[0]) > 1])
         text = title
@@ -263,10 +264,11 @@ def test_misspelt_titles_are_found_and_foreign_ones_are_not(two_catalogs):
             place, letter = rng.randrange(len(text)), rng.choice("abcdefghijklmnopqrstuvwxyz")
             text = text[:place] + letter + text[place + rng.randint(0, 1) :]
         row = matcher.identify(text, year).index
-        found.append(row >= 0 and fold(catalog.titles[row]) == fold(title))
-    assert sum(found) / len(found) >= least
+        is_found.append(row >= 0 and fold(catalog.titles[row]) == fold(title))
+    assert sum(is_found) / len(is_found) >= min_share
 
-    known = {fold(title) for title in catalog.titles}
-    foreign = [i for i in zip(other.titles, other.years, strict=True) if i[1] and fold(i[0]) not in known]
+    catalog_titles = {fold(title) for title in catalog.titles}
+    other_items = zip(other.titles, other.years, strict=True)
+    foreign = [(title, year) for title, year in other_items if year and fold(title) not in catalog_titles]
     matched = [item for item in foreign if matcher.identify_line(*item).index >= 0]
     assert len(matched) / len(foreign) < 0.01

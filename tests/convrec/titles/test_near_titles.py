@@ -1,4 +1,4 @@
-"""Titles that begin or end as another one does: letters too many are typos only as far as wrong ones are."""
+"""Titles that extend another one: inserted letters are typos only as far as wrong letters are."""
 
 import pytest
 
@@ -15,11 +15,11 @@ from convrec.titles.matching import Matcher
         ("The Death of Stalingrad", "The Death of Stalin"),
     ],
 )
-def test_three_letters_more_make_another_title(written: str, title: str) -> None:
-    for one, other in ((written, title), (title, written)):
-        matcher = Matcher(Catalog.from_items([(other, 2003), ("Heat", 1995)]))
-        assert matcher.identify(one, 2003).index == -1
-        assert matcher.identify(other, 2003).index == 0
+def test_three_more_letters_make_another_title(written: str, title: str) -> None:
+    for query, catalog_title in ((written, title), (title, written)):
+        matcher = Matcher(Catalog.from_items([(catalog_title, 2003), ("Heat", 1995)]))
+        assert matcher.identify(query, 2003).index == -1
+        assert matcher.identify(catalog_title, 2003).index == 0
 
 
 @pytest.mark.parametrize("written", ["The Matrixx", "The Mattrixx", "The Mtrix", "The Matirx"])

@@ -1,8 +1,8 @@
-"""Pairs of titles written by hand: two different films, and one film spelled in two ways; and titles of real data.
+"""Handwritten pairs of titles (two different films, and one film with two spellings), and titles in real data.
 
 title_pairs/different.txt and same.txt: `Catalog title (Year) | Written line`, under a heading for each kind. Some of
-the different films do not exist: one letter or word away from one that does. different_items.txt and same_items.txt:
-the same for items of any type, without a year where items have none.
+the different films do not exist: they are one letter or word away from one that does. different_items.txt and
+same_items.txt: the same for items of any type, without a year if items have none.
 """
 
 import random
@@ -15,17 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.bench_matching import misspelt
-from convrec.base.errors import UserError
 from convrec.titles.catalog import Catalog, load_catalog
 from convrec.titles.forms import fold
 from convrec.titles.item import NO_YEAR, Item, parse_item
 from convrec.titles.matching import Matcher
+from tests.user_errors import refuses
 
 FILES = Path(__file__).with_name("title_pairs")
 
 
 def read_pairs(name: str) -> Iterator[tuple[str, Item, str]]:
-    """(kind, the catalog's item, the written line)."""
+    """Yield (kind, the catalog's item, the written line)."""
     kind = ""
     for line in (FILES / name).read_text("utf-8").splitlines():
         if line.startswith("# "):
@@ -37,34 +37,36 @@ def read_pairs(name: str) -> Iterator[tuple[str, Item, str]]:
             yield kind, item, written
 
 
-DIFFERENT, SAME = list(read_pairs("different.txt")), list(read_pairs("same.txt"))
+DIFFERENT = list(read_pairs("different.txt"))
+SAME = list(read_pairs("same.txt"))
 
 
-def read(line: str) -> Item:
-    """As ground truth: a title without its year is one, too."""
+def read_truth(line: str) -> Item:
+    """Read a line as ground truth, where a title needs no year."""
     return parse_item(line) or Item(line, NO_YEAR)
 
 
-def found_on_lines(matcher: Matcher, line: str) -> int:
+def find_line(matcher: Matcher, line: str) -> int:
     return matcher.match_lines([line], (), None).catalog_index[0]
 
 
-def test_there_are_as_many_pairs_as_were_asked_for_each_once():
+def test_the_files_have_enough_distinct_pairs():
     assert len(set(DIFFERENT)) == len(DIFFERENT) >= 235
     assert len(set(SAME)) == len(SAME) >= 362
 
 
 @pytest.mark.parametrize("mode", ["fuzzy", "lenient"])
-def test_different_films_are_not_taken_for_one_another(mode):
-    """Each film of a pair is asked for where the catalog has the other alone: no other title makes its words known."""
-    asked = [(item, other) for _, item, line in DIFFERENT for item, other in ((item, read(line)), (read(line), item))]
-    matchers = [(Matcher(Catalog.from_items([item]), mode), other) for item, other in asked]
+def test_different_films_are_not_confused(mode):
+    """Each film of a pair is looked up in a catalog of only the other, so that no third title adds known words."""
+    pairs = [(item, read_truth(line)) for _, item, line in DIFFERENT]
+    pairs += [(other, item) for item, other in pairs]
+    matchers = [(Matcher(Catalog.from_items([item]), mode), other) for item, other in pairs]
     for method in ("identify", "identify_line"):
         false = [other for matcher, other in matchers if getattr(matcher, method)(*other).index >= 0]
         assert len(false) <= 0.005 * len(matchers), false
 
 
-def items_of_any_type(name: str) -> Iterator[tuple[str, str]]:
+def read_items_of_any_type(name: str) -> Iterator[tuple[str, str]]:
     lines = (FILES / name).read_text("utf-8").splitlines()
     return (tuple(line.split(" | ")) for line in lines if not line.startswith("# "))  # type: ignore[misc]
 
@@ -73,31 +75,31 @@ def is_found(title: str, written: str, on_a_line: bool) -> bool:
     item = parse_item(title) or Item(title, NO_YEAR)
     matcher = Matcher(Catalog.from_items([(item.title, item.year or None)]))
     if on_a_line:
-        return found_on_lines(matcher, written) >= 0
+        return find_line(matcher, written) >= 0
     return matcher.identify(*(parse_item(written, matcher.catalog.dated) or Item(written, NO_YEAR))).index >= 0
 
 
-def test_an_item_of_any_type_is_found_however_it_is_spelt():
-    """Of 163 pairs; 105 and 99 were found before numbers in words, signs, entities and acronyms were read."""
-    pairs = list(items_of_any_type("same_items.txt"))
-    for on_a_line, least in ((False, 0.99), (True, 0.95)):
+def test_items_of_any_type_are_found_in_every_spelling():
+    """163 pairs, of which 105 and 99 were found without number words, signs, entities and acronyms."""
+    pairs = list(read_items_of_any_type("same_items.txt"))
+    for on_a_line, min_share in ((False, 0.99), (True, 0.95)):
         missed = [pair for pair in pairs if not is_found(*pair, on_a_line)]
-        assert len(pairs) - len(missed) >= least * len(pairs) >= least * 150, missed
+        assert len(pairs) - len(missed) >= min_share * len(pairs) >= min_share * 150, missed
 
 
-def test_two_items_of_any_type_are_not_taken_for_one_another():
-    """Of 158 pairs, each both ways; 23 were taken before sizes and ordinals were told apart."""
-    pairs = list(items_of_any_type("different_items.txt"))
-    asked = [pair for first, second in pairs for pair in ((first, second), (second, first))]
-    assert len(asked) >= 300
+def test_items_of_any_type_are_not_confused():
+    """158 pairs, each both ways, of which 23 were confused without the guards for sizes and ordinals."""
+    pairs = list(read_items_of_any_type("different_items.txt"))
+    both_ways = [pair for first, second in pairs for pair in ((first, second), (second, first))]
+    assert len(both_ways) >= 300
     for on_a_line in (False, True):
-        false = [pair for pair in asked if is_found(*pair, on_a_line)]
-        assert len(false) <= 0.005 * len(asked), false
+        false = [pair for pair in both_ways if is_found(*pair, on_a_line)]
+        assert len(false) <= 0.005 * len(both_ways), false
 
 
 def test_different_films_rarely_match_in_a_large_catalog():
-    """A tenth of them is asked for of a catalog of the others, ten times; remakes have one title and stay together."""
-    films = sorted({film for _, item, line in DIFFERENT for film in (item, read(line))})
+    """Ten times, a tenth is looked up in a catalog of the rest; remakes share a title and stay together."""
+    films = sorted({film for _, item, line in DIFFERENT for film in (item, read_truth(line))})
     part = {title: number % 10 for number, title in enumerate(sorted({fold(film.title) for film in films}))}
     false = []
     for number in range(10):
@@ -108,24 +110,27 @@ def test_different_films_rarely_match_in_a_large_catalog():
     assert len(false) <= 0.005 * len(films), false
 
 
-def test_one_film_is_found_however_it_is_written():
-    """By `identify` all kinds are; a list's line must say more, unless matching is lenient."""
-    of_kind, found, missed = Counter(kind for kind, _, _ in SAME), Counter(), []
-    on_lines, lenient = Counter(), 0
+def test_one_film_is_found_in_every_spelling():
+    """`identify` finds all kinds; a line of a list must say more, unless matching is lenient."""
+    num_pairs = Counter(kind for kind, _, _ in SAME)
+    num_found = Counter()
+    num_on_lines = Counter()
+    num_lenient = 0
+    missed = []
     for kind, item, line in SAME:
         matcher = Matcher(Catalog.from_items([item]))
-        hit = matcher.identify(*read(line)).index >= 0
-        found[kind] += hit
+        hit = matcher.identify(*read_truth(line)).index >= 0
+        num_found[kind] += hit
         missed += [] if hit else [(kind, item, line)]
-        on_lines[kind] += found_on_lines(matcher, line) >= 0
-        lenient += found_on_lines(Matcher(Catalog.from_items([item]), "lenient"), line) >= 0
-    assert found.total() >= 0.97 * len(SAME), missed
-    assert all(found[kind] >= 0.9 * count for kind, count in of_kind.items()), missed
-    assert lenient == found.total()
+        num_on_lines[kind] += find_line(matcher, line) >= 0
+        num_lenient += find_line(Matcher(Catalog.from_items([item]), "lenient"), line) >= 0
+    assert num_found.total() >= 0.97 * len(SAME), missed
+    assert all(num_found[kind] >= 0.9 * count for kind, count in num_pairs.items()), missed
+    assert num_lenient == num_found.total()
     for kind in ("form of the line", "article", "accent, mark or space", "typo", "year off by one"):
-        assert on_lines[kind] == found[kind]
-    assert on_lines["without a year"] == 0
-    assert on_lines["dropped"] < 0.2 * of_kind["dropped"]
+        assert num_on_lines[kind] == num_found[kind]
+    assert num_on_lines["without a year"] == 0
+    assert num_on_lines["dropped"] < 0.2 * num_pairs["dropped"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,7 @@ def test_one_film_is_found_however_it_is_written():
         (("Zodiac", 2007), ("The Zodiac", 2005)),
         (("The Room", 2003), ("Room", 2005)),
         (("The Puppet Masters", 1994), ("The Puppetmaster", 1993)),
-        (("Shadow", 2018), ("Sandow", 2018)),  # two typos in six letters; these three are of Reddit-Movie's titles
+        (("Shadow", 2018), ("Sandow", 2018)),  # two typos in six letters; this and the next two: Reddit-Movie
         (("Bliss", 2019), ("LSS", 2019)),
         (("In America", 2002), ("Ciao America", 2002)),
         (("Justice League: War", 2014), ("War", 2014)),
@@ -150,7 +155,7 @@ def test_false_matches_that_were_reported(film, written):
     assert Matcher(Catalog.from_items([film]), "lenient").identify(*written).index == -1
 
 
-def test_what_could_be_two_films_is_none():
+def test_an_ambiguous_title_matches_nothing():
     films = [
         ("Fear Street: Part One - 1994", 2021),
         ("Fear Street: Part Two - 1978", 2021),
@@ -172,7 +177,7 @@ def test_only_lenient_matching_hits_by_short_or_undated_lines():
     fuzzy, lenient = (Matcher(Catalog.from_items(films), mode) for mode in ("fuzzy", "lenient"))
     assert fuzzy.match_lines(lines, truth, []).relevance == [0, 0]
     assert lenient.match_lines(lines, truth, []).relevance == [1, 1]
-    # ground truth and conversations are read the same by both; a line that says more is a hit for both
+    # Both read ground truth and conversations alike; a complete line is a hit for both.
     for matcher in (fuzzy, lenient):
         whole = ["Star Wars: Episode IV - A New Hope (1977)", "Spotlight, 2015"]
         assert matcher.match_lines(whole, truth, []).relevance == [1, 1]
@@ -193,14 +198,14 @@ def test_articles_never_merge_rows():
 @pytest.mark.parametrize(
     "aliases", [["Sen to Chihiro no Kamikakushi", "千と千尋の神隠し"], "Sen to Chihiro no Kamikakushi|千と千尋の神隠し"]
 )
-def test_other_titles_of_an_item_are_the_item(aliases):
+def test_aliases_identify_the_item(aliases):
     films = [("Spirited Away", 2001), ("Oldboy", 2003), ("Heat", 1995)]
     catalog = Catalog.from_items(films, aliases=[aliases, None, ["Oldboy"]])
     for mode in ("fuzzy", "lenient", "exact"):
         matcher = Matcher(catalog, mode)
         assert matcher.identify("Sen to Chihiro no Kamikakushi", 2001).index == 0
         assert matcher.identify("千と千尋の神隠し", 2002).index == 0
-        # a title of its own comes before another's alias; seen by the alias, seen by the title
+        # An item's own title wins over another's alias; an item seen under its alias is seen.
         assert matcher.identify("Oldboy", 2003).index == 1
         items = [Item("Spirited Away", 2001), Item("Sen to Chihiro no Kamikakushi", 2001)]
         result = matcher.match(items, [("千と千尋の神隠し", 2001)], [])
@@ -210,21 +215,21 @@ def test_other_titles_of_an_item_are_the_item(aliases):
     assert Matcher(catalog, "reference").identify("Sen to Chihiro no Kamikakushi", 2001).index == -1
 
 
-def test_other_titles_are_read_from_a_file(tmp_path):
+def test_aliases_are_read_from_a_file(tmp_path):
     columns = {"title": ["Spirited Away", "Heat"], "year": [2001, 1995]}
     for aliases in ([["Sen to Chihiro", " Chihiro "], None], ["Sen to Chihiro| Chihiro |", None]):
         pq.write_table(pa.table(columns | {"aliases": aliases}), tmp_path / "catalog.parquet")
         assert load_catalog(tmp_path / "catalog.parquet").aliases == [["Sen to Chihiro", "Chihiro"], []]
     pq.write_table(pa.table(columns | {"aliases": [[1], [2]]}), tmp_path / "catalog.parquet")
-    with pytest.raises(UserError, match=r"catalog.parquet: row 0: aliases is \[1\]; write a list of titles"):
+    with refuses("catalog.invalid-aliases", f"{tmp_path / 'catalog.parquet'}: row 0: aliases=[1]"):
         load_catalog(tmp_path / "catalog.parquet")
 
 
-# What similarity alone finds of ReDial's titles in the Reddit-v2 catalog, and is right.
+# Titles in ReDial that similarity alone matches, correctly, to the Reddit-v2 catalog.
 RIGHT = {("District 13", 2004), ("Unfriend", 2014)}
 
 
-def test_titles_of_real_data_are_not_taken_for_others(shared_dir):
+def test_titles_in_real_data_are_not_confused(shared_dir):
     catalog = load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet")
     other = load_catalog(shared_dir / "data" / "redial" / "catalog.parquet")
     matcher = Matcher(catalog)
@@ -235,14 +240,14 @@ def test_titles_of_real_data_are_not_taken_for_others(shared_dir):
         if row >= 0 and row == matcher.index.find_most_similar(*film) and all(stage(*film) == -1 for stage in stages):
             similar.append(film)
     assert set(similar) <= RIGHT, similar
-    for one in (catalog, other):  # rows of one item differ by no article
-        index = Matcher(one).index
+    for titles in (catalog.titles, other.titles):  # rows of one item have the same article
+        index = matcher.index if titles is catalog.titles else Matcher(other).index
         for first, rows in index.rows.items():
-            assert len({one.titles[row].lower().startswith(("the ", "a ")) for row in rows}) == 1, one.titles[first]
+            assert len({titles[row].lower().startswith(("the ", "a ")) for row in rows}) == 1, titles[first]
 
 
 def test_one_typo_is_found_in_real_titles(shared_dir):
     matcher = Matcher(load_catalog(shared_dir / "data" / "reddit_v2_catalog.parquet"))
-    found = [misspelt(matcher, 3000, random.Random(seed)) for seed in (3407, 1, 2, 3)]
-    assert sum(shares["misspelt_1_found"] for shares in found) / len(found) >= 0.949
-    assert all(shares["misspelt_1_wrong"] <= 0.002 for shares in found)
+    shares = [misspelt(matcher, 3000, random.Random(seed)) for seed in (3407, 1, 2, 3)]
+    assert sum(share["misspelt_1_found"] for share in shares) / len(shares) >= 0.949
+    assert all(share["misspelt_1_wrong"] <= 0.002 for share in shares)

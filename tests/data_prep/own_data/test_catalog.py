@@ -181,5 +181,5 @@ def test_a_year_that_cannot_be_is_told_and_not_the_end(tmp_path: Path) -> None:
 def test_rows_that_are_one_item_are_named(tmp_path: Path) -> None:
     _, summary = written(tmp_path, "title,year\nAmelie,2001\nAmélie,2001\n", "Amelie (2001)")
     (told,) = summary["catalog"]["merged"]
-    assert told.startswith("row 1: 'Amélie' (2001) is another spelling of row 0, 'Amelie': one item, unless")
+    assert told.startswith("row 1: 'Amélie' (2001) is another spelling of row 0, 'Amelie': they count as one item")
     assert told in format_summary(summary, "out")

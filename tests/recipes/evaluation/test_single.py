@@ -406,7 +406,7 @@ def test_model_that_cannot_write_the_titles_is_refused_early(
     japanese = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
     file.write_text(json.dumps(content | {"model": content["model"] | {"vocab": japanese}}))
     catalog = write_catalog(tmp_path / "japanese.parquet", {"七人の侍": 1954, "七人": 1960, "Heat": 1995})
-    with pytest.raises(UserError, match=r"--model .*its tokenizer cannot write '七人の侍"):
+    with pytest.raises(UserError, match=r"--model .*the tokenizer cannot encode '七人の侍"):
         run(files, tmp_path / "out", model=model, catalog=catalog)
     file.unlink()
     with pytest.raises(UserError, match=r"--model .*tokenizer\.json is missing"):

@@ -121,8 +121,8 @@ def test_without_a_terminal_lines_say_how_far_a_run_is(
 
 
 LOST = ProcessLost("the training worker 0 is gone (killed, or out of memory)")
-OURS = "Out of memory: the kernel's OOM killer has taken a process of this run's cgroup"
-PERHAPS_OURS = "Out of memory, probably: the kernel's OOM killer has taken a process of this machine"
+OURS = "Out of memory: the kernel's OOM killer killed a process in this run's cgroup"
+PERHAPS_OURS = "Out of memory (probably): the kernel's OOM killer killed a process on this machine"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_failure_exits_1_with_its_reason_and_logs_the_traceback(run: Run, tmp_pa
     ("error", "status", "line"),
     [
         (UserError("VAL_FILE: fix it"), 2, "error: VAL_FILE: fix it"),
-        (saving.StopRequested(4), 130, "stopped as asked after step 4; the same command resumes"),
+        (saving.StopRequested(4), 130, "stopped on request after step 4; the same command resumes"),
         (KeyboardInterrupt(), 130, "stopped after step 0; the same command resumes"),
         (SystemExit(1), 130, "stopped after step 0; the same command resumes"),
         (NoProgress("no step in an hour"), 75, "no step in an hour"),

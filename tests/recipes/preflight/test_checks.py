@@ -221,10 +221,10 @@ def test_model_lacking_a_tokenizer_or_with_code_is_refused(
 ) -> None:
     (own / "tokenizer.json").unlink()
     said = refused(recipe=recipe, MODEL_PATH=str(own))
-    assert said.startswith(f"MODEL_PATH={own}: a tokenizer of 3 ids for an embedding of ")
+    assert said.startswith(f"MODEL_PATH={own}: the tokenizer has 3 ids, the embedding ")
     shutil.copy(model / "tokenizer.json", own)
     torch.save({"w": Path("/")}, own / "pytorch_model.bin")  # pickled as a call of a function
-    assert refused(recipe=recipe, MODEL_PATH=str(own)).startswith(f"{own}/pytorch_model.bin: it holds pathlib.")
+    assert refused(recipe=recipe, MODEL_PATH=str(own)).startswith(f"{own}/pytorch_model.bin: contains pathlib.")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_model_that_changes_its_logits_behind_the_head(
     file = own / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"final_logit_softcapping": 30.0}))
     said = refused(*overrides, MODEL_PATH=str(own))
-    assert said.startswith(f"{asked}{own} changes its logits after the head (final_logit_softcapping): ")
+    assert said.startswith(f"{asked}{own} changes its logits after the output head (final_logit_softcapping): ")
 
 
 def test_a_model_that_cannot_write_the_catalog(refused: Refused, own: Path, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_model_that_cannot_write_the_catalog(refused: Refused, own: Path, tmp_
     catalog = tmp_path / "catalog.parquet"
     pq.write_table(pa.table({"title": ["七人の侍", "七人"], "year": pa.array([1954, 1960], pa.int32())}), catalog)
     said = refused(MODEL_PATH=str(own), CATALOG_FILE=str(catalog))
-    assert said.startswith(f"MODEL_PATH={own}: its tokenizer cannot write '七人の侍'")
+    assert said.startswith(f"MODEL_PATH={own}: the tokenizer cannot encode '七人の侍'")
 
 
 @pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
@@ -263,7 +263,7 @@ def test_a_model_of_the_hub_is_looked_into_where_it_can_be_had(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     said = refused(recipe=recipe, MODEL_PATH="nobody/nothing")
     assert said.startswith("MODEL_PATH=nobody/nothing: ")
-    assert "Give a folder or an id that can be loaded here" in said
+    assert "Give a folder or an id that this machine can load" in said
 
 
 def test_a_rank_reward_of_the_users_own_is_tried_out(
@@ -496,8 +496,8 @@ def test_weights_of_another_architecture_are_refused(
     more = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
     (folder / "config.json").write_text(json.dumps(config | more))
     message = refused(recipe=recipe, MODEL_PATH=str(folder))
-    assert message.startswith(f"MODEL_PATH={folder}: its weights are not those of the architecture in config.json")
-    assert "they lack model.layers.1." in message
+    assert message.startswith(f"MODEL_PATH={folder}: the weights do not match the architecture in config.json")
+    assert "missing: model.layers.1." in message
 
 
 @pytest.mark.parametrize(("variable", "value"), [("CONSTRAINED", "1"), ("ASK", "genre")])

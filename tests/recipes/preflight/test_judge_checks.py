@@ -106,13 +106,13 @@ def test_judge_model_without_tokenizer_is_refused_everywhere(
     own = shutil.copytree(model, run / "own")
     (own / "tokenizer.json").unlink()
     monkeypatch.setenv("MODEL_PATH", str(own))
-    with pytest.raises(UserError, match=r"MODEL_PATH=.*/own: a tokenizer of 3 ids"):
+    with pytest.raises(UserError, match=r"MODEL_PATH=.*/own: the tokenizer has 3 ids"):
         checks.check_judge(settings.compose("judge_pairwise", []))
     monkeypatch.chdir(run)
     arguments = ["--judge", "pairwise", "--data", "rows.parquet", "--model", str(own), "--out", "out"]
     assert evaluate.main(arguments) == 2
     assert "--model " in (said := capsys.readouterr().err)
-    assert "a tokenizer of 3 ids" in said
+    assert "the tokenizer has 3 ids" in said
 
 
 def test_numbers_have_their_errors_and_the_baseline_beside_them() -> None:

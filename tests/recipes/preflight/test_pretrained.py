@@ -147,7 +147,7 @@ def test_config_json_gives_the_stops_without_a_generation_config(
         ),
         # as transformers reads SmolLM2's GGUF
         ("<|im_start|>", "<|endoftext|>", r"ends an assistant's turn with '<\|im_end\|>' "),
-        ("<|im_end|>", 5, r"stops at token 5, .* which is no special token"),
+        ("<|im_end|>", 5, r"stops at token 5, .* which is not a special token"),
         ("<|im_end|>", 4000, "stops at token 4000 .* which its tokenizer does not have"),
     ],
 )

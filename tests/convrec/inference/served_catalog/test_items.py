@@ -86,7 +86,7 @@ def test_model_that_cannot_write_the_catalog_is_refused(
     (model / "tokenizer.json").write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocabulary}}))
     catalog = write_catalog(tmp_path, [("a", "七人の侍", 1954), ("b", "七人", 1960), ("c", "Heat", 1995)])
     assert len(serve(file=catalog)) == 3
-    with pytest.raises(UserError, match=r"/model: its tokenizer cannot write '七人の侍'"):
+    with pytest.raises(UserError, match=r"/model: the tokenizer cannot encode '七人の侍'"):
         Recommender.load(model, catalog, with_engine=False)
     (model / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"/model: "):

@@ -291,7 +291,7 @@ def test_stop_between_tracker_and_manifest_leaves_no_checkpoint(
         patched.setattr(manifest, "write", stop)
         begun = train(stop_after=step)
     assert latest_step(tmp_path / "run") == step - 1
-    assert "was cut off while it was written" in saving.choose_resume_step(tmp_path / "run")[0]
+    assert "is incomplete: the run was killed while writing it" in saving.choose_resume_step(tmp_path / "run")[0]
     assert begun[: step - 1] + train() == whole
 
 
