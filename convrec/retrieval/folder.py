@@ -44,9 +44,16 @@ def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
     """retrieval.json. Raises UserError where there is none of this version, and none of a `fusion` that is needed."""
     notes = read_json(folder / NOTES) if (folder / NOTES).is_file() else {}
     if not isinstance(notes, dict) or notes.get("format") != FORMAT:
-        raise UserError(f"--retrieval {folder}: no {NOTES} of this version; `convrec retrieval fit` makes one")
+        raise UserError(
+            "retrieval.no-notes",
+            f"--retrieval {folder}: no {NOTES} of this version. Make one with `convrec retrieval fit`.",
+        )
     if fuses and "fusion" not in notes:
-        raise UserError(f"--retrieval {folder}: no weight beside a model's list; `convrec evaluate --weigh` finds it")
+        raise UserError(
+            "retrieval.no-weight",
+            f"--retrieval {folder}: no weight for the fusion with a model's list. Choose one with `convrec evaluate "
+            "--weigh`.",
+        )
     return notes
 
 
