@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convrec.base.errors import UserError
-from convrec.lists.token_bytes import _name
+from convrec.lists.token_bytes import describe_tokenizer
 
 LINES_PER_CHECK = 64  # lines that the check encodes as one text
 Tokens = list[list[int]]
@@ -57,8 +57,9 @@ def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> LineTo
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(
-            "tokenizer.no-lines",
-            f"{_name(tokenizer)} is not a fast tokenizer. Constrained lists need one with a tokenizer.json.",
+            "constraint.slow-tokenizer",
+            f"{describe_tokenizer(tokenizer)} is not a fast tokenizer. Constrained lists need one with a "
+            "tokenizer.json.",
         )
     backend.no_truncation()
     backend.no_padding()
@@ -121,15 +122,16 @@ def _refuse(tokenizer: Any, encode: Encode, lines: Sequence[str], tokens: LineTo
         if pair != top[index] + tokens.last[index + 1]:
             _refuse_merged(tokenizer, lines[index + 1], lines[index])
     raise UserError(
-        "tokenizer.merges-lines",
-        f"{_name(tokenizer)} encodes a list differently from its lines, so it cannot constrain lists. Use a tokenizer "
-        "that splits at line breaks (Qwen, Llama-3).",
+        "constraint.merged-lines",
+        f"{describe_tokenizer(tokenizer)} encodes a list differently from its lines, so it cannot constrain lists. Use "
+        "a tokenizer that splits at line breaks (Qwen, Llama-3).",
     )
 
 
 def _refuse_merged(tokenizer: Any, line: str, before: str) -> None:
     raise UserError(
-        "tokenizer.merges-lines",
-        f"{_name(tokenizer)} encodes {line!r} differently after {before!r} than alone, so it cannot constrain lists "
-        "with this title. Remove the title, or use a tokenizer that splits at line breaks (Qwen, Llama-3).",
+        "constraint.merged-lines",
+        f"{describe_tokenizer(tokenizer)} encodes {line!r} differently after {before!r} than alone, so it cannot "
+        "constrain lists with this title. Remove the title, or use a tokenizer that splits at line breaks (Qwen, "
+        "Llama-3).",
     )

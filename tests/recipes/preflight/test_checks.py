@@ -275,7 +275,7 @@ def test_a_rank_reward_of_the_users_own_is_tried_out(
     monkeypatch.syspath_prepend(tmp_path)
     assert warned(REWARD="checked_rewards:good") == []
     message = refused(REWARD="checked_rewards:bad")
-    assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks: one a rank")
+    assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks")
 
 
 @pytest.mark.parametrize(("variable", "table"), [("TRAIN_FILE", "train"), ("VAL_FILE", "validation")])

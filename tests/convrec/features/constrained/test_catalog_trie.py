@@ -57,7 +57,7 @@ def test_tokenizer_merging_newline_with_next_line_is_refused(before: int) -> Non
     backend = Tokenizer(BPE(vocab=vocabulary | {"ĊZ": 256, "<end>": 257}, merges=[("Ċ", "Z")]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="joining")
-    with refuses("tokenizer.merges-lines", "tokenizer joining", "'Zodiac'", "'Film"):
+    with refuses("constraint.merged-lines", "tokenizer joining", "'Zodiac'", "'Film"):
         encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
 
 
