@@ -269,7 +269,7 @@ def test_paired_comparison_is_by_row(files: Files, asked: Asked, lists: dict[str
         ({"limit": -1}, "--limit -1: at least 1 row"),
         ({"delimiter": "ab"}, "delimiter=ab: expected one ASCII character"),
         ({"year_tolerance": -1}, "year_tolerance=-1: expected an integer of at least 0"),
-        ({"replicas": 0}, "--replicas 0: give"),
+        ({"replicas": 0}, "--replicas 0: must be"),
     ],
 )
 def test_impossible_options_are_refused_before_any_request(
