@@ -1,7 +1,7 @@
-"""What a feature is: a part of training that a run may turn on, in a folder of its own.
+"""Features: optional parts of training, each in its own folder.
 
 The paper's setting has none. A feature is a subclass of `Feature` in `convrec/features/NAME/feature.py` and a line in
-convrec.features.registry. It may take part in four places:
+convrec.features.registry. It can take part in four places:
 
     before a run         check                              in the command, before anything expensive
     in a rollout worker  start_rollout -> RolloutFeature    where responses are sampled and scored
@@ -26,12 +26,12 @@ Scorer = Callable[[Sequence[SampledResponse]], Awaitable[None]]
 
 
 class Feature:
-    """A feature of a run. Every hook does nothing unless a subclass says otherwise.
+    """A feature of a run. Hooks do nothing unless a subclass overrides them.
 
     Attributes:
         fields: response fields of TransferQueue that the credit hooks read in `RankBatch.optional_BT`.
-        has_variable_batch: whether a batch has an unknown number of rows and is one update.
-        answers_each_row: whether equal validation prompts have answers of their own.
+        has_variable_batch: whether the number of rows varies between batches; each batch is then one update.
+        answers_each_row: whether equal validation prompts must be answered separately.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
@@ -44,11 +44,18 @@ class Feature:
 
     @classmethod
     def is_on(cls, settings: RankGRPOConfig) -> bool:
-        """Whether a run with these settings has the feature. Every subclass says so."""
+        """Return whether a run with these settings has the feature. Every subclass implements it."""
         raise NotImplementedError
 
     def check(self, catalog: Catalog) -> list[str]:
-        """Raise UserError for what cannot train with the feature; return warnings."""
+        """Check the run's settings and data before anything starts.
+
+        Returns:
+            Warnings.
+
+        Raises:
+            UserError: the run cannot train with the feature.
+        """
         return []
 
     def start_rollout(self, worker: RolloutContext) -> RolloutFeature:
@@ -56,13 +63,13 @@ class Feature:
         return RolloutFeature()
 
     def prepare(self, batch: RankBatch) -> None:
-        """Change the groups, or what is logged, before anything is computed."""
+        """Change the groups or the logged infos before anything is computed."""
 
-    # The next three run for Rank-GRPO alone: GRPO and GSPO have verl's advantages. A feature that is nothing without
-    # them refuses these algorithms in its check.
+    # The next three hooks run only with Rank-GRPO: GRPO and GSPO use verl's advantages. A feature that needs the hooks
+    # refuses these algorithms in its check.
 
     def adjust_ranks(self, batch: RankBatch, credit: Credit) -> None:
-        """Change the advantages of ranks. The returns they come from are `batch.returns_BK`."""
+        """Change the advantages of ranks, which come from `batch.returns_BK`."""
 
     def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
         """Change the units, advantages and loss mask of tokens."""
@@ -71,54 +78,54 @@ class Feature:
         """Add metrics about the finished credit."""
 
     def finish_metrics(self, metrics: dict[str, Any]) -> None:
-        """Change what the step logs, after its update."""
+        """Change the metrics of a step after its update."""
 
 
 class RolloutFeature:
-    """The part of a feature in a rollout worker. Every hook does nothing unless a subclass says otherwise.
+    """The part of a feature in a rollout worker. Hooks do nothing unless a subclass overrides them.
 
     Attributes:
-        needs_groups: whether responses must be sampled by our own sampler, not one by one by verl's agent loops.
-        waits_for_prompt: whether `after_scoring` needs all responses to a prompt, also where verl's agent loops sample.
+        needs_groups: whether our sampler must sample all responses to a prompt together, instead of verl's agent loops.
+        waits_for_prompt: whether `after_scoring` needs all responses to a prompt, even if verl's agent loops sample.
     """
 
     needs_groups: ClassVar[bool] = False
     waits_for_prompt: ClassVar[bool] = False
 
     def sampling_params(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return further sampling parameters of vLLM for a response to this sample.
+        """Return extra sampling parameters of vLLM for a response to this sample.
 
-        No two features may set the same one; `extra_args` are merged.
+        No two features may set the same parameter; `extra_args` are merged.
         """
         return {}
 
     async def sample(self, prompts: Sequence[Prompt], sample: Sampler) -> list[SampledResponse]:
-        """Return the responses to these prompts, by calling `sample` once or several times."""
+        """Return the responses to these prompts, calling `sample` one or more times."""
         return await sample(prompts)
 
     async def after_scoring(self, responses: Sequence[SampledResponse], score: Scorer, is_training: bool) -> None:
         """Change scored responses before they go to TransferQueue.
 
-        A validation whose answers go straight to the driver (`ConvRecAgentLoopWorker.validate`) does not call this.
+        Validation whose answers go straight to the driver (`ConvRecAgentLoopWorker.validate`) does not call this.
 
         Args:
-            responses: all of some prompts.
-            score: scores the responses that it is given again.
+            responses: all responses to one or more prompts.
+            score: scores the responses passed to it again.
             is_training: whether a step will train on them.
         """
 
     def response_fields(self, response: SampledResponse) -> dict[str, Any]:
-        """Return further fields of a response for TransferQueue."""
+        """Return extra fields of a response for TransferQueue."""
         return {}
 
 
 @dataclass
 class RolloutContext:
-    """What a rollout worker has for its features.
+    """The state of a rollout worker that its features may use.
 
     Attributes:
-        tokenizer: of the policy.
-        features: parts that were started before this one, by class of their feature.
+        tokenizer: the policy's tokenizer.
+        features: the parts started before this one, by the class of their feature.
     """
 
     tokenizer: Any

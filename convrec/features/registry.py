@@ -11,14 +11,14 @@ from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 
-# In the order in which they apply: a later one sees what earlier ones changed. Composed rewards replace the advantages
-# of ranks, so whatever adjusts them comes later. Questions get their tokens before the constraint takes out those that
-# were forced; a repair writes lines that the constraint allows.
+# In the order in which they apply: each sees the changes of the previous ones. Composed rewards replace the advantages
+# of ranks, so features that adjust advantages come later. Questions get their units before the constraint drops forced
+# tokens. Repair writes lines that the constraint allows, so it comes last.
 FEATURES: tuple[type[Feature], ...] = (ComposedRewards, Asking, Constrained, Repair)
 
 
 def active_features(run: Run[TrainingConfig]) -> list[Feature]:
-    """Return the features that a run turns on; none for a run that has no lists (judges)."""
+    """Return the features that a run turns on; none for judges, which write no lists."""
     settings = run.settings
     if not isinstance(settings, RankGRPOConfig):
         return []
@@ -27,7 +27,7 @@ def active_features(run: Run[TrainingConfig]) -> list[Feature]:
 
 
 def start_rollout_features(run: Run[TrainingConfig], tokenizer: Any) -> list[RolloutFeature]:
-    """Return the parts of a run's features that a rollout worker calls."""
+    """Start the parts of a run's features that a rollout worker calls, in order."""
     context = RolloutContext(tokenizer, {})
     for feature in active_features(run):
         context.features[type(feature)] = feature.start_rollout(context)

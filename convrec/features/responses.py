@@ -1,4 +1,4 @@
-"""A prompt, and a response to it, in the forms that verl and the reward have of them."""
+"""Prompts and sampled responses, and their conversion for verl and the reward."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,43 +7,52 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-# In extra_fields, where rollouts may ask: {"turn" from 0, "question", "malformed", "asked": questions of the rollout}
+# A key of extra_fields in runs with questions: {"turn" from 0, "question", "malformed", "asked": number of questions}
 TURN = "turn"
-OPEN = "open_questions"  # in a sample, where rollouts may ask: the excluded items that stand for open questions
+OPEN = "open_questions"  # a sample's key in runs with questions: the negative item ids that open questions
 
 
 @dataclass
 class Prompt:
-    """A prompt of the batch, waiting for its group."""
+    """A prompt of the batch that waits for its responses.
 
-    sample: dict[str, Any]  # its columns
+    Attributes:
+        sample: the columns of its row.
+        sampling_params: of vLLM.
+        trajectory: verl's trajectory info.
+        n: number of responses to sample.
+        affinity: calls with the same affinity go to the same server; "" for no preference. All prompts of a call share
+            it.
+    """
+
+    sample: dict[str, Any]
     sampling_params: dict[str, Any]
     trajectory: dict[str, Any]
-    n: int  # responses asked for
-    affinity: str = ""  # calls of one name go to one server; the prompts of a call have the same
+    n: int
+    affinity: str = ""
 
 
 @dataclass
 class SampledResponse:
-    """One response: what its prompt brings along, and what verl's agent loop would return."""
+    """One response: its prompt's columns, and the output in the form of verl's agent loop."""
 
     sample: dict[str, Any]
     output: AgentLoopOutput
 
     @property
     def key(self) -> str:
-        """verl's form: prompt, session, index among the outputs of a session (a single turn has one)."""
+        """The key in TransferQueue: prompt, session, and index of the output within the session."""
         turn = self.output.extra_fields.get(TURN, {"turn": 0})["turn"]
         return f"{self.sample['uid']}_{self.sample['session_id']}_{turn}"
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the reward function returned."""
+        """The infos that the reward function returned."""
         return self.output.extra_fields["reward_extra_info"]
 
     @property
     def rollout(self) -> tuple[str, int]:
-        """The prompt's uid and the number of the rollout, which its turns share."""
+        """The prompt's uid and the rollout's number, which all turns of a rollout share."""
         return self.sample["uid"], self.sample["session_id"]
 
     @property
@@ -52,7 +61,7 @@ class SampledResponse:
         return bool(self.output.extra_fields.get(TURN, {}).get("question"))
 
     def tag(self) -> dict[str, Any]:
-        """Return what verl's replay buffer and trainer read about the response without its tensors."""
+        """Return the tags that verl's replay buffer and trainer read without loading tensors."""
         prompt_length = len(self.output.prompt_ids)
         response_length = len(self.output.response_ids)
         extra = self.output.extra_fields
@@ -68,12 +77,12 @@ class SampledResponse:
 
     @property
     def scored_ids(self) -> list[int]:
-        """Nothing of a malformed turn."""
+        """The tokens to score; empty for a malformed turn."""
         turn = self.output.extra_fields.get(TURN, {})
         return [] if turn.get("malformed") else self.output.response_ids
 
     def for_reward(self) -> dict[str, Any]:
-        """Arguments of `GroupRewardManager.score`."""
+        """Return the arguments of `GroupRewardManager.score`."""
         extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
         extra |= {"num_turns": self.output.num_turns, "rollout_reward_scores": self.sample.get("reward_scores", {})}
         return {
@@ -84,6 +93,7 @@ class SampledResponse:
         }
 
     def fields(self) -> dict[str, Any]:
+        """Return the response's fields for TransferQueue: tensors, and the columns of its sample."""
         fields = self.output.as_dict()
         fields |= self.sample
         fields.pop("multi_modal_data", None)
@@ -95,6 +105,6 @@ class SampledResponse:
 
 
 def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
-    """Of one rollout: a run that is resumed samples what it would have sampled. 31 bits."""
+    """Return the 31-bit sampling seed of one rollout, so that a resumed run samples the same responses."""
     text = f"{seed}/{step}/{sample_index}/{session}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:4]) >> 1

@@ -1,1 +1,1 @@
-"""Lists of a trained model: engines, answers kept in a file, and the recommender."""
+"""Lists from a trained model: engines, stored answers, and the recommender."""

@@ -1,11 +1,11 @@
-"""A model's answers to prompts, stored as parquet and used again while the model and the sampling are the same.
+"""A model's answers to prompts, stored as parquet and reused while the model and the sampling stay the same.
 
-GENERATIONS.parquet has a row a prompt and, in its metadata, the key of what was asked: a hash of the contents of the
-checkpoint and of the sampling settings. A copied or moved checkpoint has its answers; one with other weights, another
-tokenizer or chat template, does not. The file is renewed as answers come (Store.keep): an interrupted evaluation goes
-on where it was.
+GENERATIONS.parquet has one row per prompt and, in its metadata, a key: a hash of the checkpoint's contents and the
+sampling settings. A copied or moved checkpoint keeps its answers; one with different weights, or another tokenizer or
+chat template, does not. The file is rewritten as answers arrive (Store.keep), so an interrupted evaluation continues
+where it stopped.
 
-Nothing here knows about recommendations: a judge's prompts are stored the same way.
+Nothing here is specific to recommendations: a judge's answers are stored the same way.
 """
 
 import sys
@@ -37,11 +37,18 @@ SCHEMA = pa.schema(
         ("prompt_truncated", pa.bool_()),
     ]
 )
-RENEWED_BY = 1 / 20  # the share of new answers at which the file is written again
+REWRITE_SHARE = 1 / 20  # the file is rewritten when it lacks this share of new answers
 
 
 class GenerationRequest(NamedTuple):
-    """What one model is asked: prompts by their prompt_id, and where its answers are kept."""
+    """The prompts for a model, and where its answers are stored.
+
+    Attributes:
+        model_path: a Hugging Face folder or id.
+        prompts: prompt_id -> messages.
+        path: the parquet file of the answers.
+        constraint: None for free text.
+    """
 
     model_path: str
     prompts: Mapping[str, Messages]
@@ -52,23 +59,32 @@ class GenerationRequest(NamedTuple):
 def model_answers(
     request: GenerationRequest, *, placement: Placement = ONE, progress: bool = True, **settings: Any
 ) -> tuple[dict[str, Answer], int]:
-    """prompt_id -> answer of a Hugging Face folder or id with vLLM, and how many had to be generated now.
+    """Load a model's stored answers, and generate the missing ones with vLLM.
 
-    settings: convrec.inference.generate's (max_tokens, max_prompt_tokens, temperature, seed, ...). Greedy answers are
-    the same with any seed. vLLM's log goes beside the answers that it was started for. Raises UserError for a model
-    that is half written, before vLLM starts.
+    Args:
+        request: the model and its prompts.
+        placement: where replicas run.
+        progress: whether to show a progress bar.
+        **settings: arguments of convrec.inference.generate.generate (max_tokens, max_prompt_tokens, temperature, seed,
+            ...). Greedy answers do not depend on the seed.
+
+    Returns:
+        prompt_id -> answer, and how many answers were generated now. vLLM's log is next to the stored answers.
+
+    Raises:
+        UserError: the model's folder is incomplete; before vLLM starts.
     """
     folder = Path(request.model_path)
     if folder.is_dir():
         check_hugging_face(folder)
-    # an id is its own name
-    what = {"model": fingerprint(folder) if folder.is_dir() else request.model_path, **settings}
-    if request.constraint:  # the trie's name has the key of its contents
+    # a Hugging Face id is identified by its name
+    inputs = {"model": fingerprint(folder) if folder.is_dir() else request.model_path, **settings}
+    if request.constraint:  # the trie's file name includes a hash of its contents
         excluded = sorted(request.constraint.exclude.items())
-        what["constraint"] = [Path(request.constraint.trie).name, request.constraint.num_items, excluded]
+        inputs["constraint"] = [Path(request.constraint.trie).name, request.constraint.num_items, excluded]
     if settings.get("temperature") == 0:
-        what.pop("seed", None)
-    store = Store(what, request.prompts, request.path)
+        inputs.pop("seed", None)
+    store = Store(inputs, request.prompts, request.path)
     if missing := store.missing():
         with store.written_at_the_end():
             generate(
@@ -85,66 +101,75 @@ def model_answers(
 
 
 class Store:
-    """The answers at `path` to one `what`. Answers to another one are replaced, with a line on stderr.
+    """The stored answers to some prompts. Answers from other inputs are replaced, with a line on stderr.
 
-    what: everything that determines the answers, as JSON can write it.
+    Args:
+        inputs: everything that determines the answers, as JSON values.
+        prompts: prompt_id -> messages.
+        path: the parquet file.
+
+    Raises:
+        UserError: the file is damaged.
     """
 
-    def __init__(self, what: Mapping[str, Any], prompts: Mapping[str, Messages], path: Path) -> None:
+    def __init__(self, inputs: Mapping[str, Any], prompts: Mapping[str, Messages], path: Path) -> None:
         self._prompts = prompts
         self._path = path
-        self._key = digest(dict(what)).encode()
-        self._known: dict[str, Answer] = {}
+        self._key = digest(dict(inputs)).encode()
+        self._answers: dict[str, Answer] = {}
         if path.exists():
             table = _read(path)
             if (table.schema.metadata or {}).get(KEY) == self._key:
-                self._known = {row["prompt_id"]: row for row in table.to_pylist()}
+                self._answers = {row["prompt_id"]: row for row in table.to_pylist()}
             else:
                 tqdm.write(
-                    f"{path}: replacing {table.num_rows} answers of another model or with other settings",
+                    f"{path}: replacing {table.num_rows} answers from another model or with other settings",
                     file=sys.stderr,
                 )
-        self._missing = [name for name in prompts if name not in self._known]
-        self._written = len(self._known)
+        self._missing = [name for name in prompts if name not in self._answers]
+        self._num_written = len(self._answers)
 
     def missing(self) -> list[Messages]:
-        """The prompts without an answer when this was made."""
+        """Return the prompts that had no answer when the store was opened."""
         return [self._prompts[name] for name in self._missing]
 
     def keep(self, answers: Sequence[tuple[int, Answer]]) -> None:
-        """Take the answers that have come: (position in `missing`, answer).
+        """Store new answers: (position in `missing`, answer).
 
-        The whole file is written again when a twentieth of its answers is new, and with the last one: after each batch
-        of an evaluation of some thousands; of hundreds of thousands, writing all of them each time would take hours.
+        The whole file is rewritten when one answer in twenty is new, and with the last answer. An evaluation with
+        thousands of prompts is written after each batch; with hundreds of thousands, writing all answers each time
+        would take hours.
         """
         for position, answer in answers:
-            self._known[self._missing[position]] = {"prompt_id": self._missing[position], **answer}
-        new = len(self._known) - self._written
-        complete = self._prompts.keys() <= self._known.keys()
-        if complete or new >= RENEWED_BY * self._written:
+            self._answers[self._missing[position]] = {"prompt_id": self._missing[position], **answer}
+        num_new = len(self._answers) - self._num_written
+        is_complete = self._prompts.keys() <= self._answers.keys()
+        if is_complete or num_new >= REWRITE_SHARE * self._num_written:
             self._write()
 
     @contextmanager
     def written_at_the_end(self) -> Iterator[None]:
-        """What was kept is on the disk when the block ends, also by an error or Ctrl-C."""
+        """Write all new answers to disk when the block ends, even after an error or Ctrl-C."""
         try:
             yield
         finally:
-            if len(self._known) > self._written:
+            if len(self._answers) > self._num_written:
                 self._write()
 
     def _write(self) -> None:
-        self._written = len(self._known)
+        self._num_written = len(self._answers)
         schema = SCHEMA.with_metadata({KEY: self._key})
-        write_table(self._path, pa.Table.from_pylist(list(self._known.values()), schema))
+        write_table(self._path, pa.Table.from_pylist(list(self._answers.values()), schema))
 
     def answers(self) -> dict[str, Answer]:
-        """By prompt_id, in the order of the prompts; a prompt that was not kept has none."""
-        return {name: self._known[name] for name in self._prompts if name in self._known}
+        """Return the answers by prompt_id, in the order of the prompts; prompts without an answer are left out."""
+        return {name: self._answers[name] for name in self._prompts if name in self._answers}
 
 
 def _read(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:  # OSError: a damaged page
-        raise UserError(f"{path}: not readable as parquet ({error}); remove it to generate again") from None
+        raise UserError(
+            "answers.damaged-file", f"{path}: not readable as parquet ({error}). Remove it to generate again."
+        ) from None

@@ -1,4 +1,4 @@
-"""What a user and a recommender said -> the conversation of a prompt. It is data: nothing in it begins a turn."""
+"""Converts a request's conversation to the text of a prompt. Messages are data: nothing in them can begin a turn."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,37 +12,57 @@ _TURN_INSIDE = re.compile(rf"(?<=\n)(?={WRITTEN_SPEAKERS[0].pattern.removeprefix
 
 
 def conversation_text(conversation: Conversation) -> str:
-    """ "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n" of messages {"role": "user" | "assistant", "content": text}, of
-    a text with speakers (`turns_of_text`), or of one without, which is the user's.
+    """Convert a conversation to the text of a prompt.
 
-    A line within a message that begins as a turn does gets a space in front. Raises UserError, which names
-    `conversation`, for an empty one, for another role, where the last turn is not the user's, and for what is no text.
+    Args:
+        conversation: messages {"role": "user" | "assistant", "content": text}; a text with speakers (`turns_of_text`);
+            or a text without, which is the user's.
+
+    Returns:
+        "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n". A line within a message that looks like the beginning of a turn gets
+        a leading space.
+
+    Raises:
+        UserError: the conversation is empty, has another role, does not end with the user's turn, or is not text.
     """
     if isinstance(conversation, str):
         if not conversation.strip():
-            raise UserError("conversation: it is empty; give what the user said")
+            raise UserError("conversation.empty", "conversation: it is empty. Send the user's message.")
         conversation = turns_of_text(conversation) or [{"role": "user", "content": conversation}]
     turns = list(conversation) if isinstance(conversation, Sequence) else []
     if not turns:
-        raise UserError('conversation: write a text, or messages [{"role": "user", "content": "..."}, ...]')
-    read = [_turn(turn, index) for index, turn in enumerate(turns)]
-    text = "".join(f"{speaker}: {content}\n" for speaker, content in read)
+        raise UserError(
+            "conversation.invalid",
+            'conversation: expected a text, or messages [{"role": "user", "content": "..."}, ...].',
+        )
+    spoken_turns = [_read_turn(turn, index) for index, turn in enumerate(turns)]
+    text = "".join(f"{speaker}: {content}\n" for speaker, content in spoken_turns)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"conversation: half of a surrogate pair, {text[error.start]!r}; it is no text") from None
-    if read[-1][0] != "USER":
-        raise UserError("conversation: the last turn is not the user's, but a list answers one; end with the user's")
+        raise UserError(
+            "conversation.surrogate",
+            f"conversation: half of a surrogate pair, {text[error.start]!r}, is not a character. Send valid Unicode.",
+        ) from None
+    if spoken_turns[-1][0] != "USER":
+        raise UserError(
+            "conversation.last-turn",
+            "conversation: the last turn is not the user's, but a list answers the user. End with the user's turn.",
+        )
     return text
 
 
-def _turn(turn: Any, index: int) -> tuple[str, str]:
+def _read_turn(turn: Any, index: int) -> tuple[str, str]:
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
-        raise UserError(f'conversation: turn {index} is not {{"role": ..., "content": ...}}')
+        raise UserError("conversation.invalid", f'conversation: turn {index} is not {{"role": ..., "content": ...}}.')
     role = turn["role"]
     content = turn["content"]
     if not isinstance(role, str) or role not in SPEAKERS:
-        raise UserError(f"conversation: turn {index} has the role {role!r:.40}; write user or assistant")
+        raise UserError(
+            "conversation.role", f"conversation: turn {index} has the role {role!r:.40}. Use user or assistant."
+        )
     if not isinstance(content, str) or not content.strip():
-        raise UserError(f"conversation: turn {index} has no text; leave it out, or write its content as a text")
+        raise UserError(
+            "conversation.no-text", f"conversation: turn {index} has no text. Remove it, or send its text as content."
+        )
     return SPEAKERS[role], _TURN_INSIDE.sub(" ", re.sub("\r\n?", "\n", content).strip())

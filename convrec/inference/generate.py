@@ -1,9 +1,9 @@
 """Batched generation with vLLM's offline engine.
 
-vLLM runs in child processes with the engine inside them (engines/child.py), one for each replica: whatever
-happens to the run, ending them leaves nothing behind, all their memory comes back, and their log goes to a file and not
-to the screen. Replicas share the prompts in batches. Greedy answers do not depend on their number where arithmetic does
-not depend on what is computed together: in float32, which a CPU has.
+vLLM runs in child processes that contain the engine (engines/child.py), one per replica. Whatever happens to the run,
+ending them leaves nothing behind, frees all their memory, and their log goes to a file instead of the screen. Replicas
+share the prompts in batches. Greedy answers do not depend on the number of replicas if arithmetic does not depend on
+the batch, as in float32 on a CPU.
 """
 
 import math
@@ -22,8 +22,8 @@ from convrec.inference.engines.placement import Placement, visible_gpus
 from convrec.inference.engines.pool import Pool
 from convrec.inference.prompts import Messages, prompt_id
 
-# Prompts handed to vLLM at once, after which their answers are kept. As many as a large GPU has running together; on a
-# CPU that many can be an hour, and fewer are as fast (docs/explanation/performance.md).
+# Prompts per call of vLLM, after which their answers are stored. On a GPU, as many as a large one runs concurrently; on
+# a CPU that many can take an hour, and fewer are as fast (docs/explanation/performance.md).
 GPU_BATCH = 1024
 CPU_BATCH = 128
 ONE = Placement()
@@ -32,9 +32,12 @@ Keep = Callable[[list[tuple[int, Answer]]], None]  # gets (index of the prompt, 
 
 @dataclass(frozen=True)
 class Constraint:
-    """Answers are lists of the catalog: `num_items` different items, those left out that `exclude` has for the prompt.
+    """Constrains answers to lists of `num_items` different catalog items.
 
-    trie: a file of convrec.features.constrained.catalog_trie, of the model's tokenizer. exclude: items by prompt_id.
+    Attributes:
+        trie: a file of convrec.features.constrained.catalog_trie for the model's tokenizer.
+        num_items: the number of items.
+        exclude: prompt_id -> items that the list must not contain.
     """
 
     trie: str
@@ -57,14 +60,32 @@ def generate(
     progress: bool = True,
     on_batch: Keep | None = None,
 ) -> list[Answer]:
-    """An answer to each of the prompts, in their order.
+    """Generate an answer to each prompt.
 
-    A prompt over `max_prompt_tokens` keeps its instruction and the end of its conversation. `chat_template_kwargs` are
-    the template's own arguments; None: those for lists (convrec.data.template). `placement`: the replicas, which
-    share the prompts in batches (`size_of_batch`). `on_batch` gets the answers to each as soon as they are there:
-    what an interrupted call has paid for can be kept. Of several replicas they come in any order. A batch whose replica
-    is killed is asked again, and no other one. A sample comes of the prompt and `seed` alone, and of no other prompt.
-    Raises UserError for a bad model path, prompts that cannot fit the model, or a tokenizer without a chat template.
+    If a replica is killed, only its batch is generated again. A sample depends only on its prompt and `seed`, not on
+    other prompts.
+
+    Args:
+        model_path: a Hugging Face folder or id.
+        prompts: the messages of each prompt.
+        max_tokens: of an answer.
+        max_prompt_tokens: a longer prompt keeps its instruction and the end of its conversation.
+        temperature: 0 for greedy decoding.
+        seed: of sampling.
+        chat_template_kwargs: arguments of the chat template; None for those of lists (convrec.data.template).
+        constraint: None for free text.
+        placement: the replicas, which share the prompts in batches (`compute_batch_size`).
+        log_file: vLLM's log; None to discard it.
+        progress: whether to show a progress bar.
+        on_batch: gets the answers of each batch as soon as they are ready, so that an interrupted call loses little.
+            With several replicas, batches finish in any order.
+
+    Returns:
+        The answers, in the order of the prompts.
+
+    Raises:
+        UserError: the model path is wrong, the model has no room for the prompts, or its tokenizer has no chat
+            template.
     """
     model = check_model_path(model_path)
     if not prompts:
@@ -80,7 +101,7 @@ def generate(
         lists=offline.ConstrainedLists(constraint.trie, constraint.num_items) if constraint else None,
     )
     exclude = constraint.exclude if constraint else {}
-    asked = [(one, exclude.get(prompt_id(one), [])) for one in prompts]
+    tasks = [(messages, exclude.get(prompt_id(messages), [])) for messages in prompts]
     answers: dict[int, Answer] = {}
     bar = Progress(
         total=len(prompts), desc="generating (starting vLLM)", unit="list", mininterval=0.5, disable=not progress
@@ -91,61 +112,63 @@ def generate(
         bar.update(number)
 
     with bar, _replicas(spec, placement, log_file) as pool:
-        size = size_of_batch(len(prompts), len(pool.environments), bool(visible_gpus()))
+        size = compute_batch_size(len(prompts), len(pool.environments), bool(visible_gpus()))
         starts = range(0, len(prompts), size)
-        batches = ((spec.model, asked[start : start + size]) for start in starts)
-        for number, found in pool.answers(batches, advance):
-            batch = list(enumerate(found, starts[number]))
+        batches = ((spec.model, tasks[start : start + size]) for start in starts)
+        for number, batch_answers in pool.answers(batches, advance):
+            batch = list(enumerate(batch_answers, starts[number]))
             answers.update(batch)
             if on_batch:
                 on_batch(batch)
     return [answers[index] for index in range(len(prompts))]
 
 
-def size_of_batch(prompts: int, replicas: int, on_gpu: bool) -> int:
-    """The usual one; of several replicas, such that all have as many batches of one size."""
-    usual = GPU_BATCH if on_gpu else CPU_BATCH
+def compute_batch_size(prompts: int, replicas: int, on_gpu: bool) -> int:
+    """Return the default batch size; with several replicas, a size that gives each the same number of batches."""
+    default = GPU_BATCH if on_gpu else CPU_BATCH
     if replicas == 1:
-        return usual
-    rounds = math.ceil(prompts / (replicas * usual))
+        return default
+    rounds = math.ceil(prompts / (replicas * default))
     return math.ceil(prompts / (replicas * rounds))
 
 
 @dataclass
 class _Engines:
-    """Replicas that may outlive a call of `generate`: what they were started for, and what ends them."""
+    """Replicas that may outlive a call of `generate`, the inputs they were started for, and how to end them."""
 
     started_for: tuple[offline.EngineSpec, Placement] | None = None
     replicas: Any = None
     stack: ExitStack = field(default_factory=ExitStack)
 
 
-_kept: _Engines | None = None  # within engines_kept
+_shared_engines: _Engines | None = None  # set within engines_kept
 
 
 @contextmanager
 def engines_kept() -> Iterator[None]:
-    """Within it `generate` leaves its replicas to the next call, if that is the same but for the model's weights, as
-    checkpoints of one run are: they are read into the running engines, which saves a start of vLLM. Not for threads."""
-    global _kept
-    _kept = _Engines()
+    """Keep vLLM engines alive between calls to `generate` that differ only in the model's weights.
+
+    Checkpoints of one run are loaded into the running engines instead of restarting vLLM. Not thread-safe.
+    """
+    global _shared_engines
+    _shared_engines = _Engines()
     try:
-        with _kept.stack:
+        with _shared_engines.stack:
             yield
     finally:
-        _kept = None
+        _shared_engines = None
 
 
 @contextmanager
 def _replicas(spec: offline.EngineSpec, placement: Placement, log: str | Path | None) -> Iterator[Pool]:
-    engines = _kept or _Engines()
+    engines = _shared_engines or _Engines()
     folder = Path(spec.model)
-    alike = fingerprint(folder, BESIDE_WEIGHTS) if folder.is_dir() else spec.model
-    wanted = (replace(spec, model=alike), placement)
-    with nullcontext() if engines is _kept else engines.stack:
-        if engines.started_for != wanted:
-            engines.started_for = None  # also where the next cannot be opened
+    architecture = fingerprint(folder, BESIDE_WEIGHTS) if folder.is_dir() else spec.model
+    inputs = (replace(spec, model=architecture), placement)
+    with nullcontext() if engines is _shared_engines else engines.stack:
+        if engines.started_for != inputs:
+            engines.started_for = None  # even if the next engines fail to start
             engines.stack.close()
             engines.replicas = engines.stack.enter_context(placement.open(offline.load, spec, log))
-            engines.started_for = wanted
+            engines.started_for = inputs
         yield engines.replicas

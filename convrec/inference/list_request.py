@@ -1,4 +1,4 @@
-"""A request for a list that is ready for the engine: its prompt, and what the list may hold."""
+"""A request for a list, ready for the engine: its prompt, and the items that the list may contain."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """The prompt as the model reads it, and whether the conversation has lost its beginning."""
+    """The tokens of a prompt, and whether the beginning of the conversation was cut."""
 
     token_ids: list[int]
     is_truncated: bool
@@ -19,14 +19,14 @@ class EncodedPrompt:
 
 @dataclass(frozen=True)
 class AllowedItems:
-    """The items that a list may hold, in one snapshot of the catalog.
+    """The items that a list may contain, in one snapshot of the catalog.
 
     Attributes:
-        snapshot: of the catalog.
-        trie: of the items that are allowed.
-        excluded: numbers of those among them that the list must not hold.
-        length: items of the list.
-        shortage: why those are fewer than were asked for; None where they are not.
+        snapshot: the catalog.
+        trie: the trie of the allowed items.
+        excluded: numbers of the allowed items that the list must not contain.
+        length: number of items in the list.
+        shortage: why the list is shorter than requested; None if it is not.
     """
 
     snapshot: Snapshot
@@ -36,21 +36,21 @@ class AllowedItems:
     shortage: str | None
 
     def remaining(self) -> set[int]:
-        """The numbers of the items that the list may hold."""
+        """Return the numbers of the items that the list may contain."""
         return set(self.trie.trie.item_W.tolist()) - set(self.excluded)
 
 
 @dataclass(frozen=True)
 class ListRequest:
-    """What one list is written from.
+    """The inputs of one list.
 
     Attributes:
-        prompt: as the model reads it.
-        allowed: the items that it may name.
-        num_items: items that the model writes; beside a retrieval they can be more than the list has.
-        questions: that it may ask in place of a list, as walks have them.
-        retrieved: all items that may be listed, as the retrieval ranks them; [] without one.
-        liked: items that a sentence may compare with; None: no sentences are wanted.
+        prompt: the encoded prompt.
+        allowed: the items that the list may contain.
+        num_items: items that the model writes; with a retrieval, possibly more than the list has.
+        questions: open questions, in the form of `Walk`'s `excluded`.
+        retrieved: all items that may be listed, as the retrieval ranks them; [] without a retrieval.
+        liked: items that an explanation may refer to; None if no explanations were requested.
     """
 
     prompt: EncodedPrompt
@@ -62,11 +62,11 @@ class ListRequest:
 
     @property
     def walk_exclusions(self) -> list[int]:
-        """`excluded` of convrec.features.constrained.walk: the questions that are open, then the excluded items."""
+        """`excluded` of convrec.features.constrained.walk.Walk: the open questions, then the excluded items."""
         return self.questions + self.allowed.excluded
 
-    def sampling(self, streamed: bool) -> "SamplingParams":
-        """vLLM's parameters. streamed: whether tokens come as they are written."""
+    def make_sampling_params(self, streamed: bool) -> "SamplingParams":
+        """Return vLLM's sampling parameters; `streamed` requests tokens as they are written."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

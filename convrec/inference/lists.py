@@ -1,4 +1,4 @@
-"""What a request may ask for of its list, and what a list is."""
+"""The filters of a request, and the list that answers it."""
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +9,7 @@ ItemNames: TypeAlias = Collection[str | int]  # item ids, `Title (Year)`, or tit
 
 
 class Filters(TypedDict, total=False):
-    """As `Recommender.recommend` has them."""
+    """Keyword arguments of `Recommender.recommend`."""
 
     seen: ItemNames
     allow: ItemNames | None
@@ -23,7 +23,13 @@ class Filters(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Question:
-    """In place of a list. answers: labels of the catalog that a user may choose, those of most items first."""
+    """A question that the model asks instead of giving a list.
+
+    Attributes:
+        text: the question.
+        attribute: the column of the catalog that it is about.
+        answers: the catalog's most common labels, most common first.
+    """
 
     text: str
     attribute: str
@@ -32,10 +38,20 @@ class Question:
 
 @dataclass(frozen=True)
 class RecommendedItem:
-    """title: as the list has it. clean_title: without what tells it from others of that title. rank counts from 1.
-    score: the mean log-prob of the item's tokens under the constrained model, over those at which it had a choice; 0
-    where it had none, None where no model wrote the list. Scores of one list compare; they need not fall with the rank.
-    columns: the catalog's that `show` names. why: a sentence, where it was asked for and one is so."""
+    """An item of a list.
+
+    Attributes:
+        item_id: the catalog's id, or the row number.
+        title: the title as the list writes it.
+        clean_title: the title without the addition that tells it from equal titles.
+        year: None if items have no years.
+        columns: the catalog's columns that `show` names.
+        rank: from 1.
+        score: mean log-prob of the item's tokens under the constrained model, over the tokens where it had a choice; 0
+            if it had none, None if no model wrote the list. Scores are comparable within a list, but need not fall with
+            the rank.
+        why: an explanation, if requested and one is true; else None.
+    """
 
     item_id: str
     title: str
@@ -49,10 +65,17 @@ class RecommendedItem:
 
 @dataclass(frozen=True)
 class Recommendations(Sequence[RecommendedItem]):
-    """A list, best first. reason: why it has fewer than k items, None where it has k. prompt_truncated: whether the
-    beginning of the conversation was left out, which was too long for the model. fallback: whether these are
-    popular items or a retrieval's, which no model chose. question: what is asked in place of items (`may_ask`).
-    list_id: another for every list, also for the same one again; what became of its items is told of it."""
+    """A list of items, best first.
+
+    Attributes:
+        items: the items.
+        reason: why the list has fewer than k items; None if it has k.
+        model_version: the checkpoint.
+        prompt_truncated: whether the beginning of the conversation was cut to fit the model.
+        fallback: whether the items are popular or retrieved ones that no model chose.
+        question: the question that the model asks instead of a list (`may_ask`).
+        list_id: unique for every list, even if the same request is repeated; feedback refers to it.
+    """
 
     items: tuple[RecommendedItem, ...]
     reason: str | None

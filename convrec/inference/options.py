@@ -13,9 +13,9 @@ from convrec.base.options import CommaSeparated, Group
 @Group
 @dataclass(frozen=True, kw_only=True)
 class MentionOptions:
-    """What lists say of their items."""
+    """Information about the items of a list."""
 
     show: CommaSeparated = ()
-    """columns of the catalog that items have in lists"""
+    """catalog columns to show with the items of a list"""
     train: Annotated[Sequence[Path], Parameter(metavar="FILE...")] = ()
-    """training tables of RL to count, once: what popularity and --why say"""
+    """RL training tables in which to count mentions, once, for popularity and --why"""

@@ -1,4 +1,4 @@
-"""Conversations -> the tokens of a model's prompts, cut where they are too long."""
+"""Encodes conversations as prompts of a model, and cuts those that are too long."""
 
 import hashlib
 import json
@@ -12,17 +12,27 @@ Messages = list[dict[str, str]]
 
 
 def prompt_id(prompt: Sequence[Mapping[str, str]]) -> str:
-    """Stable name of a conversation: equal prompts have equal ids."""
-    return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in prompt]).encode()).hexdigest()[:16]
+    """Return a stable id of a prompt: equal prompts have equal ids."""
+    turns = [[message["role"], message["content"]] for message in prompt]
+    return hashlib.sha256(json.dumps(turns).encode()).hexdigest()[:16]
 
 
 def encode_prompts(
     tokenizer: Any, prompts: Sequence[Messages], limit: int, template_kwargs: Mapping[str, Any]
 ) -> tuple[list[list[int]], list[bool]]:
-    """Token ids of each prompt, and whether its conversation had to be cut to fit `limit`. Control tokens in the text
-    of a message stay text."""
+    """Encode prompts with the model's chat template. Control tokens in the text of a message stay text.
 
-    def ids(conversations: list[Messages]) -> list[list[int]]:
+    Args:
+        tokenizer: the model's tokenizer.
+        prompts: the messages of each prompt.
+        limit: maximum number of tokens of a prompt.
+        template_kwargs: arguments of the chat template.
+
+    Returns:
+        The token ids of each prompt, and whether its conversation was cut.
+    """
+
+    def encode(conversations: list[Messages]) -> list[list[int]]:
         encoded = tokenizer.apply_chat_template(
             conversations, add_generation_prompt=True, tokenize=True, return_dict=True, **template_kwargs
         )
@@ -31,22 +41,22 @@ def encode_prompts(
     def cut(messages: Messages) -> list[int]:
         last = max(i for i, message in enumerate(messages) if message["role"] == "user")
 
-        def with_text(text: str) -> list[int]:
-            (tokens,) = ids([[*messages[:last], {"role": "user", "content": text}, *messages[last + 1 :]]])
+        def encode_text(text: str) -> list[int]:
+            (tokens,) = encode([[*messages[:last], {"role": "user", "content": text}, *messages[last + 1 :]]])
             return tokens
 
         whole = messages[last]["content"]
 
         def fits(text: str) -> bool:
-            return text != whole and len(with_text(text)) <= limit  # the whole text was encoded already
+            return text != whole and len(encode_text(text)) <= limit  # the whole text is known to be too long
 
-        return with_text(truncate_prompt(whole, fits))
+        return encode_text(truncate_prompt(whole, fits))
 
     conversations = [without_control_tokens(messages, tokenizer) for messages in prompts]
-    encoded = ids(conversations)  # in one call, which is faster than one at a time
+    encoded = encode(conversations)  # one call is faster than one for each prompt
     too_long = [len(tokens) > limit for tokens in encoded]
     encoded = [
-        cut(messages) if cut_it else tokens
-        for messages, tokens, cut_it in zip(conversations, encoded, too_long, strict=True)
+        cut(messages) if is_too_long else tokens
+        for messages, tokens, is_too_long in zip(conversations, encoded, too_long, strict=True)
     ]
     return encoded, too_long

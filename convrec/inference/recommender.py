@@ -1,11 +1,11 @@
-"""`Recommender`: a trained model and a catalog, asked for lists of items.
+"""`Recommender`: recommends items of a catalog with a trained model.
 
     with Recommender.load("checkpoints/books", "data/books/catalog.parquet") as recommender:
         for item in recommender.recommend("Something short and funny, please.", k=5):
             print(item.rank, item.title, item.item_id)
 
-Lists hold items of the catalog only, none twice and none that was seen or excluded (convrec.features.constrained). They
-are written greedily: the same request has the same list.
+Lists contain only items of the catalog, none twice and none that was seen or excluded (convrec.features.constrained).
+Decoding is greedy: the same request gets the same list.
 """
 
 import asyncio
@@ -40,23 +40,27 @@ from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.mentions import COLUMN
 from convrec.inference.served_catalog.snapshot import CatalogItem, Snapshot
 from convrec.inference.served_model import ServedModel, find_model
-from convrec.inference.why import sentence
+from convrec.inference.why import explain_item
 from convrec.titles.item import NO_YEAR, format_item
 
 if TYPE_CHECKING:
     from convrec.inference.engines.async_engine import Engine
 
-ANSWERS = 12  # to a question, that are offered
-FOLLOW_SECONDS = 0.2  # between two looks for changes of other processes
-FEW_LIKED = 100  # items that a sentence is chosen among in less than a millisecond
-LEAST_CONVERSATION = 64  # tokens of it that are read at least, however long a list can be
+MAX_ANSWERS = 12  # answers offered for a question
+FOLLOW_SECONDS = 0.2  # between two checks for changes by other processes
+FEW_LIKED = 100  # up to this many liked items, explaining an item takes less than a millisecond
+MIN_CONVERSATION_TOKENS = 64  # tokens of a conversation that always fit, however long a list can be
 
 
 class Recommender:
-    """Safe to use from several threads and event loops. Make one with `load`."""
+    """Recommends items of a catalog with a trained model; make one with `load`.
+
+    Safe to use from several threads and event loops.
+    """
 
     _show: Sequence[str] = ()
-    _max_prompt_length = _context = 0  # tokens of a prompt; of a prompt and its list
+    _max_prompt_length = 0  # tokens of a prompt
+    _context = 0  # tokens of a prompt and its list
     _retrieval: ServedRetrieval | None = None
     _template_arguments: Mapping[str, Any] = {}
     _questions: Sequence[Question] = ()
@@ -86,122 +90,157 @@ class Recommender:
         tensor_parallel: int = 1,
         **engine_settings: Any,
     ) -> Self:
-        """Start the engine; some 10 s and more.
+        """Start the engine, which takes 10 seconds or more.
 
-        model: a run folder (its best checkpoint), RUN/global_step_N, a Hugging Face folder or id. catalog: .parquet or
-        .pkl, as in training. state: a folder that keeps what `add_items` and `remove_items` change; several processes
-        may share it. item, num_items: what the prompt calls an item and for how many it asks; None: as in training,
-        where the run or the catalog says so, else "movie" and 20. max_items: the largest k; less where
-        the model's context has no room for such lists (`recommender.catalog.max_items`). max_prompt_length: tokens, or
-        the run's if those are more; a longer conversation loses its beginning. show: columns of the catalog that items
-        have in answers. retrieval: a folder of `convrec retrieval fit`, whose lists are fused with the model's, and
-        whose candidates a model reads that was trained with some. with_engine: without one, there is `popular` alone.
-        engine_settings: further arguments of vLLM's engine (dtype, gpu_memory_utilization, ...).
+        Args:
+            model: a run folder (its best checkpoint), RUN/global_step_N, or a Hugging Face folder or id.
+            catalog: .parquet or .pkl, as in training.
+            state: a folder for the changes of `add_items` and `remove_items`, which several processes may share; None
+                to lose them at the end.
+            item: what the prompt calls an item. None: as in training, if the run or the catalog tells; else "movie".
+            num_items: how many items the prompt asks for. None: as in training, if the run or the catalog tells; else
+                20.
+            max_items: the largest k. It is lowered if the model's context has no room for such lists
+                (`recommender.catalog.max_items`).
+            max_prompt_length: tokens of a prompt, or the run's setting if that is larger; a longer conversation loses
+                its beginning.
+            show: catalog columns to show with the items of a list.
+            retrieval: a folder of `convrec retrieval fit`. Its lists are fused with the model's; a model trained with
+                candidates gets them in its prompts instead.
+            with_engine: False for `popular` only.
+            tensor_parallel: GPUs of the engine.
+            **engine_settings: further arguments of vLLM's engine (dtype, gpu_memory_utilization, ...).
 
-        Raises UserError for a model, catalog or state that cannot be used.
+        Raises:
+            UserError: the model, catalog, state or retrieval cannot be used.
         """
-        found = find_model(model, Path(catalog), item, num_items)
-        found.check(retrieval)
-        max_prompt_length = max(max_prompt_length, found.max_prompt_length)
+        served_model = find_model(model, Path(catalog), item, num_items)
+        served_model.check(retrieval)
+        max_prompt_length = max(max_prompt_length, served_model.max_prompt_length)
         if max_items < 1:
-            raise UserError(f"max_items {max_items}: at least 1")
-        tokenizer, context = load_tokenizer(found.path)
-        template_arguments = inference_arguments(tokenizer, found.chat_template_kwargs)
-        with ExitStack() as opened:
-            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
-            text = prompt_text("USER: \n", max(max_items, found.lists.num_items), found.item)
+            raise UserError("recommender.max-items", f"max_items {max_items}: must be at least 1.")
+        tokenizer, context = load_tokenizer(served_model.path)
+        template_arguments = inference_arguments(tokenizer, served_model.chat_template_kwargs)
+        with ExitStack() as resources:
+            folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
+            text = prompt_text("USER: \n", max(max_items, served_model.lists.num_items), served_model.item)
             instruction = [{"role": "user", "content": text}]
             (ids,), _ = encode_prompts(tokenizer, [instruction], context, template_arguments)
-            least = min(max_prompt_length, len(ids) + LEAST_CONVERSATION)
-            served = ServedCatalog(
+            min_prompt_tokens = min(max_prompt_length, len(ids) + MIN_CONVERSATION_TOKENS)
+            served_catalog = ServedCatalog(
                 Path(catalog),
                 tokenizer,
-                found.lists,
+                served_model.lists,
                 folder,
                 Path(state) if state else None,
                 max_items=max_items,
-                max_tokens=context - least,
-                questions=[question_text(name) for name in found.ask],
+                max_tokens=context - min_prompt_tokens,
+                questions=[question_text(name) for name in served_model.ask],
             )
-            check_columns(show, served.columns, "show")
-            fuses = with_engine and not found.candidates
-            beside = ServedRetrieval(Path(retrieval), Path(catalog), found.lists, fuses) if retrieval else None
-            asked = load_attributes(catalog, found.ask, "the model was trained with ASK =") if found.ask else None
-            trie = served.snapshot.trie
-            context = min(context, max_prompt_length + trie.longest_list(served.max_items))
-            served.max_tokens = context - least  # of what is put from now on
+            check_columns(show, served_catalog.columns, "show")
+            fuses = with_engine and not served_model.candidates
+            served_retrieval = None
+            if retrieval:
+                served_retrieval = ServedRetrieval(Path(retrieval), Path(catalog), served_model.lists, fuses)
+            attributes = None
+            if served_model.ask:
+                attributes = load_attributes(catalog, served_model.ask, "the model was trained with ASK =")
+            trie = served_catalog.snapshot.trie
+            context = min(context, max_prompt_length + trie.longest_list(served_catalog.max_items))
+            served_catalog.max_tokens = context - min_prompt_tokens  # for items added from now on
             engine: Any = None
             if with_engine:
                 from convrec.inference.engines.async_engine import Engine  # imports vLLM
 
                 engine = Engine(
-                    found.path,
+                    served_model.path,
                     str(trie.path),
                     max_model_len=context,
                     tensor_parallel=tensor_parallel,
                     **engine_settings,
                 )
-                opened.callback(engine.close)
-            recommender = cls(found, served, tokenizer, engine)
+                resources.callback(engine.close)
+            recommender = cls(served_model, served_catalog, tokenizer, engine)
             recommender._show = show
-            recommender._retrieval = beside
+            recommender._retrieval = served_retrieval
             recommender._template_arguments = template_arguments
             recommender._max_prompt_length = max_prompt_length
             recommender._context = context
-            if asked:
+            if attributes:
                 recommender._questions = [
-                    Question(question_text(name), name, asked.commonest(name, ANSWERS)) for name in asked.names
+                    Question(question_text(name), name, attributes.most_common_labels(name, MAX_ANSWERS))
+                    for name in attributes.names
                 ]
-            opened.callback(recommender._is_closed.set)
-            recommender._end = weakref.finalize(recommender, opened.pop_all().close)
+            resources.callback(recommender._is_closed.set)
+            recommender._end = weakref.finalize(recommender, resources.pop_all().close)
             return recommender
 
     _end: Any = None
 
     @property
     def model_version(self) -> str:
-        """The checkpoint's name and the beginning of the hash of its contents."""
+        """The checkpoint's name and the beginning of a hash of its contents."""
         return self.model.version
 
     # ---- lists
 
     def recommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """The list of k items for a conversation; fewer, with a reason, where fewer are left.
+        """Recommend k items for a conversation.
 
-        conversation: a text, which is the user's; messages {"role": "user" | "assistant", "content": text}, the user's
-        last; or "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n", as in the data. seen, exclude: items that must not be in the
-        list; what the catalog lacks is passed over. allow: the only items that may be; None: all of the catalog.
-        where: conditions on columns that every item fits, as {"category": ["Mystery"], "price": {"max": 20},
-        "in_stock": True}. why: give items a sentence, where one is so; it may compare them with what the user `liked`.
-        may_ask: a model that was trained with ASK may answer with a `question` and no items; the next call has it as a
-        turn of the conversation, and what the user said to it.
+        Args:
+            conversation: a text, which is the user's; messages {"role": "user" | "assistant", "content": text} that end
+                with the user's; or "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n", as in the data.
+            k: number of items, 1 to `catalog.max_items`.
+            **filters: any of these:
+                seen, exclude: items that must not be in the list; names that the catalog lacks are ignored.
+                allow: the only items that may be in the list; None for the whole catalog.
+                where: conditions on columns that every item meets, for example {"category": ["Mystery"], "price":
+                    {"max": 20}, "in_stock": True}.
+                ignore_case: whether `where` ignores the case of texts.
+                why: whether to explain items, if a sentence about them is true; it may refer to items that the user
+                    `liked`.
+                may_ask: whether a model that was trained with ASK may return a `question` and no items. Add the
+                    question and the user's answer to the conversation of the next call.
 
-        Raises UserError, which names the argument, for what cannot be read.
+        Returns:
+            The list; shorter, with a reason, if fewer than k items are left.
+
+        Raises:
+            UserError: an argument is invalid; the message names it.
         """
         request = self._prepare(conversation, k, **filters)
         return self.engine.run(self._write(request))
 
     async def arecommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """`recommend` for asynchronous code; cancelled, the engine stops writing."""
+        """Recommend as `recommend` does, for asynchronous code; cancelling the call stops the engine's work on it."""
         request = await self._threads.run(self._prepare, conversation, k, **filters)
         return await self.engine.arun(self._write(request))
 
     def recommend_batch(
         self, conversations: Sequence[Conversation], k: int = 20, filters: Sequence[Filters] | None = None
     ) -> list[Recommendations]:
-        """A list for each conversation, written together. filters: `seen`, `allow`, `where`, ... of each.
+        """Recommend k items for each conversation, in one batch.
 
-        Raises UserError, which names the conversation by its number from 0, before any list is written.
+        Args:
+            conversations: see `recommend`.
+            k: number of items in each list.
+            filters: the filters of each conversation; None for none.
+
+        Raises:
+            UserError: an argument is invalid; the message has the conversation's number from 0. No list is written.
         """
         all_filters = [Filters()] * len(conversations) if filters is None else filters
         if len(all_filters) != len(conversations):
-            raise UserError(f"filters: {len(all_filters)} for {len(conversations)} conversations; give one each")
+            raise UserError(
+                "recommender.filters",
+                f"filters: {len(all_filters)} for {len(conversations)} conversations. Pass one for each.",
+            )
         requests = []
-        for number, (said, given) in enumerate(zip(conversations, all_filters, strict=True)):
+        for number, (conversation, its_filters) in enumerate(zip(conversations, all_filters, strict=True)):
             try:
-                requests.append(self._prepare(said, k, **given))
+                requests.append(self._prepare(conversation, k, **its_filters))
             except UserError as error:
-                raise UserError(f"conversation {number}: {error}") from None
+                raise UserError(error.code, f"conversation {number}: {error}") from None
 
         async def write_all() -> list[Recommendations]:
             return await asyncio.gather(*map(self._write, requests))
@@ -211,59 +250,89 @@ class Recommender:
     def open_stream(
         self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
-        """(what is known of the list before its first item, with no items; the items, each as soon as its line is
-        finished, or a question alone). Where the items are closed early, the engine stops."""
+        """Recommend as `recommend` does, item by item.
+
+        Returns:
+            The list without its items, and an iterator of the items as soon as each line is finished, or of a single
+            question. Closing the iterator early stops the engine's work on the list.
+        """
         return self._stream(self._prepare(conversation, k, **filters))
 
     async def aopen_stream(
         self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
-        """`open_stream` for asynchronous code, whose event loop the request does not hold up."""
+        """Open a stream as `open_stream` does, without blocking the caller's event loop."""
         return self._stream(await self._threads.run(self._prepare, conversation, k, **filters))
 
     def popular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """`recommend` without the engine, at once: the list of the retrieval that was loaded, without one items that
-        are wanted most often, whatever was said. For when no list comes in time, or the engine is gone. Raises
-        UserError as well where nothing is known of popularity."""
+        """Return a fallback list without the engine: the retrieval's list, or the most popular items without one.
+
+        Use it if no list arrives in time, or the engine is gone. Popular items do not depend on the conversation.
+
+        Args:
+            conversation: see `recommend`; also for `k` and the filters.
+            k: number of items.
+            **filters: see `recommend`.
+
+        Raises:
+            UserError: an argument is invalid, or popularity is unknown.
+        """
         if not self._retrieval and self.catalog.latest.mentions is None and COLUMN not in self.catalog.columns.names:
-            raise UserError(f"fallback: nothing says what is popular; give --train, or the catalog a column {COLUMN}")
+            raise UserError(
+                "recommender.no-popularity",
+                f"fallback: the popularity of items is unknown. Use --train, or add a column {COLUMN} to the catalog.",
+            )
         request = self._prepare(conversation, k, waits=False, **filters)
         allowed = request.allowed
         remaining = allowed.remaining()
         ranked = request.retrieved or (number for number in allowed.snapshot.popular if number in remaining)
         best = enumerate(islice(ranked, allowed.length), 1)
-        items = tuple(self._item(request, number, rank, None) for rank, number in best)
-        return self._answer(request, items, fallback=True)
+        items = tuple(self._make_item(request, number, rank, None) for rank, number in best)
+        return self._make_answer(request, items, fallback=True)
 
     async def apopular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """`popular` for asynchronous code, whose event loop the request does not hold up."""
+        """Return the list of `popular` without blocking the caller's event loop."""
         return await self._threads.run(self.popular, conversation, k, **filters)
 
     # ---- the catalog
 
     def add_items(self, items: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-        """Add items, or replace those with the same item_id: {"item_id", "title", "year" where items have years} and
-        further columns of the catalog; what is left out has no value.
+        """Add items, or replace those with the same item_id.
 
-        The next request can have them; lists that are being written do not change. Raises UserError, and adds none.
-        Returns the columns that had a value and have none now, by item_id.
+        The next request can recommend them; lists that are being written do not change.
+
+        Args:
+            items: {"item_id", "title", "year" if items have years} and further columns of the catalog; an omitted
+                column has no value.
+
+        Returns:
+            item_id -> the columns that had a value and have none now.
+
+        Raises:
+            UserError: an item is invalid; none is added.
         """
         return self.catalog.put(items)
 
     def change_items(self, items: Sequence[Mapping[str, Any]]) -> None:
-        """Change single fields of items: {"item_id"} and what changes; None takes a value away.
+        """Change single fields of items.
 
-        Raises UserError, and changes none, for an item that is not in the catalog.
+        Args:
+            items: {"item_id"} and the changed fields; None removes a value.
+
+        Raises:
+            UserError: an item is not in the catalog, or a field is invalid; nothing is changed.
         """
         self.catalog.patch(items)
 
     def remove_items(self, ids: Sequence[str | int]) -> list[str]:
-        """Remove items by their ids. Returns those that are not there."""
+        """Remove items by id. Return the ids that are not in the catalog."""
         return self.catalog.delete(ids)
 
     def follow_changes(self) -> None:
-        """Take changes of other processes as they come, in a thread of this object until it is closed, so that no
-        request waits for them. What cannot be read is said by requests."""
+        """Apply other processes' changes to the catalog in a background thread, so that no request waits for them.
+
+        The thread ends when the recommender is closed. Errors in the changes are raised by requests.
+        """
         self.warm()
 
         def follow() -> None:
@@ -274,7 +343,7 @@ class Recommender:
         threading.Thread(target=follow, name="convrec-changes", daemon=True).start()
 
     def warm(self) -> None:
-        """Make now what the first request after a change of the catalog would make."""
+        """Compute what the first request after a change of the catalog would have to compute."""
         snapshot = self.catalog.snapshot
         snapshot.warm()
         if self._retrieval:
@@ -283,7 +352,7 @@ class Recommender:
     # ---- the end
 
     def close(self) -> None:
-        """End the engine; lists that are being written fail. Also at the end of the process, and of a `with`."""
+        """End the engine; unfinished lists fail. Also called at the end of a `with` block and of the process."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -308,21 +377,26 @@ class Recommender:
         ignore_case: bool = False,
         waits: bool = True,
     ) -> ListRequest:
-        """waits: for changes of the catalog that are being applied; else the items that they are of are left out."""
+        """Turn the arguments of `recommend` into a request.
+
+        Args:
+            waits: whether to wait for changes of the catalog that are being applied; if not, the changing items are
+                excluded.
+        """
         text = conversation_text(conversation)
-        snapshot, changing = (self.catalog.snapshot, ()) if waits else self.catalog.at_once()
-        where_fits = partial(self._items_where, where, ignore_case) if where is not None else None
+        snapshot, changing = (self.catalog.snapshot, ()) if waits else self.catalog.read_without_waiting()
+        find_matches = partial(self._find_matches, where, ignore_case) if where is not None else None
         exclude = [*exclude, *changing] if changing else exclude
-        allowed = self._choose_items(snapshot, k, seen, allow, exclude, where_fits)
+        allowed = self._choose_items(snapshot, k, seen, allow, exclude, find_matches)
         liked_items = self._find("liked", liked, snapshot)
         num_items = allowed.length
         retrieved: list[int] = []
         if self._retrieval:
             remaining = allowed.remaining()
-            first = before_questions(text) if self._questions else text  # an answer leaves the candidates as they were
-            known = self._find("seen", seen, snapshot) | liked_items
-            retrieved = self._retrieval.rank(first, known, remaining, snapshot)
-            if self._retrieval.fusion:  # the model's list as it was weighed, whatever k is
+            first_turns = before_questions(text) if self._questions else text  # an answer does not change candidates
+            named = self._find("seen", seen, snapshot) | liked_items
+            retrieved = self._retrieval.rank(first_turns, named, remaining, snapshot)
+            if self._retrieval.fusion:  # a model's list of the length for which the weight was chosen, whatever k is
                 num_items = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(remaining))
         return ListRequest(
             prompt=self._encode_prompt(text, k, allowed, num_items, retrieved),
@@ -336,8 +410,8 @@ class Recommender:
     def _encode_prompt(
         self, conversation: str, k: int, allowed: AllowedItems, num_items: int, retrieved: Sequence[int]
     ) -> EncodedPrompt:
-        """The prompt for `num_items` items, with the best of the retrieval where the model was trained with some."""
-        # Shorter lists are the beginning of the list that the model was trained to write.
+        """Encode the prompt for `num_items` items, with candidates if the model was trained with them."""
+        # a shorter list is the beginning of the list that the model was trained to write
         longest = max(k, self.model.lists.num_items)
         prompt = prompt_text(conversation, longest, self.model.item, self.catalog.dated)
         best = (allowed.snapshot.items[number] for number in retrieved[: self.model.candidates])
@@ -348,11 +422,11 @@ class Recommender:
         return EncodedPrompt(token_ids, is_truncated)
 
     def _open_questions(self, conversation: str) -> list[int]:
-        """As walks have them; none twice, and none where the turn that is left is the list's."""
-        said = conversation.split("\n")
-        asked = [f"{SPEAKERS['assistant']}: {question.text}" in said for question in self._questions]
-        is_last = sum(asked) >= self.model.max_turns - 1
-        return [] if is_last else [-1 - place for place, again in enumerate(asked) if not again]
+        """Return the questions not asked yet, in the form of `Walk`'s `excluded`; none in the last turn."""
+        lines = conversation.split("\n")
+        is_asked = [f"{SPEAKERS['assistant']}: {question.text}" in lines for question in self._questions]
+        is_last_turn = sum(is_asked) >= self.model.max_turns - 1
+        return [] if is_last_turn else [-1 - place for place, repeated in enumerate(is_asked) if not repeated]
 
     def _choose_items(
         self,
@@ -361,53 +435,55 @@ class Recommender:
         seen: ItemNames,
         allow: ItemNames | None,
         exclude: ItemNames,
-        items_where: Callable[[Snapshot], set[int]] | None,
+        find_matches: Callable[[Snapshot], set[int]] | None,
     ) -> AllowedItems:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.catalog.max_items:
-            raise UserError(f"k: {k!r:.20}; give a whole number from 1 to {self.catalog.max_items}")
+            raise UserError("recommender.k", f"k: {k!r:.20} is not a whole number from 1 to {self.catalog.max_items}.")
         excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
         allowed: Set[int] = snapshot.items.keys()
-        of = f"the catalog's {len(allowed)} items"
+        counts = f"{len(allowed)} items in the catalog"
         if allow is not None:
             allowed = self._find("allow", allow, snapshot)
-            of = f"the {len(allowed)} items allowed"
-        if items_where is not None:
-            allowed = allowed & items_where(snapshot)
-            of += f", of which {len(allowed)} fit `where`,"
+            counts = f"{len(allowed)} items allowed"
+        if find_matches is not None:
+            allowed = allowed & find_matches(snapshot)
+            counts += f", {len(allowed)} match `where`"
         is_part = 0 < len(allowed) < len(snapshot.items)
-        trie = snapshot.trie_with(frozenset(allowed)) if is_part else snapshot.trie
+        trie = snapshot.select_trie(frozenset(allowed)) if is_part else snapshot.trie
         excluded &= allowed
         left = len(allowed) - len(excluded)
         shortage = None
         if left < k:
-            shortage = f"of {of} {len(excluded)} are seen or excluded, which leaves {left} for a list of {k}"
+            shortage = f"{counts}, {len(excluded)} seen or excluded: {left} left for a list of {k}"
         return AllowedItems(
             snapshot=snapshot, trie=trie, excluded=sorted(excluded), length=min(k, left), shortage=shortage
         )
 
-    def _items_where(self, where: Any, ignore_case: bool, snapshot: Snapshot) -> set[int]:
+    def _find_matches(self, where: Any, ignore_case: bool, snapshot: Snapshot) -> set[int]:
         return find_items(where, self.catalog.columns, snapshot.items, snapshot.get_values, ignore_case)
 
     def _find(self, name: str, entries: ItemNames, snapshot: Snapshot) -> set[int]:
         if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Collection):
-            raise UserError(f"{name}: write a list of item ids or of `Title (Year)`")
-        names = set[tuple[type, Any]]()  # a title that is there 10,000 times, and has 10,000 editions, is found once
+            raise UserError("recommender.items", f"{name}: expected a list of item ids or of `Title (Year)`.")
+        names = set[tuple[type, Any]]()  # a title that occurs 10,000 times and has 10,000 editions is looked up once
         for index, entry in enumerate(entries):
             if isinstance(entry, bool) or not isinstance(entry, str | Integral):
-                raise UserError(f"{name}[{index}] is {entry!r:.40}; write an item id or `Title (Year)`")
+                raise UserError(
+                    "recommender.items", f"{name}[{index}] is {entry!r:.40}, not an item id or `Title (Year)`."
+                )
             names.add((type(entry), entry))
         return {number for _, entry in names for number in self.catalog.find(entry, snapshot)}
 
     def _stream(self, request: ListRequest) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
-        return self._answer(request, ()), self.engine.iterate(self._items(request))
+        return self._make_answer(request, ()), self.engine.iterate(self._iter_items(request))
 
     async def _write(self, request: ListRequest) -> Recommendations:
-        written = [entry async for entry in self._items(request, streamed=False)]
-        items = tuple(entry for entry in written if isinstance(entry, RecommendedItem))
-        question = next((entry for entry in written if isinstance(entry, Question)), None)
-        return self._answer(request, items, question=question)
+        entries = [entry async for entry in self._iter_items(request, streamed=False)]
+        items = tuple(entry for entry in entries if isinstance(entry, RecommendedItem))
+        question = next((entry for entry in entries if isinstance(entry, Question)), None)
+        return self._make_answer(request, items, question=question)
 
-    def _answer(
+    def _make_answer(
         self,
         request: ListRequest,
         items: tuple[RecommendedItem, ...],
@@ -423,59 +499,72 @@ class Recommender:
             fallback=fallback,
         )
 
-    async def _items(self, request: ListRequest, streamed: bool = True) -> AsyncIterator[RecommendedItem | Question]:
-        """On the engine's loop. With a retrieval all come once the model's list is whole."""
+    async def _iter_items(
+        self, request: ListRequest, streamed: bool = True
+    ) -> AsyncIterator[RecommendedItem | Question]:
+        """Yield the items of a list, on the engine's loop. Fused lists come once the model's list is complete."""
         if self._retrieval is None or not self._retrieval.fusion:
             rank = 0
-            async for number, score in self._written(request, streamed):
+            async for number, score in self._iter_numbers(request, streamed):
                 rank += 1
                 if number < 0:
                     yield self._questions[-1 - number]
                 else:
-                    yield await self._described(request, number, rank, score)
+                    yield await self._make_item_async(request, number, rank, score)
             return
-        scores = {number: score async for number, score in self._written(request, streamed=False)}
-        if (asked := -1 - min(scores, default=0)) >= 0:
-            yield self._questions[asked]
+        scores = {number: score async for number, score in self._iter_numbers(request, streamed=False)}
+        if (question := -1 - min(scores, default=0)) >= 0:
+            yield self._questions[question]
             return
         fused = self._retrieval.fusion.of([*scores], request.retrieved)[: request.allowed.length]
         for rank, number in enumerate(fused, 1):
-            yield await self._described(request, number, rank, scores.get(number))
+            yield await self._make_item_async(request, number, rank, scores.get(number))
 
-    async def _written(self, request: ListRequest, streamed: bool) -> AsyncIterator[tuple[int, float]]:
-        """The items that the model writes, by their numbers, with their scores; -1 - q, if it asks its question q."""
+    async def _iter_numbers(self, request: ListRequest, streamed: bool) -> AsyncIterator[tuple[int, float]]:
+        """Yield (number, score) of each item that the model writes, or (-1 - q, score) for its question q."""
         if request.num_items == 0:
             return
         walk = Walk(request.allowed.trie.trie, request.num_items, request.walk_exclusions)
-        # of the item that is being written
+        # of the unfinished item
         total = 0.0
-        choices = 0
-        async for output in self.engine.outputs(request.prompt.token_ids, request.sampling(streamed)):
+        num_choices = 0
+        params = request.make_sampling_params(streamed)
+        async for output in self.engine.outputs(request.prompt.token_ids, params):
             answer = output.outputs[0]
             for token, token_log_probs in zip(answer.token_ids, answer.logprobs or (), strict=True):
-                if walk.num_choices() > 1:
+                if walk.count_choices() > 1:
                     total = total + token_log_probs[token].logprob
-                    choices = choices + 1
-                written = len(walk.items)
+                    num_choices = num_choices + 1
+                num_items = len(walk.items)
                 walk.advance(token)
-                if len(walk.items) > written:
-                    score = total / choices if choices else 0.0
+                if len(walk.items) > num_items:
+                    score = total / num_choices if num_choices else 0.0
                     total = 0.0
-                    choices = 0
+                    num_choices = 0
                     yield walk.items[-1], score
 
-    async def _described(self, request: ListRequest, number: int, rank: int, score: float | None) -> RecommendedItem:
-        """`_item`; in a thread where its sentence is chosen among many liked items."""
+    async def _make_item_async(
+        self, request: ListRequest, number: int, rank: int, score: float | None
+    ) -> RecommendedItem:
+        """Make an item; in a thread if its explanation has to compare many liked items."""
         if len(request.liked or ()) <= FEW_LIKED:
-            return self._item(request, number, rank, score)
-        return await asyncio.to_thread(self._item, request, number, rank, score)
+            return self._make_item(request, number, rank, score)
+        return await asyncio.to_thread(self._make_item, request, number, rank, score)
 
-    def _item(self, request: ListRequest, number: int, rank: int, score: float | None) -> RecommendedItem:
+    def _make_item(self, request: ListRequest, number: int, rank: int, score: float | None) -> RecommendedItem:
         item = request.allowed.snapshot.items[number]
-        why = None if request.liked is None else sentence(number, request.liked, request.allowed.snapshot)
-        columns = self.shown_columns(item)
-        return RecommendedItem(item.item_id, item.title, item.clean_title, item.year, columns, rank, score, why)
+        why = None if request.liked is None else explain_item(number, request.liked, request.allowed.snapshot)
+        return RecommendedItem(
+            item_id=item.item_id,
+            title=item.title,
+            clean_title=item.clean_title,
+            year=item.year,
+            columns=self.shown_columns(item),
+            rank=rank,
+            score=score,
+            why=why,
+        )
 
     def shown_columns(self, item: CatalogItem) -> dict[str, Any]:
-        """The columns of an item that answers have."""
+        """Return the columns of an item that lists show."""
         return {name: item.columns[name] for name in self._show}

@@ -1,4 +1,4 @@
-"""Threads that read requests, so that no request holds up the event loop or a smaller request."""
+"""Threads that parse requests, so that no request blocks the event loop or a smaller request."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -7,16 +7,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-SMALL_CHARACTERS = 20_000  # some 5 ms of work
-CHARACTERS_PER_NAME = 100  # looking up a title takes as long as reading so many characters
+SMALL_CHARACTERS = 20_000  # about 5 ms of work
+CHARACTERS_PER_NAME = 100  # looking up a title takes as long as parsing this many characters
 NAMES = ("seen", "allow", "exclude", "liked")
 
 
 class RequestThreads:
-    """Small requests share a few threads. Large ones wait for each other on one thread, so that they take at most one
-    core and never all threads.
+    """Small requests share a few threads; large ones queue for a single thread, so that they use at most one core.
 
-    A request that is cancelled while it waits is never read; one that is being read is read to its end.
+    A request cancelled while it waits is never parsed; one that is being parsed is finished.
     """
 
     def __init__(self) -> None:
@@ -25,15 +24,17 @@ class RequestThreads:
 
     async def run(self, read: Callable[..., T], conversation: Any, k: int, **filters: Any) -> T:
         """Call `read` with these arguments in a thread."""
-        is_large = request_size(conversation, filters) > SMALL_CHARACTERS
+        is_large = estimate_work(conversation, filters) > SMALL_CHARACTERS
         threads = self._large if is_large else self._small
         call = partial(read, conversation, k, **filters)
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
-def request_size(conversation: Any, filters: dict[str, Any]) -> int:
-    """The work that a request takes, in characters of conversation. Arguments of a wrong type count as nothing: they
-    are refused when they are read."""
+def estimate_work(conversation: Any, filters: dict[str, Any]) -> int:
+    """Estimate the work for a request, in characters of conversation.
+
+    Arguments of a wrong type count as 0: they are refused when the request is parsed.
+    """
     turns = [conversation] if isinstance(conversation, str) else _as_collection(conversation)
     characters = sum(len(turn) if isinstance(turn, str) else len(str(_content(turn))) + 1 for turn in turns)
     names = sum(len(_as_collection(filters.get(name))) for name in NAMES)

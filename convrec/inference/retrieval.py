@@ -1,4 +1,4 @@
-"""Retrieval over a served catalog, whose items get other numbers when they are replaced; known by their lines."""
+"""Retrieval over a served catalog. Items are identified by their lines, since a replaced item gets a new number."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -14,34 +14,59 @@ from convrec.titles.forms import normalise
 
 
 class ServedRetrieval:
-    """Safe to use from several threads. fusion: with the model's lists."""
+    """A fitted retrieval for a served catalog. Thread-safe.
+
+    Attributes:
+        fusion: fuses its lists with the model's; None if they are not fused.
+    """
 
     def __init__(self, folder: Path, catalog: Path, lists: ListSettings, fuses: bool) -> None:
-        """Raises UserError as convrec.retrieval.folder.load does."""
+        """Load the retrieval.
+
+        Args:
+            folder: from `convrec retrieval fit`.
+            catalog: the catalog's file.
+            lists: the grammar of lists.
+            fuses: whether its lists will be fused with a model's.
+
+        Raises:
+            UserError: see convrec.retrieval.folder.load.
+        """
         matcher = make_matcher(load_catalog(catalog), lists)
         self._retriever, warnings = load(folder, catalog, matcher, fuses)
         tell_problems(catalog, warnings)
         self.fusion = self._retriever.fusion
         self._lines = [LINE + normalise(line) for line in matcher.catalog.lines]
-        self._known: tuple[Snapshot, np.ndarray] | None = None
+        self._cached_numbers: tuple[Snapshot, np.ndarray] | None = None
 
     def rank(self, text: str, named: Set[int], left: Set[int], snapshot: Snapshot) -> list[int]:
-        """All items that are left, by their numbers, best first; those that nothing is known of come last, of them
-        popular ones first."""
-        numbers_M = self._numbers(snapshot)
+        """Rank the items that may be listed, best first.
+
+        Args:
+            text: the conversation.
+            named: numbers of the items that count as named in it.
+            left: numbers of the items that may be listed.
+            snapshot: the catalog.
+
+        Returns:
+            All numbers of `left`. Items that the retrieval does not know come last, popular ones first.
+        """
+        numbers_M = self._find_numbers(snapshot)
         rows = np.flatnonzero(np.isin(numbers_M, [*named]))
-        found = self._retriever.rank(Conversation(text, rows.tolist()), np.isin(numbers_M, [*left]))
-        numbers = [*dict.fromkeys(numbers_M[found].tolist())]
+        ranked_rows = self._retriever.rank(Conversation(text, rows.tolist()), np.isin(numbers_M, [*left]))
+        numbers = [*dict.fromkeys(numbers_M[ranked_rows].tolist())]
         unknown = left - {*numbers}
         return numbers + [number for number in snapshot.popular if number in unknown]
 
     def warm(self, snapshot: Snapshot) -> None:
-        """Make what is made once for all requests of a snapshot."""
-        self._numbers(snapshot)
+        """Compute the data that all requests of a snapshot share."""
+        self._find_numbers(snapshot)
 
-    def _numbers(self, snapshot: Snapshot) -> np.ndarray:
-        """(M,) of each row of the catalog's file the item's number now; -1: it has none."""
-        known = self._known
-        if known is None or known[0] is not snapshot:
-            self._known = known = snapshot, np.array([snapshot.named.get(line, (-1,))[0] for line in self._lines])
-        return known[1]
+    def _find_numbers(self, snapshot: Snapshot) -> np.ndarray:
+        """Return the item's current number for each row of the catalog's file, (M,); -1 for none."""
+        cached = self._cached_numbers
+        if cached is None or cached[0] is not snapshot:
+            numbers_M = np.array([snapshot.named.get(line, (-1,))[0] for line in self._lines])
+            cached = (snapshot, numbers_M)
+            self._cached_numbers = cached
+        return cached[1]

@@ -1,4 +1,4 @@
-"""The model that is served: its checkpoint, its version, and what it was trained to be asked."""
+"""The model to serve: its checkpoint, its version, and the prompts that it was trained on."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,19 @@ from convrec.runs.folder import read_config, setting
 
 @dataclass(frozen=True)
 class ServedModel:
-    """path: a Hugging Face folder or id. lists: as the model was trained; their num_items is what the prompt asks for.
-    chat_template_kwargs: of the run that trained it; None where no run of ours has.
-    item: what the prompt calls an item. candidates: that it names, of a retrieval. ask: the attributes that it was
-    trained to ask about, in turns of at most `max_turns` with the list."""
+    """A model to serve, with the settings that it was trained with.
+
+    Attributes:
+        path: a Hugging Face folder or id.
+        version: the checkpoint's name and the beginning of a hash of its contents.
+        lists: the grammar of its lists; num_items is the number that the prompt asks for.
+        item: what the prompt calls an item.
+        chat_template_kwargs: arguments of the chat template in training; None if no run of ours trained it.
+        candidates: the number of retrieved candidates that its prompts name.
+        ask: the attributes that it was trained to ask about.
+        max_turns: the maximum number of turns, including the list.
+        max_prompt_length: tokens of its training prompts; 0 if unknown.
+    """
 
     path: str
     version: str
@@ -32,43 +41,54 @@ class ServedModel:
     max_prompt_length: int = 0
 
     def check(self, retrieval: object) -> None:
-        """Raise UserError where it reads candidates and there is no retrieval."""
+        """Raise a UserError if the model needs candidates and there is no retrieval."""
         if self.candidates and not retrieval:
-            raise UserError(f"{self.version}: trained with CANDIDATES={self.candidates}; give --retrieval its folder")
+            raise UserError(
+                "model.needs-retrieval",
+                f"{self.version}: the model was trained with CANDIDATES={self.candidates}. Set --retrieval to the "
+                "folder of a retrieval.",
+            )
 
 
 def find_model(model: str | Path, catalog: Path, item: str | None, num_items: int | None) -> ServedModel:
-    """Return the model that a path or an id stands for, and what it was trained with. Raises UserError for no model.
+    """Find the model to serve. A run folder stands for its best checkpoint, or its newest if none was validated.
 
-    catalog, item, num_items: as Recommender.load has them.
+    Args:
+        model: a run folder, a checkpoint, or a Hugging Face folder or id.
+        catalog: see Recommender.load; also for `item` and `num_items`.
+        item: what the prompt calls an item; None for the run's or the catalog's.
+        num_items: the number of items that the prompt asks for; None for the run's or the catalog's.
+
+    Raises:
+        UserError: there is no model, or num_items is below 1.
     """
     path = resolve_model(model, "model ")
     run = run_folder(model)
     trained_with = read_config(run) if run else {}
-    noted = _noted_by_conversion(catalog)
+    catalog_notes = _read_catalog_notes(catalog)
     lists = ListSettings.of(setting(trained_with, "convrec") or {})
-    if setting(trained_with, "convrec.num_items") is None and noted.get("num_items"):
-        lists = replace(lists, num_items=int(noted["num_items"]))
+    if setting(trained_with, "convrec.num_items") is None and catalog_notes.get("num_items"):
+        lists = replace(lists, num_items=int(catalog_notes["num_items"]))
     if num_items is not None:
         if num_items < 1:
-            raise UserError(f"num_items {num_items}: at least 1")
+            raise UserError("model.num-items", f"num_items {num_items}: must be at least 1.")
         lists = replace(lists, num_items=num_items)
     kwargs = setting(trained_with, "data.apply_chat_template_kwargs")
     return ServedModel(
-        path,
-        _version(path),
-        lists,
-        item or noted.get("item") or "movie",
-        None if kwargs is None else dict(kwargs),
-        setting(trained_with, "convrec.candidates") or 0,
-        tuple(setting(trained_with, "convrec.ask") or ()),
-        int(setting(trained_with, "convrec.max_turns") or MAX_TURNS),
-        int(setting(trained_with, "data.max_prompt_length") or 0),
+        path=path,
+        version=_make_version(path),
+        lists=lists,
+        item=item or catalog_notes.get("item") or "movie",
+        chat_template_kwargs=None if kwargs is None else dict(kwargs),
+        candidates=setting(trained_with, "convrec.candidates") or 0,
+        ask=tuple(setting(trained_with, "convrec.ask") or ()),
+        max_turns=int(setting(trained_with, "convrec.max_turns") or MAX_TURNS),
+        max_prompt_length=int(setting(trained_with, "data.max_prompt_length") or 0),
     )
 
 
-def _version(path: str) -> str:
-    """RUN/global_step_N and the contents; of a Hugging Face id the id."""
+def _make_version(path: str) -> str:
+    """Return RUN/global_step_N and the beginning of a hash of the contents; for a Hugging Face id, the id."""
     folder = Path(path)
     if not folder.is_dir():
         return path
@@ -77,17 +97,17 @@ def _version(path: str) -> str:
 
 
 def get_name(folder: Path) -> str:
-    """RUN/global_step_N of a checkpoint, and of a folder in it; of another model its folder's name."""
+    """Return RUN/global_step_N for a checkpoint or a folder in it; for any other model, the folder's name."""
     parts = folder.absolute().parts
     step = next((index for index, part in enumerate(parts) if part.startswith("global_step_")), None)
     return parts[-1] if step is None else "/".join(parts[max(0, step - 1) : step + 1])
 
 
-def _noted_by_conversion(catalog: Path) -> dict[str, str]:
-    """What convrec.data.own has noted in the catalog's file: "item", "num_items"; {} where it did not."""
+def _read_catalog_notes(catalog: Path) -> dict[str, str]:
+    """Return the notes of `convrec data own` in the catalog's file, "item" and "num_items"; {} without notes."""
     try:
         metadata = pq.read_schema(catalog).metadata or {}
     except (OSError, ValueError):
-        return {}  # a pickle; or load_catalog says what is wrong
+        return {}  # a pickle, or a file that load_catalog will refuse
     keys = {name: f"convrec.{name}".encode() for name in ("item", "num_items")}
     return {name: metadata[key].decode() for name, key in keys.items() if key in metadata}

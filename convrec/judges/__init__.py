@@ -1,1 +1,1 @@
-"""Judge models: columns, prompt, verdict, metrics."""
+"""Judge models: data, prompt, verdict, reward, metrics and training."""

@@ -1,4 +1,4 @@
-"""The card of a trained judge: what it judges by, how it is asked and what it answers."""
+"""The model card of a trained judge: its criteria, its prompt and its answer format."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ _CARD = """\
 {head}# A {mode} judge
 Trained by GRPO from `{base_model}` ({data}).
 
-It judges by these criteria (`{file}` beside the weights; `--criteria {file}` gives them to others):
+It judges by these criteria (`{file}` next to the weights; `--criteria {file}` passes them to other commands):
 ```yaml
 {criteria}```
 
-It is asked in one user message, in these words, and answers with `{answer}`:
+Its prompt is one user message; it answers with `{answer}`:
 ````text
 {prompt}
 ````
@@ -24,7 +24,16 @@ It is asked in one user message, in these words, and answers with `{answer}`:
 
 
 def write_card(folder: Path, mode: str, criteria: Criteria, base_model: str, data: str, run: str = "") -> None:
-    """`README.md` and `criteria.yaml` in a model's folder. data: what it was trained on; run: `card.sections` of it."""
+    """Write `README.md` and `criteria.yaml` to a model's folder.
+
+    Args:
+        folder: the model's folder.
+        mode: pointwise or pairwise.
+        criteria: the criteria that it was trained on.
+        base_model: the model that training started from.
+        data: description of the training data.
+        run: further sections, from convrec.runs.card.sections.
+    """
     responses = ["..."] if mode == "pointwise" else ["...", "..."]
     (message,) = judge_prompt(mode, [{"role": "user", "content": "..."}], responses, criteria)
     text = criteria_text(criteria, mode)

@@ -1,4 +1,4 @@
-"""What a run of judges needs beside what any RL run does."""
+"""Checks of judge runs, in addition to those of every RL run."""
 
 from convrec.base.errors import UserError
 from convrec.judges.orders import SEPARATE, pair_swapped_rows
@@ -9,20 +9,24 @@ from convrec.settings.run import Run
 
 
 def check_orders(run: Run[JudgeConfig]) -> None:
-    """Check that the two orders of a pair can count together, where they are to.
+    """Check that the two orders of a pair can be rewarded together, if the settings ask for it.
 
     Raises:
-        UserError: a batch has no room for both orders, the training data lack one, or prompts are drawn one by one.
+        UserError: the batch size is odd, the training data lack an order, or prompts are sampled one by one.
     """
     settings = run.settings
     if not isinstance(settings, PairwiseJudgeConfig) or settings.orders == SEPARATE:
         return
     if settings.train_batch_size % 2:
-        raise UserError(f"TRAIN_BATCH_SIZE={settings.train_batch_size}: even with convrec.orders={settings.orders}")
+        raise UserError(
+            "judges.odd-batch",
+            f"TRAIN_BATCH_SIZE={settings.train_batch_size}: must be even with convrec.orders={settings.orders}.",
+        )
     if run.group_filter is not None:
         raise UserError(
-            "algorithm.filter_groups.enable=true draws prompts one by one, which would part the two orders of a pair: "
-            f"leave it false with convrec.orders={settings.orders}"
+            "judges.group-filter",
+            "algorithm.filter_groups.enable=true samples prompts one by one, which would separate the two orders of a "
+            f"pair. Set it to false with convrec.orders={settings.orders}.",
         )
     files = listed(settings.train_file)
     pair_swapped_rows(

@@ -1,14 +1,14 @@
-"""What a judge judges by: the task, numbered principles and, pointwise, the lowest and the highest score.
+"""A judge's criteria: the task, numbered principles and, for pointwise judges, the lowest and the highest score.
 
-A YAML file gives other criteria than the defaults (`convrec data judge --criteria FILE`):
+A YAML file replaces the defaults (`convrec data judge --criteria FILE`):
 
     task: Rate how well the response keeps to the contract, from 1 (not at all) to 5 (in every point).
     principles:
       - What the contract does not mention does not count.
-    scores: [1, 5]        # pointwise only; [0, 4] where it is left out
+    scores: [1, 5]        # pointwise only; default [0, 4]
 
-Criteria travel with what was made by them: the judges' parquet has them in its metadata, a trained judge in
-`criteria.yaml` beside its weights.
+Data and models keep their criteria: the judges' parquet in its metadata, a trained judge in `criteria.yaml` next to its
+weights.
 """
 
 import os
@@ -22,13 +22,19 @@ from convrec.base.errors import UserError
 
 Scores = tuple[int, int]  # the lowest and the highest
 SCORES: Scores = (0, 4)
-MOST_SCORES = 101  # 0 to 100
-FILE = "criteria.yaml"  # beside a data set and a model
+MAX_NUM_SCORES = 101  # 0 to 100
+FILE = "criteria.yaml"  # next to a data set or a model
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """scores: what a pointwise judge may give; a pairwise one answers A or B."""
+    """The criteria of a judge.
+
+    Attributes:
+        task: what the judge decides.
+        principles: what it decides by.
+        scores: the range of a pointwise judge's scores; pairwise judges answer A or B.
+    """
 
     task: str
     principles: tuple[str, ...]
@@ -56,7 +62,7 @@ DEFAULTS = {
 
 
 def criteria_text(criteria: Criteria, mode: str) -> str:
-    """As YAML, which `parse_criteria` reads."""
+    """Return criteria as YAML for `parse_criteria`."""
     value: dict[str, Any] = {"task": criteria.task, "principles": list(criteria.principles)}
     if mode == "pointwise":
         value["scores"] = list(criteria.scores)
@@ -64,13 +70,19 @@ def criteria_text(criteria: Criteria, mode: str) -> str:
 
 
 def read_criteria(path: str | os.PathLike, mode: str) -> Criteria:
-    """Raises UserError that names the file, what is wrong in it and the fix."""
+    """Read criteria from a YAML file.
+
+    Raises:
+        UserError: the file is missing, unreadable or invalid.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; docs/how-to/judge-data.md shows one") from None
+        raise UserError(
+            "criteria.missing-file", f"{path}: no such file. docs/how-to/judge-data.md has an example."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable ({error})") from None
+        raise UserError("criteria.unreadable-file", f"{path}: not readable ({error}).") from None
     return parse_criteria(text, mode, str(path))
 
 
@@ -78,21 +90,26 @@ def parse_criteria(text: str, mode: str, name: str) -> Criteria:
     """Read criteria from YAML.
 
     Args:
-        text: what `criteria_text` writes.
+        text: the YAML.
         mode: pointwise or pairwise.
-        name: where the text is from, for errors.
+        name: source of the text, for error messages.
 
     Raises:
-        UserError: It names what is wrong and the fix.
+        UserError: the criteria are invalid.
     """
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{name}: not readable as YAML ({' '.join(str(error).split())})") from None
-    known = ("task", "principles", "scores") if mode == "pointwise" else ("task", "principles")
-    if not isinstance(value, dict) or not value.keys() <= set(known):
-        keys = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-        raise UserError(f"{name}: it has {keys}; criteria of a {mode} judge are {', '.join(known)}")
+        raise UserError(
+            "criteria.invalid-yaml", f"{name}: not readable as YAML ({' '.join(str(error).split())})."
+        ) from None
+    expected_keys = ("task", "principles", "scores") if mode == "pointwise" else ("task", "principles")
+    if not isinstance(value, dict) or not value.keys() <= set(expected_keys):
+        keys = ", ".join(map(str, value)) if isinstance(value, dict) else f"a {type(value).__name__}"
+        raise UserError(
+            "criteria.unknown-key",
+            f"{name}: it has {keys}, but criteria of a {mode} judge have only {', '.join(expected_keys)}.",
+        )
     return Criteria(
         task=_parse_task(value.get("task"), name),
         principles=_parse_principles(value.get("principles"), name),
@@ -102,23 +119,31 @@ def parse_criteria(text: str, mode: str, name: str) -> Criteria:
 
 def _parse_task(task: Any, name: str) -> str:
     if not isinstance(task, str) or not task.strip():
-        raise UserError(f"{name}: `task` is no text; say what the judge decides")
+        raise UserError("criteria.task", f"{name}: `task` is not a text. Describe what the judge decides.")
     return task.strip()
 
 
 def _parse_principles(principles: Any, name: str) -> tuple[str, ...]:
     is_list = isinstance(principles, list) and bool(principles)
     if not is_list or not all(isinstance(principle, str) and principle.strip() for principle in principles):
-        raise UserError(f"{name}: `principles` is no list of texts; write one a line, each after a dash")
+        raise UserError(
+            "criteria.principles", f"{name}: `principles` is not a list of texts. Write one per line, after a dash."
+        )
     return tuple(principle.strip() for principle in principles)
 
 
 def _parse_scores(scores: Any, name: str) -> Scores:
     if not (isinstance(scores, list) and len(scores) == 2 and all(type(score) is int for score in scores)):
-        raise UserError(f"{name}: `scores` is not the lowest and the highest score; write whole numbers, like [1, 5]")
-    low, high = scores
-    if not 0 <= low < high < low + MOST_SCORES:
         raise UserError(
-            f"{name}: `scores` {scores}: from 0 or more up, and at most {MOST_SCORES} different scores, like [0, 4]"
+            "criteria.scores",
+            f"{name}: `scores` {scores!r} is not the lowest and the highest score. Write two whole numbers, like "
+            "[1, 5].",
+        )
+    low, high = scores
+    if not 0 <= low < high < low + MAX_NUM_SCORES:
+        raise UserError(
+            "criteria.scores",
+            f"{name}: `scores` {scores}: scores must start at 0 or above, ascend, and be at most {MAX_NUM_SCORES} "
+            "different numbers, like [0, 4].",
         )
     return low, high

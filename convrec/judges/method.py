@@ -1,6 +1,6 @@
-"""GRPO of judges, as the training loop asks a method for it: verl's advantages of the score of a response.
+"""GRPO for judges, as a method of the training loop: verl's advantages from the score of a response.
 
-Besides, both orders of a pair come in one batch and may count together, and a card lies beside the weights.
+In addition, both orders of a pair can share a batch and be rewarded together, and checkpoints get a model card.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from convrec.judges.card import write_card
-from convrec.judges.orders import CONSISTENT, SEPARATE, consistent_scores
+from convrec.judges.orders import CONSISTENT, SEPARATE, compute_consistent_scores
 from convrec.rank_grpo.credit import scalar_infos
 from convrec.runs.card import sections
 from convrec.settings.judges import PairwiseJudgeConfig
@@ -29,11 +29,11 @@ from convrec.training.batch import read_scored_responses, write_prompt_labels, w
 class JudgeMethod:
     """The credit of judges. Logs the mean of each number that the reward function returns as `reward/<name>`.
 
-    convrec.orders: `separate`, each order of a pair is a prompt of its own; `consistent` and `together`: see
+    With convrec.orders=separate, each order of a pair is a separate prompt; for `consistent` and `together` see
     convrec.judges.orders.
 
     Args:
-        config: of the run.
+        config: the run's config.
     """
 
     has_variable_batch = False
@@ -45,21 +45,22 @@ class JudgeMethod:
 
     @classmethod
     def from_run(cls, config: DictConfig, tokenizer: Any) -> "JudgeMethod":
-        """Return the method of a run."""
+        """Make the method of a run."""
         return cls(config)
 
     def configure_datasets(self, engine: Any) -> None:
-        """Have both orders of a pair come in one batch, where they count together."""
+        """Put both orders of a pair in one batch if they are rewarded together."""
         if self.orders != SEPARATE:
             data = self.config.data
-            engine.train_dataloader = pair_loader(
+            engine.train_dataloader = make_pair_loader(
                 engine.train_dataset, data.train_batch_size, data.seed, data.dataloader_num_workers
             )
 
     def loss_function(self) -> None:
-        """The loss is verl's own."""
+        """Return None, for verl's own loss."""
 
     def skips_old_log_probs(self, updates_per_step: int) -> bool:
+        """Return False: verl's loss needs old log-probs."""
         return False
 
     def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -67,14 +68,14 @@ class JudgeMethod:
         if self.orders != SEPARATE:
             self._join_orders(meta, metrics)
         responses = read_scored_responses(meta)
-        metrics.update(reward_metrics(responses.infos, responses.prompts))
+        metrics.update(compute_reward_metrics(responses.infos, responses.prompts))
         return engine._compute_advantage(meta, metrics)
 
     def _join_orders(self, meta: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Write back what the two orders of a pair earn together, or one group for the answers to both."""
+        """Write the joint scores of both orders, or one group label for the answers to both."""
         responses = read_scored_responses(meta)
         pairs = [source["pair"] for source in responses.sources]
-        scores = consistent_scores(list(zip(pairs, responses.rollouts, strict=True)), responses.infos)
+        scores = compute_consistent_scores(list(zip(pairs, responses.rollouts, strict=True)), responses.infos)
         metrics["reward/right_both_ways"] = sum(score == 1 for score in scores) / len(scores)
         if self.orders == CONSISTENT:
             write_scores(meta, responses.rows, scores)
@@ -82,28 +83,32 @@ class JudgeMethod:
             write_prompt_labels(meta, responses.rows, [f"pair-{pair}" for pair in pairs])
 
     def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """verl's loss logs values that need no finishing."""
+        """Change nothing: the metrics of verl's loss are final."""
 
     def write_card(self, engine: Any, folder: Path) -> None:
-        """Write a judge's card beside its exported weights: mode, criteria, data."""
+        """Write a judge's model card next to its exported weights: mode, criteria, data."""
         data = engine.train_dataset
         sources = sorted({row["source"] or "judge" for row in data.dataframe})
         others = " and others" if len(sources) > 10 else ""
-        trained_on = f"{len(data)} rows: {', '.join(sources[:10])}{others}"
+        description = f"{len(data)} rows: {', '.join(sources[:10])}{others}"
         write_card(
             folder,
             data.mode,
             data.criteria,
             base_model=self.config.actor_rollout_ref.model.path,
-            data=trained_on,
+            data=description,
             run=sections(engine.run_folder, engine.global_steps),
         )
 
 
-def reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[Any]) -> dict[str, float]:
-    """Return `reward/<name>`, the mean of each number of the infos, and `reward/zero_std`.
+def compute_reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[Any]) -> dict[str, float]:
+    """Compute `reward/<name>`, the mean of each number of the infos, and `reward/zero_std`.
 
-    The latter is the share of prompts whose rollouts all earn the same: they train nothing.
+    The latter is the share of prompts whose rollouts all earn the same, so that they give no gradient.
+
+    Args:
+        infos: the reward function's infos.
+        uids: the prompt of each info.
     """
     numbers = scalar_infos(infos)
     metrics = {f"reward/{name}": float(np.mean(values)) for name, values in numbers.items()}
@@ -114,8 +119,8 @@ def reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[Any]) -> d
     return metrics
 
 
-def pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0) -> StatefulDataLoader:
-    """Return verl's loader over pairs in random order: rows 2k and 2k + 1 of the data set follow each other."""
+def make_pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0) -> StatefulDataLoader:
+    """Make verl's data loader with pairs in random order: row 2k + 1 of the data set always follows row 2k."""
     pairs = [(index, index + 1) for index in range(0, len(rows) - 1, 2)]
     generator = torch.Generator()
     generator.manual_seed(seed)
@@ -130,4 +135,5 @@ def pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0)
 
 
 def collate_pairs(rows: Dataset, pairs: list[tuple[int, int]]) -> dict[str, Any]:
+    """Collate both rows of each pair, given by their indices, with verl's function."""
     return collate_fn([rows[index] for pair in pairs for index in pair])

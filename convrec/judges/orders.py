@@ -1,8 +1,8 @@
-"""Both orders of a pair of responses, as what they are together: which rows they are, and what the two earn.
+"""The two orders of a pair of responses: finding their rows, and rewarding their answers together.
 
-J1 (arXiv 2505.10320) gives 1 only where both orders are judged rightly. EIS-GRPO (J4R, arXiv 2505.13346) compares the
+J1 (arXiv 2505.10320) gives 1 only if both orders are judged correctly. EIS-GRPO (J4R, arXiv 2505.13346) compares the
 answers to both orders with each other: a judge that always says A then has answers that earn 1 and answers that earn 0,
-where in each order alone all earn the same and nothing is learned.
+whereas within each order all earn the same and give no gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,19 @@ CONSISTENT: Orders = "consistent"
 
 
 def pair_swapped_rows(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, int]]:
-    """The indices of each row and of the same with A and B swapped. name: of the file or files, for the error.
+    """Pair each row with the same comparison in the other order.
 
-    Raises UserError for rows that are there in one order alone.
+    Args:
+        rows: rows of `judge_schema`.
+        name: the file or files, for error messages.
+
+    Returns:
+        The indices of both rows of each pair, sorted.
+
+    Raises:
+        UserError: some rows have no partner.
     """
-    from convrec.judges.schema import get_responses  # pyarrow; the settings import this module at once
+    from convrec.judges.schema import get_responses  # it imports pyarrow, which the settings must not
 
     waiting: dict[tuple[str, str, str], list[int]] = {}
     pairs = []
@@ -33,20 +41,25 @@ def pair_swapped_rows(rows: Sequence[Mapping[str, Any]], name: str) -> list[tupl
             pairs.append((others.pop(), index))
         else:
             waiting.setdefault((query, first, second), []).append(index)
-    if alone := [index for indices in waiting.values() for index in indices]:
+    if unpaired := [index for indices in waiting.values() for index in indices]:
         raise UserError(
-            f"{name}: {named_rows(alone, 'row')} are there in one order alone, and convrec.orders needs both: make the "
-            f"data with convrec data judge --both-orders, or set convrec.orders={SEPARATE}"
+            "judges.missing-order",
+            f"{name}: {named_rows(unpaired, 'row')}: the other order is missing, but convrec.orders needs both. Make "
+            f"the data with convrec data judge --both-orders, or set convrec.orders={SEPARATE}.",
         )
     return sorted(pairs)
 
 
-def consistent_scores(answers: Sequence[tuple[int, int]], infos: Sequence[Mapping[str, float]]) -> list[float]:
-    """Rewards where the answers to both orders count together: `score` where there is no verdict, else 1 where this
-    answer and its partner are right, else 0.
+def compute_consistent_scores(answers: Sequence[tuple[int, int]], infos: Sequence[Mapping[str, float]]) -> list[float]:
+    """Compute rewards for the answers to both orders together.
 
-    answers: (pair, session): the answers of a pair with one session are partners, one to each order. infos: what the
-    reward returned for each. An answer without a partner cannot be right.
+    Args:
+        answers: (pair, session) of each answer. Two answers with the same values are partners, one for each order; an
+            answer without a partner counts as wrong.
+        infos: the reward function's infos.
+
+    Returns:
+        `score` for an answer without a verdict; otherwise 1 if the answer and its partner are right, else 0.
     """
     right: dict[tuple[int, int], list[bool]] = {}
     for answer, info in zip(answers, infos, strict=True):

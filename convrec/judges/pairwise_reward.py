@@ -1,6 +1,6 @@
-"""The reward of a pairwise judge, as verl calls it: 1 when the answer prefers the truly better response, else 0.
+"""The reward of a pairwise judge, as verl calls it: 1 if the answer prefers the truly better response, else 0.
 
-An answer that names neither, or both, earns `malformed`, 0 by default, whatever the truth.
+An answer that names neither or both earns `malformed`, 0 by default, whatever the ground truth.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,23 @@ def compute_score(
     malformed: float = 0.0,
     **_: object,
 ) -> dict[str, float | int]:
-    """Score one answer. `ground_truth`: {"preference": "A" | "B"}, the letter itself, or that mapping as JSON.
+    """Score one answer.
 
-    extra_info: `in_thinking`, whether the prompt opened the thinking (no). Returns always the same keys, numbers only.
-    `prefers_a`: its mean beside the share of truths that are A shows a judge's bias for a position. The truth "tie",
-    which no training data have, is no verdict's: none equals it. Raises UserError for any other truth: what a model
-    writes may be wrong, data may not.
+    Args:
+        data_source: not used.
+        solution_str: the answer.
+        ground_truth: {"preference": "A" | "B"}, the letter, or the mapping as JSON. No answer matches "tie", which
+            occurs only in test data.
+        extra_info: `in_thinking`, whether the prompt opens the thinking (default False).
+        malformed: the score of an answer without a verdict.
+
+    Returns:
+        Always the same keys, numbers only. The means of `prefers_a` and `true_a` show a position bias.
+
+    Raises:
+        UserError: the ground truth is invalid. A model's answer may be wrong, data may not.
     """
-    true = true_preference(ground_truth)
+    true = parse_preference(ground_truth)
     predicted = preference_verdict(solution_str, in_thinking=(extra_info or {}).get("in_thinking", False))
     right = int(predicted == true)
     return {
@@ -36,11 +45,17 @@ def compute_score(
     }
 
 
-def true_preference(ground_truth: object) -> str:
+def parse_preference(ground_truth: object) -> str:
+    """Read the true preference: "A", "B" or "tie".
+
+    Raises:
+        UserError: the ground truth is none of these.
+    """
     value = get_truth(ground_truth, "preference")
     if value not in ("A", "B", TIE):
         raise UserError(
-            f'ground truth {ground_truth!r} of a pairwise judge: expected {{"preference": "A" or "B"}}; '
-            "convrec data judge writes it"
+            "judges.invalid-preference",
+            f'ground truth {ground_truth!r} of a pairwise judge: expected {{"preference": "A" or "B"}}, as `convrec '
+            "data judge` writes it.",
         )
     return str(value)

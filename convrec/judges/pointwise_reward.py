@@ -1,8 +1,8 @@
-"""The reward of a pointwise judge, as verl calls it: answer text and true score -> reward.
+"""The reward of a pointwise judge, as verl calls it.
 
-True score 0 or 1: 1 for exactly that score, else 0. True score 2 to 4: 1 - |predicted - true| / 4. On another scale
-the two lowest want exactly that score, and differences count in parts of the range. An answer without a readable score
-in range earns `malformed`, 0 by default, whatever the truth.
+If the true score is 0 or 1, only that exact score earns 1, any other 0. If it is 2 to 4, an answer earns 1 - |predicted
+- true| / 4. On another scale, the two lowest scores must be exact, and differences are divided by the range. An answer
+without a valid score earns `malformed`, 0 by default, whatever the ground truth.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,25 @@ def compute_score(
     malformed: float = 0.0,
     **_: object,
 ) -> dict[str, float | int]:
-    """Score one answer. `ground_truth`: {"helpfulness": score}, the number itself, or either as JSON.
+    """Score one answer.
 
-    extra_info: `scores`, the lowest and the highest (0 and 4), and `in_thinking`, whether the prompt opened the
-    thinking (no). Returns always the same keys, numbers only; -1 stands for no verdict. Raises UserError for a truth
-    that is no whole number of the range: what a model writes may be wrong, data may not.
+    Args:
+        data_source: not used.
+        solution_str: the answer.
+        ground_truth: {"helpfulness": score}, the number, or either as JSON.
+        extra_info: `scores`, the lowest and the highest (default 0 and 4), and `in_thinking`, whether the prompt opens
+            the thinking (default False).
+        malformed: the score of an answer without a verdict.
+
+    Returns:
+        Always the same keys, numbers only; -1 stands for no verdict.
+
+    Raises:
+        UserError: the ground truth is not a whole number in the range. A model's answer may be wrong, data may not.
     """
     extra = extra_info or {}
     low, high = extra.get("scores", SCORES)
-    true = true_score(ground_truth, (low, high))
+    true = parse_score(ground_truth, (low, high))
     predicted = score_verdict(solution_str, (low, high), in_thinking=extra.get("in_thinking", False))
     return {
         "score": pointwise_reward(predicted, true, (low, high), malformed),
@@ -40,12 +50,18 @@ def compute_score(
     }
 
 
-def true_score(ground_truth: object, scores: Scores = SCORES) -> int:
+def parse_score(ground_truth: object, scores: Scores = SCORES) -> int:
+    """Read the true score.
+
+    Raises:
+        UserError: the ground truth is not a whole number in the range.
+    """
     low, high = scores
     value = get_truth(ground_truth, "helpfulness")
     if isinstance(value, bool) or not isinstance(value, Real) or value not in range(low, high + 1):
         raise UserError(
-            f'ground truth {ground_truth!r} of a pointwise judge: expected {{"helpfulness": {low}-{high}}}, a whole '
-            "number; convrec data judge writes it"
+            "judges.invalid-score",
+            f'ground truth {ground_truth!r} of a pointwise judge: expected {{"helpfulness": {low}-{high}}} with a '
+            "whole number, as `convrec data judge` writes it.",
         )
     return int(float(value))

@@ -1,13 +1,13 @@
 """The judges' parquet: its columns, validation with row numbers, and the prompts and labels of its rows.
 
-input    the query: messages {role, content}, the last one the user's
+input    the query: messages {role, content}, ending with the user's
 output   {answer: {role, content, label}}: one with {"helpfulness": 0-4} (pointwise), or two with
-         {"preference": "A" | "B"}, the same on both (pairwise); "tie" in test data alone
-source   where the row comes from
-reason   optional: why the label is what it is, for demonstrations
+         {"preference": "A" | "B"}, the same on both (pairwise); "tie" only in test data
+source   the data set that the row comes from
+reason   optional: the reason for the label, for demonstrations
 
-The file's metadata holds the criteria that the labels were given by (convrec.judges.criteria); the defaults hold for a
-file without them. A row that was read has them as `criteria`.
+The file's metadata holds the criteria of the labels (convrec.judges.criteria); a file without them has the defaults.
+`read_judge_table` adds them to each row as `criteria`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ from convrec.judges.prompt import MODES, judge_prompt
 from convrec.judges.verdict import TIE
 
 COLUMNS = ("input", "output", "source")
-CRITERIA = b"convrec.judge_criteria"  # in the metadata
+CRITERIA = b"convrec.judge_criteria"  # key of the metadata
 SWAPPED = {"A": "B", "B": "A", TIE: TIE}
 
 
 def judge_schema(mode: str, criteria: Criteria | None = None) -> pa.Schema:
-    """criteria: to be written into the metadata."""
+    """Return the schema of a judge table, with criteria in its metadata if given."""
     label = ("helpfulness", pa.int32()) if mode == "pointwise" else ("preference", pa.string())
     answer = pa.struct([("role", pa.string()), ("content", pa.string()), ("label", pa.struct([label]))])
     return pa.schema(
@@ -47,58 +47,72 @@ def judge_schema(mode: str, criteria: Criteria | None = None) -> pa.Schema:
 def make_row(
     messages: Sequence[Message], responses: Sequence[str], label: int | str, source: str, reason: str | None = None
 ) -> dict[str, Any]:
-    """A row of `judge_schema`; the label's type says which mode."""
-    named = {"helpfulness": label} if isinstance(label, int) else {"preference": label}
-    output = [{"answer": {"role": "assistant", "content": text, "label": named}} for text in responses]
+    """Make a row of `judge_schema`; a whole number as the label makes it pointwise, a text pairwise."""
+    answer_label = {"helpfulness": label} if isinstance(label, int) else {"preference": label}
+    output = [{"answer": {"role": "assistant", "content": text, "label": answer_label}} for text in responses]
     return {"input": list(messages), "output": output, "source": source, "reason": reason}
 
 
 def get_responses(row: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a row's responses."""
     return [output["answer"]["content"] for output in row["output"]]
 
 
 def get_label(row: Mapping[str, Any], mode: str) -> Any:
-    """The score (pointwise) or "A", "B" or "tie" (pairwise) of a valid row."""
+    """Return the label of a valid row: a score (pointwise), or "A", "B" or "tie" (pairwise)."""
     return row["output"][0]["answer"]["label"]["helpfulness" if mode == "pointwise" else "preference"]
 
 
 def get_score_range(row: Mapping[str, Any]) -> Scores:
-    """The lowest and the highest score that a judge may give it."""
+    """Return the lowest and the highest score for a row."""
     return row["criteria"].scores if row.get("criteria") else SCORES
 
 
 def build_prompt(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> list[Message]:
-    """The judge's prompt; swapped: with the responses in the other order."""
+    """Build the judge's prompt for a row, with the responses in the other order if `swapped`."""
     responses = get_responses(row)
     return judge_prompt(mode, row["input"], responses[::-1] if swapped else responses, row.get("criteria"))
 
 
 def swapped_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The same comparison with A and B in the other order."""
+    """Return the same comparison with A and B in the other order."""
     label = SWAPPED[get_label(row, "pairwise")]
     swapped = make_row(row["input"], get_responses(row)[::-1], label, source=row["source"], reason=row.get("reason"))
     return {**row, **swapped}
 
 
 def row_problem(row: Mapping[str, Any], mode: str, scores: Scores = SCORES, *, ties: bool = False) -> str | None:
-    """What is wrong with a row, and the fix; None for a valid one. Any JSON value is taken. ties: they are valid."""
+    """Describe what is wrong with a row, and the fix.
+
+    Args:
+        row: any JSON object.
+        mode: pointwise or pairwise.
+        scores: the lowest and the highest score.
+        ties: whether ties are valid.
+
+    Returns:
+        A sentence; None for a valid row.
+    """
     messages = row.get("input")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        return '`input` is no list of messages; write [{"role": "user", "content": ...}]'
+        return '`input` is not a list of messages; write [{"role": "user", "content": ...}]'
     if not all(map(_is_message, messages)):
-        return "`input` holds something else than {role, content} messages with text; fix or drop these rows"
+        return "`input` contains something other than {role, content} messages with text; fix or drop these rows"
     if messages[-1]["role"] != "user":
         return "the last message of `input` is not the user's; cut `input` before the response to be judged"
-    wanted = 1 if mode == "pointwise" else 2
+    num_answers = 1 if mode == "pointwise" else 2
     outputs = row.get("output")
-    if not isinstance(outputs, Sequence) or isinstance(outputs, str) or len(outputs) != wanted:
-        return f"`output` does not hold exactly {wanted} answer{'s' * (wanted > 1)}; a {mode} row has {wanted}"
+    if not isinstance(outputs, Sequence) or isinstance(outputs, str) or len(outputs) != num_answers:
+        plural = "s" if num_answers > 1 else ""
+        return f"`output` does not hold exactly {num_answers} answer{plural}; a {mode} row has {num_answers}"
     answers = [output.get("answer") if isinstance(output, Mapping) else None for output in outputs]
     if not all(map(_is_message, answers)):
-        return "`output` holds something else than {answer: {role, content, label}} with text; fix or drop these rows"
+        return "`output` contains something other than {answer: {role, content, label}} texts; fix or drop these rows"
     labels = [answer.get("label") for answer in answers]  # type: ignore[union-attr]
     mappings = [label if isinstance(label, Mapping) else {} for label in labels]
-    return _score_problem(mappings[0], scores) if mode == "pointwise" else _preference_problem(mappings, ties)
+    if mode == "pointwise":
+        return _describe_score_problem(mappings[0], scores)
+    return _describe_preference_problem(mappings, ties)
 
 
 def _is_message(message: object) -> bool:
@@ -110,37 +124,43 @@ def _is_message(message: object) -> bool:
     )
 
 
-def _score_problem(label: Mapping[str, Any], scores: Scores) -> str | None:
+def _describe_score_problem(label: Mapping[str, Any], scores: Scores) -> str | None:
     score = label.get("helpfulness")
     low, high = scores
     if isinstance(score, bool) or not isinstance(score, int) or not low <= score <= high:
-        wanted = f"{{helpfulness: a whole number from {low} to {high}}}"
-        return f"the label is not {wanted}; map the scale to {low}-{high}, or drop these rows"
+        expected = f"{{helpfulness: a whole number from {low} to {high}}}"
+        return f"the label is not {expected}; map the scale to {low}-{high}, or drop these rows"
     return None
 
 
-def _preference_problem(labels: Sequence[Mapping[str, Any]], ties: bool) -> str | None:
+def _describe_preference_problem(labels: Sequence[Mapping[str, Any]], ties: bool) -> str | None:
     preferences = [label.get("preference") for label in labels]
     if TIE in preferences and not ties:
-        return "the preference is a tie; convrec data judge keeps ties in test.parquet alone: train on others"
+        return "the preference is a tie; `convrec data judge` keeps ties only in test.parquet: train on another file"
     if preferences[0] not in SWAPPED or preferences[0] != preferences[1]:
         return 'the labels are not {preference: "A" or "B"}, the same on both answers; fix or drop these rows'
     return None
 
 
 def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list[dict[str, Any]]:
-    """The rows of a judge table, valid, each with its `criteria`. Rows are numbered from 0. ties: they are valid.
+    """Read and validate a judge table; each row gets its `criteria`.
 
-    Raises UserError naming file, rows and the fix.
+    Args:
+        path: the parquet file.
+        mode: pointwise or pairwise.
+        ties: whether ties are valid.
+
+    Raises:
+        UserError: the file is not a judge table, or rows are invalid; the message has their numbers from 0.
     """
     assert mode in MODES
-    made_by = "make it with convrec data judge or convrec data judge-sample"
-    present, _ = check_parquet_columns(Path(path), COLUMNS, made_by, "convrec data judge writes them")
-    written = (present.metadata or {}).get(CRITERIA)
-    criteria = parse_criteria(written.decode(), mode, f"{path}, its criteria") if written else DEFAULTS[mode]
+    hint = "make it with convrec data judge or convrec data judge-sample"
+    schema, _ = check_parquet_columns(Path(path), COLUMNS, hint, "convrec data judge writes them")
+    metadata = (schema.metadata or {}).get(CRITERIA)
+    criteria = parse_criteria(metadata.decode(), mode, f"{path}, its criteria") if metadata else DEFAULTS[mode]
     damage = Damage()
     rows = []
-    for batch, numbers in parquet_batches(Path(path), damage, [*COLUMNS, *{"reason"}.intersection(present.names)]):
+    for batch, numbers in parquet_batches(Path(path), damage, [*COLUMNS, *{"reason"}.intersection(schema.names)]):
         for number, row in zip(numbers.to_pylist(), batch.to_pylist(), strict=True):
             rows.append({**row, "criteria": criteria})
             if problem := row_problem(row, mode, criteria.scores, ties=ties):
@@ -150,12 +170,19 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
 
 
 def validate_judge_table(path: str | Path, mode: str) -> TableReport:
-    """Check a judge table. Warns when one label is most of it: a judge that never looks would be right as often."""
+    """Check a judge table, with a warning if one label dominates: a judge that always gives it would be as right.
+
+    Raises:
+        UserError: see `read_judge_table`.
+    """
     rows = read_judge_table(path, mode)
     labels = [get_label(row, mode) for row in rows]
-    common = max(set(labels), key=labels.count)
-    share = labels.count(common) / len(labels)
+    most_common = max(set(labels), key=labels.count)
+    share = labels.count(most_common) / len(labels)
     warnings = []
     if share > (0.6 if mode == "pairwise" else 0.8) and len(rows) >= 20:
-        warnings.append(f"{path}: the label is {common} in {share:.0%} of the rows: always saying so earns as much")
+        warnings.append(
+            f"{path}: the label is {most_common} in {share:.0%} of the rows, so a judge that always gives it is right "
+            "as often"
+        )
     return TableReport(len(rows), warnings)

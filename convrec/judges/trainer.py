@@ -1,4 +1,4 @@
-"""The trainer of judges by the name that conf/ gives verl (`trainer.v1.trainer_mode`)."""
+"""The trainer of judges, registered with verl under the name in conf/ (`trainer.v1.trainer_mode`)."""
 
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -11,6 +11,6 @@ JUDGE = "judge_grpo"
 
 @register_trainer(JUDGE)
 class JudgeTrainer(TrainingEngine, PPOTrainerSync):
-    """Rollout and training share their devices and take turns: verl's "sync" mode."""
+    """Trains judges in verl's "sync" mode: rollout and training alternate on the same devices."""
 
     method_class = JudgeMethod

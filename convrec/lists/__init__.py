@@ -1,1 +1,1 @@
-"""What a list is and what it is worth: ranks, catalog, matching, rank rewards, metrics."""
+"""Lists and their evaluation: the rank grammar in text and tokens, rank rewards, metrics."""

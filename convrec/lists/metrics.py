@@ -1,10 +1,10 @@
-"""Recall, NDCG and what is reported beside them: standard errors over conversations, popularity, paired comparison.
+"""Recall and NDCG with standard errors over conversations, paired comparison, and the popularity baseline.
 
 Three protocols for one row:
 paper      seen and out-of-catalog items are removed and ranks close up; a ground truth is hit by the first item with
            the same title and |year difference| <= the tolerance; the ideal has min(k, |ground truth|) hits.
-reference  the same, but the ideal is also no longer than the surviving list, which inflates short lists.
-strict     positions are kept; relevance as in training (matching.Matcher.match), ideal as in paper.
+reference  as in paper, but the ideal is at most as long as the remaining list, which inflates short lists.
+strict     items keep their positions; relevance as in training (matching.Matcher.match), ideal as in paper.
 """
 
 import math
@@ -26,12 +26,12 @@ KS = (5, 10, 15, 20)
 
 
 def recall_at_k(relevance: Sequence[float], num_truth: int, k: int) -> float:
-    """Hits in the first k over |ground truth|; NaN without ground truth."""
+    """Return the hits in the first k over |ground truth|; NaN without ground truth."""
     return sum(relevance[:k]) / num_truth if num_truth else math.nan
 
 
 def ndcg_at_k(relevance: Sequence[float], num_truth: int, k: int) -> float:
-    """DCG@k over that of min(k, |ground truth|) hits at the top; NaN without ground truth."""
+    """Return DCG@k over the DCG of min(k, |ground truth|) hits at the top; NaN without ground truth."""
     return dcg(relevance, k) / ideal_dcg(min(k, num_truth)) if num_truth else math.nan
 
 
@@ -43,20 +43,32 @@ def evaluate_row(
     protocol: str = "paper",
     ks: Sequence[int] = KS,
 ) -> dict:
-    """One row's recall@k and ndcg@k (NaN without ground truth), with num_truth, num_items (lines, parsed or not),
-    num_in_catalog and catalog_rows (the catalog rows recommended) for `summarise`, and catalog_index, the catalog row
-    of each line (-1: none).
+    """Evaluate the list of one row.
 
-    Raises UserError when a ground-truth year is no number: evaluation data must be right, unlike what a model writes.
+    Args:
+        items: the item of each line; None for a line that is not an item.
+        ground_truth: (title, year) pairs.
+        seen: titles that the conversation names.
+        matcher: matches titles with the catalog.
+        protocol: one of PROTOCOLS.
+        ks: the cutoffs.
+
+    Returns:
+        recall@k and ndcg@k (NaN without ground truth); num_truth, num_items (all lines), num_in_catalog and
+        catalog_rows (the recommended catalog rows) for `summarise`; and catalog_index, the catalog row of each line, -1
+        for none.
+
+    Raises:
+        UserError: a ground-truth year is not a number. A model's output may be wrong, evaluation data may not.
     """
-    pairs = [(title, _required_year(title, year, matcher.catalog)) for title, year in ground_truth]
+    pairs = [(title, _parse_required_year(title, year, matcher.catalog)) for title, year in ground_truth]
     matched = matcher.match(items, pairs, seen)
     truth = matcher.truths(pairs)
     if protocol == "strict":
         relevance = matched.relevance
         ideal = len(truth)
     elif protocol in PROTOCOLS:
-        relevance = _closed_up_relevance(items, truth, matched, matcher)
+        relevance = _compute_compacted_relevance(items, truth, matched, matcher)
         ideal = min(len(truth), len(relevance)) if protocol == "reference" else len(truth)
     else:
         raise ValueError(f"unknown protocol {protocol!r}: one of {', '.join(PROTOCOLS)}")
@@ -69,7 +81,7 @@ def evaluate_row(
     }
     for k in ks:
         row[f"recall@{k}"] = recall_at_k(relevance, len(truth), k)
-        # An empty surviving list under `reference` has an empty ideal: 0 like every list without a hit.
+        # under `reference`, an empty remaining list has an empty ideal: 0, like any list without a hit
         row[f"ndcg@{k}"] = ndcg_at_k(relevance, ideal, k) if ideal or not truth else 0.0
     return row
 
@@ -81,27 +93,35 @@ def summarise(
     seed: int = 3407,
     num_items: int = ListSettings.num_items,
 ) -> dict:
-    """Means over rows with bootstrap standard errors over contexts.
+    """Compute means over rows, with bootstrap standard errors over contexts.
 
-    contexts[i] identifies row i's conversation (its prompt); rows of one conversation share one response and are not
-    independent, so whole conversations are resampled. Rows without ground truth are counted in `without_ground_truth`
-    and left out of everything else.
-    Returns {"recall@5": {"mean", "se"}, ..., "n", "num_contexts", "without_ground_truth", "catalog_hit_ratio" (items of
-    the catalog over lines; NaN when no line was written), "distinct_items" (catalog items recommended at least once),
-    "list_length_errors" (rows not of `num_items` lines)}.
+    Args:
+        rows: results of `evaluate_row`. Rows without ground truth are counted in `without_ground_truth` and otherwise
+            ignored.
+        ks: the cutoffs.
+        contexts: each row's conversation (its prompt). Rows of one conversation share a response and are not
+            independent, so whole conversations are resampled.
+        seed: of the bootstrap.
+        num_items: the expected number of lines.
+
+    Returns:
+        {"recall@5": {"mean", "se"}, ..., "n", "num_contexts", "without_ground_truth", "catalog_hit_ratio" (catalog
+        items over lines; NaN without lines), "distinct_items" (catalog items recommended at least once),
+        "list_length_errors" (rows with a number of lines other than `num_items`)}.
     """
-    kept = [(row, label) for row, label in zip(rows, contexts, strict=True) if row["num_truth"]]
-    scored = [row for row, _ in kept]
-    labels = [label for _, label in kept]
+    pairs = [(row, label) for row, label in zip(rows, contexts, strict=True) if row["num_truth"]]
+    scored = [row for row, _ in pairs]
+    labels = [label for _, label in pairs]
     names = metric_names(ks)
     values = np.array([[row[name] for name in names] for row in scored], dtype=float).reshape(len(scored), len(names))
     means, errors = bootstrap(values, labels, seed)
-    known, lines = (sum(row[name] for row in scored) for name in ("num_in_catalog", "num_items"))
+    num_in_catalog = sum(row["num_in_catalog"] for row in scored)
+    num_lines = sum(row["num_items"] for row in scored)
     return {name: {"mean": float(m), "se": float(e)} for name, m, e in zip(names, means, errors, strict=True)} | {
         "n": len(scored),
         "num_contexts": len(set(labels)),
         "without_ground_truth": len(rows) - len(scored),
-        "catalog_hit_ratio": known / lines if lines else math.nan,
+        "catalog_hit_ratio": num_in_catalog / num_lines if num_lines else math.nan,
         "distinct_items": len({index for row in scored for index in row["catalog_rows"]}),
         "list_length_errors": sum(row["num_items"] != num_items for row in scored),
     }
@@ -114,61 +134,76 @@ def paired(
     contexts: Sequence[Hashable],
     seed: int = 3407,
 ) -> dict:
-    """b minus a of these metrics, on the same rows, of those that have them (with ground truth): {"recall@5": {"mean",
-    "se", "p"}, ...}.
+    """Compare two models on the same rows: b minus a.
 
-    The standard error is of the difference (bootstrap over contexts), far smaller than of two separate means. p is
-    two-sided: how often the mean would be this far from 0 if in every context either model were the better by chance.
+    Args:
+        rows_a: results of `evaluate_row` for model a.
+        rows_b: for model b, in the same order.
+        names: the metrics; rows without one (without ground truth) are ignored.
+        contexts: each row's conversation.
+        seed: of the bootstrap and the test.
+
+    Returns:
+        {"recall@5": {"mean", "se", "p"}, ...}. The standard error of the difference (bootstrap over contexts) is far
+        smaller than that of two separate means. p is two-sided: the probability of a mean this far from 0 if, in every
+        context, chance decided which model is better.
     """
     difference = np.array([[b[name] - a[name] for name in names] for a, b in zip(rows_a, rows_b, strict=True)], float)
     difference = difference.reshape(len(rows_a), len(names))
     keep = ~np.isnan(difference).any(axis=1)
-    kept = [context for context, ok in zip(contexts, keep, strict=True) if ok]
-    means, errors = bootstrap(difference[keep], kept, seed)
-    chances = sign_flip(difference[keep], kept, seed)
-    found = zip(names, means, errors, chances, strict=True)
-    return {name: {"mean": float(mean), "se": float(error), "p": float(p)} for name, mean, error, p in found}
+    paired_contexts = [context for context, is_complete in zip(contexts, keep, strict=True) if is_complete]
+    means, errors = bootstrap(difference[keep], paired_contexts, seed)
+    chances = sign_flip(difference[keep], paired_contexts, seed)
+    results = zip(names, means, errors, chances, strict=True)
+    return {name: {"mean": float(mean), "se": float(error), "p": float(p)} for name, mean, error, p in results}
 
 
 def popularity_baseline(
     truths: Iterable[Sequence[tuple[str, str]]], matcher: Matcher, n: int = ListSettings.num_items
 ) -> list[Item]:
-    """The n catalog items that are ground truth most often; ties in the catalog's order.
+    """Return the n catalog items that are ground truth most often; ties in the catalog's order.
 
-    truths: the (title, year) pairs of each training row. The list is scored as a model's would be, by this matcher: two
-    spellings that it takes for one item are counted together and listed once.
+    Args:
+        truths: the (title, year) pairs of each training row.
+        matcher: the matcher that will score the list. Spellings that it counts as one item are counted together and
+            listed once.
+        n: the length of the list.
     """
     catalog = matcher.catalog
-    wanted = (matcher.wanted(*pair).index for truth in truths for pair in truth)
-    counts = Counter(index for index in wanted if index >= 0)
+    rows = (matcher.wanted(*pair).index for truth in truths for pair in truth)
+    counts = Counter(index for index in rows if index >= 0)
     top = sorted(counts, key=lambda index: (-counts[index], index))[:n]
     return [Item(catalog.titles[index], catalog.years[index]) for index in top]  # type: ignore[arg-type]
 
 
-def _closed_up_relevance(
+def _compute_compacted_relevance(
     items: Sequence[Item | None], truth: Sequence[Truth], matched: MatchResult, matcher: Matcher
 ) -> list[int]:
-    """Relevance of the items that are left when seen and out-of-catalog ones are taken out."""
-    left = [
+    """Compute the relevance of the items that remain without seen and out-of-catalog ones."""
+    remaining = [
         (matcher.identify_line(*item).key, item.year or matcher.catalog.years[row])
         for item, row, seen in zip(items, matched.catalog_index, matched.seen, strict=True)
         if item is not None and row >= 0 and not seen
     ]
-    relevance = [0] * len(left)
-    for wanted in truth:
-        for index, (key, year) in enumerate(left):
-            if key == wanted.key and abs(year - wanted.year) <= matcher.year_tolerance:  # type: ignore[operator]
-                relevance[index] = 1  # by the first such item; two equal ground truths make one hit
+    relevance = [0] * len(remaining)
+    for relevant in truth:
+        for index, (key, year) in enumerate(remaining):
+            if key == relevant.key and abs(year - relevant.year) <= matcher.year_tolerance:  # type: ignore[operator]
+                relevance[index] = 1  # only the first such item; two equal ground truths make one hit
                 break
     return relevance
 
 
 def metric_names(ks: Sequence[int]) -> list[str]:
+    """Return the names of Recall and NDCG at these cutoffs."""
     return [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
 
 
-def _required_year(title: str, value: object, catalog: Catalog) -> int:
+def _parse_required_year(title: str, value: object, catalog: Catalog) -> int:
     year = catalog.normalise_year(value)
     if year is None:
-        raise UserError(f"ground truth {title!r} has the year {value!r}: a whole number such as 1999 is needed")
+        raise UserError(
+            "ground-truth.invalid-year",
+            f"ground truth {title!r} has the year {value!r}. Use a whole number such as 1999.",
+        )
     return year

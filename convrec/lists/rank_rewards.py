@@ -1,6 +1,6 @@
-"""Relevance -> rank returns r_k, what Rank-GRPO trains on (docs/explanation/method.md 2): the registry.
+"""The registry of rank rewards: relevance -> rank returns r_k, on which Rank-GRPO trains.
 
-A rank reward of the user's own is `user_rewards`.
+docs/explanation/method.md 2 defines them; `user_rewards` loads custom ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,42 +13,49 @@ from convrec.base.kinds import AboveOne
 
 
 def dcg(relevance: Sequence[float], k: int) -> float:
-    """DCG@k = sum over ranks j = 1..k of rel_j / log2(j + 1)."""
+    """Compute DCG@k = sum over ranks j = 1..k of rel_j / log2(j + 1)."""
     return float(sum(rel / log2(j + 2) for j, rel in enumerate(relevance[:k]) if rel))
 
 
 def ideal_dcg(count: int) -> float:
+    """Compute the DCG of `count` hits at the top."""
     return dcg([1.0] * count, count)
 
 
 def exp_inf(relevance_N: list[float]) -> list[float]:
-    """r_k = rel_k: no credit for what comes later."""
+    """Compute r_k = rel_k: no credit for later ranks."""
     return relevance_N
 
 
 def log_decay(relevance_N: list[float]) -> list[float]:
-    """r_k = sum_{j>=k} rel_j / log2(j + 1): causal DCG@k:N, j counted from 1."""
-    return _sums_from_each_rank([value / log2(j + 2) for j, value in enumerate(relevance_N)], 1.0)
+    """Compute r_k = sum_{j>=k} rel_j / log2(j + 1), causal DCG@k:N, with j from 1."""
+    return _accumulate_from_end([value / log2(j + 2) for j, value in enumerate(relevance_N)], 1.0)
 
 
 def exp_gamma(relevance_N: list[float], gamma: float) -> list[float]:
-    """r_k = sum_{j>=k} rel_j / gamma^(j - k), gamma > 1; exp_inf is its limit."""
-    return _sums_from_each_rank(relevance_N, 1.0 / gamma)
+    """Compute r_k = sum_{j>=k} rel_j / gamma^(j - k), gamma > 1; exp_inf is its limit."""
+    return _accumulate_from_end(relevance_N, 1.0 / gamma)
 
 
-def _sums_from_each_rank(gains_N: Sequence[float], keep: float) -> list[float]:
-    """s_k = gain_k + keep * s_{k+1}."""
+def _accumulate_from_end(gains_N: Sequence[float], decay: float) -> list[float]:
+    """Compute s_k = gain_k + decay * s_{k+1}."""
     later = 0.0
     sums = []
     for gain in reversed(gains_N):
-        later = gain + keep * later
+        later = gain + decay * later
         sums.append(later)
     return sums[::-1]
 
 
 @dataclass(frozen=True)
 class RankReward:
-    """returns(relevance_N, **parameters) -> N returns. parameters: settings below `convrec:`, and what each must be."""
+    """A rank reward.
+
+    Attributes:
+        returns: returns(relevance_N, **parameters) -> N returns.
+        formula: for the manual.
+        parameters: settings below `convrec:` -> the kind of each.
+    """
 
     returns: Callable[..., list[float]]
     formula: str
@@ -66,10 +73,16 @@ DEFAULT_REWARD = "exp_inf"
 def rank_returns(
     relevance: Sequence[float], num_ranks: int, reward: str = DEFAULT_REWARD, **parameters: Any
 ) -> list[float]:
-    """Returns of the first `num_ranks` ranks; ranks that the response lacks have relevance 0, overflow ranks none.
+    """Compute the returns of the first `num_ranks` ranks.
 
-    parameters: of the reward; further ones are left out. Raises ValueError for an unknown reward, and for a parameter
-    that is missing or of another kind.
+    Args:
+        relevance: of the response's lines. Missing ranks have relevance 0, overflow ranks are ignored.
+        num_ranks: N.
+        reward: a key of RANK_REWARDS.
+        **parameters: of the reward; others are ignored.
+
+    Raises:
+        ValueError: the reward is unknown, or a parameter is missing or invalid.
     """
     if reward not in RANK_REWARDS:
         raise ValueError(f"unknown reward {reward!r}: one of {', '.join(RANK_REWARDS)}")

@@ -1,25 +1,24 @@
-"""The rank grammar's text half: a response -> its lines -> items. Nothing else in the program splits lines.
+"""The text half of the rank grammar: a response -> its lines -> items. Nothing else in the program splits lines.
 
-Rank k is the k-th non-blank line, whether or not it parses: a line that does not parse keeps its rank and earns
-nothing. Blank lines take no rank. `token_ranks` applies the same rule to tokens, so rewards and tokens cannot drift
-apart.
+Rank k is the k-th non-blank line, even if it does not parse: such a line keeps its rank and earns nothing. Blank lines
+have no rank. `token_ranks` applies the same rule to tokens, so that rewards and tokens always agree.
 """
 
 from convrec.titles.item import Item, parse_item
 
-# ASCII only, so that the byte-level half (token_ranks) and this half agree on what a blank line is.
+# ASCII only, so that this half and the byte-level half (token_ranks) agree on which lines are blank
 WHITESPACE = " \t\n\r\v\f"
 DEFAULT_DELIMITER = "\n"
 
 
 def split_lines(text: str, delimiter: str = DEFAULT_DELIMITER) -> list[str]:
-    """Non-blank lines of a response, stripped of WHITESPACE; the index is the 0-based rank."""
+    """Return the non-blank lines of a response, stripped of WHITESPACE; the index is the 0-based rank."""
     lines = [raw.strip(WHITESPACE) for raw in text.split(delimiter)]
     return [line for line in lines if line]
 
 
 def replace_line(text: str, rank: int, line: str, delimiter: str = DEFAULT_DELIMITER) -> str:
-    """Put another line at a rank of a response; blanks around it, and all else, stay as they are."""
+    """Replace the line at a rank of a response; the blanks around it and everything else stay unchanged."""
     raw_lines = text.split(delimiter)
     places = [place for place, raw in enumerate(raw_lines) if raw.strip(WHITESPACE)]
     raw = raw_lines[places[rank]]
@@ -29,5 +28,5 @@ def replace_line(text: str, rank: int, line: str, delimiter: str = DEFAULT_DELIM
 
 
 def parse_items(text: str, delimiter: str = DEFAULT_DELIMITER, dated: bool = True) -> list[Item | None]:
-    """One entry a rank; None where the line is not an item. `dated` as in `parse_item`."""
+    """Return the item of each rank, None for a line that is not an item; for `dated` see `parse_item`."""
     return [parse_item(line, dated) for line in split_lines(text, delimiter)]

@@ -1,7 +1,7 @@
-"""The public reference's reading of a response, for `preset: reference` only.
+"""The public reference's parser of responses, for `preset: reference` only.
 
-It differs from `ranks` on purpose: a line that does not parse is dropped and later items move up a rank, every
-parenthesis in a title is removed, and `*`, `_`, `-`, `#` are taken off both ends. Written from the recorded behaviour.
+It differs from `ranks` on purpose: a line that does not parse is dropped, so that later items move up a rank; every
+parenthesis in a title is removed; and `*`, `_`, `-`, `#` are stripped from both ends. Written from recorded behaviour.
 """
 
 import re
@@ -16,25 +16,26 @@ _NUMBERING = re.compile(r"\d+\s*[.)、—–-]\s+")
 
 
 def parse_items_reference(text: str) -> list[Item]:
-    """The items of a response, packed to the left: the reference's rank is a place in this list, not a line."""
+    """Return the items of a response; the reference's rank is the position in this list, not the line."""
     items = map(parse_item_reference, text.split("\n"))
     return [item for item in items if item]
 
 
 @lru_cache(maxsize=1 << 17)
 def parse_item_reference(line: str) -> Item | None:
-    match = _ITEM.match(_bare(line))
+    """Parse a line as the reference does; None for a line that is not an item."""
+    match = _ITEM.match(_strip_marks(line))
     if not match:
         return None
     title = match[1]
     previous = None
     while title != previous:
-        title, previous = _bare(_PARENTHESES.sub("", title.strip())), title
+        title, previous = _strip_marks(_PARENTHESES.sub("", title.strip())), title
     return Item(title, int(match[2]))
 
 
-def _bare(text: str) -> str:
-    """White space collapsed, marks and numbering off the front, marks off the end, one pair of straight quotes off."""
+def _strip_marks(text: str) -> str:
+    """Collapse white space; strip marks and numbering in front, marks at the end, and one pair of straight quotes."""
     text = " ".join(text.split())
     previous = None
     while text != previous:

@@ -1,4 +1,4 @@
-"""What a list is and how its items are compared: the settings that training, evaluation and data preparation share."""
+"""The settings of lists and their matching, which training, evaluation and data preparation share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from convrec.titles.matching import DEFAULT_MATCHING, FUZZY_CUTOFF, YEAR_TOLERAN
 
 @dataclass(frozen=True, kw_only=True)
 class ListSettings(Settings):
-    """The paper's lists. `convrec.settings.rank_grpo.RankGRPOConfig` has these settings too.
+    """The settings of lists, with the paper's defaults. `convrec.settings.rank_grpo.RankGRPOConfig` has them, too.
 
     Raises:
-        UserError: a value is of another kind.
+        UserError: a value is invalid.
     """
 
     num_items: Annotated[
         PositiveInteger,
-        Setting("items of a list = ranks (N)", variable="NUM_ITEMS", also=("N_ITEMS",)),
+        Setting("items in a list = ranks (N)", variable="NUM_ITEMS", also=("N_ITEMS",)),
     ] = 20
     delimiter: Annotated[
         Character,
-        Setting("character between the items of a list"),
+        Setting("character that separates the items of a list"),
     ] = DEFAULT_DELIMITER
     # the name of an entry of MATCHERS
     matching: Annotated[
@@ -34,19 +34,16 @@ class ListSettings(Settings):
     ] = DEFAULT_MATCHING
     year_tolerance: Annotated[
         NonNegativeInteger,
-        Setting("years by which the same item may differ"),
+        Setting("maximum difference between the years of the same item"),
     ] = YEAR_TOLERANCE
     fuzzy_cutoff: Annotated[
         Percentage,
-        Setting("least similarity of titles, years included, in matching `fuzzy`"),
+        Setting("minimum similarity of titles, including years, in matching `fuzzy`"),
     ] = FUZZY_CUTOFF
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ListSettings":
-        """Take the settings from a mapping that may hold other things too.
-
-        What the mapping lacks, or has as None, is the default.
-        """
+        """Read the settings from a mapping that may have other keys, too; a missing or None value means the default."""
         return ListSettings(**{name: values[name] for name in KINDS if values.get(name) is not None})
 
 
@@ -54,5 +51,9 @@ KINDS: Mapping[str, Any] = {name: row.kind for name, row in setting_rows(ListSet
 
 
 def make_matcher(catalog: Catalog, settings: ListSettings) -> Matcher:
-    """Return the matcher that these settings name. Raises UserError as `matcher_named`."""
+    """Make the matcher that these settings name.
+
+    Raises:
+        UserError: see convrec.titles.matching.matcher_named.
+    """
     return matcher_named(settings.matching, catalog, settings.year_tolerance, settings.fuzzy_cutoff)

@@ -1,4 +1,4 @@
-"""What bytes each token of a tokenizer stands for, read off its own decoder."""
+"""The bytes that each token of a tokenizer stands for, according to its own decoder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from convrec.lists.ranks import WHITESPACE
 
 
 def token_bytes(tokenizer: Any) -> list[bytes]:
-    """Bytes that each token id adds to the decoded text, by the tokenizer's own decoder; b"" for special tokens."""
+    """Return the bytes that each token id adds to the decoded text; b"" for special tokens.
+
+    Raises:
+        UserError: the tokenizer is a slow one, or its decoder is not supported.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError(f"{_name(tokenizer)} is not a fast tokenizer: the rank grammar needs its tokenizer.json")
-    to_bytes = _decoder_function(_decoder_steps(tokenizer), _name(tokenizer))
+        raise UserError(
+            "lists.slow-tokenizer",
+            f"{describe_tokenizer(tokenizer)} is not a fast tokenizer. The rank grammar needs one with a "
+            "tokenizer.json.",
+        )
+    to_bytes = _make_decoder(_read_decoder_steps(tokenizer), describe_tokenizer(tokenizer))
     special_ids = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     texts = [b""] * (max(vocab.values(), default=-1) + 1)
@@ -26,56 +34,58 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     return texts
 
 
-def _decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
-    # the decoder alone: the whole tokenizer.json of a large model takes longer to print than all the rest
+def _read_decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
+    # only the decoder: printing the whole tokenizer.json of a large model takes longer than everything else
     decoder = tokenizer.backend_tokenizer.decoder
     state: dict[str, Any] = {"type": "None"} if decoder is None else json.loads(decoder.__getstate__())
     return state["decoders"] if state["type"] == "Sequence" else [state]
 
 
-def _fallback_byte(token: str) -> int | None:
-    """The byte of a byte-fallback token, `<0x0A>` -> 10."""
+def _parse_fallback_byte(token: str) -> int | None:
+    """Return the byte of a byte-fallback token, `<0x0A>` -> 10; None for other tokens."""
     match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)
     return int(match[1], 16) if match else None
 
 
-def _fallback_tokens(tokenizer: Any) -> dict[int, int]:
-    if all(step["type"] != "ByteFallback" for step in _decoder_steps(tokenizer)):
+def find_fallback_tokens(tokenizer: Any) -> dict[int, int]:
+    """Return the ids of byte-fallback tokens and their bytes; {} for a decoder without byte fallback."""
+    if all(step["type"] != "ByteFallback" for step in _read_decoder_steps(tokenizer)):
         return {}
     vocab = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
-    bytes_by_id = {token_id: _fallback_byte(token) for token, token_id in vocab.items()}
+    bytes_by_id = {token_id: _parse_fallback_byte(token) for token, token_id in vocab.items()}
     return {token_id: byte for token_id, byte in bytes_by_id.items() if byte is not None}
 
 
-def _decoder_function(steps: list[dict[str, Any]], name: str) -> Callable[[str], bytes]:
-    """Return the decoder's steps as they act on one token.
+def _make_decoder(steps: list[dict[str, Any]], name: str) -> Callable[[str], bytes]:
+    """Return a function that applies the decoder's steps to one token.
 
-    Those that act on the ends of the text (Strip, the first token's metaspace) take whitespace only and so change no
+    Steps that act on the ends of the text (Strip, the first token's metaspace) remove only whitespace, and so change no
     line.
 
     Args:
         steps: of the tokenizer's decoder.
-        name: of the tokenizer, for the error.
+        name: the tokenizer, for error messages.
 
     Raises:
-        UserError: a step is not known, or acts on more than whitespace or fixed strings.
+        UserError: a step is unknown, or acts on more than whitespace or fixed strings.
     """
-    unsupported = _unsupported_step(steps)
+    unsupported = _find_unsupported_step(steps)
     if unsupported is not None:
         raise UserError(
-            f"{name}: its decoder ({unsupported}) is not supported; use a byte-level (Qwen, Llama-3, GPT-2) or a "
-            "sentencepiece-style tokenizer (Llama-2, Gemma, Mistral)"
+            "lists.unsupported-decoder",
+            f"{name}: its decoder ({unsupported}) is not supported. Use a byte-level tokenizer (Qwen, Llama-3, GPT-2) "
+            "or a sentencepiece-style one (Llama-2, Gemma, Mistral).",
         )
     kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds:
-        return _byte_level_bytes
+        return _decode_byte_level
     replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
     replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
     has_byte_fallback = "ByteFallback" in kinds
     prefix = " " if kinds == ["None"] else ""  # without a decoder, tokens are joined with spaces
 
     def to_bytes(token: str) -> bytes:
-        byte = _fallback_byte(token) if has_byte_fallback else None
+        byte = _parse_fallback_byte(token) if has_byte_fallback else None
         if byte is not None:
             return bytes([byte])
         for old, new in replacements:
@@ -85,12 +95,12 @@ def _decoder_function(steps: list[dict[str, Any]], name: str) -> Callable[[str],
     return to_bytes
 
 
-KNOWN_STEPS = {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "None"}
+SUPPORTED_STEPS = {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace", "None"}
 
 
-def _unsupported_step(steps: list[dict[str, Any]]) -> str | None:
-    """Return what in a decoder cannot be read token by token; None where all can."""
-    unknown = sorted({step["type"] for step in steps} - KNOWN_STEPS)
+def _find_unsupported_step(steps: list[dict[str, Any]]) -> str | None:
+    """Return the part of a decoder that cannot be applied token by token; None if there is none."""
+    unknown = sorted({step["type"] for step in steps} - SUPPORTED_STEPS)
     if unknown:
         return ", ".join(unknown)
     for step in steps:
@@ -101,25 +111,25 @@ def _unsupported_step(steps: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _gpt2_alphabet() -> dict[str, int]:
-    """GPT-2's stand-in for each byte: itself where printable in Latin-1, else the next free one from U+0100."""
+def _make_gpt2_alphabet() -> dict[str, int]:
+    """Return GPT-2's character for each byte: itself if printable in Latin-1, else the next free one from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
 
 
-_BYTE_OF = _gpt2_alphabet()
-_BYTE_TRANSLATION = {ord(char): byte for char, byte in _BYTE_OF.items()}
-_ALPHABET = frozenset(_BYTE_OF)
+_BYTE_BY_CHARACTER = _make_gpt2_alphabet()
+_BYTE_TRANSLATION = {ord(char): byte for char, byte in _BYTE_BY_CHARACTER.items()}
+_ALPHABET = frozenset(_BYTE_BY_CHARACTER)
 
 
-def _byte_level_bytes(token: str) -> bytes:
-    # a token with any other character (an added token such as "<a b>") stands for itself, as in the tokenizers
-    # library
+def _decode_byte_level(token: str) -> bytes:
+    # a token with any other character (an added token such as "<a b>") stands for itself, as in the tokenizers library
     if _ALPHABET.issuperset(token):
         return token.translate(_BYTE_TRANSLATION).encode("latin-1")
     return token.encode("utf-8")
 
 
-def _name(tokenizer: Any) -> str:
+def describe_tokenizer(tokenizer: Any) -> str:
+    """Return a tokenizer's name for error messages."""
     return f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"

@@ -1,15 +1,14 @@
-"""The token half of the rank grammar (docs/explanation/method.md 1): which token belongs to which line of the response.
+"""The token half of the rank grammar (docs/explanation/method.md 1): the line to which each token belongs.
 
 The text half is `ranks.split_lines`. Both work on the same bytes: a line ends at the delimiter, whitespace is ASCII,
-rank k is the k-th line with a byte that is neither. One table per vocabulary says for each token what its bytes do to
-that count; at run time there are table look-ups and running sums, no decoding.
+and rank k is the k-th line with a byte that is neither. One table per vocabulary has the effect of each token's bytes
+on that count; at run time there are only table look-ups and running sums, and no decoding.
 
-Who owns a token: the line of its first non-blank byte; a token without one (blank, or a special token that decoding
-skips) belongs to the line before it, -1 before the first. A token that runs over lines belongs to the line it first
-has a byte of.
+A token belongs to the line of its first non-blank byte. A token without one (blank, or a special token that decoding
+skips) belongs to the line before it, -1 before the first. A token that spans lines belongs to the first of them.
 
-Tokenizers with byte fallback (Llama-2's) decode a run of `<0x..>` tokens that is not UTF-8 as one U+FFFD a byte,
-newline bytes included: for them the runs of a response are checked too, and a byte of a bad run is text, no delimiter.
+Tokenizers with byte fallback (Llama-2's) decode a run of `<0x..>` tokens that is not UTF-8 as one U+FFFD per byte,
+including newline bytes. So the runs of a response are checked, and a byte of an invalid run is text, not a delimiter.
 
 Shapes: B sequences, T response tokens, V token ids. Ranks are 0-based, -1 means none.
 """
@@ -24,29 +23,35 @@ import torch
 
 from convrec.base.errors import UserError
 from convrec.lists.ranks import DEFAULT_DELIMITER, WHITESPACE, split_lines
-from convrec.lists.token_bytes import _fallback_tokens, _name, token_bytes
+from convrec.lists.token_bytes import describe_tokenizer, find_fallback_tokens, token_bytes
 
 _SPACE = WHITESPACE.encode("ascii")
 
-# what a token's bytes do, packed in one int16: one look-up per response token
-_CONTENT = 1  # has a non-blank byte
+# the effect of a token's bytes, packed in one int16 so that there is one look-up per response token
+_CONTENT = 1  # the token has a non-blank byte
 _LEAD_BIT = 1
 _TRAIL_BIT = 2
-_LEAD = 1 << _LEAD_BIT  # a delimiter stands before its first non-blank byte
-_TRAIL = 1 << _TRAIL_BIT  # a delimiter stands after its last non-blank byte; for a blank token: it has a delimiter
-_INNER_SHIFT = 3  # the rest: how many further non-blank lines begin inside the token
+_LEAD = 1 << _LEAD_BIT  # a delimiter comes before its first non-blank byte
+_TRAIL = 1 << _TRAIL_BIT  # a delimiter comes after its last non-blank byte; for a blank token: it has a delimiter
+_INNER_SHIFT = 3  # the other bits: how many more non-blank lines begin inside the token
 
 
 @dataclass(frozen=True)
 class VocabTable:
-    """Per token id, and one more entry for the ids that the tokenizer does not have (padded vocabularies): no text."""
+    """The effect of each token id; the last entry, without text, is for ids that the tokenizer lacks (padding).
 
-    codes_V: torch.Tensor  # int16, see the constants above
-    newlines_V: torch.Tensor  # int16, delimiters in the token: the reference's counting
-    # int16, only with byte fallback: the byte a token stands for, -1 other text, -2 skipped by decoding
+    Attributes:
+        codes_V: int16, see the constants above.
+        newlines_V: int16, the delimiters in the token, which the reference counts.
+        fallback_V: int16, only with byte fallback: the byte of a token, -1 for other text, -2 if decoding skips it.
+    """
+
+    codes_V: torch.Tensor
+    newlines_V: torch.Tensor
     fallback_V: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> VocabTable:
+        """Return a copy on a device."""
         fallback_V = None if self.fallback_V is None else self.fallback_V.to(device)
         return VocabTable(self.codes_V.to(device), self.newlines_V.to(device), fallback_V)
 
@@ -54,35 +59,44 @@ class VocabTable:
 def table_from_bytes(
     token_bytes: Sequence[bytes], delimiter: str = DEFAULT_DELIMITER, fallback: Mapping[int, int] | None = None
 ) -> VocabTable:
-    """Table of a vocabulary given as bytes per token id; b"" for special tokens and for ids without a token.
+    """Make the table of a vocabulary.
 
-    `fallback` maps the ids of byte-fallback tokens to their bytes.
+    Args:
+        token_bytes: the bytes of each token id; b"" for special tokens and for ids without a token.
+        delimiter: one ASCII character.
+        fallback: ids of byte-fallback tokens -> their bytes.
+
+    Raises:
+        UserError: the delimiter is not one ASCII character.
     """
-    mark = _delimiter_byte(delimiter)
+    mark = _encode_delimiter(delimiter)
     codes = []
     newlines = []
     for text in (*token_bytes, b""):
         core = text.strip(_SPACE + mark)
-        before, _, behind = text.partition(core) if core else (b"", b"", text)
+        before, _, after = text.partition(core) if core else (b"", b"", text)
         lines = sum(map(bool, (line.strip(_SPACE) for line in core.split(mark)))) if mark in core else 1
         code = (_CONTENT if core else 0) | (lines - 1) << _INNER_SHIFT
-        codes.append(code | (_LEAD if mark in before else 0) | (_TRAIL if mark in behind else 0))
+        codes.append(code | (_LEAD if mark in before else 0) | (_TRAIL if mark in after else 0))
         newlines.append(text.count(mark))
     codes_V = torch.tensor(codes, dtype=torch.int16)
     newlines_V = torch.tensor(newlines, dtype=torch.int16)
     if not fallback:
         return VocabTable(codes_V, newlines_V)
-    bytes_of = [fallback.get(token_id, -1 if text else -2) for token_id, text in enumerate(token_bytes)]
-    return VocabTable(codes_V, newlines_V, torch.tensor([*bytes_of, -2], dtype=torch.int16))
+    fallback_bytes = [fallback.get(token_id, -1 if text else -2) for token_id, text in enumerate(token_bytes)]
+    return VocabTable(codes_V, newlines_V, torch.tensor([*fallback_bytes, -2], dtype=torch.int16))
 
 
 def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> VocabTable:
-    """Table of a Hugging Face fast tokenizer, byte-level or sentencepiece style. Build it once: it decodes test lists.
+    """Build the table of a Hugging Face fast tokenizer, byte-level or sentencepiece-style.
 
-    Raises UserError, naming the tokenizer, when its decoder is of an unknown kind, when it cannot write the
-    delimiter, or when the table and the tokenizer's own decoding count different lines on a few test lists.
+    Build it once: it decodes a few test lists.
+
+    Raises:
+        UserError: the decoder is not supported, the tokenizer cannot write the delimiter, or the table and the
+            tokenizer's decoding count different lines in the test lists.
     """
-    table = table_from_bytes(token_bytes(tokenizer), delimiter, _fallback_tokens(tokenizer))
+    table = table_from_bytes(token_bytes(tokenizer), delimiter, find_fallback_tokens(tokenizer))
     _check_against_text(tokenizer, table, delimiter)
     return table
 
@@ -90,28 +104,29 @@ def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> Voc
 def stop_token_mask(
     responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
-    """(B, T) bool: True at the first end-of-sequence token among the tokens with response_mask 1, at most one a row."""
-    last_B1, ends_B1 = _last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
+    """Mark the first end-of-sequence token among those with response_mask 1: (B, T) bool, at most one True per row."""
+    last_B1, ends_B1 = _find_last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     return (_columns(responses_BT) == last_B1) & ends_B1
 
 
 def token_rank_ids(
     responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, table: VocabTable, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
-    """Rank of every response token.
+    """Compute the rank of every response token.
 
     Args:
         responses_BT: token ids.
-        response_mask_BT: 1 for the model's own tokens. Others (padding, tool output) get -1 and count as no text.
-        table: of this tokenizer, on the same device.
+        response_mask_BT: 1 for the model's own tokens. Others (padding, tool output) get -1 and are not text.
+        table: the tokenizer's table, on the same device.
         eos_token_ids: everything after the first of these gets -1.
 
-    Returns (B, T) int64, 0-based, ranks >= N (overflow) included. The end-of-sequence token has the last started
-    rank, -1 in an empty list; whether that is a premature stop is decided in `advantages.assign_units`.
+    Returns:
+        (B, T) int64, 0-based, including ranks >= N (overflow). The end-of-sequence token has the last rank that was
+        started, -1 in an empty list; `advantages.assign_units` decides whether it is a premature stop.
     """
     if not responses_BT.numel():
         return responses_BT.long()
-    # Flags are small integers: on a CPU what makes, takes or reduces booleans is up to ten times as slow.
+    # flags are small integers: on a CPU, operations on booleans take up to ten times as long
     own_BT = response_mask_BT.bool()
     is_own_BT = own_BT.short()
     own_T = is_own_BT.amax(dim=0).nonzero()
@@ -119,32 +134,34 @@ def token_rank_ids(
     if width < responses_BT.shape[1]:  # columns of padding cost what text costs
         ranks_BT = token_rank_ids(responses_BT[:, :width], response_mask_BT[:, :width], table, eos_token_ids)
         return torch.nn.functional.pad(ranks_BT, (0, responses_BT.shape[1] - width), value=-1)
-    last_B1, ends_B1 = _last_own_token(responses_BT, own_BT, eos_token_ids)
+    last_B1, ends_B1 = _find_last_own_token(responses_BT, own_BT, eos_token_ids)
     live_BT = (last_B1.int() + 1 - _columns(responses_BT)).clamp_(0, 1).short().mul_(is_own_BT)
-    text_BT = live_BT.scatter(1, last_B1, live_BT.gather(1, last_B1) * ~ends_B1)  # the stop token is no text
+    text_BT = live_BT.scatter(1, last_B1, live_BT.gather(1, last_B1) * ~ends_B1)  # the stop token is not text
     codes_BT = _look_up(table.codes_V, responses_BT)
     if table.fallback_V is not None:
         fallback_BT = _look_up(table.fallback_V, responses_BT).masked_fill_(text_BT == 0, -2)
-        codes_BT.masked_fill_(_not_utf8(fallback_BT), _CONTENT)
+        codes_BT.masked_fill_(_is_invalid_utf8(fallback_BT), _CONTENT)
     codes_BT.mul_(text_BT)
 
-    # A content token starts a line when a delimiter stands in itself before its first non-blank byte, or one was met
-    # since the non-blank bytes of the content token before it, or there is none before it.
-    before_BT = _codes_before(codes_BT)
+    # A content token starts a line if it has a delimiter before its first non-blank byte, if there is a delimiter after
+    # the last non-blank byte of the previous content token, or if there is no previous content token.
+    before_BT = _find_preceding_codes(codes_BT)
     shift = torch.bitwise_right_shift  # `>>` copies first
     starts_BT = shift(codes_BT, _LEAD_BIT).bitwise_or_(shift(before_BT, _TRAIL_BIT))
     starts_BT.bitwise_and_(codes_BT).bitwise_and_(_CONTENT)
     inner_BT = shift(codes_BT, _INNER_SHIFT)
-    started_BT = starts_BT.add_(inner_BT).cumsum(dim=1, dtype=torch.int32)  # in int64 four times as slow
+    started_BT = starts_BT.add_(inner_BT).cumsum(dim=1, dtype=torch.int32)  # int64 takes four times as long
     return started_BT.sub_(inner_BT).mul_(live_BT).sub_(1).long()
 
 
-def _codes_before(codes_BT: torch.Tensor) -> torch.Tensor:
-    """For each token the code of the last token before it that is not 0, with _TRAIL where a blank one before it has a
-    delimiter; _TRAIL at the beginning."""
+def _find_preceding_codes(codes_BT: torch.Tensor) -> torch.Tensor:
+    """Return, for each token, the last nonzero code before it; _TRAIL at the beginning.
+
+    The code of a blank token with a delimiter is _TRAIL, of any other blank token 0.
+    """
     before_BT = torch.nn.functional.pad(codes_BT[:, :-1], (1, 0), value=_TRAIL)
-    if (before_BT - (codes_BT & _CONTENT)).amin() < 0:  # text behind a token without a code
-        # the index of the last token with a code, one column on: 0 is the beginning
+    if (before_BT - (codes_BT & _CONTENT)).amin() < 0:  # text follows a token without a code
+        # the index of the last token with a code, shifted by one column: 0 is the beginning
         places_BT = torch.where(codes_BT != 0, _columns(codes_BT) + 1, 0).cummax(dim=1).values
         places_BT = torch.nn.functional.pad(places_BT[:, :-1], (1, 0))
         before_BT = torch.nn.functional.pad(codes_BT, (1, 0), value=_TRAIL).gather(1, places_BT.long())
@@ -154,22 +171,26 @@ def _codes_before(codes_BT: torch.Tensor) -> torch.Tensor:
 def reference_rank_ids(
     responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, table: VocabTable, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
-    """The public reference's counting, for `preset: reference`: a token's rank is the number of delimiters before it.
+    """Count ranks as the public reference does, for `preset: reference`: the number of delimiters before a token.
 
-    Blank lines and preambles take ranks here, so ranks and parsed items can differ; `token_rank_ids` fixes that.
+    Blank lines and preambles have ranks here, so that ranks and parsed items can differ; `token_rank_ids` fixes that.
+    For arguments and result see `token_rank_ids`.
     """
-    last_B1, _ = _last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
+    last_B1, _ = _find_last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     dead_BT = (response_mask_BT == 0) | (_columns(responses_BT) > last_B1)
     newlines_BT = _look_up(table.newlines_V, responses_BT).masked_fill_(dead_BT, 0)
     newlines_before_BT = newlines_BT.cumsum(dim=1, dtype=torch.int32).sub_(newlines_BT)
     return newlines_before_BT.masked_fill_(dead_BT, -1).long()
 
 
-def _last_own_token(
+def _find_last_own_token(
     responses_BT: torch.Tensor, own_BT: torch.Tensor, eos_token_ids: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, 1) column of the first end-of-sequence token among those that own_BT flags, else the last column; and (B, 1)
-    bool, whether there is one."""
+    """Find the first end-of-sequence token among the model's own tokens.
+
+    Returns:
+        (B, 1) its column, or the last column if there is none; and (B, 1) bool, whether there is one.
+    """
     eos_BT = torch.zeros_like(responses_BT, dtype=torch.bool)
     for token_id in eos_token_ids:
         eos_BT |= responses_BT == token_id
@@ -195,20 +216,20 @@ def _look_up(values_V: torch.Tensor, responses_BT: torch.Tensor) -> torch.Tensor
     return values_V.index_select(0, ids).view(responses_BT.shape)
 
 
-def _not_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
-    """(B, T) bool: is this a byte-fallback token in a run of such tokens that is not UTF-8?
+def _is_invalid_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
+    """Return whether each token is a byte-fallback token in a run that is not UTF-8, (B, T) bool.
 
-    -2 marks tokens that decoding skips: sorting them to the row's end makes the tokens around them neighbours.
+    -2 marks tokens that decoding skips: sorting them to the end of the row makes the tokens around them adjacent.
     """
     order_BT = (fallback_BT == -2).int().argsort(dim=1, stable=True)
     byte_BT = fallback_BT.gather(1, order_BT)
 
     def shifted(x_BT: torch.Tensor, by: int, fill: int) -> torch.Tensor:
-        """by > 0: what stands `by` places later; by < 0: what stood before."""
+        """Return the values `by` places later, or earlier if `by` is negative."""
         padding = x_BT.new_full((x_BT.shape[0], min(abs(by), x_BT.shape[1])), fill)
         return torch.cat([x_BT[:, by:], padding] if by > 0 else [padding, x_BT[:, :by]], dim=1)
 
-    def within(x_BT: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    def is_between(x_BT: torch.Tensor, low: int, high: int) -> torch.Tensor:
         return (x_BT >= low) & (x_BT <= high)
 
     # Unicode, table 3-7: which second bytes may follow a first one
@@ -216,16 +237,16 @@ def _not_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
     second_low_BT = torch.where(byte_BT == 0xE0, 0xA0, torch.where(byte_BT == 0xF0, 0x90, 0x80))
     second_high_BT = torch.where(byte_BT == 0xED, 0x9F, torch.where(byte_BT == 0xF4, 0x8F, 0xBF))
     two_BT = (second_BT >= second_low_BT) & (second_BT <= second_high_BT)
-    three_BT = two_BT & within(third_BT, 0x80, 0xBF)
-    four_BT = three_BT & within(fourth_BT, 0x80, 0xBF)
-    first_of_2_BT = within(byte_BT, 0xC2, 0xDF) & two_BT
-    first_of_3_BT = within(byte_BT, 0xE0, 0xEF) & three_BT
-    first_of_4_BT = within(byte_BT, 0xF0, 0xF4) & four_BT
+    three_BT = two_BT & is_between(third_BT, 0x80, 0xBF)
+    four_BT = three_BT & is_between(fourth_BT, 0x80, 0xBF)
+    first_of_2_BT = is_between(byte_BT, 0xC2, 0xDF) & two_BT
+    first_of_3_BT = is_between(byte_BT, 0xE0, 0xEF) & three_BT
+    first_of_4_BT = is_between(byte_BT, 0xF0, 0xF4) & four_BT
     first_of_many_BT = first_of_2_BT | first_of_3_BT | first_of_4_BT
     follows_BT = shifted(first_of_many_BT, -1, 0) | shifted(first_of_3_BT | first_of_4_BT, -2, 0)
     follows_BT |= shifted(first_of_4_BT, -3, 0)
     is_byte_BT = byte_BT >= 0
-    bad_BT = is_byte_BT & ~(within(byte_BT, 0, 0x7F) | first_of_many_BT | follows_BT)
+    bad_BT = is_byte_BT & ~(is_between(byte_BT, 0, 0x7F) | first_of_many_BT | follows_BT)
 
     run_BT = (is_byte_BT & ~shifted(is_byte_BT, -1, 0)).cumsum(dim=1)
     bad_bytes_BR = run_BT.new_zeros(run_BT.shape[0], run_BT.shape[1] + 1).scatter_add_(1, run_BT, bad_BT.long())
@@ -233,9 +254,9 @@ def _not_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(bad_run_BT).scatter_(1, order_BT, bad_run_BT)
 
 
-def _delimiter_byte(delimiter: str) -> bytes:
+def _encode_delimiter(delimiter: str) -> bytes:
     if len(delimiter) != 1 or not delimiter.isascii():
-        raise UserError(f"the delimiter must be one ASCII character, not {delimiter!r}")
+        raise UserError("lists.delimiter", f"the delimiter must be one ASCII character, not {delimiter!r}.")
     return delimiter.encode("ascii")
 
 
@@ -249,7 +270,7 @@ _CHECK_LISTS = (
 
 
 def _check_against_text(tokenizer: Any, table: VocabTable, delimiter: str) -> None:
-    """After every token, the decoded text so far must have as many lines as the tokens so far have started."""
+    """Check that after every token the decoded text has as many lines as the tokens have started."""
 
     def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=True)
@@ -260,8 +281,9 @@ def _check_against_text(tokenizer: Any, table: VocabTable, delimiter: str) -> No
         decoded = decode(ids)
         if delimiter not in decoded:
             raise UserError(
-                f"{_name(tokenizer)} cannot write the delimiter {delimiter!r}: it turns {text!r} into {decoded!r}; "
-                "set another delimiter or use another tokenizer"
+                "lists.unwritable-delimiter",
+                f"{describe_tokenizer(tokenizer)} cannot write the delimiter {delimiter!r}: it turns {text!r} into "
+                f"{decoded!r}. Set another delimiter, or use another tokenizer.",
             )
         ids_T = torch.tensor([ids])
         codes_T = _look_up(table.codes_V, ids_T)
@@ -269,10 +291,12 @@ def _check_against_text(tokenizer: Any, table: VocabTable, delimiter: str) -> No
         for t, lines_started in enumerate(ends[0].tolist()):
             prefix = decode(ids[: t + 1])
             if table.fallback_V is not None and "\ufffd" in prefix:
-                continue  # ends inside a character, which turns the whole run of bytes into U+FFFD until it is complete
+                continue  # the prefix ends inside a character, so its run of bytes is U+FFFD until it is complete
             lines = len(split_lines(prefix, delimiter))
             if lines != lines_started:
                 raise UserError(
-                    f"{_name(tokenizer)}: its tokens and its text disagree on the lines of {prefix!r} "
-                    f"({lines_started} and {lines}); this kind of tokenizer is not supported by the rank grammar"
+                    "lists.line-mismatch",
+                    f"{describe_tokenizer(tokenizer)}: its tokens and its text disagree on the number of lines in "
+                    f"{prefix!r} ({lines_started} and {lines}), so the rank grammar does not support it. Use another "
+                    "tokenizer.",
                 )

@@ -1,9 +1,9 @@
-"""A rank reward of the user's own, `convrec.reward=package.module:function`: found, tried out, and where its source is.
+"""Custom rank rewards, `convrec.reward=package.module:function`: loading and checking them, and finding their source.
 
     function(relevance, items) -> returns
 
-Lists of N, entry k for rank k + 1. relevance: 1 for a hit (docs/explanation/method.md 2), else 0. items: `Item`
-(title, year), None for a rank without a line and for a line that is no item. returns: finite numbers.
+All are lists of length N, entry k for rank k + 1. relevance: 1 for a hit (docs/explanation/method.md 2), else 0. items:
+`Item` (title, year), None for a rank without a line or a line that is not an item. returns: finite numbers.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from convrec.base.kinds import did_you_mean
 from convrec.titles.item import Item
 
 FORM = "package.module:function"
-OURS = Path(__file__).resolve().parents[2]  # the folder of the project
+PROJECT = Path(__file__).resolve().parents[2]
 OUR_PACKAGES = ("convrec", "reward", "data_prep", "recipes")
 _NAME = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 
@@ -29,35 +29,43 @@ RankReturns = Callable[[Sequence[int], Sequence[Item | None]], list[float]]
 
 
 def is_user_reward(name: str) -> bool:
-    """Whether it has the form of one; nothing is imported."""
+    """Return whether a name has the form of a custom reward, without importing anything."""
     return bool(_NAME.fullmatch(name))
 
 
 def parse_module_name(name: str) -> str:
+    """Return the module of a custom reward."""
     return name.partition(":")[0]
 
 
 @lru_cache
 def load(name: str) -> RankReturns:
-    """The function, once a process; what it returns is checked at every call.
+    """Import a custom reward, once per process.
 
-    Raises UserError when it cannot be imported or is no function. The function that is returned raises UserError for
-    another number of returns than of ranks, and for one that is no finite number.
+    Returns:
+        The function, with a check of its returns at every call: it raises a UserError if their number differs from that
+        of ranks, or if one is not a finite number.
+
+    Raises:
+        UserError: the module cannot be imported, or has no such function.
     """
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise UserError(
-            f"convrec.reward={name}: importing {module_name} raised {type(error).__name__}: {error}; start where "
-            f"`python -c 'import {module_name}'` works: in the folder it lies in, or with that folder on PYTHONPATH"
+            "reward.import",
+            f"convrec.reward={name}: importing {module_name} raised {type(error).__name__}: {error}. Start in the "
+            "module's folder, or add the folder to PYTHONPATH, so that "
+            f"`python -c 'import {module_name}'` works.",
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
         raise UserError(
+            "reward.no-function",
             f"convrec.reward={name}: {module.__file__} has no function {function_name}; "
-            + did_you_mean(function_name, functions)
+            f"{did_you_mean(function_name, functions)}",
         )
 
     def rank_returns(relevance_N: Sequence[int], items_N: Sequence[Item | None]) -> list[float]:
@@ -65,46 +73,58 @@ def load(name: str) -> RankReturns:
         try:
             returns_N = [float(value) for value in returns]
         except (TypeError, ValueError):
-            raise UserError(f"convrec.reward={name}: it returned {returns!r:.200}, not a list of numbers") from None
+            raise UserError(
+                "reward.not-numbers", f"convrec.reward={name}: it returned {returns!r:.200}, not a list of numbers."
+            ) from None
         if len(returns_N) != len(relevance_N):
             raise UserError(
-                f"convrec.reward={name}: it returned {len(returns_N)} numbers for {len(relevance_N)} ranks: one a rank"
+                "reward.wrong-length",
+                f"convrec.reward={name}: it returned {len(returns_N)} numbers for {len(relevance_N)} ranks. Return one "
+                "per rank.",
             )
         if not all(map(math.isfinite, returns_N)):
-            raise UserError(f"convrec.reward={name}: it returned {returns!r:.200}: every number must be finite")
+            raise UserError(
+                "reward.not-finite",
+                f"convrec.reward={name}: it returned {returns!r:.200}, but every number must be finite.",
+            )
         return returns_N
 
     return rank_returns
 
 
 def check(name: str, num_items: int) -> None:
-    """Load the function and call it for lists of `num_items`. Raises UserError that says for which list it failed."""
+    """Load a custom reward, and call it for a few lists of `num_items` items.
+
+    Raises:
+        UserError: it cannot be loaded, raises an error, or returns something invalid; the message names the list.
+    """
     returns = load(name)
     items = [Item(f"Title {rank}", 2000) for rank in range(1, num_items + 1)]
     every_other = [rank % 2 for rank in range(num_items)]
     lists: dict[str, tuple[list[int], list[Item | None]]] = {
-        "without a line": ([0] * num_items, [None] * num_items),
-        "without a hit": ([0] * num_items, [*items]),
-        "of hits": ([1] * num_items, [*items]),
+        "without lines": ([0] * num_items, [None] * num_items),
+        "without hits": ([0] * num_items, [*items]),
+        "of hits only": ([1] * num_items, [*items]),
         "with a hit at every other rank": (
             every_other,
             [item if hit else None for item, hit in zip(items, every_other, strict=True)],
         ),
     }
-    for what, (relevance_N, items_N) in lists.items():
+    for description, (relevance_N, items_N) in lists.items():
         try:
             returns(relevance_N, items_N)
         except UserError as error:
-            raise UserError(f"{error} (for a list {what})") from None
+            raise UserError(error.code, f"{error} (for a list {description})") from None
         except Exception as error:
             raise UserError(
-                f"convrec.reward={name}: for a list {what} it raised {type(error).__name__}: {error}; it is called "
-                f"with relevance={relevance_N} and items={items_N!r:.200}"
+                "reward.raised",
+                f"convrec.reward={name}: for a list {description}, it raised {type(error).__name__}: {error}. It was "
+                f"called with relevance={relevance_N} and items={items_N!r:.200}.",
             ) from error
 
 
 def sources(module: str) -> list[Path]:
-    """The folders of the module's top-level package, or its one file; [] where it cannot be found."""
+    """Return the folders of a module's top-level package, or its single file; [] if it is not found."""
     spec = find_spec(module.partition(".")[0])
     if spec is None:
         return []
@@ -114,12 +134,12 @@ def sources(module: str) -> list[Path]:
 
 
 def own_sources(name: str) -> list[Path]:
-    """`sources` of a reward's module, without what every node has: installed packages and those of this project."""
+    """Return the `sources` of a custom reward that other nodes lack: not installed, and not part of this project."""
     installed = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
-    installed += [Path(site.getusersitepackages()), *(OURS / package for package in OUR_PACKAGES)]
-    known = [folder.resolve() for folder in installed]
+    installed += [Path(site.getusersitepackages()), *(PROJECT / package for package in OUR_PACKAGES)]
+    on_every_node = [folder.resolve() for folder in installed]
     return [
         source
         for source in sources(parse_module_name(name))
-        if not any(source.resolve().is_relative_to(folder) for folder in known)
+        if not any(source.resolve().is_relative_to(folder) for folder in on_every_node)
     ]

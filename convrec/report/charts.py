@@ -1,4 +1,4 @@
-"""What is drawn of runs: line charts over steps. convrec.report.drawing draws them."""
+"""Line charts of runs over steps, as data; convrec.report.drawing draws them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,17 +6,24 @@ from dataclasses import dataclass, field
 from convrec.report.curves import ERROR, RunCurves, Series, label_runs
 from convrec.report.panels import PANELS, REPORTED_RANKS
 
-SMOOTHED = 12  # a noisy curve is a mean over about this part of its steps
+SMOOTHING_PARTS = 12  # each point of a noisy curve is the mean of about 1 / SMOOTHING_PARTS of its steps
 
 
 @dataclass(frozen=True)
 class Chart:
     """Curves over steps.
 
-    lines: name in the legend -> {step: value}, empty for a run that has nothing here and keeps its colour. errors: the
-    same of standard errors, where they are known. error: over what they are, "" for a metric that has none. ordered:
-    they are ranks: colours run from first to last, and the axis begins at 0. smooth, span: as of panels.Panel.
-    last_step: where the axis ends, None for the last of the lines. x_label: what the steps are.
+    Attributes:
+        title: the heading of the chart.
+        y_label: the label of the value axis.
+        lines: name in the legend -> {step: value}. A run without values has an empty line, which keeps its colour.
+        errors: name in the legend -> {step: standard error}, where known.
+        error: what the standard errors are taken over; "" for a metric without them.
+        ordered: whether the lines are ranks: colours run from first to last, and the value axis begins at 0.
+        smooth: as in panels.Panel.
+        span: as in panels.Panel.
+        last_step: where the step axis ends; None for the last step of the lines.
+        x_label: the label of the step axis.
     """
 
     title: str
@@ -32,15 +39,15 @@ class Chart:
 
     @property
     def window(self) -> int:
-        """How many neighbouring points a drawn point is the mean of."""
+        """The number of neighbouring points that a drawn point is the mean of."""
         if not self.smooth or not self.lines:
             return 1
         longest = max(len(line) for line in self.lines.values())
-        return max(1, longest // SMOOTHED)
+        return max(1, longest // SMOOTHING_PARTS)
 
     @property
     def caption(self) -> str:
-        """What the reader must know of the curves: smoothing and the error."""
+        """What the reader must know about the curves: the smoothing and the error."""
         sentences = []
         if self.window > 1:
             sentences.append(f"Each point is the mean of about {self.window} steps.")
@@ -54,8 +61,10 @@ class Chart:
 
 
 def make_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """A chart for each panel that any of these runs of one recipe has, a line a run; of a single run the returns of all
-    ranks are one chart, a line a rank."""
+    """Make a chart, with a line per run, for each panel that any of these runs of one recipe has.
+
+    For a single run the returns of all ranks share one chart, with a line per rank.
+    """
     panels = PANELS[runs[0].recipe]
     labels = label_runs(runs)
     steps = [step for run in runs for panel in panels for step in run.series.get(panel.metric, ())]
@@ -86,15 +95,15 @@ def make_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     return charts
 
 
-def smoothed(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
-    """Each point the mean of about `window` ones around it, of fewer where less lies before or after it.
+def smooth_points(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    """Replace each point by the mean of about `window` points around it, fewer near the ends.
 
-    The first point stays itself, so that a steep start is drawn where it is and not later, as a trailing mean draws it.
+    The first point keeps its value, so that a steep start is drawn where it is and not later, as with a trailing mean.
     """
     values = [value for _, value in points]
-    out = []
+    smoothed = []
     for index, (step, _) in enumerate(points):
         reach = min(index, window // 2)
         around = values[index - reach : index + reach + 1]
-        out.append((step, sum(around) / len(around)))
-    return out
+        smoothed.append((step, sum(around) / len(around)))
+    return smoothed

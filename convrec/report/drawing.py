@@ -1,6 +1,6 @@
-"""Charts drawn with matplotlib: as SVG pictures for the page, as one PNG for a folder of plots.
+"""Draw charts with matplotlib: as SVG pictures for the page, as one PNG for a folder of plots.
 
-In colours on white: where a page is dark, page.css inverts its pictures.
+Pictures have colours on white; on a dark page, page.css inverts them.
 """
 
 import io
@@ -17,20 +17,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from convrec.base.files import written_whole
-from convrec.report.charts import Chart, smoothed
+from convrec.report.charts import Chart, smooth_points
 
 LINES = ("#1f5fa8", "#b5471b", "#2f7d4f", "#7a4ea3", "#8c6d1f", "#555555")
 RANKS = ("#08306b", "#2060aa", "#238276", "#5f8a50", "#a86e03", "#b5461a")
-DASHES = ((), (7, 3), (2, 3), (10, 3, 2, 3), (5, 5), (1, 4))  # points; with six colours 36 lines look different
-FEW = 4  # lines whose single steps are drawn behind their smoothed curves
-POINTS = 400  # drawn of a line at the most: more cannot be seen
-WIDTH = 4.8  # inches of a chart
+DASHES = ((), (7, 3), (2, 3), (10, 3, 2, 3), (5, 5), (1, 4))  # in points; with six colours 36 lines look different
+FEW = 4  # up to so many lines, a chart also shows the single steps behind the smoothed curves
+POINTS = 400  # the most points drawn of a line; more cannot be told apart
+WIDTH = 4.8  # of a chart, in inches
 HEIGHT = 3.0
 STYLE = Path(__file__).with_name("charts.mplstyle")
 
 
 def render_svg(chart: Chart) -> str:
-    """The chart without title and legend, which the page has."""
+    """Draw the chart as SVG, without title and legend: these are on the page."""
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         axis = figure.subplots()
@@ -43,13 +43,13 @@ def render_svg(chart: Chart) -> str:
 
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
-    """The charts beside and below each other, their legend below all; whole or not at all."""
+    """Write the charts in rows with one legend below them; the file appears only when complete."""
     names = list(next((chart.lines for chart in charts if not chart.ordered), ()))
     columns = min(3, len(charts))
     rows = math.ceil(len(charts) / columns)
     legend_rows = math.ceil(len(names) / columns) if len(names) > 1 else 0
     with matplotlib.style.context(STYLE):
-        engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each
+        engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches around each chart
         figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + 0.22 * legend_rows), layout=engine)
         axes = figure.subplots(rows, columns, squeeze=False)
         for axis in axes.flat[len(charts) :]:
@@ -58,17 +58,24 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
             draw_chart(axis, chart)
             axis.set_title(chart.title)
             if chart.ordered:
-                # beside the lines, not over them
+                # next to the lines, not over them
                 axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
         if legend_rows:
-            handles = [Line2D([], [], label=name, **_style(index, False)) for index, name in enumerate(names)]
+            handles = [Line2D([], [], label=name, **_make_style(index, False)) for index, name in enumerate(names)]
             figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
         with written_whole(path) as partial:
             figure.savefig(partial, dpi=130, format="png")
 
 
 def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """A chart for each of `names`: of every row (`run`) a bar with its standard error (`<name> se`). As write_png."""
+    """Write one picture with a bar chart for each of `names`.
+
+    Args:
+        path: the PNG file; it appears only when complete.
+        rows: a bar in every chart for each row: its label "run", its value `<name>` and its standard error
+            `<name> se`.
+        names: the values to draw.
+    """
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(3 * len(names), 1 + 0.3 * len(rows)), layout="constrained")
         from_below = rows[::-1]
@@ -82,28 +89,28 @@ def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[st
             figure.savefig(partial, dpi=130, format="png")
 
 
-def line_key(index: int, ordered: bool) -> dict[str, str]:
-    """How line `index` of a chart looks, as attributes of an SVG line."""
-    colour, dashes = _look(index, ordered)
+def make_line_key(index: int, ordered: bool) -> dict[str, str]:
+    """Return what line `index` of a chart looks like, as attributes of an SVG line."""
+    colour, dashes = _choose_look(index, ordered)
     return {"stroke": colour, "stroke-dasharray": " ".join(map(str, dashes))}
 
 
 def draw_chart(axis: Axes, chart: Chart) -> None:
-    """Draw the lines of a chart, their errors and the axes. Nothing is drawn of a line without points."""
+    """Draw the lines of a chart, their errors and the axes. A line without points is not drawn."""
     for index, (name, line) in enumerate(chart.lines.items()):
         if line:
-            _draw_line(axis, chart, name, _style(index, chart.ordered))
+            _draw_line(axis, chart, name, _make_style(index, chart.ordered))
     _set_x_axis(axis, chart)
     axis.yaxis.set_major_locator(MaxNLocator(5))
-    low, high = _limits(chart, axis)
+    low, high = _compute_limits(chart, axis)
     axis.set_ylim(low, high)
     axis.set_ylabel(f"{chart.y_label} ± standard error" if any(chart.errors.values()) else chart.y_label)
 
 
 def _draw_line(axis: Axes, chart: Chart, name: str, style: Mapping[str, Any]) -> None:
-    """Draw a curve over its error band; where a chart has few curves, also the unsmoothed steps under it."""
+    """Draw a curve over its error band; in a chart with few curves, also the unsmoothed steps behind it."""
     points = sorted(chart.lines[name].items())
-    thinned = _thinned(points)
+    thinned = _thin_points(points)
     steps = [step for step, _ in thinned]
     values = [value for _, value in thinned]
     errors = chart.errors.get(name)
@@ -113,7 +120,7 @@ def _draw_line(axis: Axes, chart: Chart, name: str, style: Mapping[str, Any]) ->
     if chart.window > 1 and not chart.ordered and len(chart.lines) <= FEW:
         axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8, clip_on=False)
     is_sparse = len(points) == 1 or (len(points) <= 25 and chart.window == 1)
-    curve = _thinned(smoothed(points, chart.window))
+    curve = _thin_points(smooth_points(points, chart.window))
     axis.plot(
         [step for step, _ in curve],
         [value for _, value in curve],
@@ -138,15 +145,15 @@ def _draw_errors(axis: Axes, steps: Sequence[int], values: Sequence[float], bars
 def _set_x_axis(axis: Axes, chart: Chart) -> None:
     last = chart.last_step or max((step for line in chart.lines.values() for step in line), default=0) or 1
     rounded = MaxNLocator(6, integer=True).tick_values(0, last)
-    # the last step in place of those that its label would touch
+    # the last step replaces ticks whose labels its own label would touch
     axis.set_xticks([tick for tick in rounded if 0 <= tick <= 0.9 * last] + [last])
     axis.set_xlim(-0.02 * last, 1.02 * last)
     axis.grid(axis="x", visible=False)
     axis.set_xlabel(chart.x_label)
 
 
-def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:
-    """The axis' limits widened to the chart's span: downwards, but not below 0 where nothing is drawn there."""
+def _compute_limits(chart: Chart, axis: Axes) -> tuple[float, float]:
+    """Widen the limits of the axis to the chart's span: downwards, but not below 0 unless a value is below 0."""
     low, high = axis.get_ylim()
     low = min(low, high - chart.span, 0.0 if chart.ordered else low)
     if axis.dataLim.y0 >= 0:
@@ -154,16 +161,16 @@ def _limits(chart: Chart, axis: Axes) -> tuple[float, float]:
     return low, max(high, low + chart.span) + 0.05 * chart.span
 
 
-def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+def _thin_points(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
     every = math.ceil(len(points) / POINTS)
     return [*points[:-1:every], points[-1]]
 
 
-def _look(index: int, ordered: bool) -> tuple[str, tuple[int, ...]]:
+def _choose_look(index: int, ordered: bool) -> tuple[str, tuple[int, ...]]:
     colours = RANKS if ordered else LINES
     return colours[index % len(colours)], DASHES[(index + index // len(colours)) % len(DASHES)]
 
 
-def _style(index: int, ordered: bool) -> dict[str, Any]:
-    colour, dashes = _look(index, ordered)
+def _make_style(index: int, ordered: bool) -> dict[str, Any]:
+    colour, dashes = _choose_look(index, ordered)
     return {"color": colour, "linestyle": (0, dashes) if dashes else "-"}

@@ -1,7 +1,7 @@
 """One self-contained HTML file about runs: the result, metrics, curves, lists side by side, settings.
 
-No script, no network, no other file, since its pictures are in it: it can be mailed, printed, or opened on a phone.
-page.html is its template, which escapes whatever a model or a user wrote.
+It needs no script, no network and no other file, since its pictures are embedded: it can be mailed, printed, or opened
+on a phone. Its template, page.html, escapes whatever a model or a user wrote.
 """
 
 import base64
@@ -17,8 +17,8 @@ from markupsafe import Markup, escape
 
 from convrec.base.files import write_text
 from convrec.report.charts import Chart
-from convrec.report.drawing import line_key, render_svg
-from convrec.report.page import MISS, SYMBOLS, cell_text, number_text
+from convrec.report.drawing import make_line_key, render_svg
+from convrec.report.page import MISS, SYMBOLS, format_cell, number_text
 
 Table = Sequence[Mapping[str, Any]]
 NO_EVALUATION: Mapping[str, Any] = {
@@ -32,13 +32,24 @@ NO_EVALUATION: Mapping[str, Any] = {
 
 
 def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
-    """Write the page, whole or not at all, and return its path. Parts with an entry in NO_EVALUATION can be left out.
+    """Write the page and return its path; the file appears only when complete.
 
-    title, notes. summary, settings: run -> name -> value; of several runs, what differs comes first. tables: heading ->
-    Grid. charts: heading -> what is drawn under it. headline: the result in a sentence. gains: of page.GainTable.
-    table: a mapping for each
-    model: "model" (its name) and metric -> number, (mean, standard error) or text; metrics become the table's rows, in
-    order of first appearance. examples: of page.Example.
+    Args:
+        path: the HTML file.
+        parts: what the page shows, by name; those with an entry in NO_EVALUATION can be left out.
+
+            title: the heading of the page.
+            notes: paragraphs below the title.
+            headline: the result in a sentence.
+            summary: run -> name -> value; for several runs, what differs comes first.
+            settings: like summary, at the end of the page.
+            tables: heading -> Grid.
+            gains: page.GainTable objects.
+            table: a mapping for each model: "model" is its name, every other key a metric with a number, a
+                (mean, standard error) or a text. Metrics become the table's rows, in order of first appearance.
+            about_table: paragraphs below the table.
+            charts: heading -> the charts under it.
+            examples: page.Example objects.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -56,11 +67,13 @@ def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
     return path
 
 
-# ---- what the template shows
+# ---- data of the template
 
 
 @dataclass(frozen=True)
 class Cell:
+    """A cell of a table: its text, its standard error ("" for none), and whether it is marked as the best."""
+
     text: str
     error: str = ""
     is_best: bool = False
@@ -68,14 +81,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of cells under column names, each row with its name."""
+    """A table: the names of its columns, and for each row a name and its cells."""
 
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
 
 
 def _metrics_grid(table: Table) -> Grid:
-    """A row for each metric; the best model of Recall and of NDCG is marked."""
+    """Make a row for each metric; the best model by each Recall and NDCG is marked."""
     rows = []
     for metric in dict.fromkeys(key for row in table for key in row if key != "model"):
         values = [row.get(metric) for row in table]
@@ -84,7 +97,7 @@ def _metrics_grid(table: Table) -> Grid:
         higher_is_better = metric.lower().startswith(("recall", "ndcg"))
         best = max(known) if higher_is_better and len(known) > 1 else None
         cells = [
-            Cell(*cell_text(value), is_best=best is not None and mean == best)
+            Cell(*format_cell(value), is_best=best is not None and mean == best)
             for value, mean in zip(values, means, strict=True)
         ]
         rows.append((metric, cells))
@@ -92,7 +105,7 @@ def _metrics_grid(table: Table) -> Grid:
 
 
 def _differing(facts: Mapping[str, Mapping[str, Any]]) -> tuple[Grid | None, dict[str, str]]:
-    """What differs between the runs as a grid, what they share as name -> value."""
+    """Split facts into what differs between the runs, as a grid, and what they share, as name -> value."""
     values = {
         key: [str(settings.get(key, "–")) for settings in facts.values()]
         for key in dict.fromkeys(key for settings in facts.values() for key in settings)
@@ -103,9 +116,9 @@ def _differing(facts: Mapping[str, Mapping[str, Any]]) -> tuple[Grid | None, dic
 
 
 def _keys(chart: Chart) -> list[tuple[dict[str, str], str, float, float]]:
-    """(how the line looks, name, first value, last value) of each line with points."""
+    """Return (what the line looks like, name, first value, last value) of each line with points."""
     return [
-        (line_key(index, chart.ordered), name, line[min(line)], line[max(line)])
+        (make_line_key(index, chart.ordered), name, line[min(line)], line[max(line)])
         for index, (name, line) in enumerate(chart.lines.items())
         if line
     ]

@@ -1,4 +1,4 @@
-"""What a page and a terminal show of evaluations: tables of metrics, lists with what became of their lines."""
+"""What a page and a terminal show of evaluations: tables of metrics, and lists whose lines are marked as hit or not."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ SEEN = "seen"
 OUT_OF_CATALOG = "not in catalog"
 NOT_AN_ITEM = "no item"
 SYMBOLS = {HIT: "✓", MISS: "", REPEATED: "↻", SEEN: "◉", OUT_OF_CATALOG: "∅", NOT_AN_ITEM: "?"}
-COUNTS = {  # what recipes.evaluate counts -> a table's row
+COUNTS = {  # a key in the summary of recipes.evaluate -> a row of the table
     "catalog_hit_ratio": "in catalog",
     "distinct_items": "distinct items",
     "list_length_errors": "wrong list length",
     "repeats_per_list": "repeats in a list",
 }
-BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/how-to/beyond-accuracy.md has the definitions) -> a table's row
+BEYOND_ACCURACY = {  # a key in the summary of results -> a table's row; docs/how-to/beyond-accuracy.md defines them
     "coverage": "catalog coverage",
     "gini": "Gini",
     "popularity_lift": "popularity lift",
@@ -40,25 +40,43 @@ BEYOND_ACCURACY = {  # what recipes.evaluate finds (docs/how-to/beyond-accuracy.
 
 @dataclass(frozen=True)
 class ListLine:
+    """A line of a list with its marks: keys of SYMBOLS, at least one."""
+
     text: str
-    marks: tuple[str, ...]  # of the words above; never empty
+    marks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Example:
+    """A conversation with the lists of several models.
+
+    Attributes:
+        conversation: its text.
+        ground_truth: (title, year) of each wanted item.
+        lists: "before" and "after", or the names of models -> list.
+        label: why this conversation is shown.
+    """
+
     conversation: str
     ground_truth: Sequence[tuple[str, Any]]
-    lists: Mapping[str, Sequence[ListLine]]  # "before"/"after" or model names -> list
-    label: str = ""  # why this one is shown
+    lists: Mapping[str, Sequence[ListLine]]
+    label: str = ""
 
     def hits(self, name: str) -> int:
+        """Return the number of hits in the list `name`."""
         return sum(HIT in line.marks for line in self.lists[name])
 
 
 @dataclass(frozen=True)
 class GainTable:
-    """gains: metric -> how much is gained over the reference that the title names: "mean" of the differences row by
-    row, "se" its standard error, "p" two-sided, of a mean of 0."""
+    """The gains of a model over the reference that the title names.
+
+    Attributes:
+        title: the names of both.
+        gains: metric -> "mean" of the differences per row, "se" its standard error, and "p", the two-sided p-value of
+            a mean of 0.
+        caption: the sentence below the table.
+    """
 
     title: str
     gains: Mapping[str, Mapping[str, float]]
@@ -73,7 +91,7 @@ def mark_list(
     num_items: int = ListSettings.num_items,
     delimiter: str = ListSettings.delimiter,
 ) -> list[ListLine]:
-    """The first `num_items` lines of a response, each with what became of it."""
+    """Return the first `num_items` lines of a response, each with its marks."""
     lines = ranks.split_lines(text, delimiter)[:num_items]
     items = [matcher.read_line(line) for line in lines]
     match = matcher.match(items, list(ground_truth), list(seen))
@@ -91,7 +109,7 @@ def mark_list(
 
 
 def table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Any]:
-    """A model's column of the tables from what recipes.evaluate found."""
+    """Make a model's column of the table from its summary by recipes.evaluate, with the metrics at each of `ks`."""
     row: dict[str, Any] = {"model": model}
     for metric, name in (("recall", "Recall"), ("ndcg", "NDCG")):
         for k in ks:
@@ -102,28 +120,33 @@ def table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict
 
 
 def beyond_accuracy_row(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The measures beyond accuracy that there are, in the tables' words."""
+    """Select the measures beyond accuracy in `figures`, under the names that tables give them."""
     measured = {name: figures[key] for key, name in BEYOND_ACCURACY.items() if key in figures}
     return {name: (value["mean"], value["se"]) for name, value in measured.items()}
 
 
 def not_measured(figures: Mapping[str, Any]) -> list[str]:
-    """A sentence for each kind of measures beyond accuracy that an evaluation lacks; none of one that has no others."""
+    """Return a sentence for each kind of measures beyond accuracy that is missing, unless all of them are."""
     if "coverage" not in figures:
         return []
     reasons = {
-        "novelty": "No popularity lift, novelty and cold items: no --train, and the catalog has no column mentions.",
-        "diversity": "No diversity and calibration: the catalog has no column genres.",
+        "novelty": "No popularity lift, novelty or cold items: no --train, and the catalog has no column mentions.",
+        "diversity": "No diversity or calibration: the catalog has no column genres.",
     }
     return [reason for name, reason in reasons.items() if name not in figures]
 
 
 def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -> str:
-    """The report's table for a terminal: a line for each metric, a column for each model; or the other way round."""
+    """Format the report's table for a terminal: a line per metric and a column per model.
+
+    Args:
+        table: as in write_report.
+        line_a_model: a line per model and a column per metric instead.
+    """
     metrics = list(dict.fromkeys(key for row in table for key in row if key != "model"))
     lines = [["", *(str(row["model"]) for row in table)]]
     for metric in metrics:
-        lines.append([metric, *(" ±".join(filter(None, cell_text(row.get(metric)))) for row in table)])
+        lines.append([metric, *(" ±".join(filter(None, format_cell(row.get(metric)))) for row in table)])
     if line_a_model:
         lines = [list(column) for column in zip(*lines, strict=True)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -134,14 +157,18 @@ def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -
     return "\n".join(text_lines)
 
 
-def cell_text(value: Any) -> tuple[str, str]:
-    """(text, standard error) of a table's value: a number, (mean, standard error), a text; None: not known."""
+def format_cell(value: Any) -> tuple[str, str]:
+    """Return (text, standard error) of a table's value: a number, (mean, standard error), a text, or None for unknown.
+
+    The standard error is "" where there is none.
+    """
     if isinstance(value, tuple):
         return number_text(value[0]), number_text(value[1])
     return "–" if value is None else number_text(value), ""
 
 
 def number_text(value: Any) -> str:
+    """Format a number with four decimals, one from 10 on and none from 1000 on; a dash for one that is not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if not math.isfinite(value):
@@ -152,5 +179,5 @@ def number_text(value: Any) -> str:
 
 
 def gain_text(gain: Mapping[str, Any]) -> str:
-    """`+0.0275 ±0.0069` of a difference; a dash where no row has it."""
+    """Format a gain, as in `+0.0275 ±0.0069`; a dash when no row has it."""
     return f"{gain['mean']:+.4f} ±{number_text(gain['se'])}" if math.isfinite(gain["mean"]) else "–"

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# What the least span of an axis is, by unit: changes far below it mean nothing.
-SPAN_OF_SHARES = 0.05  # of shares that are near 1
+# The least span of an axis, by unit; changes far below it mean nothing.
+SPAN_OF_SHARES = 0.05  # for shares near 1
 SPAN_OF_METRICS = 0.02  # NDCG and Recall
 SPAN_OF_LENGTHS = 1.0  # items
 
-OVER_VALIDATION = "over the conversations of the validation"
+OVER_VALIDATION = "over the validation conversations"
 BOOTSTRAP = "bootstrap over conversations"
 JACKKNIFE = "jackknife over conversations"
 
@@ -19,11 +19,11 @@ class Panel:
 
     Attributes:
         metric: a logged name, or `evaluated/...`, a column of the sweep.
-        title: {k} and {split} stand for those of the sweep.
-        y_label: the axis, a unit where there is one.
-        smooth: whether the metric is noisy, and drawn as a mean over neighbouring steps.
-        span: the least range of the axis, so that a change that means nothing does not look like much.
-        error: over what the metric's standard error is, "" for a metric that has none.
+        title: the heading; {k} and {split} stand for those of the sweep.
+        y_label: the label of the value axis; a unit if the metric has one.
+        smooth: whether the metric is noisy and therefore drawn as a mean over neighbouring steps.
+        span: the least range of the axis, so that a negligible change does not look large.
+        error: what the metric's standard error is taken over; "" for a metric without one.
     """
 
     metric: str
@@ -34,7 +34,7 @@ class Panel:
     error: str = ""
 
 
-def _panel_of_return(rank: int) -> Panel:
+def _make_return_panel(rank: int) -> Panel:
     return Panel(
         metric=f"rank_grpo/return@{rank}",
         title=f"Return at rank {rank}",
@@ -85,20 +85,20 @@ SFT_PANELS = (
     Panel(
         metric="train/loss",
         title="Training loss",
-        y_label="nats a token",
+        y_label="nats per token",
         smooth=True,
     ),
     Panel(
         metric="val/loss",
         title="Validation loss",
-        y_label="nats a token",
+        y_label="nats per token",
         error=OVER_VALIDATION,
     ),
     *SWEEP_PANELS,
 )
 
 RANK_GRPO_PANELS = (
-    *(_panel_of_return(rank) for rank in REPORTED_RANKS),
+    *(_make_return_panel(rank) for rank in REPORTED_RANKS),
     Panel(
         metric="rank_grpo/zero_std/all_ranks",
         title="Prompts without signal, samples",
@@ -128,13 +128,13 @@ RANK_GRPO_PANELS = (
     ),
     Panel(
         metric="actor/kl",
-        title="KL to the start",
-        y_label="nats a token",
+        title="KL to the initial model",
+        y_label="nats per token",
         smooth=True,
     ),
     Panel(
         metric="rank_grpo/questions",
-        title="Questions of a rollout, samples",
+        title="Questions per rollout, samples",
         y_label="questions",
         smooth=True,
     ),
@@ -175,13 +175,13 @@ JUDGE_PANELS = (
     ),
     Panel(
         metric="reward/zero_std",
-        title="Prompts whose rollouts earn the same",
+        title="Prompts whose rollouts all earn the same reward",
         y_label="share",
         smooth=True,
     ),
     Panel(
         metric="response_length/mean",
-        title="Length of an answer, samples",
+        title="Answer length, samples",
         y_label="tokens",
         smooth=True,
     ),
@@ -207,7 +207,7 @@ PAIRWISE_JUDGE_PANELS = (
     ),
 )
 
-# By recipe, as a run's config names it.
+# Recipe, as named by a run's config -> its panels.
 PANELS: Mapping[str, tuple[Panel, ...]] = {
     "sft": SFT_PANELS,
     "rank_grpo": RANK_GRPO_PANELS,

@@ -1,4 +1,4 @@
-"""What a run is, for its reader: how far it is, when and with which versions it was started, and its settings."""
+"""The summary of a run: how far it is, when and with which versions it was started, and its settings."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,9 +12,9 @@ _TRAINING_DATA = "data.train_files"
 _STEPS = "trainer.total_training_steps"
 
 _RL = {
-    "prompts a step": "data.train_batch_size",
-    "rollouts a prompt": "actor_rollout_ref.rollout.n",
-    "updates a batch (mu)": "actor_rollout_ref.actor.ppo_epochs",
+    "prompts per step": "data.train_batch_size",
+    "rollouts per prompt": "actor_rollout_ref.rollout.n",
+    "updates per batch (mu)": "actor_rollout_ref.actor.ppo_epochs",
     "learning rate": "actor_rollout_ref.actor.optim.lr",
     "KL coefficient": "actor_rollout_ref.actor.kl_loss_coef",
     "clip low": "actor_rollout_ref.actor.clip_ratio_low",
@@ -22,28 +22,28 @@ _RL = {
     "seed": "data.seed",
 }
 _JUDGE = {
-    "start": RL_MODEL,
+    "initial model": RL_MODEL,
     "training data": _TRAINING_DATA,
-    "judge's reward": "reward.custom_reward_function.path",
+    "judge reward": "reward.custom_reward_function.path",
     **_RL,
 }
-# recipe -> setting in the report -> key of the run's config
+# Recipe -> name of a setting in the report -> its key in the run's config.
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "sft": {
-        "start": SFT_MODEL,
+        "initial model": SFT_MODEL,
         "training data": _TRAINING_DATA,
         "batch": "data.train_batch_size",
         "learning rate": "optim.lr",
         "seed": "trainer.seed",
     },
     "rank_grpo": {
-        "start": RL_MODEL,
+        "initial model": RL_MODEL,
         "training data": _TRAINING_DATA,
         "advantages": "algorithm.adv_estimator",
         "policy loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
         "returns": "convrec.reward",
         "parts of the reward": "convrec.rewards",
-        "parts are combined by": "convrec.reward_combination",
+        "combination of parts": "convrec.reward_combination",
         "preset": "convrec.preset",
         "matching": "convrec.matching",
         "items": "convrec.num_items",
@@ -56,7 +56,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def collect_facts(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[str, str]:
-    """How far it is, when it was started and with what: name -> text. What the run did not note is left out."""
+    """Return how far a run is, when and with what it was started, as name -> text, without what it did not record."""
     starts = read_starts(run_folder)
     planned = setting(config, _STEPS)
     last = starts[-1] if starts else {"versions": {}, "commit": None}
@@ -71,5 +71,6 @@ def collect_facts(run_folder: Path, config: dict[str, Any], steps_made: int) -> 
 
 
 def build_settings(recipe: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that its report shows, as name -> value, without those that its config lacks."""
     settings = {name: setting(config, key) for name, key in SETTINGS[recipe].items()}
     return {name: value for name, value in settings.items() if value is not None}

@@ -1,1 +1,1 @@
-"""Lists without a language model: what similar conversations wanted, what goes with titles named, whose text fits."""
+"""Lists without a language model: from similar conversations, co-occurring titles and the words of the catalog."""

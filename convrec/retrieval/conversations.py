@@ -1,4 +1,4 @@
-"""What retrieval reads: conversations (words, titles named and wanted, whose they are) and the catalog's own words."""
+"""The inputs of retrieval: conversations (text, named and relevant titles) and the words of the catalog."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -20,13 +20,21 @@ from convrec.data.schema import (
 )
 from convrec.titles.matching import Matcher
 
-# Speakers count. With fewer, other people's conversations begin alike: of ReDial's 1,605 two do with 8, 109 with 4.
+# Speakers count as words. With fewer words, conversations of different people begin the same: of ReDial's 1,605, two do
+# with 8 words, 109 with 4.
 PREFIX_WORDS = 8
 
 
 class Conversation(NamedTuple):
-    """named, wanted: catalog rows, of an item's rows the first. seen: all rows of the items named, which no list has.
-    name: whose rows of training are left out; None: none are."""
+    """A conversation.
+
+    Attributes:
+        text: the turns.
+        named: the named items, as their first catalog rows.
+        name: the conversation's id, whose training rows are ignored; None to ignore none.
+        wanted: the relevant items, as their first catalog rows.
+        seen: all catalog rows of the named items, which no list may contain.
+    """
 
     text: str
     named: Sequence[int] = ()
@@ -36,14 +44,14 @@ class Conversation(NamedTuple):
 
     @property
     def key(self) -> int:
-        """60 bits of the hash of its name, the same in every process."""
+        """60 bits of a hash of the name, the same in every process."""
         return hash60(self.name or "")
 
-    def text_keys(self) -> list[int]:
-        """Hash what the conversation was after each turn of PREFIX_WORDS or more, and, last, the whole of it.
+    def compute_text_keys(self) -> list[int]:
+        """Hash the prefixes of the conversation: after each turn, if they have PREFIX_WORDS or more, and the whole.
 
-        By these keys two rows are found to be one conversation although their names differ: the same text, or one text
-        that goes on where the other ends. Questions at the end are no part of it (`before_questions`).
+        With these keys, two rows are recognised as one conversation even if their names differ: their texts are equal,
+        or one continues the other. Questions at the end are ignored (`before_questions`).
         """
         text = before_questions(self.text)
         keys = []
@@ -55,13 +63,20 @@ class Conversation(NamedTuple):
 
 
 def hash60(text: str) -> int:
+    """Return 60 bits of a hash of a text."""
     return int(sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
 
 
 def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = None) -> Conversation:
-    """A row of schema.RL_SCHEMA. matcher, reader: find the titles wanted, and those named (None: the same)."""
+    """Read a row of schema.RL_SCHEMA.
+
+    Args:
+        row: the row.
+        matcher: finds the relevant titles.
+        reader: finds the named titles; None for the same matcher.
+    """
     seen = (reader or matcher).seen_rows(row["seen_titles"])
-    named = {(reader or matcher).index.items[one] for one in seen}
+    named = {(reader or matcher).index.items[catalog_row] for catalog_row in seen}
     wanted = {matcher.wanted(*pair).index for pair in get_truth(row)} - {-1}
     return Conversation(
         text=conversation_text(row),
@@ -73,9 +88,10 @@ def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = 
 
 
 def item_texts(file: str | Path, matcher: Matcher) -> list[str]:
-    """The words of each item, at its first row: titles, and the columns of texts and of lists of texts, but the id."""
-    fields = pq.read_schema(file) if Path(file).suffix == ".parquet" else ()
-    names = {one.name for one in fields if is_like(one.type, pa.string()) or is_like(one.type, pa.list_(pa.string()))}
+    """Return the words of each item at its first row: its titles and its columns of texts, except for the id."""
+    schema = pq.read_schema(file) if Path(file).suffix == ".parquet" else ()
+    text_types = (pa.string(), pa.list_(pa.string()))
+    names = {column.name for column in schema if any(is_like(column.type, kind) for kind in text_types)}
     columns = []
     for name in sorted(names - {"title", "item_id"}):
         cells = pq.read_table(file, columns=[name])[name].to_pylist()
@@ -83,12 +99,12 @@ def item_texts(file: str | Path, matcher: Matcher) -> list[str]:
     words_M = [""] * len(matcher.catalog)
     catalog = matcher.catalog
     for first, *words in zip(matcher.index.items, catalog.titles, *columns, strict=True):
-        if catalog.years[first] or not catalog.dated:  # else no line names it
+        if catalog.years[first] or not catalog.dated:  # an item without a year has no line
             words_M[first] += " ".join(words) + " "
     return words_M
 
 
 def _join_texts(cell: str | Sequence[str | None] | None) -> str:
-    """The words of a cell that is a text or a list of texts."""
+    """Join the texts of a cell, which is a text or a list of texts."""
     texts = [cell] if isinstance(cell, str) else cell or ()
     return " ".join(text for text in texts if text)

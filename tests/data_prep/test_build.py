@@ -147,7 +147,7 @@ def test_what_leaves_nothing_to_learn_from_is_said(built, source, tmp_path, caps
     one = [row | {"groundtruth_with_release_year": []} for row in read(source / "train.parquet")[:1]]
     pq.write_table(pa.Table.from_pylist(one, RL_SCHEMA), tmp_path / "one.parquet")
     given = arguments(source, tmp_path / "out", *NO_MODEL, f"--train={tmp_path / 'one.parquet'}")
-    assert "no training row of 1 wants an item of the catalog" in refusal(capsys, given)
+    assert "none of 1 training rows has a relevant item in the catalog" in refusal(capsys, given)
 
 
 def test_folder_with_foreign_files_is_refused_before_first_stage(source, tmp_path, capsys):

@@ -75,7 +75,7 @@ def test_fit_command_writes_next_to_catalog_and_reports_choices(
 @pytest.mark.parametrize(
     ("name", "rows", "problem"),
     [
-        ("train", [row("a_t1", "space", [], films=FILMS)], "no training row of 1 wants an item of the catalog"),
+        ("train", [row("a_t1", "space", [], films=FILMS)], "none of 1 training rows has a relevant item"),
         ("train", [], "no rows; check how the file was written"),
         ("validation", [row("v_t1", "space", [], films=FILMS)], "no row has ground truth"),
     ],
@@ -130,7 +130,7 @@ def test_fusion_weight_is_chosen_on_validation_and_evaluated(
     asked = ["--retrieval", str(folder)]
     fails = ["--model", "api:m", "--data", files["validation"], "--catalog", files["catalog"], "--out", str(out)]
     assert evaluate.main([*fails, *asked]) == 2  # before the model is asked
-    assert "no weight beside a model's list" in capsys.readouterr().err
+    assert "[retrieval.no-weight]" in capsys.readouterr().err
     assert evaluated(*asked, "--weigh")["settings"]["fusion"] == load_notes(folder)["fusion"]
     notes = load_notes(folder)
     table = {(line["weight"], line["constant"]): line["ndcg@3"] for line in notes["fusion_of"]["table"]}

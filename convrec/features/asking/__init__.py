@@ -1,1 +1,1 @@
-"""Conversations in which the model may ask before it recommends (docs/explanation/method.md 10), and who answers it."""
+"""Conversations in which the model may ask before it recommends; simulated users (docs/explanation/method.md 10)."""

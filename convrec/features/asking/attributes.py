@@ -1,4 +1,4 @@
-"""What can be asked about: attributes of a catalog's items, each a column of labels, or `decade`, of the years."""
+"""Attributes that a model can ask about: columns of labels in the catalog, or `decade`, derived from the years."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,12 @@ DECADE = "decade"
 
 @dataclass(frozen=True)
 class Attributes:
-    """values: attribute -> the labels of each row of the catalog, none where it has none."""
+    """Labels of a catalog's items.
+
+    Attributes:
+        catalog: the items.
+        values: attribute -> the labels of each catalog row; empty for an item without labels.
+    """
 
     catalog: Catalog
     values: Mapping[str, Sequence[frozenset[str]]]
@@ -27,61 +32,71 @@ class Attributes:
 
     @cached_property
     def labels(self) -> Mapping[str, list[str]]:
-        """attribute -> all labels that some item has, sorted."""
+        """Return attribute -> all labels that occur in the catalog, sorted."""
         return {name: sorted(frozenset().union(*of_row)) for name, of_row in self.values.items()}
 
-    def commonest(self, attribute: str, count: int) -> tuple[str, ...]:
-        """The labels that most items have, at most so many."""
-        of_items = Counter(label for labels in self.values[attribute] for label in sorted(labels))
-        return tuple(label for label, _ in of_items.most_common(count))
+    def most_common_labels(self, attribute: str, count: int) -> tuple[str, ...]:
+        """Return the attribute's labels with the most items, at most `count`."""
+        frequencies = Counter(label for labels in self.values[attribute] for label in sorted(labels))
+        return tuple(label for label, _ in frequencies.most_common(count))
 
     def shared(self, attribute: str, rows: Sequence[int]) -> list[str]:
-        """The labels that all of these items have, sorted; none for no rows."""
-        of_row = self.values[attribute]
-        return sorted(frozenset.intersection(*(of_row[row] for row in rows))) if rows else []
+        """Return the labels that all of these items share, sorted; empty if there are no rows."""
+        labels_by_row = self.values[attribute]
+        return sorted(frozenset.intersection(*(labels_by_row[row] for row in rows))) if rows else []
 
     def named(self, attribute: str, answer: str) -> list[str]:
-        """The labels of the attribute that an answer has as words."""
+        """Return the attribute's labels that an answer contains as words."""
         text = f" {fold(answer)} "
         return [label for label in self.labels[attribute] if f" {fold(label)} " in text]
 
-    def by_what_was_told(self, rows: Iterable[int], told: Mapping[str, Sequence[str]]) -> list[int]:
-        """The rows, those first that have more of the labels that were told of each attribute; else in their order."""
-        return sorted(rows, key=lambda row: -self._fit(row, told))
+    def by_what_was_told(self, rows: Iterable[int], preferences: Mapping[str, Sequence[str]]) -> list[int]:
+        """Sort rows by how many preferred labels they have, most first; ties keep their order.
 
-    def most_uncertain(self, names: Sequence[str], rows: Sequence[int], told: Mapping[str, Sequence[str]]) -> str:
-        """The attribute whose labels have the greatest entropy over the rows that fit best what was told."""
-        from scipy.stats import entropy  # takes two seconds
+        Args:
+            rows: rows of the catalog.
+            preferences: attribute -> the labels that the user named.
+        """
+        return sorted(rows, key=lambda row: -self._count_matches(row, preferences))
 
-        fits = [self._fit(row, told) for row in rows]
-        most = max(fits, default=0)
-        best = [row for row, fit in zip(rows, fits, strict=True) if fit == most]
-        of_best = {name: Counter(label for row in best for label in self.values[name][row]) for name in names}
-        return max(names, key=lambda name: entropy([*of_best[name].values()] or [1]))
+    def most_uncertain(
+        self, names: Sequence[str], rows: Sequence[int], preferences: Mapping[str, Sequence[str]]
+    ) -> str:
+        """Return the attribute whose labels have the highest entropy over the rows that match the preferences best."""
+        from scipy.stats import entropy  # the import takes two seconds
 
-    def _fit(self, row: int, told: Mapping[str, Sequence[str]]) -> int:
-        return sum(len(self.values[name][row].intersection(labels)) for name, labels in told.items())
+        matches = [self._count_matches(row, preferences) for row in rows]
+        most = max(matches, default=0)
+        best = [row for row, count in zip(rows, matches, strict=True) if count == most]
+        frequencies = {name: Counter(label for row in best for label in self.values[name][row]) for name in names}
+        return max(names, key=lambda name: entropy([*frequencies[name].values()] or [1]))
+
+    def _count_matches(self, row: int, preferences: Mapping[str, Sequence[str]]) -> int:
+        return sum(len(self.values[name][row].intersection(labels)) for name, labels in preferences.items())
 
     def said(self, attribute: str, rows: Sequence[int], conversation: str) -> bool:
-        """Whether the conversation has every label that these items share; True where they share none."""
+        """Return whether the conversation contains every label that these items share; True if they share none."""
         text = f" {fold(conversation)} "
         return all(f" {fold(label)} " in text for label in self.shared(attribute, rows))
 
 
 def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str = "--ask") -> Attributes:
-    """Read what a model may ask about from a parquet catalog.
+    """Read the attributes that a model may ask about from a parquet catalog.
 
     Args:
-        catalog_file: of the catalog. Attribute `genre` is its column `genre` or `genres`; `decade` may come from years.
-        names: of the attributes.
-        setting: for the error.
+        catalog_file: the catalog. Attribute `genre` is column `genre` or `genres`; `decade` can come from the years.
+        names: the attributes.
+        setting: the option or variable that names the attributes, for error messages.
 
     Raises:
-        UserError: an attribute is missing, repeated, has no column, or has less than two labels, so that its answer
-            would be known.
+        UserError: an attribute is repeated, has no column, or has fewer than two labels, so that there is nothing to
+            ask.
     """
     if Path(catalog_file).suffix != ".parquet":
-        raise UserError(f"{setting}: {catalog_file} has titles and years alone; give a .parquet with columns to ask of")
+        raise UserError(
+            "questions.no-columns",
+            f"{setting}: {catalog_file} has only titles and years. Use a .parquet catalog with columns to ask about.",
+        )
     _check_names(names, setting)
     catalog = load_catalog(catalog_file)
     values: dict[str, list[frozenset[str]]] = {}
@@ -90,12 +105,13 @@ def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str
         try:
             values[name] = [parse_labels(cell) for cell in cells]
         except UserError as error:
-            raise UserError(f"{setting} {name}: {catalog_file}: {column}: {error}") from None
+            raise UserError(error.code, f"{setting} {name}: {catalog_file}: {column}: {error}") from None
         labels = sorted(frozenset().union(*values[name]))
         if len(labels) < 2:
             raise UserError(
-                f"{setting} {name}: {catalog_file}: {column} has {len(labels)} values of texts ({', '.join(labels)}): "
-                "there is nothing to ask; name another column"
+                "questions.too-few-labels",
+                f"{setting} {name}: {catalog_file}: column {column} has {len(labels)} different labels "
+                f"({', '.join(labels)}), so there is nothing to ask. Name another column.",
             )
     return Attributes(catalog, values)
 
@@ -104,14 +120,20 @@ def _check_names(names: Sequence[str], setting: str) -> None:
     is_repeated = len(set(names)) < len(names)
     is_written_well = all(name.replace("_", "").isalnum() for name in names)
     if not names or is_repeated or not is_written_well:
-        raise UserError(f"{setting} {','.join(names)}: name attributes, each once, in letters and digits")
-    own = {"title", "aliases", "item_id", "display"}.intersection(names)
-    if own:
-        raise UserError(f"{setting} {','.join(own)}: the answer would be the item itself; name other columns")
+        raise UserError(
+            "questions.invalid-names",
+            f"{setting} {','.join(names)}: name each attribute once, in letters, digits and underscores.",
+        )
+    identifying = {"title", "aliases", "item_id", "display"}.intersection(names)
+    if identifying:
+        raise UserError(
+            "questions.identifying-attribute",
+            f"{setting} {','.join(identifying)}: the answer would identify the item. Name other columns.",
+        )
 
 
 def _read_cells(catalog_file: str | Path, catalog: Catalog, name: str, setting: str) -> tuple[str, list[Any]]:
-    """Return what an attribute is read from, and its cell for each row of the catalog."""
+    """Return the column of an attribute, and its cell for each row of the catalog."""
     import pyarrow.parquet as pq
 
     columns = pq.read_schema(catalog_file).names
@@ -120,5 +142,8 @@ def _read_cells(catalog_file: str | Path, catalog: Catalog, name: str, setting: 
             return column, pq.read_table(catalog_file, columns=[column]).column(0).to_pylist()
     if name == DECADE and catalog.dated:
         return name, [None if year is None else f"{year // 10}0s" for year in catalog.years]
-    known = ", ".join(columns) + (f", and {DECADE} of its years" if catalog.dated else "")
-    raise UserError(f"{setting} {name}: the catalog {catalog_file} has no column {name} or {name}s; it has {known}")
+    choices = ", ".join(columns) + (f", and {DECADE} from the years" if catalog.dated else "")
+    raise UserError(
+        "questions.unknown-attribute",
+        f"{setting} {name}: the catalog {catalog_file} has no column {name} or {name}s. It has {choices}.",
+    )

@@ -13,11 +13,11 @@ from convrec.titles.catalog import Catalog
 
 
 class Asking(Feature):
-    """`convrec.ask`: a turn of the model is a question about an attribute of the catalog, or a list."""
+    """`convrec.ask`: in each turn the model asks about an attribute of the catalog, or gives its list."""
 
-    # Questions are rows of their own, so a batch has no fixed number of rows.
+    # Each question is a row, so a batch has no fixed number of rows.
     has_variable_batch = True
-    # The user answers each validation row by what that row wants.
+    # The user's answer depends on the relevant items of the validation row.
     answers_each_row = True
 
     @classmethod
@@ -32,13 +32,13 @@ class Asking(Feature):
         return Dialogues(self.run, worker.tokenizer)
 
     def prepare(self, batch: RankBatch) -> None:
-        """Compare lists of a prompt that stand at the same turn; log lists only."""
+        """Group the lists of a prompt by turn; log lists only."""
         turns = read_turns(batch)
         batch.groups = list(turns.list_groups)
         batch.is_list_B = batch.is_list_B & ~turns.is_question_B
 
     def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
-        """Give the tokens of a question their own unit and advantage."""
+        """Assign a unit and an advantage to the tokens of a question."""
         turns = read_turns(batch)
         advantages_B = question_advantages(turns, self.settings.ask_cost, self.run.normalizes_by_std)
         credit.units_BT, credit.advantages_BT = assign_questions(
@@ -48,7 +48,7 @@ class Asking(Feature):
 
 
 def read_turns(batch: RankBatch) -> Turns:
-    """Return the turns of a batch's rows, which the rollout noted under TURN."""
+    """Return the turns of a batch's rows, which the rollout recorded under TURN."""
     notes = [extra[TURN] for extra in batch.extra_fields]
     gains = [info["score"] for info in batch.infos]
     return Turns(

@@ -1,6 +1,6 @@
-"""What a question earns beside the ranks of lists (docs/explanation/method.md 10).
+"""Advantages of questions, next to those of ranks (docs/explanation/method.md 10).
 
-A rollout has a row of the batch for each of its turns: questions, then its list. Shapes: B rows, T tokens, K ranks.
+A rollout has one row of the batch per turn: its questions, then its list. Shapes: B rows, T tokens, K ranks.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,15 @@ from convrec.rank_grpo.advantages import rank_advantages
 
 
 class Turns(NamedTuple):
-    """uid: of the prompt. turn_B: from 0. is_question_B: bool. gain_B: the return DCG of the list with which the row's
-    rollout ends. asked_B: the questions of the row's rollout."""
+    """The turns of a batch's rows.
+
+    Attributes:
+        uid: the prompt of each row.
+        turn_B: the turn within the rollout, from 0.
+        is_question_B: whether the row is a question, not a list.
+        gain_B: the return (DCG) of the list that ends the row's rollout.
+        asked_B: the number of questions in the row's rollout.
+    """
 
     uid: Sequence[Any]
     turn_B: torch.Tensor
@@ -23,19 +30,28 @@ class Turns(NamedTuple):
 
     @property
     def list_groups(self) -> list[tuple[Any, int, bool]]:
-        """The label of each row for the statistics of ranks: lists of one prompt that stand at the same turn.
+        """Return each row's group for the statistics of ranks: lists of one prompt at the same turn.
 
-        In one group of all, lists behind questions would earn for what those brought: a second time, without the cost.
+        In a single group per prompt, lists that follow questions would be credited for the questions' gain again, and
+        without their cost.
         """
         return list(zip(self.uid, self.turn_B.tolist(), self.is_question_B.tolist(), strict=True))
 
 
 def question_advantages(turns: Turns, ask_cost: float, norm_by_std: bool = True) -> torch.Tensor:
-    """(B,) A = (R - mean R) / (pooled std + 1e-4), R = gain - ask_cost * questions; 0 of lists.
+    """Compute the advantages of questions: A = (R - mean R) / (pooled std + 1e-4), R = gain - ask_cost * questions.
 
-    The mean is over all rollouts of the prompt that came to this turn, whether they asked in it or listed. The standard
-    deviation (unbiased) is that within such groups, over the whole batch: by their own, groups without a hit would
-    count against asking however small the cost. norm_by_std: False centres only.
+    The mean is over all rollouts of the prompt that reached this turn, whether they asked in it or gave their list.
+    The standard deviation (unbiased) is the one within such groups, pooled over the batch: with a standard deviation
+    for each group, groups without a hit would penalise asking however small the cost.
+
+    Args:
+        turns: the batch's turns.
+        ask_cost: cost of one question, in units of the return.
+        norm_by_std: False only centres the returns.
+
+    Returns:
+        (B,) advantages; 0 for lists.
     """
     return_B1 = (turns.gain_B - ask_cost * turns.asked_B)[:, None]
     labels = list(zip(turns.uid, turns.turn_B.tolist(), strict=True))
@@ -53,8 +69,17 @@ def assign_questions(
     turns: Turns,
     question_advantages_B: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Units and advantages of `assign_units` with the rows of questions overwritten: all tokens of a question, its end
-    included, are unit 0. own_BT: the model's tokens."""
+    """Overwrite the units and advantages of `assign_units` in rows that are questions.
+
+    All tokens of a question, the end of the sequence included, are unit 0.
+
+    Args:
+        unit_ids_BT: the units, -1 for tokens outside the loss.
+        advantages_BT: the advantages.
+        own_BT: whether the model wrote the token.
+        turns: the batch's turns.
+        question_advantages_B: from `question_advantages`.
+    """
     is_question_B1 = turns.is_question_B[:, None]
     unit_ids_BT = unit_ids_BT.where(~is_question_B1, own_BT.long() - 1)
     return unit_ids_BT, advantages_BT.where(~is_question_B1, own_BT * question_advantages_B[:, None])

@@ -1,15 +1,16 @@
-"""What names an item: its title, and what people say in place of it.
+"""Names of items in running text: the title, and the shorter forms that people use.
 
-`Terminator 2`, `Terminator` and `Judgment Day` all name Terminator 2: Judgment Day. A title's names are
+`Terminator 2`, `Terminator` and `Judgment Day` all name Terminator 2: Judgment Day. The names of a title are
 
-- the title, and a title of the catalog that it goes on from: The Matrix (Reloaded);
+- the title, and a title of the catalog with which it begins: The Matrix (Reloaded);
 - the part before a colon, a dash, parentheses, `Episode V`, `Part II`, a comma or `and the`: the name of the series,
-  however many titles have it. So is this part, or the title, without a number at its end: Toy Story (3);
-- a part behind one of these (A New Hope), unless other series of the catalog have it, too (The Beginning).
+  however many titles share it. The same part, or the title, without a final number also counts: Toy Story (3);
+- a part after one of these separators (A New Hope), unless other series of the catalog have the same part (The
+  Beginning).
 
-Some parts name the title only where they are written as a title: with a capital within a sentence, in quotes, or alone.
-They are an ordinary word (Alien: Covenant), and two of them beside a comma or `and the`, where these are no series (The
-Old Man and the Sea).
+Some parts name the title only if they are written like a title: capitalised within a sentence, in quotes, or alone.
+These are single ordinary words (Alien: Covenant), and one or two ordinary words on either side of a comma or `and the`
+unless they are the name of a series (The Old Man and the Sea).
 """
 
 import re
@@ -21,7 +22,7 @@ from convrec.titles.catalog import Catalog
 from convrec.titles.english import is_english
 from convrec.titles.forms import NUMBER_WORDS, fold, normalise, split_parts, turn_article
 
-SHORTEST_NAME = 3  # letters and digits of a part: `It` and `Up` are said without meaning a title
+SHORTEST_NAME = 3  # letters and digits of a part: `It` and `Up` are usually not meant as titles
 _NUMBER = rf"(?:\d+|[ivxl]+|{'|'.join(NUMBER_WORDS)})"
 _NUMBER_MARK = re.compile(rf"[,:]?\s+(?:episode|part|chapter|volume|vol\.?)\s+{_NUMBER}\b[:,]?", re.IGNORECASE)
 _WEAK_BREAK = re.compile(r",? (?:and|&) (?:the|his|her) |, ", re.IGNORECASE)
@@ -31,7 +32,7 @@ _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
 _WORD = re.compile(r"[^\W_]+(?:['’.&-]+[^\W_]+)*")
 _QUOTED = re.compile(r"[\"“*_«]+([^\"“”*_«»]+)[\"”*_»]+")
 _END_OF_SENTENCE = re.compile(r"[.!?]\s+|[:;\n]")
-_LONGEST_LINK = 3  # letters of a small word within a title: of, the, and
+_LONGEST_LINK = 3  # letters of a function word within a title: of, the, and
 _LONGEST_SHORT_ANSWER = 2  # words: `Alien, please`
 
 
@@ -48,7 +49,7 @@ class _Name(NamedTuple):
 
 
 class TitleNames:
-    """What names the items of a catalog."""
+    """The names of a catalog's items."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -61,22 +62,22 @@ class TitleNames:
             first, *others = _split(title) or [""]
             self._num_titles_of_side.update({fold(side) for side in _WEAK_BREAK.split(first)})
             for part in others:
-                self._series_of_part[fold(part)].add(_without_number(fold(first)))
+                self._series_of_part[fold(part)].add(_strip_number(fold(first)))
 
     def is_named(self, text: str, rows: Sequence[int]) -> bool:
-        """Whether a text names one of these items."""
+        """Return whether a text names one of these items."""
         if any(_is_title_in(title, text) for title in self.iter_titles(rows)):
             return True
-        said = _pad(text) + _pad(_POSSESSIVE.sub("", text))
-        written_as_titles = [form for span in _iter_title_spans(text) for form in _pad(span)]
+        padded_texts = _pad(text) + _pad(_POSSESSIVE.sub("", text))
+        padded_spans = [form for span in _iter_title_spans(text) for form in _pad(span)]
         return any(
-            _contains(written_as_titles if name.is_ordinary else said, name.forms)
+            _contains(padded_spans if name.is_ordinary else padded_texts, name.forms)
             for row in rows
             for name in self._find_names(row)
         )
 
     def iter_titles(self, rows: Iterable[int]) -> Iterator[str]:
-        """The titles of items, and their aliases."""
+        """Yield the titles of items, and their aliases."""
         catalog = self._catalog
         for row in rows:
             yield catalog.titles[row]
@@ -95,7 +96,7 @@ class TitleNames:
         yield from self._iter_beginnings(title)
 
     def _iter_part_names(self, parts: Sequence[str]) -> Iterator[_Name]:
-        """The parts of a title, and several in a row (Mission: Impossible)."""
+        """Yield the names from a title's parts, and from several consecutive parts (Mission: Impossible)."""
         for place, part in enumerate(parts):
             if place == 0 or len(self._series_of_part[fold(part)]) < 2:
                 yield from _make_names(part)
@@ -103,14 +104,14 @@ class TitleNames:
                 yield from _make_names(" ".join(parts[place:end]))
 
     def _iter_side_names(self, parts: Sequence[str]) -> Iterator[_Name]:
-        """What stands on either side of `and the` within a part."""
+        """Yield the names on either side of `and the` within a part."""
         for part in parts:
             sides = _WEAK_BREAK.split(part)
             for side in sides if len(sides) > 1 else ():
                 yield from _make_names(side, is_weak=self._num_titles_of_side[fold(side)] < 2)
 
     def _iter_beginnings(self, title: str) -> Iterator[_Name]:
-        """The titles of the catalog with which this one begins."""
+        """Yield the titles of the catalog with which this one begins."""
         for form in _forms(title):
             words = form.split()
             for count in range(1, len(words)):
@@ -121,36 +122,38 @@ class TitleNames:
 
 def _is_title_in(title: str, text: str) -> bool:
     forms = [(form(title), form(text)) for form in (fold, normalise)]
-    return any(bool(words) and f" {words} " in f" {said} " for words, said in forms)
+    return any(bool(title_words) and f" {title_words} " in f" {text_words} " for title_words, text_words in forms)
 
 
 def _split(title: str) -> list[str]:
-    """The parts of a title that have letters; `Episode V` and the like divide it, and are no part."""
+    """Split a title into its parts with letters; `Episode V` and the like separate parts and are not parts."""
     marked = _NUMBER_MARK.sub(": ", turn_article(title))
     return [part for part in split_parts(marked) if any(map(str.isalpha, part))]
 
 
 def _make_names(part: str, is_weak: bool = False) -> Iterator[_Name]:
-    """The names that a part makes: it, and what is left of it without a number at its end.
+    """Yield the names from a part: the part, and the part without a final number.
 
-    is_weak: whether two ordinary words are as little a name as one.
+    Args:
+        part: the part of a title.
+        is_weak: whether two ordinary words are an ordinary name, as a single one is.
     """
     numbered = _forms(part)
-    for forms in (numbered, [_without_number(form) for form in numbered]):
+    for forms in (numbered, [_strip_number(form) for form in numbered]):
         words = forms[0].split()
         is_ordinary = len(words) <= 1 + is_weak and all(map(is_english, words))
-        kept = frozenset(form for form in forms if len(form) >= SHORTEST_NAME and not form.isdecimal())
-        if kept:
-            yield _Name(kept, is_ordinary)
+        long_forms = frozenset(form for form in forms if len(form) >= SHORTEST_NAME and not form.isdecimal())
+        if long_forms:
+            yield _Name(long_forms, is_ordinary)
 
 
-def _without_number(form: str) -> str:
+def _strip_number(form: str) -> str:
     match = _LAST_NUMBER.fullmatch(form)
     return match[1] if match else form
 
 
 def _forms(text: str) -> list[str]:
-    """A text in words: as titles are compared, and without numbers read (`X-Men` is x men, not 10 men)."""
+    """Return a text in words: as titles are compared, and without reading numerals (`X-Men` is x men, not 10 men)."""
     plain = " ".join(_WORD.findall(_APOSTROPHE.sub("", normalise(text)).replace("-", " ")))
     article, _, rest = plain.partition(" ")
     return [fold(text), rest if article in ("the", "a", "an") and rest else plain]
@@ -165,7 +168,7 @@ def _contains(texts: Sequence[str], forms: frozenset[str]) -> bool:
 
 
 def _iter_title_spans(text: str) -> Iterator[str]:
-    """The parts of a text that are written as titles."""
+    """Yield the parts of a text that are written like titles."""
     for quoted in _QUOTED.finditer(text):
         yield quoted[1]
     for sentence in _END_OF_SENTENCE.split(text):
@@ -175,7 +178,7 @@ def _iter_title_spans(text: str) -> Iterator[str]:
 
 
 def _iter_capital_runs(words: Sequence[str]) -> Iterator[str]:
-    """Runs of words with capitals; small words may stand between them (Lord of the Rings)."""
+    """Yield runs of capitalised words, with short words between them (Lord of the Rings)."""
     run: list[str] = []
     links: list[str] = []
     for word in words:

@@ -1,6 +1,6 @@
 """Rollouts that may ask before they list (docs/explanation/method.md 10): the user, and the prompt of the next turn.
 
-A turn is an output of its own of a session, as verl's agent loop has it: all that was said before, and the response.
+Each turn is one output of a session of verl's agent loop: the conversation so far, and the response.
 """
 
 import json
@@ -21,11 +21,11 @@ from convrec.titles.catalog import load_catalog
 
 
 class Dialogues(RolloutFeature):
-    """The user of a run's conversations.
+    """Rollouts of several turns, in which a simulated user answers the questions.
 
     Args:
-        run: with `ask`.
-        tokenizer: of the policy.
+        run: a run with `ask`.
+        tokenizer: the policy's tokenizer.
     """
 
     needs_groups = True
@@ -45,7 +45,7 @@ class Dialogues(RolloutFeature):
         """Sample turn after turn until every rollout has listed. Returns the questions, then the lists."""
         lists: list[SampledResponse] = []
         questions: list[SampledResponse] = []
-        # One server answers all turns of a conversation: it has the beginnings of their prompts.
+        # One server handles all turns of a conversation, since its prefix cache has their prompts' beginnings.
         affinity = uuid4().hex
         waiting = list(prompts)
         for prompt in waiting:
@@ -66,7 +66,7 @@ class Dialogues(RolloutFeature):
         return [*questions, *lists]
 
     async def after_scoring(self, responses: Sequence[SampledResponse], score: Scorer, is_training: bool) -> None:
-        """Give each question the reward of the list that its rollout ends with, as verl does for earlier outputs."""
+        """Give each question the reward of the list that ends its rollout, as verl does for earlier outputs."""
         ends = {
             (list_.sample["uid"], list_.sample["session_id"]): list_ for list_ in responses if not list_.is_question
         }
@@ -79,15 +79,15 @@ class Dialogues(RolloutFeature):
             question.output.extra_fields[TURN]["asked"] = end.output.extra_fields[TURN]["asked"]
 
     def open_questions(self, sample: dict[str, Any], turn: int, asked: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the sample of a turn (from 0) with the questions that a constraint leaves open to it.
+        """Return the sample of a turn (from 0) with the questions that the constraint allows in it.
 
-        Nothing may be asked twice, and nothing in the last turn.
+        No question may be asked twice, and none in the last turn.
         """
         names = self.attributes.names if turn < self.max_turns - 1 else ()
         return sample | {OPEN: [-1 - place for place, name in enumerate(names) if name not in asked]}
 
     def next_turn(self, response: SampledResponse, prompt: Prompt, turn: int) -> Prompt | None:
-        """Note how a response reads. Returns the prompt that follows a question; None after a list."""
+        """Parse a response and record its turn. Return the prompt that follows a question; None after a list."""
         sample = response.sample
         text = self.tokenizer.decode(response.output.response_ids, skip_special_tokens=True)
         read = read_turn(text, self.attributes.names, turn < self.max_turns - 1, self.delimiter)
@@ -99,21 +99,21 @@ class Dialogues(RolloutFeature):
         }
         if read.asked is None:
             return None
-        message = self._with_answer(sample, read.asked, prompt.trajectory)
-        said = fit_prompt(self.tokenizer, [message], self.max_prompt_length, **self.template_arguments)
+        message = self._add_answer(sample, read.asked, prompt.trajectory)
+        conversation = fit_prompt(self.tokenizer, [message], self.max_prompt_length, **self.template_arguments)
         closed = {name for place, name in enumerate(self.attributes.names) if -1 - place not in sample[OPEN]}
-        following = self.open_questions(sample | {"raw_prompt": said}, turn + 1, [*closed, read.asked])
-        # A draw of its own: with the seed of the turn before, a rollout that asked would ask again.
+        following = self.open_questions(sample | {"raw_prompt": conversation}, turn + 1, [*closed, read.asked])
+        # Each turn has a seed of its own: with the previous turn's seed, a rollout that asked would ask again.
         trajectory = prompt.trajectory | {"sample_index": f"{sample['index']}/{turn + 1}"}
         return Prompt(following, prompt.sampling_params, trajectory, 1)
 
-    def _with_answer(self, sample: dict[str, Any], attribute: str, trajectory: dict[str, Any]) -> dict[str, Any]:
+    def _add_answer(self, sample: dict[str, Any], attribute: str, trajectory: dict[str, Any]) -> dict[str, Any]:
         """Return the sample's message with the question and the user's answer."""
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
         wanted = self.matcher.wanted_rows(truth["groundtruth"])
         (message,) = sample["raw_prompt"]
-        step = "validation" if trajectory["validate"] else trajectory["step"]  # draws the wording
+        step = "validation" if trajectory["validate"] else trajectory["step"]  # part of the seed of the wording
         question = Asked(f"{step}/{sample['index']}", wanted, attribute, message["content"])
         (answer,) = self.user.answers([question])
         return message | {"content": with_answer(message["content"], attribute, answer)}

@@ -1,8 +1,8 @@
 """The grammar of a turn: the model asks one question about an attribute of the catalog, or gives its list.
 
-A question is the one line "Which genre?". Whatever else holds a question's line is malformed, a list without any item;
-so is a question in the last turn of a conversation, where nothing can be asked. A conversation goes on as text, as all
-conversations of a prompt do: the question is the SYSTEM's turn, the answer the USER's.
+A question is the single line "Which genre?". Any other response that contains such a line is malformed and counts as an
+empty list; so does a question in the last turn of a conversation. The conversation continues as text in the prompt: the
+question is a SYSTEM line, the answer a USER line.
 """
 
 from collections.abc import Collection
@@ -11,11 +11,16 @@ from typing import NamedTuple
 from convrec.data.schema import SPEAKERS
 from convrec.lists.ranks import DEFAULT_DELIMITER, split_lines
 
-MAX_TURNS = 3  # the last of which is a list
+MAX_TURNS = 3  # the last one is a list
 
 
 class Turn(NamedTuple):
-    """asked: the attribute of a question, None of a list. lines: of a list; none where the turn is malformed."""
+    """A parsed turn.
+
+    Attributes:
+        asked: the attribute of a question; None for a list.
+        lines: the lines of a list; empty for a malformed turn.
+    """
 
     asked: str | None
     lines: list[str]
@@ -30,16 +35,27 @@ def question_text(attribute: str) -> str:
 
 
 def read_turn(text: str, attributes: Collection[str], may_ask: bool = True, delimiter: str = DEFAULT_DELIMITER) -> Turn:
-    """attributes: what questions are about. may_ask: whether this is not the last turn."""
+    """Parse a response as a question or a list.
+
+    Args:
+        text: the response.
+        attributes: the attributes that may be asked about.
+        may_ask: False in the last turn, where a question is malformed.
+        delimiter: what separates lines.
+    """
     lines = split_lines(text, delimiter)
-    of_question = {question_text(attribute): attribute for attribute in attributes}
-    asked = [of_question[line] for line in lines if line in of_question]
-    if not asked:
+    attribute_by_question = {question_text(attribute): attribute for attribute in attributes}
+    questions = [attribute_by_question[line] for line in lines if line in attribute_by_question]
+    if not questions:
         return Turn(None, lines)
-    return Turn(asked[0], []) if may_ask and len(lines) == 1 else Turn(None, [])
+    return Turn(questions[0], []) if may_ask and len(lines) == 1 else Turn(None, [])
 
 
 def with_answer(prompt: str, attribute: str, answer: str) -> str:
-    """The prompt's text after a question and its answer; nothing in the answer begins a turn."""
-    said = (SPEAKERS["assistant"], question_text(attribute)), (SPEAKERS["user"], " ".join(answer.split()))
-    return prompt.rstrip("\n") + "\n" + "".join(f"{speaker}: {text}\n" for speaker, text in said)
+    """Append a question and its answer to a prompt.
+
+    Line breaks in the answer become spaces, so that it cannot begin a turn.
+    """
+    question_line = f"{SPEAKERS['assistant']}: {question_text(attribute)}\n"
+    answer_line = f"{SPEAKERS['user']}: {' '.join(answer.split())}\n"
+    return prompt.rstrip("\n") + "\n" + question_line + answer_line

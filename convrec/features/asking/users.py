@@ -1,7 +1,7 @@
-"""Who answers questions: a rule that knows the wanted titles, two controls, and a model behind an address.
+"""Simulated users: a rule that knows the relevant titles, two controls, and a model at an OpenAI-compatible endpoint.
 
-A user is asked many questions at once and returns a text for each. Half of a rule's wordings are kept for evaluation.
-No answer names a wanted title (naming.py), or has a label that is like one.
+A user gets a batch of questions and returns one text for each. Half of the rule's wordings are reserved for evaluation.
+No answer names a relevant title (naming.py), or contains a label that resembles one.
 """
 
 import logging
@@ -22,18 +22,24 @@ from convrec.llm import LLM, merge_sampling
 from convrec.titles.forms import normalise
 
 USERS = ("rule", "random", "other", "llm")
-ALIKE = 85.0  # similarity, 0 to 100, above which a label is like a title
+MIN_SIMILARITY = 85.0  # of 100: from here on a label resembles a title
 
 _log = logging.getLogger(__name__)
-_SAID = read_table(__file__, "wordings.yaml")
-LABEL_WORDINGS = _SAID["labels"]
-OPEN_WORDINGS = _SAID["open"]
-LLM_PROMPT = _SAID["model"]
+_WORDINGS = read_table(__file__, "wordings.yaml")
+LABEL_WORDINGS = _WORDINGS["labels"]
+OPEN_WORDINGS = _WORDINGS["open"]
+LLM_PROMPT = _WORDINGS["model"]
 
 
 class Asked(NamedTuple):
-    """A question to a user. key: of the conversation; draws depend on it, on the seed and the attribute. wanted: rows
-    of the catalog. prompt: all that was said before."""
+    """A question to a user.
+
+    Attributes:
+        key: identifies the conversation; random draws depend on it, on the seed and on the attribute.
+        wanted: catalog rows of the relevant items.
+        attribute: what the question is about.
+        prompt: the conversation so far.
+    """
 
     key: str
     wanted: Sequence[int]
@@ -41,14 +47,21 @@ class Asked(NamedTuple):
     prompt: str = ""
 
 
-def draw(seed: int, *what: object) -> Random:
-    return Random("/".join(map(str, (seed, *what))))
+def draw(seed: int, *key: object) -> Random:
+    """Return a random generator that depends on the seed and the key alone."""
+    return Random("/".join(map(str, (seed, *key))))
 
 
 @dataclass
 class RuleUser:
-    """Answers with the labels that all wanted items have ("Comedy, please."), or that nothing is wanted there.
-    evaluation: in the wordings that are kept for it. others: who else is there, by what they want."""
+    """Answers with the labels that all relevant items share ("Comedy, please."), or says that anything is fine.
+
+    Attributes:
+        attributes: the catalog's labels.
+        seed: of the wordings.
+        evaluation: whether to use the wordings reserved for evaluation.
+        others: the relevant items of other users, for `OtherUser`.
+    """
 
     attributes: Attributes
     seed: int = 0
@@ -59,57 +72,64 @@ class RuleUser:
     def title_names(self) -> TitleNames:
         return TitleNames(self.attributes.catalog)
 
-    def answers(self, asked: Sequence[Asked]) -> list[str]:
-        return [self.wording(one, self.labels(one)) for one in asked]
+    def answers(self, questions: Sequence[Asked]) -> list[str]:
+        """Return an answer to each question."""
+        return [self.word_answer(question, self.choose_labels(question)) for question in questions]
 
-    def labels(self, asked: Asked) -> Sequence[str]:
-        return self.attributes.shared(asked.attribute, asked.wanted)
+    def choose_labels(self, question: Asked) -> Sequence[str]:
+        """Return the labels that the answer names."""
+        return self.attributes.shared(question.attribute, question.wanted)
 
-    def wording(self, asked: Asked, labels: Sequence[str]) -> str:
-        labels = [label for label in labels if not self.is_like_a_title(label, asked.wanted)]
+    def word_answer(self, question: Asked, labels: Sequence[str]) -> str:
+        """Return a sentence with these labels, in a random wording that names no relevant title."""
+        labels = [label for label in labels if not self.resembles_title(label, question.wanted)]
         half = slice(int(self.evaluation), None, 2)
-        random = draw(self.seed, asked.key, asked.attribute)
+        random = draw(self.seed, question.key, question.attribute)
         for wordings in (LABEL_WORDINGS, OPEN_WORDINGS) if labels else (OPEN_WORDINGS,):
             for wording in random.sample(wordings[half], len(wordings[half])):
-                said = wording.format(labels=" and ".join(labels))
-                text = said[0].upper() + said[1:]
-                if not self.names_a_title(text, asked.wanted):
+                sentence = wording.format(labels=" and ".join(labels))
+                text = sentence[0].upper() + sentence[1:]
+                if not self.names_title(text, question.wanted):
                     return text
-        return "..."  # a title of each of our words is wanted
+        return "..."  # every wording contains a relevant title
 
-    def names_a_title(self, text: str, rows: Sequence[int]) -> bool:
-        """Whether a text says which item is wanted, by its title or what people say in place of it."""
+    def names_title(self, text: str, rows: Sequence[int]) -> bool:
+        """Return whether a text reveals one of these items, by its title or a shorter name."""
         return self.title_names.is_named(text, rows)
 
-    def is_like_a_title(self, label: str, rows: Sequence[int]) -> bool:
+    def resembles_title(self, label: str, rows: Sequence[int]) -> bool:
+        """Return whether a label names one of these items or is spelled much like its title."""
         titles = map(normalise, self.title_names.iter_titles(rows))
-        is_alike = any(fuzz.ratio(normalise(label), title) >= ALIKE for title in titles)
-        return is_alike or self.names_a_title(label, rows)
+        is_similar = any(fuzz.ratio(normalise(label), title) >= MIN_SIMILARITY for title in titles)
+        return is_similar or self.names_title(label, rows)
 
 
 class RandomUser(RuleUser):
-    """A control: any label of the attribute, in a rule's words."""
+    """A control: answers with a random label of the attribute, in the rule's wordings."""
 
-    def labels(self, asked: Asked) -> Sequence[str]:
-        random = draw(self.seed, asked.key, asked.attribute, "label")
-        return [random.choice(self.attributes.labels[asked.attribute])]
+    def choose_labels(self, question: Asked) -> Sequence[str]:
+        random = draw(self.seed, question.key, question.attribute, "label")
+        return [random.choice(self.attributes.labels[question.attribute])]
 
 
 class OtherUser(RuleUser):
-    """A control: answers for somebody else's wanted items, of `others`; the same one's throughout a conversation."""
+    """A control: answers for another user of `others`, the same one throughout a conversation."""
 
-    def labels(self, asked: Asked) -> Sequence[str]:
-        random = draw(self.seed, asked.key, "other")
-        own = set(asked.wanted)
+    def choose_labels(self, question: Asked) -> Sequence[str]:
+        random = draw(self.seed, question.key, "other")
+        own = set(question.wanted)
         drawn = (random.choice(self.others) for _ in range(100 if self.others else 0))
         rows = next((rows for rows in drawn if rows and own.isdisjoint(rows)), ())
-        return self.attributes.shared(asked.attribute, rows)
+        return self.attributes.shared(question.attribute, rows)
 
 
 class LLMUser(RuleUser):
-    """A model that knows the wanted titles. An answer that names one is replaced by "I don't mind".
+    """A model that knows the relevant titles. An answer that names one is replaced by "I don't mind".
 
-    sampling: parameters of its requests, beside or in place of ours; None: not sent.
+    Args:
+        attributes: the catalog's labels.
+        llm: the client.
+        sampling: sampling parameters that add to or override ours; a parameter set to None is not sent.
     """
 
     def __init__(self, attributes: Attributes, llm: LLM, sampling: Mapping[str, Any] | None = None) -> None:
@@ -117,21 +137,23 @@ class LLMUser(RuleUser):
         self.llm = llm
         self.sampling = merge_sampling({"temperature": 0.0, "max_tokens": 60}, sampling)
 
-    def answers(self, asked: Sequence[Asked]) -> list[str]:
+    def answers(self, questions: Sequence[Asked]) -> list[str]:
         titles = self.attributes.catalog.titles
         prompts = [
             LLM_PROMPT.format(
-                titles="; ".join(titles[row] for row in one.wanted),
-                conversation=split_prompt(one.prompt)[1].strip(),
-                question=question_text(one.attribute),
+                titles="; ".join(titles[row] for row in question.wanted),
+                conversation=split_prompt(question.prompt)[1].strip(),
+                question=question_text(question.attribute),
             )
-            for one in asked
+            for question in questions
         ]
-        given = self.llm.ask_all(prompts, label="user", **self.sampling)
-        texts = [" ".join(answer.text.split()) for answer in given]
-        if empty := texts.count(""):  # as of a model that thinks longer than an answer may be
-            _log.warning("%d of %d answers of the user's model have no text: it does not mind", empty, len(texts))
+        answers = self.llm.ask_all(prompts, label="user", **self.sampling)
+        texts = [" ".join(answer.text.split()) for answer in answers]
+        if num_empty := texts.count(""):  # for example, reasoning used up the token limit
+            _log.warning(
+                "%d of %d answers of the user model are empty; each becomes %r", num_empty, len(texts), OPEN_WORDINGS[0]
+            )
         return [
-            text if text and not self.names_a_title(text, one.wanted) else OPEN_WORDINGS[0]
-            for text, one in zip(texts, asked, strict=True)
+            text if text and not self.names_title(text, question.wanted) else OPEN_WORDINGS[0]
+            for text, question in zip(texts, questions, strict=True)
         ]

@@ -1,1 +1,1 @@
-"""Prompts that name what a retrieval found, which the model may recommend."""
+"""Prompts that name retrieved candidates, which the model may recommend."""

@@ -1,4 +1,4 @@
-"""Prompts that name candidates: items that a retrieval found for the conversation, best first."""
+"""Prompts that name candidates: items retrieved for the conversation, best first."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ CANDIDATES_LINE = "Similar conversations led to these, the likeliest first; reco
 
 
 def with_candidates(prompt: str, lines: Sequence[str]) -> str:
-    """Return the prompt with these items at the end of its instruction, in place of those that it names.
+    """Put candidates at the end of a prompt's instruction, replacing any that it names.
 
     Args:
         prompt: the content of a prompt's message.
-        lines: the items as lists write them, best first. None of them: the prompt is returned as it is.
+        lines: the items as lists write them, best first. If empty, the prompt is returned unchanged.
     """
     if not lines:
         return prompt

@@ -1,4 +1,4 @@
-"""What training under the constraint of a catalog needs, checked and made before Ray starts."""
+"""Checks before a run with constrained lists, and the trie that it needs, made before Ray starts."""
 
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,14 @@ ON = "CONSTRAINED=1 (convrec.constrained)"
 
 
 def check(run: Run[RankGRPOConfig], catalog: Catalog) -> list[str]:
-    """Raise UserError for what cannot be trained under the constraint; return warnings. Writes nothing."""
+    """Check that a run can train with constrained lists; writes nothing.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        UserError: another setting, the tokenizer, the catalog or a conversation rules it out.
+    """
     _check_settings(run)
     matcher = make_matcher(catalog, run.settings)
     trie, _ = _make_trie(run, matcher, keep=False)
@@ -39,7 +46,7 @@ def check(run: Run[RankGRPOConfig], catalog: Catalog) -> list[str]:
 
 
 def use_trie(run: Run[RankGRPOConfig]) -> None:
-    """Keep the catalog's trie beside it, or in the run folder, and have the rollout use it."""
+    """Cache the catalog's trie next to the catalog, or in the run folder, and make the rollout use it."""
     from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE  # imports torch
 
     matcher = make_matcher(load_catalog(run.settings.catalog_file), run.settings)
@@ -64,50 +71,61 @@ def _make_trie(run: Run[RankGRPOConfig], matcher: Matcher, keep: bool) -> tuple[
 
 
 def _check_settings(run: Run[RankGRPOConfig]) -> None:
-    """Refuse what would train on another distribution than the one that samples, or on diluted ratios."""
+    """Refuse settings that would train on a distribution other than the sampled one, or on diluted ratios."""
     if not run.is_rank_level:
         raise UserError(
-            f"{ON}: GRPO and GSPO take ratios and means over all tokens, most of which are forced: take "
-            "ALGORITHM=rank_grpo"
+            "constraint.algorithm",
+            f"{ON}: GRPO and GSPO take ratios and means over all tokens, most of which are forced. Set "
+            "ALGORITHM=rank_grpo.",
         )
     preset = run.settings.preset
     if preset != "paper":
         raise UserError(
-            f"{ON}: PRESET={preset} shapes lists of wrong length and cuts ranks as the public code does, which "
-            "constrained lists have no use for: take PRESET=paper"
+            "constraint.preset",
+            f"{ON}: PRESET={preset} penalises list length and truncates ranks as the public code does, which makes no "
+            "sense for constrained lists. Set PRESET=paper.",
         )
     if run.trainer_mode != NAME:
         raise UserError(
-            f"{ON}: trainer.v1.trainer_mode={run.trainer_mode} goes on with responses that were broken "
-            "off, as parts of their prompts, where a list under the constraint would begin anew: take "
-            f"{NAME}"
+            "constraint.trainer-mode",
+            f"{ON}: trainer.v1.trainer_mode={run.trainer_mode} continues interrupted responses as parts of their "
+            f"prompts, where a constrained list would start over. Set it to {NAME}.",
         )
     if run.actor_strategy not in ("fsdp", "fsdp2"):
         raise UserError(
+            "constraint.actor-strategy",
             f"{ON}: actor_rollout_ref.actor.strategy={run.actor_strategy}: the log-probs of allowed tokens need whole "
-            "hidden states and the whole head in each process (no tensor parallel actor): take fsdp2"
+            "hidden states and the whole head in each process (no tensor parallelism). Set it to fsdp2.",
         )
     for key in run.sequence_parallel_keys:
-        raise UserError(f"{ON}: {key}: it cuts responses over processes, which need whole ones: take 1")
+        raise UserError(
+            "constraint.sequence-parallel",
+            f"{ON}: {key}: sequence parallelism splits responses between processes, but each process needs whole "
+            "responses. Set it to 1.",
+        )
     if run.rollout_engine != "vllm":
         raise UserError(
-            f"{ON}: actor_rollout_ref.rollout.name={run.rollout_engine}: lists are held to the catalog by vLLM"
+            "constraint.rollout-engine",
+            f"{ON}: actor_rollout_ref.rollout.name={run.rollout_engine}: only vLLM can constrain lists. Set it to "
+            "vllm.",
         )
     if not run.samples_single_turns or run.is_fully_deterministic:
         raise UserError(
-            f"{ON}: actor_rollout_ref.rollout: lists are sampled by single_turn_agent without full_determinism "
-            "(convrec.deterministic=true gives every rollout a seed)"
+            "constraint.sampler",
+            f"{ON}: actor_rollout_ref.rollout: constrained lists need single_turn_agent, without full_determinism "
+            "(convrec.deterministic=true gives each rollout a seed).",
         )
     if not run.keeps_processed_log_probs:
         raise UserError(
-            f"{ON}: actor_rollout_ref.rollout: take calculate_log_probs=true and logprobs_mode=processed_logprobs, the "
-            "log-probs of the constrained policy"
+            "constraint.log-probs",
+            f"{ON}: actor_rollout_ref.rollout: set calculate_log_probs=true and logprobs_mode=processed_logprobs, to "
+            "get the log-probs of the constrained policy.",
         )
-    check_logits(run.model_section, ON, "take another model, or other target_modules")
+    check_logits(run.model_section, ON, "use another model, or other target_modules")
 
 
 def _check_room(settings: RankGRPOConfig, matcher: Matcher, trie: CatalogTrie) -> None:
-    """Every conversation leaves enough items, and the longest list fits."""
+    """Check that the longest list fits, and that each conversation leaves enough items."""
     num_items = settings.num_items
     check_length(
         trie,
@@ -122,10 +140,11 @@ def _check_room(settings: RankGRPOConfig, matcher: Matcher, trie: CatalogTrie) -
         for row in pq.read_table(file, columns=["sample_id", "seen_titles"]).to_pylist():
             seen = row["seen_titles"] or ()
             if trie.num_items - sum(map(items_of_title, seen)) >= num_items:
-                continue  # nearly always, and known without a set
+                continue  # nearly always, and cheaper than building a set
             left = items_left(trie, excluded_items(matcher, seen))
             if left < num_items:
                 raise UserError(
-                    f"{file}, {row['sample_id']}: {left} of the catalog's {trie.num_items} items are not seen in that "
-                    f"conversation, and a list has {num_items}: leave the row out, or lower NUM_ITEMS"
+                    "constraint.too-few-items",
+                    f"{file}, {row['sample_id']}: NUM_ITEMS={num_items}, but the conversation leaves only {left} of "
+                    f"the catalog's {trie.num_items} items unseen. Remove the row, or lower NUM_ITEMS.",
                 )

@@ -1,6 +1,6 @@
-"""The choices of written lists: where more than one token was allowed, and which ones were.
+"""The choices in sampled lists: the positions where more than one token was allowed, and the allowed tokens.
 
-Every other token of a list was forced: its log-prob under the constraint is 0, and it trains nothing.
+All other tokens were forced: their log-prob under the constraint is 0, and they contribute no gradient.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,18 @@ from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.trie import Int32s
 from convrec.features.constrained.walk import Walk
 
-REMEMBERED = 8192  # responses; old, reference and new log-probs of a step ask for the same ones
+MAX_CACHED_RESPONSES = 8192  # old, reference and new log-probs of a step read the same responses
 
 
 class Choices(NamedTuple):
-    """F choices, of one response or of several, and X children that were closed at them.
+    """F choices in one or more responses, and X children that were closed at them.
 
-    place_F: where the token stands that was chosen. node_F: the trie's node, whose children were allowed but for the
-    closed ones. chosen_F: the child that was taken. closed_X: a closed child of the choice closed_at_X (0 to F - 1),
-    which ascends.
+    Attributes:
+        place_F: the position of the chosen token.
+        node_F: the trie's node; all its children were allowed except the closed ones.
+        chosen_F: the child that was chosen.
+        closed_X: a closed child.
+        closed_at_X: the choice, 0 to F - 1, at which the child was closed; ascending.
     """
 
     place_F: Int32s
@@ -35,18 +38,23 @@ NONE = Choices(*[np.zeros(0, np.int32)] * 5)
 
 
 class ChoiceReader:
-    """Walks responses again. What it has walked it remembers."""
+    """Finds the choices in responses by walking them through the trie again, with a cache."""
 
     def __init__(self, catalog: CatalogTrie):
         self.catalog = catalog
-        self._of_one = lru_cache(maxsize=REMEMBERED)(self._walk)
+        self._walk_cached = lru_cache(maxsize=MAX_CACHED_RESPONSES)(self._walk)
 
     def read(self, tokens: Sequence[int], constraint: Sequence[int]) -> Choices:
-        """constraint: the number of items, then the excluded items.
+        """Return the choices in a response.
 
-        Raises ValueError for a response that cannot have been written under it.
+        Args:
+            tokens: of the response.
+            constraint: the number of items, then the excluded items.
+
+        Raises:
+            ValueError: the response cannot have been sampled under this constraint.
         """
-        return self._of_one(tuple(tokens), tuple(constraint))
+        return self._walk_cached(tuple(tokens), tuple(constraint))
 
     def _walk(self, tokens: tuple[int, ...], constraint: tuple[int, ...]) -> Choices:
         walk = Walk(self.catalog, constraint[0], constraint[1:])
@@ -54,7 +62,7 @@ class ChoiceReader:
         closed: list[tuple[int, int]] = []
         for index, token in enumerate(tokens):
             node = walk.node
-            is_free = walk.num_choices() > 1
+            is_free = walk.count_choices() > 1
             if is_free:
                 closed += [(child, len(taken)) for child in walk.closed.get(node, ())]
             child = walk.advance(token)
@@ -64,15 +72,17 @@ class ChoiceReader:
 
 
 def joined(choices: Sequence[Choices], starts: Sequence[int]) -> Choices:
-    """One of many, with the places of each counted on from its start."""
-    choices = [NONE, *choices]
+    """Concatenate choices; the positions of each are shifted by its start."""
+    parts = [NONE, *choices]
     starts = [0, *starts]
-    counts = np.array([len(one.place_F) for one in choices])
+    counts = np.array([len(part.place_F) for part in parts])
     firsts = counts.cumsum() - counts
     return Choices(
-        np.concatenate([one.place_F + np.int32(start) for one, start in zip(choices, starts, strict=True)]),
-        np.concatenate([one.node_F for one in choices]),
-        np.concatenate([one.chosen_F for one in choices]),
-        np.concatenate([one.closed_X for one in choices]),
-        np.concatenate([one.closed_at_X + np.int32(first) for one, first in zip(choices, firsts, strict=True)]),
+        place_F=np.concatenate([part.place_F + np.int32(start) for part, start in zip(parts, starts, strict=True)]),
+        node_F=np.concatenate([part.node_F for part in parts]),
+        chosen_F=np.concatenate([part.chosen_F for part in parts]),
+        closed_X=np.concatenate([part.closed_X for part in parts]),
+        closed_at_X=np.concatenate(
+            [part.closed_at_X + np.int32(first) for part, first in zip(parts, firsts, strict=True)]
+        ),
     )

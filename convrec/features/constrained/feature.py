@@ -1,4 +1,4 @@
-"""Lists under the constraint of a catalog, in training (docs/explanation/method.md 9)."""
+"""Training with constrained lists (docs/explanation/method.md 9)."""
 
 from convrec.features.constrained import checks
 from convrec.features.constrained.rollout import ListConstraint, load_trie
@@ -10,7 +10,7 @@ from convrec.titles.catalog import Catalog, load_catalog
 
 
 class Constrained(Feature):
-    """`convrec.constrained`: sampled lists hold unseen items of the catalog, and ratios count free choices only."""
+    """`convrec.constrained`: sampled lists contain only unseen catalog items, and ratios count only free choices."""
 
     fields = ("loss_mask",)
 
@@ -28,7 +28,7 @@ class Constrained(Feature):
         return ListConstraint(trie, matcher, self.settings.num_items)
 
     def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
-        """Take out forced tokens: they carry no choice, and would dilute the ratio of their unit."""
+        """Drop forced tokens: they are no choice, and would dilute the ratio of their unit."""
         credit.loss_mask_BT = batch.optional_BT["loss_mask"]
         is_forced_BT = credit.loss_mask_BT == 0
         credit.units_BT = credit.units_BT.masked_fill(is_forced_BT, -1)

@@ -1,30 +1,30 @@
-"""The tokens of catalog lines: the tokenizer's own of each, and the check that a list is its lines in a row."""
+"""Encodes catalog lines, and checks that a list's tokens are those of its lines, concatenated."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from convrec.base.errors import UserError
-from convrec.lists.token_bytes import _name
+from convrec.lists.token_bytes import describe_tokenizer
 
-LISTED_AT_ONCE = 64  # lines that the check encodes as one text
+LINES_PER_CHECK = 64  # lines that the check encodes as one text
 Tokens = list[list[int]]
 Encode = Callable[[Sequence[str]], Tokens]
 
 
 @dataclass(frozen=True)
 class LineTokens:
-    """The tokens of lines, by where in a list a line stands. Without the end of the sequence.
+    """The tokens of lines by their position in a list, without the end of the sequence.
 
     A sentencepiece tokenizer with a dummy prefix (Llama 2, Mistral 7B v0.1 to v0.3, Phi-3) puts a space before a text,
-    so that an item has other tokens at the top of a list than below it. Of all other tokenizers `first` and `only` are
-    None: there they are `inner` and `last`.
+    so that an item has different tokens at the top of a list than below it. For all other tokenizers, `first` and
+    `only` are None, since they equal `inner` and `last`.
 
     Attributes:
-        inner: of each line with the delimiter after it, below the first line.
-        last: of each line at the end of a list.
-        first: of each line with the delimiter after it, at the top of a list.
-        only: of each line that is a whole list.
+        inner: each line with the delimiter after it, below the first line.
+        last: each line at the end of a list.
+        first: each line with the delimiter after it, at the top of a list.
+        only: each line as a whole list.
     """
 
     inner: Tokens
@@ -34,12 +34,12 @@ class LineTokens:
 
     @property
     def forms(self) -> list[Tokens]:
-        """Inner and last, then first and only where they differ."""
+        """Inner and last, then first and only if they differ."""
         return [form for form in (self.inner, self.last, self.first, self.only) if form is not None]
 
     @property
     def whole_texts(self) -> Tokens:
-        """The tokens of each line as a text of its own."""
+        """The tokens of each line as a separate text."""
         return self.last if self.only is None else self.only
 
     def select(self, indices: Sequence[int]) -> "LineTokens":
@@ -48,15 +48,19 @@ class LineTokens:
 
 
 def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> LineTokens:
-    """Encode each line in every place that it can have in a list.
+    """Encode each line in every position that it can have in a list.
 
     Raises:
-        UserError: the tokenizer is a slow one, or a list of such lines has other tokens than its lines have one after
-            the other: then the model would never have seen lists as the trie writes them.
+        UserError: the tokenizer is a slow one, or a list's tokens differ from those of its lines, concatenated: the
+            model would then never have seen lists as the trie writes them.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError(f"{_name(tokenizer)} is not a fast tokenizer: constrained lists need its tokenizer.json")
+        raise UserError(
+            "constraint.slow-tokenizer",
+            f"{describe_tokenizer(tokenizer)} is not a fast tokenizer. Constrained lists need one with a "
+            "tokenizer.json.",
+        )
     backend.no_truncation()
     backend.no_padding()
 
@@ -78,28 +82,28 @@ def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> LineTo
 
 
 def _has_dummy_prefix(encode: Encode, line: str, delimiter: str) -> bool:
-    """Whether a line has other tokens at the beginning of a text than after a delimiter."""
+    """Return whether a line has different tokens at the beginning of a text than after a delimiter."""
     alone, below = encode([line, delimiter + line])
     return below[-len(alone) :] != alone
 
 
 def _encode_below(tokenizer: Any, encode: Encode, texts: Sequence[str], delimiter: str) -> Tokens:
-    """Encode texts as they stand after a delimiter."""
+    """Encode texts as they are after a delimiter."""
     (before,) = encode([delimiter])
     encoded = encode([delimiter + text for text in texts])
     for text, tokens in zip(texts, encoded, strict=True):
         if tokens[: len(before)] != before:
-            _refuse_joined(tokenizer, text.removesuffix(delimiter), delimiter)
+            _refuse_merged(tokenizer, text.removesuffix(delimiter), delimiter)
     return [tokens[len(before) :] for tokens in encoded]
 
 
 def _check_lists(tokenizer: Any, encode: Encode, lines: Sequence[str], tokens: LineTokens, delimiter: str) -> None:
-    """Compare lists of these lines, encoded as texts, with the lines' tokens in a row."""
+    """Check that lists of these lines, encoded as texts, have the lines' tokens, concatenated."""
     top = tokens.inner if tokens.first is None else tokens.first
-    for start in range(0, len(lines), LISTED_AT_ONCE * 256):  # memory: not all lists of a large catalog at once
-        firsts = range(start, min(start + LISTED_AT_ONCE * 256, len(lines)), LISTED_AT_ONCE)
-        # one line more, so that the first of the next slice is checked behind another, too
-        slices = [slice(index, index + LISTED_AT_ONCE + 1) for index in firsts]
+    for start in range(0, len(lines), LINES_PER_CHECK * 256):  # memory: not all lists of a large catalog at once
+        firsts = range(start, min(start + LINES_PER_CHECK * 256, len(lines)), LINES_PER_CHECK)
+        # one more line, so that the first line of the next slice is also checked after another
+        slices = [slice(index, index + LINES_PER_CHECK + 1) for index in firsts]
         for part, written in zip(slices, encode([delimiter.join(lines[part]) for part in slices]), strict=True):
             if len(lines[part]) == 1:
                 expected = tokens.whole_texts[part.start]
@@ -111,18 +115,23 @@ def _check_lists(tokenizer: Any, encode: Encode, lines: Sequence[str], tokens: L
 
 
 def _refuse(tokenizer: Any, encode: Encode, lines: Sequence[str], tokens: LineTokens, delimiter: str) -> None:
-    """Raise UserError that names the line which a list encodes in another way."""
+    """Raise a UserError that names the line with different tokens in a list."""
     top = tokens.inner if tokens.first is None else tokens.first
     pairs = encode([f"{lines[index]}{delimiter}{line}" for index, line in enumerate(lines[1:])])
     for index, pair in enumerate(pairs):
         if pair != top[index] + tokens.last[index + 1]:
-            _refuse_joined(tokenizer, lines[index + 1], lines[index])
-    raise UserError(f"{_name(tokenizer)} encodes a list in another way than its lines: it cannot be constrained")
-
-
-def _refuse_joined(tokenizer: Any, line: str, before: str) -> None:
+            _refuse_merged(tokenizer, lines[index + 1], lines[index])
     raise UserError(
-        f"{_name(tokenizer)} encodes {line!r} differently after {before!r} than alone: a list is not its lines one "
-        "after the other, so lists cannot be constrained with it. Leave that title out, or use a tokenizer that splits "
-        "at line breaks (Qwen, Llama-3)"
+        "constraint.merged-lines",
+        f"{describe_tokenizer(tokenizer)} encodes a list differently from its lines, so it cannot constrain lists. Use "
+        "a tokenizer that splits at line breaks (Qwen, Llama-3).",
+    )
+
+
+def _refuse_merged(tokenizer: Any, line: str, before: str) -> None:
+    raise UserError(
+        "constraint.merged-lines",
+        f"{describe_tokenizer(tokenizer)} encodes {line!r} differently after {before!r} than alone, so it cannot "
+        "constrain lists with this title. Remove the title, or use a tokenizer that splits at line breaks (Qwen, "
+        "Llama-3).",
     )

@@ -1,4 +1,4 @@
-"""Lists sampled under the constraint of a run's catalog: what vLLM is asked for, and what travels with a list."""
+"""Sampling of constrained lists: the requests to vLLM, and the fields that accompany a list."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ from convrec.features.feature import RolloutFeature
 from convrec.features.responses import OPEN, SampledResponse
 from convrec.titles.matching import Matcher
 
-CONSTRAINT = "constraint"  # field of a batch: of each row the number of items, then the excluded items
+CONSTRAINT = "constraint"  # field of a batch: each row's number of items, then its excluded items
 
 
 def load_trie(rollout: Mapping[str, Any]) -> CatalogTrie | None:
-    """Return the catalog's trie that verl's settings of a rollout name; None where lists are free."""
+    """Return the catalog's trie that verl's rollout settings name; None if lists are not constrained."""
     engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
     file = (engine.get("additional_config") or {}).get(TRIE)
     return load_catalog_trie(Path(file)) if file else None
 
 
 class ListConstraint(RolloutFeature):
-    """The constraint of a run's lists, `num_items` items each. The titles that a sample has seen are excluded."""
+    """The constraint of a run's lists: `num_items` catalog items each, none of them seen in the conversation."""
 
     needs_groups = True
 
@@ -37,7 +37,7 @@ class ListConstraint(RolloutFeature):
         self._excluded = lru_cache(maxsize=4096)(lambda seen: excluded_items(matcher, seen))
 
     def excluded(self, sample: Mapping[str, Any]) -> list[int]:
-        """Return the items that any row of the sample has seen, and the questions that are open to it."""
+        """Return the items seen in any row of the sample, and its open questions."""
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
         seen = [row["seen"] for row in truth.get("rows", [truth]) if row.get("seen") is not None]
@@ -45,7 +45,7 @@ class ListConstraint(RolloutFeature):
         return [*sample.get(OPEN, ()), *self._excluded(tuple(sorted(titles)))]
 
     def find_row(self, item: int) -> int | None:
-        """Return the catalog row whose line lists write for an item; None for an item that no list may hold."""
+        """Return the catalog row whose line writes an item; None for an item that no list may contain."""
         lines = self.reader.catalog.find_lines(item)
         return int(self.reader.catalog.row_W[lines[0]]) if lines else None
 
@@ -56,7 +56,7 @@ class ListConstraint(RolloutFeature):
         return self.constraint_fields(response.sample, response.output.response_ids)
 
     def constraint_fields(self, sample: Mapping[str, Any], response: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Return CONSTRAINT, and the loss's mask: 1 where the list had a choice."""
+        """Return CONSTRAINT, and the loss mask: 1 where more than one token was allowed."""
         constraint = [self.num_items, *self.excluded(sample)]
         mask_T = torch.zeros(len(response), dtype=torch.int64)
         mask_T[torch.from_numpy(self.reader.read(response, constraint).place_F).long()] = 1

@@ -1,10 +1,11 @@
-"""The lists that an engine of vLLM writes under the constraint: what a request says, and the state of its list.
+"""Constrained lists in vLLM: the arguments of a request, and the state of its list.
 
     LLM(..., logits_processors=[PROCESSOR], additional_config={TRIE: "catalog.parquet.trie-KEY.npz"})
     SamplingParams(..., extra_args={ITEMS: 20, EXCLUDE: [rows of items]})
 
-A request may name another trie, {VERSION: "NAME.npz"}, a file beside the first: so a catalog changes while lists are
-written, and each is finished with the trie that it began with. What vLLM's model runners call is `vllm_processor`.
+A request may name another trie, {VERSION: "NAME.npz"}, a file next to the first one. So the catalog can change while
+lists are written, and each list is finished with the trie that it began with. vLLM's model runners call
+`vllm_processor`.
 """
 
 import logging
@@ -24,19 +25,19 @@ from convrec.features.constrained.trie import Int64s
 from convrec.features.constrained.walk import Walk
 
 PROCESSOR = "convrec.features.constrained.vllm_processor:CatalogLogitsProcessor"
-TRIE = "constrained_trie"  # of additional_config
-# of extra_args, which are vllm_xargs of vLLM's server
+TRIE = "constrained_trie"  # key of additional_config
+# keys of extra_args, which are vllm_xargs in vLLM's server
 ITEMS = "constrained_items"
 EXCLUDE = "constrained_exclude"
 VERSION = "constrained_version"
-TRIES_KEPT = 8  # besides those of lists that are being written
+MAX_CACHED_TRIES = 8  # besides those of unfinished lists
 _FILE_NAME = re.compile(r"\w[\w.-]*\.npz")
-_log = logging.getLogger("vllm.constrained")  # below vLLM's, whose handlers it has
+_log = logging.getLogger("vllm.constrained")  # a child of vLLM's logger, whose handlers it uses
 ReadTokens = Callable[[Int64s, Int64s], Int64s]
 
 
 class TrieMask:
-    """The trie's arrays on a device. A step sends a few numbers a list, not its allowed tokens."""
+    """The trie's arrays on a device. A step sends a few numbers per list, not its allowed tokens."""
 
     def __init__(self, catalog: CatalogTrie, device: torch.device | str):
         trie = catalog.trie
@@ -44,11 +45,11 @@ class TrieMask:
         self._sequence_L = trie.sequence_L
         self._token_L = torch.from_numpy(trie.token_L).to(device)
         self._num_words = int(trie.token_L.max()) + 1
-        # parents and tokens of nodes as one number each; nodes are numbered so that these ascend
+        # parent and token of each node as one number; nodes are numbered so that these numbers ascend
         self._edge_L = trie.parent_L.astype(np.int64) * self._num_words + trie.token_L
 
     def find_children(self, node_B: Int64s, token_B: Int64s) -> Int64s:
-        """Return the children to which these tokens lead; -1 where there is none."""
+        """Return the children to which these tokens lead; -1 for none."""
         edge_B = node_B * self._num_words + token_B
         child_B = np.searchsorted(self._edge_L, edge_B)
         is_edge_B = (token_B >= 0) & (token_B < self._num_words)
@@ -56,7 +57,7 @@ class TrieMask:
         return np.where(is_edge_B, child_B, -1)
 
     def ends_line(self, node_B: Int64s) -> npt.NDArray[np.bool_]:
-        """Return at which of these nodes a line or question ends."""
+        """Return whether a line or question ends at each of these nodes."""
         return self._sequence_L[node_B] >= 0
 
     def count_children(self, node_B: Int64s) -> Int64s:
@@ -65,42 +66,42 @@ class TrieMask:
     def apply(
         self, logits_BV: torch.Tensor, rows_B: Int64s, node_B: Int64s, closed: Mapping[int, Sequence[int]]
     ) -> torch.Tensor:
-        """Set the logits of all tokens to -inf that a row's list does not allow, in place; the others stay as they are.
+        """Set the logits of all tokens that a row's list does not allow to -inf, in place.
 
         Args:
-            logits_BV: of a step.
-            rows_B: rows with a list, one at least; the others are left alone.
-            node_B: where their lists are.
-            closed: place in `rows_B` -> the node's children that are closed.
+            logits_BV: a step's logits.
+            rows_B: rows with a list, at least one; other rows are not changed.
+            node_B: the node that each list has reached.
+            closed: index into `rows_B` -> the node's closed children.
         """
         counts_B = self.count_children(node_B)
         ends_B = counts_B.cumsum()
-        shifts_B = self._first_child[node_B] - (ends_B - counts_B)  # from a token's place among all to its node
+        shifts_B = self._first_child[node_B] - (ends_B - counts_B)  # from a token's index among all to its node
         closed_places = [child - int(shifts_B[place]) for place, children in closed.items() for child in children]
         sent = torch.from_numpy(np.stack([rows_B, shifts_B, counts_B])).to(logits_BV.device)
         rows_W, shift_W, counts_W = sent.unbind()
-        which = torch.repeat_interleave(counts_W, output_size=int(ends_B[-1]))  # place in `rows_B` of each token
+        which = torch.repeat_interleave(counts_W, output_size=int(ends_B[-1]))  # index into `rows_B` of each token
         nodes_ = torch.arange(len(which), device=which.device) + shift_W[which]
         allowed = (rows_W[which], self._token_L[nodes_].long())
-        kept = logits_BV[allowed]
+        allowed_logits = logits_BV[allowed]
         if closed_places:
-            kept[torch.tensor(closed_places, device=kept.device)] = -torch.inf
+            allowed_logits[torch.tensor(closed_places, device=allowed_logits.device)] = -torch.inf
         logits_BV.index_fill_(0, rows_W, -torch.inf)
-        logits_BV[allowed] = kept
+        logits_BV[allowed] = allowed_logits
         return logits_BV
 
 
 class OpenList(NamedTuple):
-    """The list of a request: its walk, which advances at the end of each line, and the mask of its trie."""
+    """A request's list: its walk, which advances at the end of each line, and the mask of its trie."""
 
     walk: Walk
     mask: TrieMask
 
 
 class OpenLists:
-    """The lists of a batch, with their places in the trie in arrays: all take a token at once.
+    """The lists of a batch, with their nodes in arrays, so that all take a token at once.
 
-    Only where a line ends is a walk asked in Python. Each list has a key. K: keys, B: lists of a step.
+    Python runs a walk only at the end of a line. Each list has a key. K: keys, B: lists of a step.
     """
 
     def __init__(self) -> None:
@@ -109,20 +110,20 @@ class OpenLists:
         self._num_taken_K = np.zeros(0, np.int64)
         self._node_K = np.zeros(0, np.int64)
 
-    def put(self, key: int, one: OpenList) -> None:
-        """Begin a list, in place of the one that had this key."""
+    def put(self, key: int, open_list: OpenList) -> None:
+        """Begin a list, replacing any that had this key."""
         self._reserve(key + 1)
-        self._lists[key] = one
-        self._mask_K[key] = id(one.mask)
+        self._lists[key] = open_list
+        self._mask_K[key] = id(open_list.mask)
         self._num_taken_K[key] = 0
-        self._node_K[key] = one.walk.node
+        self._node_K[key] = open_list.walk.node
 
     def remove(self, key: int) -> None:
         if self._lists.pop(key, None):
             self._mask_K[key] = 0
 
     def has_list(self, keys_B: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which of these keys have a list."""
+        """Return whether each of these keys has a list."""
         self._reserve(int(keys_B.max(initial=-1)) + 1)
         return self._mask_K[keys_B] > 0
 
@@ -135,29 +136,29 @@ class OpenLists:
             self._node_K = np.pad(self._node_K, (0, lacking))
 
     def catch_up(self, keys_B: Int64s, num_tokens_B: Int64s, read: ReadTokens) -> None:
-        """Take the tokens that lists have and their walks have not: one of each, or all of a list that was preempted.
+        """Take the tokens that the walks lack: one per list, or all tokens of a list that was preempted.
 
         Args:
-            keys_B: of the lists.
-            num_tokens_B: how many tokens each has; fewer than were taken while vLLM reads its prompt again.
-            read: (places in `keys_B`, numbers of tokens before) -> the next token of each.
+            keys_B: the keys of the lists.
+            num_tokens_B: each list's number of tokens; lower than before while vLLM processes its prompt again.
+            read: (indices into `keys_B`, numbers of preceding tokens) -> the next token of each.
 
         Raises:
             ValueError: a token is not allowed.
         """
         while True:
             num_taken_B = self._num_taken_K[keys_B]
-            behind = np.flatnonzero(num_tokens_B > num_taken_B)
-            if not len(behind):
+            lagging = np.flatnonzero(num_tokens_B > num_taken_B)
+            if not len(lagging):
                 return
-            self._take(keys_B[behind], read(behind, num_taken_B[behind]))
+            self._take(keys_B[lagging], read(lagging, num_taken_B[lagging]))
 
     def _take(self, keys_B: Int64s, token_B: Int64s) -> None:
         self._num_taken_K[keys_B] += 1
-        for mask, places in self._by_mask(keys_B):
+        for mask, places in self._group_by_mask(keys_B):
             keys = keys_B[places]
             node = self._node_K[keys]
-            is_open = node != END  # after the end everything is ignored
+            is_open = node != END  # tokens after the end are ignored
             keys = keys[is_open]
             child = mask.find_children(node[is_open], token_B[places][is_open])
             for place in np.flatnonzero(child < 0).tolist():
@@ -174,12 +175,12 @@ class OpenLists:
         raise ValueError(f"token {token} is not allowed after {num_items} items (node {self._node_K[key]})")
 
     def mask(self, logits_BV: torch.Tensor, rows_B: Int64s, keys_B: Int64s) -> torch.Tensor:
-        """Mask the rows of these lists in place. Other rows are left alone."""
-        for mask, places in self._by_mask(keys_B):
+        """Mask the rows of these lists in place; other rows are not changed."""
+        for mask, places in self._group_by_mask(keys_B):
             keys = keys_B[places]
             node = self._node_K[keys]
             closed = {}
-            # A forced token is never closed: its list would have been led elsewhere.
+            # A forced token is never closed: the list could not have reached this node.
             for place in np.flatnonzero(mask.count_children(node) > 1).tolist():
                 children = self._lists[int(keys[place])].walk.closed.get(int(node[place]))
                 if children:
@@ -187,8 +188,8 @@ class OpenLists:
             mask.apply(logits_BV, rows_B[places], node, closed)
         return logits_BV
 
-    def _by_mask(self, keys_B: Int64s) -> Iterator[tuple[TrieMask, Int64s]]:
-        """Yield each mask and the places in `keys_B` of its lists."""
+    def _group_by_mask(self, keys_B: Int64s) -> Iterator[tuple[TrieMask, Int64s]]:
+        """Yield each mask and the indices into `keys_B` of its lists."""
         mask_B = self._mask_K[keys_B]
         for identity in np.unique(mask_B):
             places = np.flatnonzero(mask_B == identity)
@@ -196,7 +197,15 @@ class OpenLists:
 
 
 class ListWriter:
-    """Begins lists. additional_config: vLLM's, with TRIE."""
+    """Begins a list for each constrained request.
+
+    Args:
+        additional_config: vLLM's, with TRIE.
+        device: of the logits.
+
+    Raises:
+        ValueError: additional_config has no TRIE.
+    """
 
     def __init__(self, additional_config: Any, device: torch.device):
         file = dict(additional_config).get(TRIE)
@@ -204,7 +213,7 @@ class ListWriter:
             raise ValueError(f'constrained lists: start vLLM with additional_config={{"{TRIE}": FILE}}')
         self.file = Path(file)
         self.device = device
-        self._trie = lru_cache(TRIES_KEPT)(self._load_trie)
+        self._trie = lru_cache(MAX_CACHED_TRIES)(self._load_trie)
         self._trie(self.file.name)
 
     def _load_trie(self, name: str) -> tuple[CatalogTrie, TrieMask]:
@@ -212,36 +221,42 @@ class ListWriter:
         return catalog, TrieMask(catalog, self.device)
 
     def begin(self, extra_args: Mapping[str, Any] | None) -> OpenList | None:
-        """The list of a request; None for a request that is not constrained."""
+        """Begin the list of a request; return None for a request that is not constrained."""
         arguments = read_arguments(extra_args)
         if arguments is None:
             return None
         num_items, exclude, name = arguments
         try:
             catalog, mask = self._trie(name or self.file.name)
-        except (FileNotFoundError, UserError) as error:  # of one request: the engine has others
-            _log.error("%s: an empty list, since its trie cannot be read: %s", VERSION, error)
+        except (FileNotFoundError, UserError) as error:  # must not end the engine's other requests
+            _log.error("%s: returning an empty list, since the trie is not readable: %s", VERSION, error)
             (catalog, mask) = self._trie(self.file.name)
             num_items = 0
         walk = Walk(catalog, num_items, exclude)
         if walk.num_items < arguments[0]:
-            _log.warning("a list of %d items, not %d: the others are excluded", walk.num_items, arguments[0])
+            _log.warning("a list gets %d items instead of %d: all others are excluded", walk.num_items, arguments[0])
         return OpenList(walk, mask)
 
 
 def read_arguments(extra_args: Mapping[str, Any] | None) -> tuple[int, list[int], str] | None:
-    """(num_items, excluded items, name of the trie's file or "") of a constrained request, None for another. Raises
-    ValueError."""
-    given = extra_args or {}
-    if ITEMS not in given and EXCLUDE not in given:
+    """Read the arguments of a constrained request.
+
+    Returns:
+        (num_items, excluded items, name of the trie's file or ""); None for a request that is not constrained.
+
+    Raises:
+        ValueError: an argument is invalid.
+    """
+    arguments = extra_args or {}
+    if ITEMS not in arguments and EXCLUDE not in arguments:
         return None
-    num_items = given.get(ITEMS)
-    exclude = given.get(EXCLUDE, [])
-    name = given.get(VERSION, "")
+    num_items = arguments.get(ITEMS)
+    exclude = arguments.get(EXCLUDE, [])
+    name = arguments.get(VERSION, "")
     if type(num_items) is not int or num_items < 1:
-        raise ValueError(f"{ITEMS} is {num_items!r}, not a number of items from 1 on")
+        raise ValueError(f"{ITEMS} is {num_items!r}, not a positive number of items")
     if not isinstance(exclude, list) or any(type(item) is not int for item in exclude):
-        raise ValueError(f"{EXCLUDE} is no list of rows of the catalog")
+        raise ValueError(f"{EXCLUDE} is not a list of catalog rows")
     if not isinstance(name, str) or (name and not _FILE_NAME.fullmatch(name)):
         raise ValueError(f"{VERSION} is {name!r:.100}, not the name of a trie's file")
     return num_items, exclude, name

@@ -1,8 +1,8 @@
-"""vLLM's batch logits processor: requests that say `constrained_items` write lists of the catalog only.
+"""vLLM's batch logits processor: requests with `constrained_items` write lists of catalog items only.
 
-vLLM has two model runners, and each takes processors of its own interface alone. Which one runs is known when an engine
-starts: before vLLM 0.31 the first where there is a processor, since then the second where there is Triton, on GPUs. So
-the class that vLLM is given by name passes for both and makes the adapter of the one that asks. Both use `vllm_lists`.
+vLLM has two model runners, each with its own processor interface. Which one runs is known only when an engine starts:
+before vLLM 0.31, the first if there is a processor; since then, the second if there is Triton, on GPUs. So the class
+that vLLM loads by name satisfies both interfaces and makes the adapter for the runner in use. Both use `vllm_lists`.
 """
 
 import itertools
@@ -26,11 +26,11 @@ except ImportError:  # before vLLM 0.31
 
 
 class CatalogLogitsProcessor(V1Interface, V2Interface):
-    """Masks the rows of constrained requests; others are left alone."""
+    """Masks the rows of constrained requests; other rows are not changed."""
 
-    def __new__(cls, vllm_config: VllmConfig, *of_runner: Any) -> Any:
-        runner = V2Processor if vllm_config.use_v2_model_runner else V1Processor
-        return runner(vllm_config, *of_runner)
+    def __new__(cls, vllm_config: VllmConfig, *runner_arguments: Any) -> Any:
+        processor = V2Processor if vllm_config.use_v2_model_runner else V1Processor
+        return processor(vllm_config, *runner_arguments)
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -38,11 +38,11 @@ class CatalogLogitsProcessor(V1Interface, V2Interface):
 
 
 class V1Processor(V1Interface):
-    """For the first runner, which moves requests between rows and says so in `update_state`.
+    """For the first runner, which moves requests between rows and reports it to `update_state`.
 
-    It hands over a live list of a request's tokens; a preempted request comes back with its tokens and is walked again.
-    With asynchronous scheduling a token that is still on the device is -1 in it until right before `apply` (vLLM issue
-    52461: where a processor is given by name, as this one). So they are read there, and a -1 is an error, not a token.
+    The runner passes a live list of a request's tokens; a preempted request comes back with its tokens and is walked
+    again. With asynchronous scheduling, a token still on the device is -1 in this list until right before `apply`, if
+    the processor was given by name as here (vLLM issue 52461). So `apply` reads the tokens, and a -1 is an error.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):
@@ -67,25 +67,25 @@ class V1Processor(V1Interface):
         self._rows_B = np.array([*self.of_row], np.int64)
 
     def _begin(self, params: SamplingParams, _: Any, tokens: list[int]) -> tuple[int, list[int]] | None:
-        one = self.writer.begin(params.extra_args)
-        if one is None:
+        open_list = self.writer.begin(params.extra_args)
+        if open_list is None:
             return None
         key = next(key for key in itertools.count() if key not in self._used_keys)
         self._used_keys.add(key)
-        self.open.put(key, one)
+        self.open.put(key, open_list)
         return key, tokens
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        written = [tokens for _, tokens in self.of_row.values()]
-        num_tokens_B = np.fromiter(map(len, written), np.int64, len(written))
+        token_lists = [tokens for _, tokens in self.of_row.values()]
+        num_tokens_B = np.fromiter(map(len, token_lists), np.int64, len(token_lists))
 
         def read(places: Int64s, numbers: Int64s) -> Int64s:
             pairs = zip(places.tolist(), numbers.tolist(), strict=True)
-            token_B = np.array([written[place][number] for place, number in pairs], np.int64)
+            token_B = np.array([token_lists[place][number] for place, number in pairs], np.int64)
             if token_B.min() < 0:
                 raise RuntimeError(
-                    "vLLM's asynchronous scheduling hid a token from the constraint (vLLM issue 52461): give the "
-                    "processor by its name, or start vLLM with async_scheduling=False"
+                    "vLLM's asynchronous scheduling hid a token from the constraint (vLLM issue 52461). Give the "
+                    "processor by name, or start vLLM with async_scheduling=False."
                 )
             return token_B
 
@@ -96,13 +96,13 @@ class V1Processor(V1Interface):
 class V2Processor(V2Interface):
     """For the second runner (vLLM pull 56497), where a request keeps its slot and rows change with every step.
 
-    Tokens are on the device alone; how many each request has is known on the host. What the walks have not taken yet
-    is read at once, a token of each list. A slot that is free keeps its list until the next request has it: vLLM does
-    not say when one ends.
+    Tokens are only on the device; the host knows how many each request has. The tokens that the walks lack are read
+    together, one per list. A free slot keeps its list until the next request gets it: vLLM does not report when a
+    request ends.
     """
 
     def __init__(self, vllm_config: VllmConfig, req_states: Any):
-        if vllm_config.speculative_config:  # several rows of a request, some of them for tokens that are not written
+        if vllm_config.speculative_config:  # a request would have several rows, some for tokens that get rejected
             raise ValueError("constrained lists: start vLLM without speculative decoding")
         self.writer = ListWriter(vllm_config.additional_config, req_states.device)
         self.requests = req_states
@@ -110,9 +110,10 @@ class V2Processor(V2Interface):
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         self.open.remove(req_idx)
-        if one := self.writer.begin(sampling_params.extra_args):
-            self.open.put(req_idx, one)
-        return one is not None
+        open_list = self.writer.begin(sampling_params.extra_args)
+        if open_list is not None:
+            self.open.put(req_idx, open_list)
+        return open_list is not None
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
         rows_B = np.flatnonzero(self.open.has_list(ctx.idx_mapping_np))

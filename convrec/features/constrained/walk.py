@@ -1,7 +1,7 @@
-"""One list under the constraint: which tokens may come next, and what each token does.
+"""One constrained list: which tokens may come next, and the state after each token.
 
-A walk is a function of the catalog's trie, the excluded items, the number of items and the tokens so far, and of
-nothing else: whoever has these four, the sampler or a trainer, has the same allowed tokens.
+A walk depends only on the catalog's trie, the excluded items, the number of items and the tokens so far. With the same
+four inputs, sampler and trainer get the same allowed tokens.
 """
 
 from bisect import bisect_left
@@ -11,19 +11,30 @@ from convrec.features.constrained.catalog_trie import END, CatalogTrie
 
 
 class Walk:
-    """A list of `num_items` different items, none of them excluded; fewer where fewer are left.
+    """A list of `num_items` different items, none of them excluded; fewer if fewer are left.
 
-    excluded: items, by their first rows; -1 - q opens the trie's question q, which may stand in place of a list, so at
-    its beginning alone. node: where the list is in the trie. taken: of each node, how many sequences below it are
-    excluded or written. closed: of each node, its children below which none is left (but for nodes that
-    only one sequence has, where its first node is enough). items: what was written, as first rows, or -1 - q alone.
+    Attributes:
+        catalog: the trie.
+        items: the items written so far, as their first rows; or only -1 - q for question q.
+        node: the trie's node that the list has reached.
+        num_items: the number of items of the whole list.
+        closed: node -> its children below which no sequence is left. Of nodes that only one sequence has, only the
+            first is closed.
     """
 
     def __init__(self, catalog: CatalogTrie, num_items: int, excluded: Iterable[int] = ()):
+        """Begin a list.
+
+        Args:
+            catalog: the trie.
+            num_items: the number of items.
+            excluded: items, as their first rows; -1 - q opens the trie's question q, which may replace the list and so
+                comes only at its beginning.
+        """
         self.catalog = catalog
         self.items: list[int] = []
         self.closed: dict[int, list[int]] = {}
-        self._taken: dict[int, int] = {}
+        self._taken: dict[int, int] = {}  # node -> how many sequences below it are excluded or written
         trie = catalog.trie
         self._token = trie.token_L.data
         self._first = trie.first_child.data
@@ -36,20 +47,20 @@ class Walk:
         self._close_questions(set(range(len(catalog.questions))) - set(self._open))
         left = catalog.num_items - sum(self._exclude(item) for item in self._excluded if item >= 0)
         self.num_items = min(num_items, left)
-        self.node = self._root()
+        self.node = self._find_root()
 
-    def _root(self) -> int:
-        return self.catalog.root(num_written=len(self.items), num_left=self.num_items - len(self.items))
+    def _find_root(self) -> int:
+        return self.catalog.find_root(num_written=len(self.items), num_left=self.num_items - len(self.items))
 
     def _exclude(self, item: int) -> bool:
-        """Take an item's lines out of the list's way, some microseconds; whether it was in the trie."""
+        """Close an item's lines, which takes a few microseconds; return whether it was in the trie."""
         paths = self.catalog.closing_paths(item)
         for path in paths:
             self._close(path)
         return bool(paths)
 
     def _close(self, path: Sequence[int]) -> None:
-        """Take the sequence out of the list's way that this path leads to (`CatalogTrie.closing_path`)."""
+        """Close the sequence of this path (`CatalogTrie.find_closing_path`)."""
         node = path[0]
         for parent in path[1:]:
             taken = self._taken.get(node, 0) + 1
@@ -62,22 +73,28 @@ class Walk:
         first = self.catalog.first_question
         count = len(self.catalog.questions)
         for question in questions:
-            self._close(self.catalog.closing_path(first + question))
-            self._close(self.catalog.closing_path(first + count + question))
+            self._close(self.catalog.find_closing_path(first + question))
+            self._close(self.catalog.find_closing_path(first + count + question))
 
-    def num_choices(self) -> int:
-        """How many tokens may come next; one is forced."""
+    def count_choices(self) -> int:
+        """Count the tokens that may come next; a single one is forced."""
         return int(self._first[self.node + 1] - self._first[self.node] - len(self.closed.get(self.node, ())))
 
     def allowed(self) -> list[int]:
-        """The tokens that may come next, ascending; one at least."""
+        """Return the tokens that may come next, ascending; at least one."""
         closed = self.closed.get(self.node, ())
         nodes = range(self._first[self.node], self._first[self.node + 1])
         return [self._token[node] for node in nodes if node not in closed]
 
     def advance(self, token: int) -> int:
-        """Take a token and return its node. Raises ValueError for one that is not allowed. Behind the end everything
-        is ignored: END."""
+        """Take a token and return its node.
+
+        Returns:
+            The node; END for tokens after the end of the list, which are ignored.
+
+        Raises:
+            ValueError: the token is not allowed.
+        """
         if self.node == END:
             return END
         stop = self._first[self.node + 1]
@@ -91,10 +108,10 @@ class Walk:
         return child
 
     def end_line(self, leaf: int) -> None:
-        """Note the item or question that ends in a node without children, and go on to the next line.
+        """Add the item or question that ends at a leaf, and start the next line.
 
         Raises:
-            ValueError: the list must not have it.
+            ValueError: the list must not contain it.
         """
         line = self._sequence[leaf]
         question = line - self.catalog.first_question
@@ -107,9 +124,9 @@ class Walk:
             return
         item = self._item[line % len(self._item)]
         if item in self._excluded or item in self.items:
-            raise ValueError(f"item {item} is excluded, or is in the list already")
+            raise ValueError(f"item {item} is excluded or already in the list")
         if not self.items:
             self._close_questions(self._open)
         self.items.append(item)
         self._exclude(item)
-        self.node = self._root()
+        self.node = self._find_root()

@@ -1,30 +1,50 @@
-"""What a run with repair needs, before it starts."""
+"""Checks before a run with repair."""
 
 from convrec.base.errors import UserError
 from convrec.base.shipped import REWARD
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
 
+SETTING = "convrec.repair (REPAIR)"
+
 
 def check(run: Run[RankGRPOConfig]) -> None:
-    """Check that a repaired list is read, scored and trained as a sampled one is.
+    """Check that a repaired list is parsed, scored and trained on like a sampled one.
 
     Raises:
-        UserError: another setting excludes it.
+        UserError: another setting rules it out.
     """
     settings = run.settings
-    key = "convrec.repair (REPAIR)"
     if (settings.repair_ranks or 0) > settings.num_items:
         raise UserError(
-            f"convrec.repair_ranks={settings.repair_ranks}: more than NUM_ITEMS={settings.num_items}; lower it"
+            "repair.ranks",
+            f"convrec.repair_ranks={settings.repair_ranks}: more than NUM_ITEMS={settings.num_items}. Lower it.",
         )
     if not run.is_rank_level:
-        raise UserError(f"{key}: GRPO and GSPO would credit all of a list for one title; take ALGORITHM=rank_grpo")
+        raise UserError(
+            "repair.algorithm",
+            f"{SETTING}: GRPO and GSPO would credit the whole list for one title. Set ALGORITHM=rank_grpo.",
+        )
     if settings.preset != "paper" or settings.matching == "reference":
-        raise UserError(f"{key}: by PRESET=reference or its matching a line may have another's rank; take PRESET=paper")
+        raise UserError(
+            "repair.preset",
+            f"{SETTING}: with PRESET=reference or MATCHING=reference, a line may get another line's rank. Set "
+            "PRESET=paper, and leave MATCHING at its default.",
+        )
     if run.rollout_correction.bypass:
-        raise UserError(f"{key}: bypass_mode has no old log-probs for a title that no rollout sampled; leave it false")
+        raise UserError(
+            "repair.bypass-mode",
+            f"{SETTING}: with algorithm.rollout_correction.bypass_mode, a title that no rollout sampled has no old "
+            "log-probs. Set it to false.",
+        )
     if run.reward_module != f"pkg://{REWARD}.catalog_match":
-        raise UserError(f"{key}: another reward.custom_reward_function does not say what hits; give REWARD a function")
+        raise UserError(
+            "repair.reward-function",
+            f"{SETTING}: reward.custom_reward_function does not tell which lines are hits. Set REWARD to a function "
+            "instead.",
+        )
     if not run.samples_single_turns or run.replays_routing:
-        raise UserError(f"{key}: only lists of single_turn_agent, without enable_rollout_routing_replay, are changed")
+        raise UserError(
+            "repair.sampler",
+            f"{SETTING}: repair needs single_turn_agent, without enable_rollout_routing_replay.",
+        )

@@ -1,4 +1,4 @@
-"""Prompts that no rollout hits get a title, in training (docs/explanation/method.md 3, Repair)."""
+"""Training with repair: a prompt that no rollout hits gets a relevant title (docs/explanation/method.md 3, Repair)."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.titles.catalog import Catalog, load_catalog
 from convrec.titles.matching import Matcher
 
-VERLS_COMPARISON = ("training/rollout_probs_diff_", "training/rollout_actor_probs_")
+ALL_TOKEN_METRICS = ("training/rollout_probs_diff_", "training/rollout_actor_probs_")
 
 
 class Repair(Feature):
-    """`convrec.repair`: a repaired list trains as it is, and is logged as the policy wrote it."""
+    """`convrec.repair`: the run trains on repaired lists, and logs them as the policy wrote them."""
 
     fields = ("rollout_log_probs",)
 
@@ -38,7 +38,7 @@ class Repair(Feature):
             find_row: Any = constraint.find_row
         else:
             matcher = make_matcher(load_catalog(settings.catalog_file), settings)
-            find_row = _same_row
+            find_row = _return_item
         repair = ListRepair(
             tokenizer=worker.tokenizer,
             matcher=matcher,
@@ -56,7 +56,7 @@ class Repair(Feature):
                 batch.logged_infos[row] = extra[REPAIRED]
 
     def log_credit(self, batch: RankBatch, credit: Credit) -> None:
-        """Log the share of repaired prompts, and of loss tokens that the policy sampled."""
+        """Log the share of repaired prompts, and the share of loss tokens that the policy sampled."""
         rows = batch.list_rows
         num_groups = len({batch.groups[row] for row in rows})
         repaired = sum(REPAIRED in batch.extra_fields[row] for row in rows)
@@ -66,15 +66,15 @@ class Repair(Feature):
         credit.metrics[SAMPLED_TOKENS] = ((credit.loss_mask_BT * is_sampled_BT).sum() / num_tokens).item()
 
     def finish_metrics(self, metrics: dict[str, Any]) -> None:
-        """Make what the step logs about the policy count sampled tokens only."""
-        # verl compares rollout and actor over all tokens, those that no rollout sampled included
-        for name in [name for name in metrics if name.startswith(VERLS_COMPARISON)]:
+        """Make the policy's metrics count only sampled tokens."""
+        # verl compares rollout and actor over all tokens, including those that no rollout sampled
+        for name in [name for name in metrics if name.startswith(ALL_TOKEN_METRICS)]:
             del metrics[name]
         # our sum over sampled tokens was divided by the number of all tokens
         if "actor/entropy" in metrics:
             metrics["actor/entropy"] /= metrics.get(SAMPLED_TOKENS, 1.0)
 
 
-def _same_row(item: int) -> int | None:
-    """Every item of a free list may be written, as its own catalog row."""
+def _return_item(item: int) -> int | None:
+    """Return the item: an unconstrained list may write every item, by its first catalog row."""
     return item

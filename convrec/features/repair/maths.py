@@ -1,4 +1,4 @@
-"""A list without a hit gets one: a line of it becomes a wanted title (docs/explanation/method.md 3, Repair)."""
+"""Repair of a list without a hit: one line becomes a relevant title (docs/explanation/method.md 3, Repair)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,20 @@ from convrec.lists.token_ranks import VocabTable, build_vocab_table, token_rank_
 from convrec.titles.item import format_item
 from convrec.titles.matching import Matcher
 
-# What may stand before a response: nothing, or the line break that chat templates end with. A sentencepiece tokenizer
-# writes the first word as `▁Heat` in the first case and as `Heat` in the second.
+# A response follows nothing, or the line break that ends a chat template. A sentencepiece tokenizer writes the first
+# word as `▁Heat` in the first case and as `Heat` in the second.
 _CONTEXTS = ("", "\n")
 _BLANKS = WHITESPACE.encode("ascii")
 
 
 class RepairedList(NamedTuple):
-    """A list with another line at a rank (from 0); num_kept: the tokens at its beginning that are as before."""
+    """A list in which one line was replaced.
+
+    Attributes:
+        token_ids: of the whole response.
+        rank: of the new line, from 0.
+        num_kept: how many tokens at the beginning are unchanged.
+    """
 
     token_ids: list[int]
     rank: int
@@ -34,13 +40,13 @@ class ListRepair:
     """Puts a relevant title into a list.
 
     Attributes:
-        tokenizer: of the policy.
-        matcher: has the catalog.
-        lists: what a list is.
-        ranks: a title goes to one of the first so many.
-        most_tokens: of a response.
-        find_row: returns the catalog row that writes an item, given as its first row; None for an item that no list
-            may hold.
+        tokenizer: the policy's tokenizer.
+        matcher: matches lines with the catalog.
+        lists: the grammar of lists.
+        ranks: the title goes to one of the first `ranks` ranks.
+        most_tokens: maximum length of a response.
+        find_row: returns the catalog row whose line writes an item, given as its first row; None for an item that no
+            list may contain.
     """
 
     tokenizer: Any
@@ -56,48 +62,50 @@ class ListRepair:
 
     @cached_property
     def token_texts(self) -> list[bytes]:
-        """What each token adds to the text; nothing for special tokens."""
+        """The bytes that each token adds to the text; empty for special tokens."""
         return token_bytes(self.tokenizer)
 
     def repair_list(
         self, ids: Sequence[int], truth: Sequence[tuple[str, object]], seen: Sequence[str], random: Random
     ) -> RepairedList | None:
-        """Replace one line by a wanted title that the list lacks, both drawn at random.
+        """Replace a random line by a random relevant title that the list lacks.
 
-        The new line has the tokens that the tokenizer writes at its place in the list; all other lines keep theirs,
-        except for blanks before it, which may become part of its first token.
+        The new line gets the tokens that the tokenizer writes at its place in the list. All other lines keep theirs,
+        except for blanks before the new line, which may become part of its first token.
 
         Args:
             ids: tokens of the response.
-            truth: the wanted titles with their years.
+            truth: the relevant titles with their years.
             seen: titles that the conversation names.
             random: draws the rank, then the title.
 
         Returns:
-            None where that cannot be: the list was cut off or has no line, the catalog lacks what is wanted or the
-            conversation has it, or the new line needs more tokens than are left or other tokens around it.
+            None if no title can be put in: the list was cut off or is empty, every relevant title is missing from the
+            catalog or named in the conversation, or the new line does not fit in the token limit or would change the
+            tokens of other lines.
         """
         lines = self._lines(ids)
         if not lines or len(ids) >= self.most_tokens:
             return None
         rank = random.randrange(min(self.ranks, len(lines)))
-        held = self.matcher.match_lines(lines, (), None).catalog_index
-        wanted = [one.index for one in self.matcher.truths(truth) if one.index >= 0 and one.index not in held]
-        for item in random.sample(wanted, len(wanted)):
+        listed = self.matcher.match_lines(lines, (), None).catalog_index
+        rows = [item.index for item in self.matcher.truths(truth)]
+        relevant = [row for row in rows if row >= 0 and row not in listed]
+        for item in random.sample(relevant, len(relevant)):
             if (row := self.find_row(item)) is None:
                 continue
             line = format_item(self.matcher.catalog.titles[row], self.matcher.catalog.years[row])  # type: ignore[arg-type]
             changed = [*lines[:rank], line, *lines[rank + 1 :]]
             is_hit = self.matcher.match_lines(changed[: self.lists.num_items], truth, seen).relevance[rank]
-            found = self._put_line([*ids], rank, line)
-            if is_hit and found and self._lines(found.token_ids) == changed:
-                return found
+            repaired = self._put_line([*ids], rank, line)
+            if is_hit and repaired and self._lines(repaired.token_ids) == changed:
+                return repaired
         return None
 
     def _put_line(self, ids: list[int], rank: int, line: str) -> RepairedList | None:
-        """Replace the tokens of a rank by those of a line; None where other lines would need other tokens."""
+        """Replace the tokens of a rank by those of a line; None if other lines would need different tokens."""
         ranks = self._ranks(ids)
-        if rank not in ranks:  # one token has all of the line, and of another one
+        if rank not in ranks:  # a single token spans the whole line and part of another
             return None
         start = ranks.index(rank)
         text = self._text(ids)
@@ -117,20 +125,20 @@ class ListRepair:
         return RepairedList([*repaired, *ending], rank, _count_common(ids[:start], repaired))
 
     def _exchange(self, ids: list[int], encoded: list[int], rank: int) -> list[int] | None:
-        """The encoder's tokens of the repaired list, where those of other lines are as they were."""
-        is_alike = self._find_other_tokens(encoded, rank) == self._find_other_tokens(ids, rank)
-        return encoded if is_alike else None
+        """Return the encoder's tokens of the repaired list; None if the tokens of other lines would change."""
+        is_unchanged = self._find_other_tokens(encoded, rank) == self._find_other_tokens(ids, rank)
+        return encoded if is_unchanged else None
 
     def _find_other_tokens(self, ids: Sequence[int], rank: int) -> list[int]:
-        """The tokens of other ranks, without blank ones: a blank before `8 Mile` is part of the token ` Heat`."""
+        """Return the non-blank tokens of other ranks: a blank before `8 Mile` is part of the token ` Heat`."""
         ranked = zip(ids, self._ranks(ids), strict=True)
         return [token for token, other in ranked if other != rank and self._text_of_token(token).strip(_BLANKS)]
 
     def _splice(self, ids: list[int], encoded: list[int], rank: int, text: str) -> list[int] | None:
-        """A list that the encoder would write otherwise, with the encoder's tokens of this rank.
+        """Put the encoder's tokens of one rank into a list that the encoder would write differently.
 
         Returns:
-            None where they do not make the text.
+            None if the tokens do not decode to the text.
         """
         ranks = self._ranks(ids)
         start = ranks.index(rank)
@@ -140,7 +148,7 @@ class ListRepair:
         return repaired if self._text(repaired) == text else None
 
     def _find_context(self, ids: Sequence[int], text: str) -> str:
-        """The text before the response, to judge by whether its first token begins with a blank."""
+        """Infer the text before the response from whether its first token begins with a blank."""
         begins_with_blank = self._begins_with_blank(ids)
         for context in _CONTEXTS:
             if self._begins_with_blank(self._encode(text, context)) == begins_with_blank:
@@ -151,10 +159,10 @@ class ListRepair:
         return bool(ids) and self._text_of_token(ids[0]).startswith(b" ")
 
     def _encode(self, text: str, context: str) -> list[int]:
-        """The tokens of a text that follows a context."""
+        """Encode a text that follows a context."""
         before = self.tokenizer.encode(context, add_special_tokens=False)
         tokens = self.tokenizer.encode(context + text, add_special_tokens=False)
-        if tokens[: len(before)] != before:  # a token has the end of the context and the start of the text
+        if tokens[: len(before)] != before:  # a token spans the end of the context and the start of the text
             return list(self.tokenizer.encode(text, add_special_tokens=False))
         return list(tokens[len(before) :])
 
@@ -166,7 +174,7 @@ class ListRepair:
         return [*new[:start], *old_blanks] if is_same_text else [*new]
 
     def _find_blanks(self, ids: Sequence[int]) -> int:
-        """Where the blank tokens begin that end a line."""
+        """Return where a line's trailing blank tokens begin."""
         start = len(ids)
         while start and not self._text_of_token(ids[start - 1]).strip(_BLANKS):
             start -= 1
@@ -185,12 +193,12 @@ class ListRepair:
         return split_lines(self._text(ids), self.lists.delimiter)
 
     def _ranks(self, ids: Sequence[int]) -> list[int]:
-        """Of each token; the end of the sequence, which is no text, has that of the line before it."""
+        """Return each token's rank; the end-of-sequence token has the rank of the line before it."""
         ids_1T = torch.tensor([ids])
         return token_rank_ids(ids_1T, torch.ones_like(ids_1T), self.table, ())[0].tolist()
 
 
 def _count_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two lists have in common at their beginning."""
+    """Return the length of the common prefix of two lists."""
     pairs = zip(first, second, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+    return next((place for place, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

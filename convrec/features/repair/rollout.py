@@ -1,4 +1,4 @@
-"""Prompts that no rollout hits, repaired before their responses go to TransferQueue (docs/explanation/method.md 3)."""
+"""Repairs prompts that no rollout hits, before their responses go to TransferQueue (docs/explanation/method.md 3)."""
 
 import asyncio
 import json
@@ -10,15 +10,15 @@ from convrec.features.repair.maths import ListRepair
 from convrec.features.responses import SampledResponse, rollout_seed
 from convrec.rank_grpo.credit import NOT_SAMPLED
 
-REPAIRED = "repaired"  # of extra_fields: what the reward function returned for the list as it was sampled
+REPAIRED = "repaired"  # key of extra_fields: the reward function's infos for the list as it was sampled
 
 
 class PromptRepair(RolloutFeature):
     """Repairs a prompt's responses once all of them are scored.
 
     Args:
-        repair: of a single list.
-        seed: of the run, from which the repaired response and its title are drawn.
+        repair: repairs a single list.
+        seed: the run's seed, from which the response, the rank and the title are drawn.
     """
 
     waits_for_prompt = True
@@ -37,28 +37,30 @@ class PromptRepair(RolloutFeature):
         await asyncio.gather(*(self.repair_prompt(lists, score) for lists in lists_by_prompt.values()))
 
     async def repair_prompt(self, responses: Sequence[SampledResponse], score: Scorer) -> None:
-        """Where none of a prompt's responses hits, put a wanted title into one of them and score it again."""
+        """If none of a prompt's responses hits, put a relevant title into one of them and score it again."""
         if any(any(response.info["relevance"]) for response in responses):
             return
         sample = responses[0].sample
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
-        wanted = [(title, year) for title, year in truth["groundtruth"]]
+        relevant = [(title, year) for title, year in truth["groundtruth"]]
         seen = truth.get("seen")
         random = Random(rollout_seed(self.seed, sample["global_steps"], sample["index"], -1))
         for response in random.sample(responses, len(responses)):
             output = response.output
-            repaired = self.repair.repair_list(output.response_ids, wanted, () if seen is None else seen, random)
+            repaired = self.repair.repair_list(output.response_ids, relevant, () if seen is None else seen, random)
             if repaired is None:
                 continue
             output.extra_fields[REPAIRED] = response.info
             output.response_ids = repaired.token_ids
             output.response_mask = [1] * len(output.response_ids)
-            unknown = [NOT_SAMPLED] * (len(output.response_ids) - repaired.num_kept)
-            output.response_logprobs = [*(output.response_logprobs or ())[: repaired.num_kept], *unknown]
-            output.reward_score = None  # verl scores what has no score
+            not_sampled = [NOT_SAMPLED] * (len(output.response_ids) - repaired.num_kept)
+            output.response_logprobs = [*(output.response_logprobs or ())[: repaired.num_kept], *not_sampled]
+            output.reward_score = None  # verl scores only responses without a score
             await score([response])
             if not response.info["relevance"][repaired.rank]:
-                where = f"sample {sample['index']}: no hit at rank {repaired.rank + 1}"
-                raise RuntimeError(f"{where}, which got a wanted title")
+                raise RuntimeError(
+                    f"sample {sample['index']}: rank {repaired.rank + 1} got a relevant title, but the reward function "
+                    "counts no hit there"
+                )
             return

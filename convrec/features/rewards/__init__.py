@@ -1,1 +1,1 @@
-"""Rank rewards that are composed of several parts (docs/explanation/method.md 2)."""
+"""Rank rewards composed of several parts (docs/explanation/method.md 2)."""

@@ -1,4 +1,4 @@
-"""A rank reward made of several parts, in training (docs/explanation/method.md 2)."""
+"""Training with a rank reward of several parts (docs/explanation/method.md 2)."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from convrec.titles.catalog import Catalog
 
 
 class ComposedRewards(Feature):
-    """`convrec.rewards`: weights of parts; `convrec.reward_combination` says where they are added up."""
+    """`convrec.rewards`: weights of the parts; `convrec.reward_combination`: whether to add returns or advantages."""
 
     @classmethod
     def is_on(cls, settings: RankGRPOConfig) -> bool:
@@ -24,7 +24,7 @@ class ComposedRewards(Feature):
         return []
 
     def adjust_ranks(self, batch: RankBatch, credit: Credit) -> None:
-        """Log each part; with "normalised", add up the advantages of the parts instead of their returns."""
+        """Log each part; with "normalised", replace the advantages by the sum of the parts' advantages."""
         weights = self.settings.rewards or {}
         returns_PBK = stack_part_returns(batch.infos)
         advantages_PBK = part_advantages(returns_PBK, list(weights.values()), batch.groups, self.run.normalizes_by_std)
@@ -37,6 +37,6 @@ class ComposedRewards(Feature):
 
 
 def stack_part_returns(infos: list[dict[str, Any]]) -> torch.Tensor:
-    """Return the (P, B, K) returns of P parts that the reward function gave for B responses, float32."""
+    """Return the reward function's returns of P parts for B responses, (P, B, K) float32."""
     returns_BPK = torch.tensor([info["part_returns"] for info in infos], dtype=torch.float32)
     return returns_BPK.transpose(0, 1)

@@ -14,11 +14,20 @@ from convrec.rank_grpo.advantages import rank_advantages, zero_std_ranks
 def part_advantages(
     returns_PBK: torch.Tensor, weights: Sequence[float], uid: Sequence[Any], norm_by_std: bool = True
 ) -> torch.Tensor:
-    """(P, B, K): weight_p A_p, A_p the rank advantages of the returns of part p alone.
+    """Compute weight_p A_p, where A_p are the rank advantages of part p's returns alone.
 
-    Their sum over the parts is the advantage of `convrec.reward_combination=normalised`: a part of small returns, or
-    with signal at few ranks, is not drowned by the standard deviation of another (GDPO, arXiv 2601.05242, without its
-    last step, a normalisation over the batch, so that one part of weight 1 changes nothing).
+    Their sum over the parts is the advantage of `convrec.reward_combination=normalised`: a part with small returns, or
+    with signal at few ranks, is not drowned out by the standard deviation of another (GDPO, arXiv 2601.05242, without
+    its last step, normalisation over the batch, so that a single part of weight 1 changes nothing).
+
+    Args:
+        returns_PBK: the returns of each part.
+        weights: of the P parts.
+        uid: the group of each sequence.
+        norm_by_std: False only centres the returns.
+
+    Returns:
+        (P, B, K) weighted advantages.
     """
     parts = zip(returns_PBK, weights, strict=True)
     return torch.stack([weight * rank_advantages(part_BK, uid, norm_by_std) for part_BK, weight in parts])
@@ -31,8 +40,11 @@ def part_metrics(
     uid: Sequence[Any],
     prefix: str = "rank_grpo/part/",
 ) -> dict[str, float]:
-    """Of each of P parts of the reward: NAME/return, its mean over responses and ranks; NAME/signal, the share of
-    (group, rank) pairs whose returns are not all equal; NAME/advantage, the mean |weight x advantage of it alone|."""
+    """Compute three metrics for each of P parts of the reward.
+
+    NAME/return is the mean over responses and ranks; NAME/signal the share of (group, rank) pairs whose returns are not
+    all equal; NAME/advantage the mean |weight x advantage of the part alone|.
+    """
     metrics = {}
     for name, returns_BK, advantages_BK in zip(names, returns_PBK, advantages_PBK, strict=True):
         metrics[f"{prefix}{name}/return"] = returns_BK.double().mean().item()

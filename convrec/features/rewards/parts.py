@@ -1,9 +1,8 @@
 """The parts of a composed rank reward: `convrec.rewards`, {name: weight} (docs/explanation/method.md 2).
 
-`relevance` is what `convrec.reward` gives, one of RANK_REWARDS or a function of the user's own. The others are of the
-item at the rank alone. A rank without a catalog item, or with one that an earlier rank or the conversation has, earns
-the worst that a part can give, or such lines would be a way to earn: the least where the weight is positive, else the
-largest.
+`relevance` is the return of `convrec.reward`, one of RANK_REWARDS or a custom function. The other parts depend only on
+the item at the rank. A rank without a catalog item, or whose item is also at an earlier rank or in the conversation,
+gets the worst value of a part, or such lines would pay: the smallest value for a positive weight, else the largest.
 """
 
 import math
@@ -19,20 +18,27 @@ from convrec.titles.forms import normalise
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SETTING = "convrec.rewards"  # for messages
+SETTING = "convrec.rewards"  # named in error messages
 
 
 def needs_training_mentions(weights: Mapping[str, float], catalog: Catalog) -> bool:
-    """Whether RewardParts needs its argument `mentions_M`: a part is of mentions, and the catalog has none."""
+    """Return whether RewardParts needs `mentions_M`: a part counts mentions, and the catalog has no such column."""
     return catalog.mentions is None and any(name in OF_MENTIONS for name in weights)
 
 
 class RewardParts:
-    """The parts but for relevance, over one catalog; built once and read only.
+    """All parts except relevance for one catalog; built once, then read-only.
 
-    mentions_M: how often each catalog row is wanted in training; read only where the catalog has no such column.
-    first_rows_M: of each row the first one of the same item, which gets the mentions of all its spellings.
-    Raises UserError for a part whose column the catalog lacks, or does not hold what the part needs.
+    Args:
+        weights: part -> weight.
+        catalog: the items.
+        path: the catalog's file, for its columns and error messages.
+        mentions_M: how often each catalog row is relevant in the training data; read only if the catalog has no column
+            `mentions`. None: unknown.
+        first_rows_M: for each row the first row of the same item, which gets the mentions of all its spellings.
+
+    Raises:
+        UserError: the catalog has no column for a part, or the column's values do not fit.
     """
 
     def __init__(
@@ -53,7 +59,11 @@ class RewardParts:
             elif name in OF_MENTIONS:
                 numbers_M = mentions_M if catalog.mentions is None else read_numbers(path, "mentions", name)
                 if numbers_M is None:
-                    raise UserError(f"{SETTING}.{name}: the catalog {path} has no column mentions, and no TRAIN_FILE")
+                    raise UserError(
+                        "rewards.no-mentions",
+                        f"{SETTING}.{name}: the catalog {path} has no column mentions, and there is no TRAIN_FILE to "
+                        "count them in. Add the column, or set TRAIN_FILE.",
+                    )
                 self._values_M[name] = _score_mentions(name, _sum_per_item(numbers_M, first_rows_M))
             elif name == "diversity.title":
                 self._labels_M[name] = [_trigrams(normalise(title)) for title in catalog.titles]
@@ -64,86 +74,111 @@ class RewardParts:
     def returns(
         self, rows: Sequence[int], repeated: Sequence[bool], seen: Sequence[bool], num_ranks: int
     ) -> dict[str, list[float]]:
-        """r_k of the N ranks, by part, but for relevance.
+        """Compute the returns of the ranks for each part except relevance.
 
-        rows: each line's catalog row, -1 for none. repeated: it stands at an earlier rank; seen: in the conversation.
+        Args:
+            rows: each line's catalog row, -1 for none.
+            repeated: whether the line's item is at an earlier rank, too.
+            seen: whether the conversation names the line's item.
+            num_ranks: N; missing lines count as ranks without an item.
+
+        Returns:
+            Part -> N returns.
         """
         new = [-1 if again or old else row for row, again, old in zip(rows, repeated, seen, strict=True)]
         lacking = num_ranks - len(new)
         new += [-1] * lacking
-        found: dict[str, list[float]] = {}
+        returns: dict[str, list[float]] = {}
         for name, weight in self.weights.items():
             if name == "repeats":
-                found[name] = [float(again) for again in repeated] + [0.0] * lacking
+                returns[name] = [float(again) for again in repeated] + [0.0] * lacking
             elif name == "out_of_catalog":
-                found[name] = [float(row < 0) for row in rows] + [0.0] * lacking
+                returns[name] = [float(row < 0) for row in rows] + [0.0] * lacking
             elif name in self._labels_M:
-                found[name] = _diversity(new, self._labels_M[name], 0.0 if weight > 0 else 1.0)
+                returns[name] = _score_diversity(new, self._labels_M[name], 0.0 if weight > 0 else 1.0)
             elif name in self._values_M:
                 values_M = self._values_M[name]
                 worst = self._worst[name]
-                found[name] = [values_M[row] if row >= 0 else worst for row in new]
-        return found
+                returns[name] = [values_M[row] if row >= 0 else worst for row in new]
+        return returns
 
 
 def combined(returns: Mapping[str, Sequence[float]], weights: Mapping[str, float], num_ranks: int) -> list[float]:
-    """sum over the parts of weight x r_k; with one part of weight 1 its returns to the last digit."""
+    """Return the weighted sum of the parts at each rank; a single part of weight 1 stays exactly as it is."""
     return [sum(weight * returns[name][rank] for name, weight in weights.items()) for rank in range(num_ranks)]
 
 
 def read_numbers(path: str | Path, column: str, part: str) -> list[float]:
-    """A column of numbers of a parquet catalog. Raises UserError where there is none, or a value is not finite."""
+    """Read a numeric column of a parquet catalog for a part.
+
+    Raises:
+        UserError: the column is missing or not numeric, or a value is not finite.
+    """
     values = _read_column(path, column, part, "numbers")
     for row, value in enumerate(values):
         if value is None or not math.isfinite(value):
             raise UserError(
-                f"{SETTING}.{part}: {path}: row {row}: {column} is {value!r}; give every item a finite number"
+                "rewards.not-finite",
+                f"{SETTING}.{part}: {path}: row {row}: {column} is {value!r}. Give every item a finite number.",
             )
     return [float(value) for value in values]
 
 
 def read_labels(path: str | Path, column: str, part: str) -> list[frozenset[str]]:
-    """A column of texts, or lists of texts, of a parquet catalog, as `Catalog.genres`; raises UserError likewise."""
+    """Read a column of texts, or of lists of texts, of a parquet catalog for a part, in the form of `Catalog.genres`.
+
+    Raises:
+        UserError: the column is missing, holds no texts, or is empty for every item.
+    """
     labels_M = [parse_labels(value) for value in _read_column(path, column, part, "texts")]
     if not any(labels_M):
-        raise UserError(f"{SETTING}.{part}: {path}: {column} is empty for every item")
+        raise UserError(
+            "rewards.empty-column",
+            f"{SETTING}.{part}: {path}: column {column} is empty for every item. Fill it, or remove the part.",
+        )
     return labels_M
 
 
-def _read_column(path: str | Path, column: str, part: str, wanted: str) -> list[Any]:
-    """wanted: "numbers" or "texts", as `_kind` says."""
+def _read_column(path: str | Path, column: str, part: str, kind: str) -> list[Any]:
+    """Read a column of one kind, "numbers" or "texts" (see `_classify_type`)."""
     import pyarrow.parquet as pq
 
     if Path(path).suffix != ".parquet":
-        raise UserError(f"{SETTING}.{part}: {path} has titles and years alone; give a .parquet with a column {column}")
+        raise UserError(
+            "rewards.no-columns",
+            f"{SETTING}.{part}: {path} has only titles and years. Use a .parquet catalog with a column {column}.",
+        )
     schema = pq.read_schema(path)
-    fitting = [field.name for field in schema if _kind(field.type) == wanted]
+    matching_columns = [field.name for field in schema if _classify_type(field.type) == kind]
+    choices = f"Columns with {kind}: {', '.join(matching_columns) or 'none'}."
     if column not in schema.names:
         raise UserError(
-            f"{SETTING}.{part}: the catalog {path} has no column {column}, which it needs; add it, or leave the part "
-            f"out. Columns of {wanted}: {', '.join(fitting) or 'none'}"
+            "rewards.missing-column",
+            f"{SETTING}.{part}: the catalog {path} has no column {column}. Add it, or remove the part. {choices}",
         )
-    if column not in fitting:
+    if column not in matching_columns:
         raise UserError(
-            f"{SETTING}.{part}: {path}: {column} holds {schema.field(column).type}, where it needs {wanted}. Columns "
-            f"of {wanted}: {', '.join(fitting) or 'none'}"
+            "rewards.column-type",
+            f"{SETTING}.{part}: {path}: column {column} has type {schema.field(column).type}, but the part needs "
+            f"{kind}. {choices}",
         )
     return pq.read_table(path, columns=[column]).column(0).to_pylist()
 
 
-def _kind(kind: "pa.DataType") -> str:
-    """ "numbers", "texts" (lists of texts too), or "" for anything else."""
-    import pyarrow.types as of
+def _classify_type(data_type: "pa.DataType") -> str:
+    """Return "numbers", "texts" (also for lists of texts), or "" for anything else."""
+    import pyarrow.types as pa_types
 
-    if of.is_integer(kind) or of.is_floating(kind) or of.is_decimal(kind) or of.is_boolean(kind):
+    is_number = (pa_types.is_integer, pa_types.is_floating, pa_types.is_decimal, pa_types.is_boolean)
+    if any(check(data_type) for check in is_number):
         return "numbers"
-    if of.is_list(kind) or of.is_large_list(kind) or of.is_dictionary(kind):
-        kind = kind.value_type
-    return "texts" if of.is_string(kind) or of.is_large_string(kind) else ""
+    if pa_types.is_list(data_type) or pa_types.is_large_list(data_type) or pa_types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    return "texts" if pa_types.is_string(data_type) or pa_types.is_large_string(data_type) else ""
 
 
 def _sum_per_item(numbers_M: Sequence[float], first_rows_M: Sequence[int] | None) -> Sequence[float]:
-    """Each item's sum, at its first row."""
+    """Return each item's sum at its first row, and 0 at its other rows."""
     if first_rows_M is None:
         return numbers_M
     import numpy as np
@@ -158,8 +193,14 @@ def _score_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:
     return [number / max(max(numbers_M), 1.0) for number in numbers_M]
 
 
-def _diversity(new: Sequence[int], labels_M: Sequence[frozenset[str]], worst: float) -> list[float]:
-    """new: each rank's catalog row, -1 for none that counts. An item without labels is as none: it says nothing."""
+def _score_diversity(new: Sequence[int], labels_M: Sequence[frozenset[str]], worst: float) -> list[float]:
+    """Return the mean Jaccard distance of each rank's labels to those of earlier ranks; 0 for the first.
+
+    Args:
+        new: each rank's catalog row, -1 for a rank that gets the worst value. An item without labels also gets it.
+        labels_M: the labels of each catalog row.
+        worst: the worst value.
+    """
     values: list[float] = []
     earlier: list[frozenset[str]] = []
     for row in new:
@@ -167,12 +208,12 @@ def _diversity(new: Sequence[int], labels_M: Sequence[frozenset[str]], worst: fl
         if not labels:
             values.append(worst)
             continue
-        apart = [1 - len(labels & other) / len(labels | other) for other in earlier]
-        values.append(sum(apart) / len(apart) if apart else 0.0)
+        distances = [1 - len(labels & other) / len(labels | other) for other in earlier]
+        values.append(sum(distances) / len(distances) if distances else 0.0)
         earlier.append(labels)
     return values
 
 
 def _trigrams(title: str) -> frozenset[str]:
-    """Of the letters; a shorter title is one of its own."""
+    """Return a title's character trigrams; a shorter title is a single one."""
     return frozenset(title[start : start + 3] for start in range(max(len(title) - 2, 1))) - {""}

@@ -1,1 +1,1 @@
-"""vLLM's engines, in processes of their own."""
+"""vLLM's engines, in separate processes."""

@@ -1,7 +1,7 @@
-"""vLLM's asynchronous engine behind an event loop of its own, for callers with any loop or none.
+"""vLLM's asynchronous engine on its own event loop, for callers with any loop or none.
 
-The engine itself is a further process, which ends when this one does, however that happens. `run` and `iterate` are for
-coroutines of any kind: what they get runs on the engine's loop, as all of vLLM's asynchronous code must.
+The engine runs in another process, which ends when this process ends for any reason. `run` and `iterate` take any
+coroutine and run it on the engine's loop, as all of vLLM's asynchronous code requires.
 """
 
 import asyncio
@@ -26,20 +26,30 @@ _END = object()
 
 
 class Engine:
-    """llm: vLLM's AsyncLLM, for its metrics and its OpenAI handlers; await it on `loop` alone (`run`, `iterate`)."""
+    """vLLM's asynchronous engine and its event loop.
+
+    Attributes:
+        llm: vLLM's AsyncLLM, for its metrics and OpenAI handlers; await its methods only on `loop` (`run`, `iterate`).
+        loop: the engine's event loop.
+    """
 
     _is_closed = False
 
     def __init__(
         self, model: str, trie_file: str | None, *, max_model_len: int, tensor_parallel: int = 1, **settings: Any
     ):
-        """trie_file: of the catalog; None: for free text alone. settings: further arguments of vLLM's engine.
+        """Start the engine; blocks until it is ready, and raises vLLM's errors.
 
-        Blocks until it is ready; raises what vLLM does.
+        Args:
+            model: a Hugging Face folder or id.
+            trie_file: the catalog's trie; None for an engine that writes only free text.
+            max_model_len: tokens of a prompt and its answer.
+            tensor_parallel: GPUs of the engine.
+            **settings: further arguments of vLLM's engine.
         """
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
-        # a core is left to event loops and the scheduler: threads that meet at every layer must not wait for a busy one
+        # one core is left to event loops and the scheduler: threads that synchronise at every layer must not wait
         self._on_cpu, machine_settings = engine_settings(tensor_parallel, spare_cores=1)
         from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE
 
@@ -51,7 +61,7 @@ class Engine:
         }
         if trie_file:
             self._settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: trie_file}}
-            self._settings["logprobs_mode"] = "processed_logprobs"  # of the constrained policy: scores
+            self._settings["logprobs_mode"] = "processed_logprobs"  # scores are those of the constrained policy
         self._numbers = itertools.count()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="convrec-engine", daemon=True)
@@ -71,32 +81,36 @@ class Engine:
         await llm.collective_rpc("end_with", args=(os.getpid(),))
         return llm
 
-    # ---- from any thread or loop to the engine's
+    # ---- from any thread or loop to the engine's loop
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Raises RuntimeError once `close` was called, as all that ask the engine do."""
-        if self._is_closed:  # its loop would never run it
+        """Run a coroutine on the engine's loop, without waiting for it.
+
+        Raises:
+            RuntimeError: the engine was closed.
+        """
+        if self._is_closed:  # the loop would never run it
             coroutine.close()
-            raise RuntimeError("the engine was closed; load the model again")
+            raise RuntimeError("the engine was closed. Load the model again.")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for it, in a thread that is not the engine's loop."""
+        """Run a coroutine on the engine's loop and wait for it, in any thread except the loop's."""
         future = self.submit(coroutine)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # KeyboardInterrupt: what was asked is not needed any more
+            future.cancel()  # after KeyboardInterrupt, nobody needs the result
             raise
 
     async def arun(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await it from any loop; cancelling this cancels it."""
+        """Await a coroutine on the engine's loop from any loop; cancelling the call cancels the coroutine."""
         if asyncio.get_running_loop() is self.loop:
             return await coroutine
         return await asyncio.wrap_future(self.submit(coroutine))
 
     async def iterate(self, iterator: AsyncIterator[T]) -> AsyncIterator[T]:
-        """What an asynchronous generator gives that runs on the engine's loop. Closing this closes it."""
+        """Yield the values of an asynchronous generator that runs on the engine's loop; closing this one closes it."""
         if asyncio.get_running_loop() is self.loop:
             async for value in iterator:
                 yield value
@@ -113,14 +127,14 @@ class Engine:
         try:
             while (value := await queue.get()) is not _END:
                 yield value
-            future.result()  # its error
+            future.result()  # raises the generator's error
         finally:
             future.cancel()
 
     # ---- requests, on the engine's loop
 
     def outputs(self, prompt_ids: Sequence[int], sampling: "SamplingParams") -> AsyncIterator["RequestOutput"]:
-        """vLLM's outputs of one request, on the engine's loop."""
+        """Return the iterator of vLLM's outputs for one request; use it on the engine's loop."""
         prompt: Any = {"prompt_token_ids": list(prompt_ids)}
         return self.llm.generate(prompt, sampling, f"list-{next(self._numbers)}")
 
@@ -129,12 +143,12 @@ class Engine:
         return self._thread.is_alive() and not self.llm.errored
 
     def close(self) -> None:
-        """End the engine's process; what is being written fails with vLLM's EngineDeadError. Twice is no error."""
+        """End the engine's process; unfinished requests fail with vLLM's EngineDeadError. Idempotent."""
         if self._thread.is_alive():
             log = logging.getLogger("vllm.v1.engine.async_llm")
-            log.disabled = True  # it would tell the end that is wanted here as an error, with a traceback
+            log.disabled = True  # it would log this intended shutdown as an error, with a traceback
             self.llm.shutdown()
-            self.llm.shutdown = lambda timeout=None: None  # of its __del__, which fails at exit
+            self.llm.shutdown = lambda timeout=None: None  # __del__ calls it again, which fails at exit
             self._stop_loop()
             log.disabled = False
 

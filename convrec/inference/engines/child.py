@@ -1,4 +1,4 @@
-"""The child process of a replica: it loads what it was told to, and answers tasks until its parent has no more."""
+"""The child process of a replica: it loads a model, and answers tasks until its parent has no more."""
 
 import os
 import sys
@@ -12,7 +12,12 @@ from convrec.runs import guard, supervisor
 
 
 def main(descriptor: str, parent: str) -> None:
-    """descriptor: this end of the pipe to `parent`. The first message is (load, settings), all others are tasks."""
+    """Answer the parent's tasks.
+
+    Args:
+        descriptor: this end of the pipe. The first message is (load, settings), all others are tasks.
+        parent: the parent's process id; the child ends with it.
+    """
     supervisor.die_with(int(parent))
     guard.join()
     connection = Connection(int(descriptor))
@@ -21,25 +26,25 @@ def main(descriptor: str, parent: str) -> None:
         try:
             message = connection.recv()
         except EOFError:
-            leave(0)
+            hard_exit(0)
         try:
             if answer is None:
                 load, settings = message
                 answer = load(settings)
             else:
                 connection.send((ANSWER, answer(message, lambda number: connection.send((PROGRESS, number)))))
-        except (Died, UserError) as error:  # Died: what it works with, an engine in a process of its own
+        except (Died, UserError) as error:  # Died: the task itself uses an engine in another process
             connection.send((ERROR, error))
-            leave(1)
+            hard_exit(1)
         except Exception:
-            traceback.print_exc()  # the last lines of the log: the parent shows them
+            traceback.print_exc()  # the parent shows the end of the log
             sys.stderr.flush()
             connection.send((ERROR, None))
-            leave(1)
+            hard_exit(1)
 
 
-def leave(code: int) -> NoReturn:
-    """Exit without interpreter shutdown: vLLM's and torch's threads hold it up and bury an error in reports."""
+def hard_exit(code: int) -> NoReturn:
+    """Exit without interpreter shutdown: vLLM's and torch's threads delay it and bury the error in their reports."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""vLLM's settings on this machine, GPU or CPU: the same for offline batches and for a served model."""
+"""vLLM's settings for this machine, with or without GPUs: the same for offline batches and for serving."""
 
 import contextlib
 import os
@@ -7,22 +7,26 @@ from typing import Any
 
 from convrec.base.gpus import attention_settings, check_vllm_runs_on_cpu, usable_gpus
 
-NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # what vLLM compiles on a CPU, a count over log-probs, costs 14 of 34 s
-NO_NVCC = ("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM compiles it at its start; a machine with a driver alone cannot
-# torch.cuda.is_available() has been called in this process: a fork of it cannot use CUDA, and vLLM does not notice.
+NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # on a CPU, vLLM compiles only a count over log-probs, for 14 of 34 s
+NO_NVCC = ("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM would compile it at its start, which needs more than a driver
+# torch.cuda.is_available() has been called in this process, so a fork cannot use CUDA, which vLLM does not notice.
 SPAWN = ("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 ONE_PROCESS = "convrec.inference.engines.executor.InProcessExecutor"
 
 
 def engine_settings(tensor_parallel: int, spare_cores: int = 0) -> tuple[bool, dict[str, Any]]:
-    """(whether there is no GPU, engine arguments). On a CPU also sets the environment that vLLM's CPU build reads.
+    """Return the engine arguments of vLLM for this machine, and set the environment variables that it needs.
 
-    spare_cores: that the engine's threads leave alone on a CPU.
-    The type is float32 on a CPU, the checkpoint's own on a GPU.
+    Args:
+        tensor_parallel: GPUs of the engine.
+        spare_cores: cores that the engine's threads leave free on a CPU.
+
+    Returns:
+        Whether the engine runs on a CPU, and its arguments. The dtype is float32 on a CPU, the checkpoint's on a GPU.
     """
     os.environ.setdefault(*NO_NVCC)
-    # A model's own repetition_penalty, temperature and so on must not make served answers others than a batch's. Its
-    # stop tokens are still read.
+    # The model's generation_config (repetition_penalty, temperature, ...) must not make served answers differ from a
+    # batch's. Its stop tokens still apply.
     settings: dict[str, Any] = {"tensor_parallel_size": tensor_parallel, "generation_config": "vllm"}
     if tensor_parallel == 1:
         settings["distributed_executor_backend"] = ONE_PROCESS
@@ -38,16 +42,16 @@ def _cpu_settings(spare_cores: int) -> dict[str, Any]:
 
     available_gib = psutil.virtual_memory().available // 2**30
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(min(8, max(1, available_gib // 8))))
-    # Pinning threads to cores helps only when nothing else runs on them, and a container may not own what it sees.
+    # Pinning threads to cores helps only if nothing else runs there, and a container may not own the cores it sees.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on the host's address
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise it listens on the host's address
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - spare_cores)))
     return {"enforce_eager": True, "dtype": "float32"}
 
 
 @contextlib.contextmanager
 def without_compiler(on_cpu: bool) -> Iterator[None]:
-    """Let engine processes that start meanwhile on a CPU compile nothing; this process may."""
+    """Disable torch.compile in engine processes that start within the block on a CPU, but not in this process."""
     name, value = NO_COMPILER
     added = on_cpu and name not in os.environ
     if added:

@@ -1,4 +1,4 @@
-"""vLLM's executor for one process that listens nowhere."""
+"""vLLM's single-process executor, without a listening socket."""
 
 import os
 import tempfile
@@ -10,11 +10,11 @@ from convrec.runs import guard
 
 
 class InProcessExecutor(UniProcExecutor):
-    """vLLM's one-process executor, whose process group of one is set up by a file.
+    """vLLM's single-process executor, which sets up its process group of one through a file.
 
-    torch's server for that would listen on every address, on a GPU too. vLLM's CPU build turns its own name, "uni",
-    into "mp", because threads cannot be bound to cores from within; here they are not bound, and a process, its imports
-    and its hand-over of every decoded token are saved.
+    torch's TCP store would listen on all addresses, also on a GPU. vLLM's CPU build replaces its own executor, "uni",
+    by "mp", because a process cannot bind its own threads to cores. Here threads are not bound, which saves a process,
+    its imports and the transfer of every decoded token.
     """
 
     def _init_executor(self) -> None:
@@ -23,6 +23,6 @@ class InProcessExecutor(UniProcExecutor):
 
     def _distributed_args(self) -> tuple[str, int, int]:
         _, rank, local_rank = super()._distributed_args()
-        parent = os.environ.get(guard.FOLDER_VARIABLE)  # which is deleted with the run
+        parent = os.environ.get(guard.FOLDER_VARIABLE)  # the run deletes this folder at its end
         self._folder = tempfile.TemporaryDirectory(prefix="convrec-vllm-", dir=parent)
         return f"file://{self._folder.name}/group", rank, local_rank

@@ -1,5 +1,7 @@
-"""In vLLM's worker processes: they end when the process ends that they work for. vLLM's own only do so when it is asked
-to stop, not when it is killed."""
+"""Makes vLLM's worker processes end with the process that they work for, even if it is killed.
+
+vLLM's own workers end only if that process is asked to stop.
+"""
 
 import os
 import select
@@ -11,11 +13,11 @@ class Follower:
     """A worker extension (vLLM's worker_extension_cls)."""
 
     def end_with(self, pid: int) -> None:
-        """Kill this process as soon as that one is gone; vLLM ends its others then."""
+        """Kill this process as soon as process `pid` is gone; vLLM then ends its other workers."""
         watched = os.pidfd_open(pid)
 
         def wait() -> None:
-            poll = select.poll()  # not select.select, which takes descriptors below 1,024 only
+            poll = select.poll()  # select.select takes only descriptors below 1,024
             poll.register(watched, select.POLLIN)
             poll.poll()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""vLLM's offline engine in a replica's process: a batch of conversations in, their answers out. Imports vllm late."""
+"""vLLM's offline engine in a replica's process: answers batches of conversations. Imports vLLM late."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ from convrec.data.tokenizer import load_tokenizer
 from convrec.inference.engines.engine_settings import engine_settings
 from convrec.inference.prompts import Messages, encode_prompts
 
-# (model, [(conversation, items that its list may not hold: of a constrained request)])
+# (model, [(conversation, items that a constrained list must not contain)])
 Batch = tuple[str, Sequence[tuple[Messages, list[int]]]]
-# text (special tokens left out, as the reward decodes it), token_ids, finish_reason ("stop" or "length"),
-# prompt_tokens, prompt_truncated (the prompt's instruction and the end of its conversation are kept)
+# text (without special tokens, as the reward decodes it), token_ids, finish_reason ("stop" or "length"), prompt_tokens,
+# prompt_truncated (the prompt keeps its instruction and the end of its conversation)
 Answer = dict[str, Any]
 
 
@@ -27,7 +27,7 @@ class PromptEncoding:
 
     Attributes:
         max_tokens: a longer prompt keeps its instruction and the end of its conversation.
-        template_arguments: of the chat template; None: what lists need of the model's.
+        template_arguments: arguments of the chat template; None for those that lists need.
     """
 
     max_tokens: int
@@ -36,7 +36,7 @@ class PromptEncoding:
 
 @dataclass(frozen=True)
 class ConstrainedLists:
-    """Answers are lists of `num_items` items of a trie's file."""
+    """Constrains answers to lists of `num_items` items from a trie's file."""
 
     trie: str
     num_items: int
@@ -44,16 +44,16 @@ class ConstrainedLists:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What a replica's engine is started for.
+    """The inputs of a replica's engine.
 
     Attributes:
         model: a Hugging Face folder or id.
         prompts: how conversations become tokens.
-        max_tokens: of an answer.
+        max_tokens: maximum length of an answer.
         sampling: further arguments of vLLM's SamplingParams.
-        seed: of the engine.
+        seed: the engine's seed.
         tensor_parallel: GPUs of a replica.
-        lists: None: answers are free text.
+        lists: None for free text.
     """
 
     model: str
@@ -66,7 +66,7 @@ class EngineSpec:
 
 
 class _Bar(tqdm):
-    """vLLM's progress bar, with its updates told instead of drawn."""
+    """vLLM's progress bar, which reports updates to a callback instead of drawing them."""
 
     tell: Callable[[int], None]
 
@@ -81,18 +81,23 @@ class _Bar(tqdm):
 
 
 def load(spec: EngineSpec) -> Callable[[Batch, Callable[[int], None]], list[Answer]]:
-    """Start the engine. Returns what answers a batch. One of another model has its weights read into the engine first:
-    the two may differ in nothing else.
+    """Start the engine.
 
-    Raises UserError for a model that cannot be loaded or has no room for a prompt beside max_tokens.
+    Returns:
+        A function that answers a batch. If the batch names another model, its weights are loaded into the engine first;
+        the models must differ in nothing else.
+
+    Raises:
+        UserError: the model cannot be loaded, or its context has no room for a prompt and max_tokens.
     """
     tokenizer, context = load_tokenizer(spec.model)
     template_arguments = inference_arguments(tokenizer, spec.prompts.template_arguments)
     limit = min(spec.prompts.max_tokens, context - spec.max_tokens)
     if limit < 1:
         raise UserError(
-            f"model {spec.model}: its context of {context} tokens has no room for {spec.max_tokens} new tokens "
-            "and a prompt; lower max_tokens."
+            "engine.context-too-short",
+            f"model {spec.model}: its context of {context} tokens has no room for {spec.max_tokens} new tokens and a "
+            "prompt. Lower max_tokens.",
         )
     _, settings = engine_settings(spec.tensor_parallel)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no EngineCore process that could outlive this one
@@ -113,33 +118,33 @@ def load(spec: EngineSpec) -> Callable[[Batch, Callable[[int], None]], list[Answ
     try:
         sampling = SamplingParams(max_tokens=spec.max_tokens, skip_special_tokens=True, **spec.sampling)
     except (TypeError, ValueError) as error:
-        raise UserError(f"sampling {spec.sampling}: {error}") from None
+        raise UserError("engine.sampling", f"sampling {spec.sampling}: {error}") from None
 
-    loaded = spec.model
+    loaded_model = spec.model
 
     def answer(batch: Batch, tell: Callable[[int], None]) -> list[Answer]:
-        nonlocal loaded
-        model, asked = batch
-        if model != loaded:
+        nonlocal loaded_model
+        model, tasks = batch
+        if model != loaded_model:
             engine.collective_rpc(reload_from_folder, args=(model,))
-            engine.reset_prefix_cache()  # what it holds is of the other weights
-            loaded = model
-        conversations = [conversation for conversation, _ in asked]
+            engine.reset_prefix_cache()  # it was computed with the other weights
+            loaded_model = model
+        conversations = [conversation for conversation, _ in tasks]
         prompts, truncated = encode_prompts(tokenizer, conversations, limit, template_arguments)
         inputs = [{"prompt_token_ids": tokens} for tokens in prompts]
         parameters = sampling
         if spec.lists:
-            parameters = [_constrained(sampling, spec.lists, excluded) for _, excluded in asked]
+            parameters = [_add_constraint(sampling, spec.lists, excluded) for _, excluded in tasks]
         _Bar.tell = staticmethod(tell)
         answers: list[Answer] = []
         outputs = engine.generate(inputs, parameters, use_tqdm=_Bar)
         for tokens, is_cut, output in zip(prompts, truncated, outputs, strict=True):
-            (one,) = output.outputs
+            (completion,) = output.outputs
             answers.append(
                 {
-                    "text": one.text,
-                    "token_ids": list(one.token_ids),
-                    "finish_reason": str(one.finish_reason),
+                    "text": completion.text,
+                    "token_ids": list(completion.token_ids),
+                    "finish_reason": str(completion.finish_reason),
                     "prompt_tokens": len(tokens),
                     "prompt_truncated": is_cut,
                 }
@@ -149,9 +154,9 @@ def load(spec: EngineSpec) -> Callable[[Batch, Callable[[int], None]], list[Answ
     return answer
 
 
-def _constrained(sampling: Any, lists: ConstrainedLists, exclude: list[int]) -> Any:
+def _add_constraint(sampling: Any, lists: ConstrainedLists, exclude: list[int]) -> Any:
     from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS
 
-    own = sampling.clone()
-    own.extra_args = {ITEMS: lists.num_items, EXCLUDE: exclude}
-    return own
+    parameters = sampling.clone()
+    parameters.extra_args = {ITEMS: lists.num_items, EXCLUDE: exclude}
+    return parameters

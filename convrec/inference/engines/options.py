@@ -1,4 +1,4 @@
-"""Options of the commands that ask a local model."""
+"""Options of the commands that run a local model."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,9 +13,9 @@ Replicas = Annotated[Literal["auto"] | PositiveInteger, Parameter(metavar="auto|
 @Group
 @dataclass(frozen=True, kw_only=True)
 class PlacementOptions:
-    """Where engines run."""
+    """GPUs and replicas of the engine."""
 
     tensor_parallel: PositiveInteger = 1
-    """GPUs of one engine"""
+    """GPUs per engine"""
     replicas: Replicas = "auto"
-    """engines side by side; auto: one for every --tensor-parallel GPUs, and one on a CPU"""
+    """engines that run in parallel; auto: one per --tensor-parallel GPUs, or a single one on a CPU"""

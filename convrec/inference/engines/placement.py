@@ -1,7 +1,6 @@
-"""Where replicas run: on this node's GPUs or cores, which they divide among them.
+"""Divides this node's GPUs or cores among replicas.
 
-A replica is a process of its own with an engine of `tensor_parallel` GPUs. Commands that ask a local model have
-PlacementOptions for it.
+A replica is a process with an engine on `tensor_parallel` GPUs. Commands that run a local model have PlacementOptions.
 """
 
 import contextlib
@@ -17,15 +16,20 @@ from convrec.inference.engines.pool import Pool
 from convrec.inference.engines.process import Load
 from convrec.runs import guard, supervisor
 
-AUTO = "auto"  # --replicas: as many as there is room for
-GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of CUDA, ROCm, WSL
+AUTO = "auto"  # --replicas: as many as fit on the GPUs
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # CUDA, ROCm, WSL
 
 
 @dataclass(frozen=True)
 class Placement:
-    """replicas: AUTO: as many as the GPUs of the node are enough for; one on a CPU.
+    """The number of replicas and the GPUs of each.
 
-    Raises UserError for numbers below 1.
+    Attributes:
+        replicas: AUTO for as many as fit on the node's GPUs, or one on a CPU.
+        tensor_parallel: GPUs of a replica.
+
+    Raises:
+        UserError: a number is below 1.
     """
 
     replicas: int | str = 1
@@ -34,17 +38,22 @@ class Placement:
     def __post_init__(self) -> None:
         for option, value in (("--replicas", self.replicas), ("--tensor-parallel", self.tensor_parallel)):
             if (option, value) != ("--replicas", AUTO) and (not isinstance(value, int) or value < 1):
-                choice = f"{AUTO}, or a number from 1" if option == "--replicas" else "a number from 1"
-                raise UserError(f"{option} {value}: give {choice}")
+                choices = f"{AUTO} or a whole number from 1" if option == "--replicas" else "a whole number from 1"
+                raise UserError("replicas.invalid-number", f"{option} {value}: must be {choices}.")
 
     @contextlib.contextmanager
     def open(self, load: Load, settings: Any, log: str | Path | None = None) -> Iterator[Pool]:
-        """On leaving, whatever has been started there is ended. load, settings, log: as Pool has them; log None: it is
-        not kept.
+        """Open a pool of replicas; everything that they start is ended at the end of the block.
 
-        Raises UserError for more replicas than the GPUs are enough for.
+        Args:
+            load: see Pool; also for `settings`.
+            settings: argument of load.
+            log: the log file; None to discard the log.
+
+        Raises:
+            UserError: the node has too few GPUs for the replicas.
         """
-        with guard.guarded_children() as folder:  # whatever happens, no engine is left
+        with guard.guarded_children() as folder:  # no engine is left, whatever happens
             supervisor.note(temporary=str(folder))
             environments = environments_here(self.replicas, self.tensor_parallel, guard.environment(folder))
             with contextlib.closing(Pool(environments, load, settings, Path(log or folder / "vllm.log"))) as pool:
@@ -54,28 +63,32 @@ class Placement:
 def environments_here(
     replicas: int | str, tensor_parallel: int, environment: Mapping[str, str]
 ) -> list[Mapping[str, str]]:
-    """Of each replica on this node `environment`, and what says which part of the node it has."""
+    """Return the environment of each replica: `environment`, and the variables that give it its part of the node."""
     parts = divide_node(replicas, tensor_parallel, visible_gpus(), len(os.sched_getaffinity(0)))
     return [{**environment, **part} for part in parts]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this process, each as CUDA_VISIBLE_DEVICES names it."""
+    """Return the GPUs that this process may use, as named in CUDA_VISIBLE_DEVICES."""
     if not any(os.path.exists(file) for file in GPU_FILES):
         return []  # without importing torch, which takes seconds
     import torch
 
     count = torch.cuda.device_count()
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",")[:count] if given else [str(number) for number in range(count)]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names.split(",")[:count] if names else [str(number) for number in range(count)]
 
 
 def divide_node(replicas: int | str, tensor_parallel: int, gpus: Sequence[str], cores: int) -> list[dict[str, str]]:
-    """The environment of each replica: GPUs of its own, or its share of the cores. One replica has all there is."""
+    """Return the environment of each replica: its own GPUs, or its share of the cores. A single replica gets all."""
     count = max(1, len(gpus) // tensor_parallel) if replicas == AUTO else int(replicas)
-    on_cpu = dict([NO_COMPILER])  # from the beginning: torch reads it once, and transformers may import torch
+    on_cpu = dict([NO_COMPILER])  # set from the start: torch reads it once, and transformers may import torch
     if gpus and count * tensor_parallel > len(gpus):
-        raise UserError(f"--replicas {count} of {tensor_parallel} GPUs each: this node has {len(gpus)} GPUs")
+        raise UserError(
+            "replicas.too-few-gpus",
+            f"--replicas {count} with --tensor-parallel {tensor_parallel}: {count * tensor_parallel} GPUs are needed, "
+            f"but this node has {len(gpus)}.",
+        )
     if count == 1:
         return [{} if gpus else on_cpu]
     if not gpus:

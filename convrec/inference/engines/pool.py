@@ -1,4 +1,4 @@
-"""Several replicas that share one queue of tasks. A task whose replica is killed is asked again, and no other."""
+"""Replicas that share a queue of tasks. If a replica is killed, only its task is run again."""
 
 import itertools
 import sys
@@ -12,18 +12,20 @@ from tqdm import tqdm
 
 from convrec.inference.engines.process import Died, Load, Process
 
-ASKED_AT_MOST = 3  # times that a task is asked when its replica dies each time
+MAX_ATTEMPTS = 3  # of a task whose replica dies each time
 
 
 class Pool:
-    """A replica for each environment, with GPUs or cores of its own, started when there is a task for it. `close` ends
-    them."""
+    """A replica for each environment, started when there is a task for it; `close` ends them."""
 
     def __init__(self, environments: Sequence[Mapping[str, str]], load: Load, settings: Any, log: Path) -> None:
-        """
+        """Create the pool; replicas start with their first task.
+
         Args:
-            load: what each replica calls with the settings.
-            log: of the first one; the others' have their index in the name.
+            environments: environment variables of each replica, with its GPUs or cores.
+            load: called by each replica with the settings.
+            settings: argument of load.
+            log: the first replica's log; the other logs have the replica's index in their names.
         """
         self._load = load
         self._settings = settings
@@ -32,28 +34,33 @@ class Pool:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._replicas: dict[int, Process] = {}  # by its index
+        self._replicas: dict[int, Process] = {}  # by index
         self._own = threading.local()  # a thread's index
-        # a thread a replica, which lives as long as the pool: see Process
+        # one thread per replica, which must live as long as the pool: see Process
         self._executor = ThreadPoolExecutor(len(environments), "convrec-replica", self._begin, (itertools.count(),))
 
     def answers(
         self, tasks: Iterable[Any], progress: Callable[[int], object] = lambda number: None
     ) -> Iterator[tuple[int, Any]]:
-        """(number of the task, its answer) as they come. Tasks are drawn as they are needed.
+        """Yield (number of the task, its answer) as answers arrive. Tasks are drawn lazily.
 
-        progress: gets the number of what was finished since the last time; a negative one where that was lost with its
-        replica. Raises what a replica raises, and RuntimeError for a task that ASKED_AT_MOST replicas did not survive.
+        Args:
+            tasks: any picklable values.
+            progress: gets the number of units finished since the last call; negative if they were lost with a replica.
+
+        Raises:
+            RuntimeError: MAX_ATTEMPTS replicas died of a task. A replica's own errors are raised as they are.
         """
         running: dict[Future[Any], int] = {}
         for number, task in enumerate(tasks):
             running[self._executor.submit(self._ask, task, progress)] = number
-            if len(running) == 2 * len(self.environments):  # for each replica one that it does and one that waits
-                yield from _finished(running)
+            if len(running) == 2 * len(self.environments):  # for each replica, one task running and one waiting
+                yield from _iter_finished(running)
         while running:
-            yield from _finished(running)
+            yield from _iter_finished(running)
 
     def close(self) -> None:
+        """End all replicas; unfinished tasks fail."""
         with self._lock:
             self._is_closed = True
         for replica in list(self._replicas.values()):
@@ -66,28 +73,26 @@ class Pool:
         self._own.index = next(numbers)
 
     def _ask(self, task: Any, progress: Callable[[int], object]) -> Any:
-        told: list[int] = []
+        reports: list[int] = []
 
-        def tell(number: int) -> None:
-            told.append(number)
+        def report(number: int) -> None:
+            reports.append(number)
             with self._lock:
                 progress(number)
 
-        for times in itertools.count(1):
+        for attempt in itertools.count(1):
             try:
-                return self._replica().ask(task, tell)
+                return self._get_replica().ask(task, report)
             except Died as died:
                 if self._is_closed:
                     raise
                 self._replicas.pop(self._own.index).end()
-                tell(-sum(told))
-                if times == ASKED_AT_MOST:
-                    raise RuntimeError(f"{times} replicas one after the other died of one batch: {died}") from None
-                tqdm.write(
-                    f"a replica died ({died.reason}): another one starts and is asked its batch", file=sys.stderr
-                )
+                report(-sum(reports))
+                if attempt == MAX_ATTEMPTS:
+                    raise RuntimeError(f"{attempt} replicas in a row died on the same batch: {died}") from None
+                tqdm.write(f"a replica died ({died.reason}); a new one starts and repeats its batch", file=sys.stderr)
 
-    def _replica(self) -> Process:
+    def _get_replica(self) -> Process:
         index = self._own.index
         with self._lock:
             if self._is_closed:
@@ -98,8 +103,8 @@ class Pool:
             return self._replicas[index]
 
 
-def _finished(running: dict[Future[Any], int]) -> Iterator[tuple[int, Any]]:
-    """Wait for a task, and take what is done out of `running`: answers, and then an error."""
+def _iter_finished(running: dict[Future[Any], int]) -> Iterator[tuple[int, Any]]:
+    """Wait for a task, and remove the finished ones from `running`: first answers, then an error."""
     done, _ = wait(running, return_when=FIRST_COMPLETED)
     for task in sorted(done, key=lambda task: task.exception() is not None):
         yield running.pop(task), task.result()

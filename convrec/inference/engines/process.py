@@ -1,4 +1,4 @@
-"""The parent's side of a replica: a child process that answers one task after another (`child`)."""
+"""The parent's side of a replica: a child process that answers one task after another (see `child`)."""
 
 import contextlib
 import multiprocessing
@@ -12,22 +12,26 @@ from typing import Any
 
 from convrec.base.shipped import python_path
 
-# What a child sends: (kind, value). An error's is the exception, None for one that its log has.
+# Messages from a child: (kind, value). The value of an error is the exception, or None if the error is in the log.
 ANSWER = "answer"
 PROGRESS = "progress"
 ERROR = "error"
-LINES_SHOWN = 15
-# Settings -> what answers a task, and tells the number of what was finished since the last time. Of a module: it is
-# imported in the child.
+MAX_LOG_LINES = 15  # in an error message
+# Called with the settings, it returns a function that answers a task and reports how many units were finished since its
+# last report. It must be a module's function, which the child can import.
 Load = Callable[[Any], Callable[[Any, Callable[[int], None]], Any]]
 
 
 class Died(Exception):
-    """A replica's process is gone without an answer: killed, or out of memory."""
+    """A replica's process is gone without an answer: killed, or out of memory.
+
+    Args:
+        reason: how the process ended.
+        log: the end of its log.
+    """
 
     def __init__(self, reason: str, log: str = "") -> None:
-        """log: where it ended."""
-        super().__init__(reason, log)  # as it travels between processes
+        super().__init__(reason, log)  # all arguments, so that the exception can be pickled
         self.reason = reason
 
     def __str__(self) -> str:
@@ -35,14 +39,20 @@ class Died(Exception):
 
 
 class Process:
-    """A replica: the child process and the pipe to it. Whatever happens to this process, the child ends with it.
+    """A replica: the child process and the pipe to it. The child ends with this process, whatever happens.
 
-    The thread that makes it must live as long: Linux kills the child when that thread ends.
+    The thread that creates it must live as long: Linux kills the child when that thread ends.
     """
 
     def __init__(self, load: Load, settings: Any, log: Path, environment: Mapping[str, str]) -> None:
-        """load: what the child calls once, with `settings`. log: gets its output. environment: the child's, beside
-        this process's."""
+        """Start the child.
+
+        Args:
+            load: called once by the child with `settings`.
+            settings: argument of load.
+            log: gets the child's output.
+            environment: environment variables of the child, in addition to this process's.
+        """
         self._log = log
         self._connection, theirs = multiprocessing.Pipe()
         command = [sys.executable, "-m", "convrec.inference.engines.child", str(theirs.fileno()), str(os.getpid())]
@@ -54,17 +64,24 @@ class Process:
                 stderr=file,
                 pass_fds=[theirs.fileno()],
                 env={"VLLM_NO_USAGE_STATS": "1", **os.environ, "PYTHONPATH": python_path(), **environment},
-                process_group=0,  # vLLM's workers of several GPUs are in it
+                process_group=0,  # vLLM's workers on several GPUs join it
             )
-        with contextlib.suppress(OSError):  # gone already: `reply` says so
+        with contextlib.suppress(OSError):  # the child is gone: `ask` will report it
             self._connection.send((load, settings))
 
     def ask(self, task: Any, progress: Callable[[int], None]) -> Any:
-        """The answer to a task; progress gets the number of what was finished since the last time.
+        """Return the answer to a task.
 
-        Raises Died; UserError for what the child finds wrong with what it was given; RuntimeError for what it raises.
+        Args:
+            task: any picklable value.
+            progress: gets the number of units finished since the last call.
+
+        Raises:
+            Died: the child is gone.
+            UserError: the child found an error in its input.
+            RuntimeError: the child raised any other error.
         """
-        with contextlib.suppress(OSError):  # gone: so says what comes next
+        with contextlib.suppress(OSError):  # the child is gone: the next statement reports it
             self._connection.send(task)
         try:
             while (message := self._connection.recv())[0] == PROGRESS:
@@ -77,13 +94,13 @@ class Process:
         return value
 
     def end(self) -> None:
-        """Kill it, from any thread: an `ask` that waits raises Died. Twice is no error."""
+        """Kill the child, from any thread; a waiting `ask` raises Died. Idempotent."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _failure(self) -> tuple[str, str]:
-        """(how it ended, the end of its log)"""
+        """Return how the child ended, and the end of its log."""
         code = self._process.wait()
-        tail = self._log.read_text(errors="replace").strip().splitlines()[-LINES_SHOWN:]
+        tail = self._log.read_text(errors="replace").strip().splitlines()[-MAX_LOG_LINES:]
         return f"exit status {code}", "\n".join([f"; the end of {self._log}:", *tail])

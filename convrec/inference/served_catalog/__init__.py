@@ -1,1 +1,1 @@
-"""The catalog that a recommender serves, changed while lists are written."""
+"""The catalog that a recommender serves, which can change while lists are written."""

@@ -1,4 +1,4 @@
-"""A record of the HTTP interface as an item of the served catalog: every field checked, the first wrong one named."""
+"""Reads a record of the HTTP interface as an item of the served catalog, and checks every field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class RecordReader:
 
     Attributes:
         dated: whether its items have years.
-        delimiter: between the items of a list, which no title may have.
-        columns: the catalog's further columns.
+        delimiter: between the items of a list; no title may contain it.
+        columns: the catalog's additional columns.
     """
 
     dated: bool
@@ -29,17 +29,17 @@ class RecordReader:
     columns: pa.Schema
 
     def read(self, record: Mapping[str, Any], here: str) -> CatalogItem:
-        """Return the item.
+        """Read an item.
 
         Args:
-            record: {"item_id", "title", "year", "display"} and further columns.
+            record: {"item_id", "title", "year", "display"} and additional columns.
             here: what an error calls the record.
 
         Raises:
-            UserError: A field is missing or wrong, or a list could not name the item.
+            UserError: a field is missing or invalid, or a list could not name the item.
         """
         if not isinstance(record, Mapping):
-            raise UserError(f'{here}: write {{"item_id": ..., "title": ..., "year": ...}}')
+            raise UserError("item.no-record", f'{here}: expected {{"item_id": ..., "title": ..., "year": ...}}.')
         item = CatalogItem(
             item_id=_read_id(record.get("item_id"), here),
             clean_title=self._read_title(record.get("title"), here),
@@ -52,45 +52,48 @@ class RecordReader:
 
     def _read_title(self, title: Any, here: str) -> str:
         if not isinstance(title, str) or not _is_one_line(title) or self.delimiter in title:
-            raise UserError(f"{here}: the title is {title!r:.80}; write a text of one line")
+            raise UserError("item.title", f"{here}: the title {title!r:.80} is not a single line of text.")
         return title.strip()
 
     def _read_display(self, record: Mapping[str, Any], here: str) -> str | None:
-        """What the title is shown with, to tell it from others."""
+        """Read the addition that tells the title from equal ones; None for none."""
         display = record.get("display")
-        problem = UserError(f"{here}: display is {display!r:.80}; write a text of one line")
+        error = UserError("item.display", f"{here}: display {display!r:.80} is not a single line of text.")
         if isinstance(display, bool) or not isinstance(display, str | int | None):
-            raise problem
+            raise error
         text = "" if display is None else str(display).strip()
         if not text:
             return None
         if not _is_one_line(text) or self.delimiter in shown_title(record["title"].strip(), text):
-            raise problem
+            raise error
         return text
 
     def _read_year(self, year: Any, here: str) -> int | None:
         if not self.dated:
             if year not in (None, ""):
-                raise UserError(f"{here}: it has a year, but the catalog has none; leave it out")
+                raise UserError("item.year", f"{here}: year {year!r:.20}: the catalog has no years. Remove it.")
             return None
         number = parse_year(year)
         if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
-            raise UserError(f"{here}: the year is {year!r:.20}; write one from {OLDEST_YEAR} to {NEWEST_YEAR}")
+            raise UserError("item.year", f"{here}: year {year!r:.20} is not from {OLDEST_YEAR} to {NEWEST_YEAR}.")
         return number
 
     def _check_line(self, item: CatalogItem, here: str) -> None:
-        """Refuse an item whose line in a list is read as another title."""
-        again = parse_item(item.line, self.dated)
-        if again is None or normalise(again.title) != normalise(item.title):
-            raise UserError(f"{here}: {item.line!r} is read as {again.title if again else None!r}; change the title")
+        """Refuse an item whose line in a list reads as another title."""
+        parsed = parse_item(item.line, self.dated)
+        if parsed is None or normalise(parsed.title) != normalise(item.title):
+            raise UserError(
+                "item.misread-line",
+                f"{here}: the line {item.line!r} reads as {parsed.title if parsed else None!r}. Change the title.",
+            )
 
 
 def _read_id(item_id: Any, here: str) -> str:
     if isinstance(item_id, bool) or not isinstance(item_id, str | int) or not _is_one_line(str(item_id)):
-        raise UserError(f"{here}: item_id is {item_id!r:.40}; give a text of one line or a number")
+        raise UserError("item.id", f"{here}: item_id {item_id!r:.40} is not a single line of text or a number.")
     return str(item_id).strip()
 
 
 def _is_one_line(text: str) -> bool:
-    """Whether a text has one line, of whatever kind its breaks could be, and something in it."""
+    """Return whether a text is one non-empty line, for all kinds of line breaks."""
     return len(text.strip().splitlines()) == 1

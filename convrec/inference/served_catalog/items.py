@@ -1,8 +1,8 @@
-"""The served catalog: items by id and by title, added and removed while lists are written.
+"""The served catalog: items by id and by title, which can be added and removed while lists are written.
 
-Every state of the catalog is a `Snapshot`, which never changes: a request keeps the one it began with. Tokens of lines
-are made once; a change of one item makes the trie of all lines anew from them, some 3 µs a line (measured, 20,000).
-A snapshot holds nothing of items that were removed or replaced, so memory does not grow with the number of changes.
+Every state of the catalog is an immutable `Snapshot`; a request keeps the one it began with. Lines are tokenized once.
+After a change, the trie of all lines is rebuilt from their tokens, about 3 µs per line (measured with 20,000). A
+snapshot holds nothing of removed or replaced items, so memory does not grow with the number of changes.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import pyarrow as pa
 from convrec.base.errors import UserError
 from convrec.data.chat import special_tokens
 from convrec.data.tokenizer import check_text
-from convrec.features.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, select_lines, trie_of_lines
+from convrec.features.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, make_trie, select_lines
 from convrec.features.constrained.lines import encode_lines
 from convrec.inference.served_catalog.columns import ITEM, check_columns, read_columns
 from convrec.inference.served_catalog.item_record import RecordReader
@@ -34,22 +34,30 @@ from convrec.inference.served_catalog.snapshot import (
     Title,
     TrieFile,
     add_names,
-    titled,
-    without,
+    drop_numbers,
+    find_by_title,
 )
 from convrec.lists.settings import ListSettings, make_matcher
 from convrec.titles.catalog import Catalog, load_catalog, tell_problems
 from convrec.titles.forms import normalise
 from convrec.titles.item import format_item, parse_item
 
-FEW_BYTES = 64 << 10  # of changes: some hundred items, which are applied within a moment
+SMALL_CHANGE_BYTES = 64 << 10  # of changes: some hundred items, which are applied quickly
 WAIT_SECONDS = 0.3  # for another thread that applies changes
-ALLOWED_KEPT = 16  # tries of a request's `allow`, which often comes again
-Changes: TypeAlias = dict[str, CatalogItem | None]  # by item_id; None: it is removed
+MAX_CACHED_SELECTIONS = 16  # tries for `allow`, which is often the same in several requests
+Changes: TypeAlias = dict[str, CatalogItem | None]  # by item_id; None removes the item
 
 
 class ServedCatalog:
-    """Safe to use from several threads. problems: what was left out, a sentence each."""
+    """A catalog that can change while it is served. Thread-safe.
+
+    Attributes:
+        dated: whether items have years.
+        columns: the additional columns.
+        max_items: the largest list that fits in max_tokens.
+        max_tokens: tokens of a list.
+        problems: one sentence for each item that is left out.
+    """
 
     def __init__(
         self,
@@ -63,13 +71,22 @@ class ServedCatalog:
         max_tokens: int,
         questions: Sequence[str] = (),
     ) -> None:
-        """folder: for tries, the process's own. state: the folder that changes are kept in; None: they are lost.
-        max_items: of a list; fewer where the file's longest lines take more than `max_tokens`, those of a list.
-        questions: what a turn may be in place of a list.
+        """Load a catalog, and the changes in its state.
 
-        Raises UserError for a catalog, tokenizer or state that cannot be used.
+        Args:
+            file: the catalog's file.
+            tokenizer: the model's tokenizer.
+            lists: the grammar of lists.
+            folder: a folder of this process, for tries.
+            state: the folder of the journal of changes; None to lose changes at the end.
+            max_items: the largest list; lowered if the longest lines do not fit in max_tokens.
+            max_tokens: tokens of a list.
+            questions: the questions that a turn may ask instead of a list.
+
+        Raises:
+            UserError: the catalog, tokenizer or state cannot be used.
         """
-        self._tokenizer = copy.deepcopy(tokenizer)  # encoding lines sets its truncation, which other threads may use
+        self._tokenizer = copy.deepcopy(tokenizer)  # encoding lines changes its truncation, which others may use
         self._special = frozenset(tokenizer.convert_tokens_to_ids(special_tokens(tokenizer)))
         self._delimiter = lists.delimiter
         self._tolerance = lists.year_tolerance
@@ -87,22 +104,23 @@ class ServedCatalog:
         lines, _ = catalog_trie(file, matcher, tokenizer, lists.delimiter, folder, questions=questions)
         self.max_tokens = max_tokens
         self.max_items = lines.most_items(max_items, max_tokens)
-        if 0 < self.max_items < max_items:  # a tenth stays free, for longer titles that are put later
+        if 0 < self.max_items < max_items:  # a tenth stays free for longer titles that are added later
             self.max_items = max(1, lines.most_items(max_items, max_tokens * 9 // 10))
         if not self.max_items:
             raise UserError(
+                "catalog.line-too-long",
                 f"{file}: a line can take {lines.longest_list(1)} tokens, but the model's context leaves {max_tokens} "
-                "for a list: leave such titles out"
+                "for a list. Remove such titles.",
             )
         self._next_number = len(base)
         self._lock = threading.RLock()
-        items = _base_items(base, matcher.index.items, columns)
-        written = set(lines.item_W.tolist())
+        items = _read_items(base, matcher.index.items, columns)
+        listable = set(lines.item_W.tolist())
         self.problems += [
-            f"{item.line!r} is read as another item or as none" for n, item in items.items() if n not in written
+            f"{item.line!r} reads as another item or as none" for n, item in items.items() if n not in listable
         ]
         tell_problems(file, self.problems)
-        items = {number: item for number, item in items.items() if number in written}
+        items = {number: item for number, item in items.items() if number in listable}
         named: dict[str, tuple[int, ...]] = {}
         rows = set(lines.row_W.tolist())
         for row, number in enumerate(matcher.index.items):
@@ -117,36 +135,36 @@ class ServedCatalog:
         self._journal = Journal(state, file, self._has_ids, self.dated) if state else None
         if self._journal:
             with self._lock:
-                self._take_news(self._journal)
+                self._apply_news(self._journal)
 
     # ---- reading
 
     @property
     def snapshot(self) -> Snapshot:
-        """The catalog now, with what other processes of the same state have changed."""
+        """The current catalog, with the changes of all processes that share the state."""
         if self._journal and self._journal.has_news():
             with self._lock:
-                self._take_news(self._journal)
+                self._apply_news(self._journal)
         return self._snapshot
 
-    def at_once(self) -> tuple[Snapshot, frozenset[str]]:
-        """The catalog without a long wait, and the ids of items with changes that it does not have yet."""
+    def read_without_waiting(self) -> tuple[Snapshot, frozenset[str]]:
+        """Return the catalog without a long wait, and the ids of items whose changes it does not have yet."""
         journal = self._journal
         if not journal or not journal.has_news():
             return self._snapshot, frozenset()
-        if journal.news_bytes() <= FEW_BYTES and self._lock.acquire(timeout=WAIT_SECONDS):
+        if journal.count_unread_bytes() <= SMALL_CHANGE_BYTES and self._lock.acquire(timeout=WAIT_SECONDS):
             try:
-                self._take_news(journal)
+                self._apply_news(journal)
             finally:
                 self._lock.release()
             return self._snapshot, frozenset()
-        news, _ = journal.news()
-        snapshot = self._snapshot  # read after the news: what is applied in between must not be missed
+        news, _ = journal.read_news()
+        snapshot = self._snapshot  # taken after reading the news, so that no change in between is missed
         return snapshot, frozenset(item_id for item_id, record in news.items() if record != snapshot.record(item_id))
 
     @property
     def latest(self) -> Snapshot:
-        """The catalog as this process knows it, at once: changes of others may be there that it has not read yet."""
+        """The catalog as this process knows it, without reading new changes of other processes."""
         return self._snapshot
 
     def __len__(self) -> int:
@@ -156,45 +174,55 @@ class ServedCatalog:
         return iter(self.snapshot.items.values())
 
     def find(self, name: str | int, snapshot: Snapshot) -> list[int]:
-        """The numbers of the items that an id, `Title (Year)` or a title alone, of any year, stands for; [] for none.
+        """Find the items that an id, `Title (Year)` or a title of any year stands for.
 
-        A text that is an item's id is that item, whatever titles there are. A number is the item of that id and nothing
-        else (300 may have been removed, and 300 is a title). Where the catalog has no ids, a number is that row, and a
-        text is a row's number (as the answers have it) only where it is no title.
+        A text that is an item's id means that item, whatever titles there are. A number always means an id, never a
+        title (item 300 may have been removed, and 300 is a film). If the catalog has no ids, a number means a row, and
+        a text means a row number, as in lists, only if it is not a title.
+
+        Returns:
+            The items' numbers; [] for none.
         """
         if isinstance(name, Title):
             item = parse_item(name, self.dated)
-            return titled(name, snapshot) or (titled(item.title, snapshot) if item else [])
+            return find_by_title(name, snapshot) or (find_by_title(item.title, snapshot) if item else [])
         number = snapshot.number_by_id.get(str(name))
         by_id = [] if number is None else [number]
         if not isinstance(name, str) or (self._has_ids and by_id):
             return by_id
-        return self._find_titled(str(name), snapshot) or by_id
+        return self._find_line(str(name), snapshot) or by_id
 
-    def _find_titled(self, text: str, snapshot: Snapshot) -> list[int]:
+    def _find_line(self, text: str, snapshot: Snapshot) -> list[int]:
         item = parse_item(text, self.dated)
         if item is None or not self.dated:
-            return titled(item.title if item else text, snapshot)
-        apart = {n: abs(snapshot.items[n].year - item.year) for n in titled(item.title, snapshot)}  # type: ignore[operator]
-        nearest = min(apart.values(), default=self._tolerance + 1)
-        found = [n for n, years in apart.items() if years == nearest <= self._tolerance]
-        return found or titled(text, snapshot)  # `Best of [1999]` is a title that looks like one with its year
+            return find_by_title(item.title if item else text, snapshot)
+        numbers = find_by_title(item.title, snapshot)
+        years_apart = {n: abs(snapshot.items[n].year - item.year) for n in numbers}  # type: ignore[operator]
+        nearest = min(years_apart.values(), default=self._tolerance + 1)
+        matches = [n for n, years in years_apart.items() if years == nearest <= self._tolerance]
+        return matches or find_by_title(text, snapshot)  # `Best of [1999]` is a title that ends like a year
 
     # ---- changing
 
     def put(self, records: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-        """Add items, or replace those with the same item_id: {"item_id", "title", "year", "display"} and the catalog's
-        further columns; what is left out has no value.
+        """Add items, or replace those with the same item_id: all of them, or none.
 
-        All or, with a UserError that names the item, none. Returns the columns that had a value and have none now, by
-        item_id.
+        Args:
+            records: {"item_id", "title", "year", "display"} and the catalog's additional columns; an omitted column has
+                no value.
+
+        Returns:
+            item_id -> the columns that had a value and have none now.
+
+        Raises:
+            UserError: an item is invalid; the message names it.
         """
         changes = self._read_all(records)
         blanked: dict[str, list[str]] = {}
 
-        def compute_changes(there: Snapshot) -> Mapping[str, CatalogItem | None]:
+        def compute_changes(before: Snapshot) -> Mapping[str, CatalogItem | None]:
             for item_id, item in changes.items():
-                if names := _blanked(there.get(item_id), item):
+                if names := _find_blanked_columns(before.get(item_id), item):
                     blanked[item_id] = names
             return changes
 
@@ -202,25 +230,35 @@ class ServedCatalog:
         return blanked
 
     def patch(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Change single fields of items that are there: {"item_id"} and what changes; None takes a value away.
+        """Change single fields of existing items: of all of them, or of none.
 
-        All or, with a UserError that names the item, none.
+        Args:
+            records: {"item_id"} and the changed fields; None removes a value.
+
+        Raises:
+            UserError: an item is missing or a field is invalid; the message names the item.
         """
 
-        def compute_changes(there: Snapshot) -> Mapping[str, CatalogItem | None]:
-            whole = [self._with_fields(record, there, f"items[{index}]") for index, record in enumerate(records)]
+        def compute_changes(before: Snapshot) -> Mapping[str, CatalogItem | None]:
+            whole = [self._merge_fields(record, before, f"items[{index}]") for index, record in enumerate(records)]
             return self._read_all(whole)
 
         self._change(compute_changes)
 
     def delete(self, item_ids: Sequence[str | int]) -> list[str]:
-        """Remove items. Returns the ids that the catalog lacks. Raises UserError, and removes none, where no item would
-        be left."""
-        removed = dict.fromkeys((str(item_id).strip() for item_id in item_ids), None)  # as `put` strips them
+        """Remove items: all of them, or none.
+
+        Returns:
+            The ids that the catalog lacks.
+
+        Raises:
+            UserError: no item would be left.
+        """
+        removed = dict.fromkeys((str(item_id).strip() for item_id in item_ids), None)  # stripped as `put` does
         absent: list[str] = []
 
-        def compute_changes(there: Snapshot) -> Changes:
-            absent.extend(item_id for item_id in removed if not there.get(item_id))
+        def compute_changes(before: Snapshot) -> Changes:
+            absent.extend(item_id for item_id in removed if not before.get(item_id))
             return {**removed}
 
         self._change(compute_changes)
@@ -232,69 +270,74 @@ class ServedCatalog:
             item = self._reader.read(record, f"items[{index}]")
             check_columns((name for name in record if name not in ITEM), self.columns, f"items[{index}]")
             if item.item_id in items:
-                raise UserError(f"items[{index}]: item_id {item.item_id!r} is there twice")
+                raise UserError(
+                    "changes.repeated-id", f"items[{index}]: item_id {item.item_id!r} occurs twice. Send it once."
+                )
             items[item.item_id] = item
         return items
 
-    def _with_fields(self, record: Mapping[str, Any], there: Snapshot, here: str) -> dict[str, Any]:
-        """The whole record of an item, with these fields changed."""
+    def _merge_fields(self, record: Mapping[str, Any], before: Snapshot, here: str) -> dict[str, Any]:
+        """Return the complete record of an item, with the given fields changed."""
         if not isinstance(record, Mapping):
-            raise UserError(f'{here}: write {{"item_id": ..., and the fields to change}}')
+            raise UserError("changes.invalid-patch", f'{here}: expected {{"item_id": ..., and the changed fields}}.')
         item_id = str(record.get("item_id")).strip()
-        item = there.get(item_id)
+        item = before.get(item_id)
         if item is None:
-            raise UserError(f"{here}: item_id {item_id!r:.80} is not in the catalog; PUT adds an item")
+            raise UserError(
+                "changes.unknown-id", f"{here}: item_id {item_id!r:.80} is not in the catalog. Use PUT to add an item."
+            )
         return {**item.record, **record, "item_id": item_id}
 
     def _change(self, compute_changes: Callable[[Snapshot], Mapping[str, CatalogItem | None]]) -> None:
-        """Make the changes that a function gives, of the catalog as it is when nobody else can change it."""
-        with self._lock, self._journal.writing() if self._journal else contextlib.nullcontext():
-            if self._journal:  # no other process writes until ours is there
-                self._take_news(self._journal)
-            there = self._snapshot
-            changes = {item_id: item for item_id, item in compute_changes(there).items() if item != there.get(item_id)}
+        """Compute changes from the current catalog while nobody else can change it, and apply them."""
+        with self._lock, self._journal.lock() if self._journal else contextlib.nullcontext():
+            if self._journal:  # no other process can write until ours is written
+                self._apply_news(self._journal)
+            before = self._snapshot
+            computed = compute_changes(before)
+            changes = {item_id: item for item_id, item in computed.items() if item != before.get(item_id)}
             if not changes:
                 return
-            if all(item is None for item in changes.values()) and not there.number_by_id.keys() - changes.keys():
-                raise UserError("the last item of the catalog cannot be removed")
-            changed, left_out = self._changed(changes)
+            if all(item is None for item in changes.values()) and not before.number_by_id.keys() - changes.keys():
+                raise UserError("changes.last-item", "the last item of the catalog cannot be removed.")
+            after, left_out = self._apply(changes)
             if left_out:
-                raise UserError(next(iter(left_out.values())))
-            if self._journal:  # the last that can fail: what is in the journal, every process must be able to read
+                raise UserError("changes.refused-item", next(iter(left_out.values())))
+            if self._journal:  # the last step that can fail, since every process must be able to apply the journal
                 self._journal.append({item_id: item and item.record for item_id, item in changes.items()})
-            self._snapshot = changed
+            self._snapshot = after
         if self._journal and self._journal.needs_compaction():
             threading.Thread(target=_compact, args=(self._journal,), name="convrec-journal", daemon=True).start()
 
-    def _take_news(self, journal: Journal) -> None:
-        """Take what the journal has. An item that lists cannot write any more is left out, with a problem."""
-        news, position = journal.news()
+    def _apply_news(self, journal: Journal) -> None:
+        """Apply new changes in the journal. An item that lists can no longer write is left out, with a problem."""
+        news, position = journal.read_news()
         changes: Changes = {}
         left_out: dict[str, str] = {}
         for item_id, record in news.items():
-            if record == self._snapshot.record(item_id):  # a compacted file has what is known already, too
+            if record == self._snapshot.record(item_id):  # a compacted file also repeats known changes
                 continue
             try:
-                one = {**(record or {}), "item_id": item_id}
-                changes[item_id] = None if record is None else self._reader.read(one, f"item_id {item_id!r}")
+                whole = {**(record or {}), "item_id": item_id}
+                changes[item_id] = None if record is None else self._reader.read(whole, f"item_id {item_id!r}")
             except UserError as error:
                 left_out[item_id] = str(error)
         if changes:
-            self._snapshot, cannot_be_added = self._changed(changes)
-            left_out |= cannot_be_added
-        journal.reached(position)  # not before: a change whose application fails is taken the next time
+            self._snapshot, refused = self._apply(changes)
+            left_out |= refused
+        journal.mark_read(position)  # only now, so that changes that could not be applied are read again
         problems = [f"left out: {reason}" for reason in left_out.values()]
         tell_problems(journal.path, problems)
         self.problems += problems
 
-    def _changed(self, changes: Changes) -> tuple[Snapshot, dict[str, str]]:
-        """The catalog with these; of the items that cannot be added, and are as they were, id -> a sentence."""
+    def _apply(self, changes: Changes) -> tuple[Snapshot, dict[str, str]]:
+        """Return the catalog after changes, and the items that cannot be added and stay as they were: id -> reason."""
         before = self._snapshot
         same_line = {
             item_id: item for item_id, item in changes.items() if item and item.has_same_line(before.get(item_id))
         }
         if same_line:
-            before = before.with_columns(same_line)
+            before = before.replace_columns(same_line)
             changes = {item_id: item for item_id, item in changes.items() if item_id not in same_line}
         if not changes:
             return before, {}
@@ -307,23 +350,23 @@ class ServedCatalog:
             self._next_number = numbers.stop
             new, left_out = self._encode(added, numbers)
             lines = join_lines(lines, new)
-        of_added = {number: item.item_id for number, item in zip(numbers, added, strict=True)}
+        added_ids = {number: item.item_id for number, item in zip(numbers, added, strict=True)}
         while refused := (
-            self._taken_lines(added, changes.keys() - left_out.keys())
-            or self._too_long(lines, of_added, changes.keys() - left_out.keys())
+            self._find_taken_lines(added, changes.keys() - left_out.keys())
+            or self._find_long_lines(lines, added_ids, changes.keys() - left_out.keys())
         ):
-            left_out |= refused  # one that stays as it was keeps its line from others, and its length
-        gone = changes.keys() - left_out.keys()
-        items = {number: item for number, item in before.items.items() if item.item_id not in gone}
-        named = without(before.named, before.items.keys() - items.keys())
+            left_out |= refused  # an item that stays as it was keeps its line, which others then cannot have
+        replaced = changes.keys() - left_out.keys()
+        items = {number: item for number, item in before.items.items() if item.item_id not in replaced}
+        named = drop_numbers(before.named, before.items.keys() - items.keys())
         for number, item in zip(numbers, added, strict=True):
             if item.item_id not in left_out:
                 items[number] = item
                 add_names(named, number, (item.title, item.clean_title), item.line)
         return self._make_snapshot(items, named, lines), left_out
 
-    def _taken_lines(self, added: Sequence[CatalogItem], changing: Set[str]) -> dict[str, str]:
-        """Those of the items that have the line of another: id -> a sentence. changing: the ids that change at all."""
+    def _find_taken_lines(self, added: Sequence[CatalogItem], changing: Set[str]) -> dict[str, str]:
+        """Return the added items that have the line of another item: id -> reason. `changing` are all changing ids."""
         items = self._snapshot.items
         named = self._snapshot.named
         owner = dict[str, str]()
@@ -336,43 +379,53 @@ class ServedCatalog:
             other = owner.setdefault(line, next((other for other in others if other not in changing), item.item_id))
             if other != item.item_id:
                 taken[item.item_id] = (
-                    f"item_id {item.item_id!r}: its line in a list is that of item {other!r}; give it another title or "
-                    "year, or a `display` that tells them apart"
+                    f"item_id {item.item_id!r}: item {other!r} has the same line in a list. Change the title or year, "
+                    "or add a `display` that tells them apart."
                 )
         return taken
 
-    def _too_long(self, lines: CatalogTrie, of_added: Mapping[int, str], changing: Set[str]) -> dict[str, str]:
-        """The added items of the longest lines, as many as leave lists no room: id -> a sentence.
+    def _find_long_lines(self, lines: CatalogTrie, added_ids: Mapping[int, str], changing: Set[str]) -> dict[str, str]:
+        """Return the added items with the longest lines, until all lists fit: id -> reason.
 
-        lines: of all items, also of those that go. of_added: number -> id. changing: the ids that change at all.
+        Args:
+            lines: of all items, including those that will be removed.
+            added_ids: number -> id of the added items.
+            changing: all changing ids.
         """
-        going = [number for number, item in self._snapshot.items.items() if item.item_id in changing]
-        going += [number for number, item_id in of_added.items() if item_id not in changing]
-        kept = select_lines(lines, ~np.isin(lines.item_W, going))
-        added_W = np.isin(kept.item_W, list(of_added))
-        tokens_W = kept.lengths_of_forms()[0]
+        removed = [number for number, item in self._snapshot.items.items() if item.item_id in changing]
+        removed += [number for number, item_id in added_ids.items() if item_id not in changing]
+        remaining = select_lines(lines, ~np.isin(lines.item_W, removed))
+        added_W = np.isin(remaining.item_W, list(added_ids))
+        tokens_W = remaining.count_tokens_by_form()[0]
 
-        def have_no_room(tokens: int) -> bool:
-            fit = select_lines(kept, ~(added_W & (tokens_W > tokens)))
-            return fit.longest_list(self.max_items) > self.max_tokens
+        def is_too_long(tokens: int) -> bool:
+            shorter = select_lines(remaining, ~(added_W & (tokens_W > tokens)))
+            return shorter.longest_list(self.max_items) > self.max_tokens
 
         lengths = np.unique(tokens_W[added_W]).tolist()
-        too_long_W = added_W & np.isin(tokens_W, lengths[bisect_left(lengths, True, key=have_no_room) :])
-        rest = f"a list of {self.max_items} with it may not fit into the {self.max_tokens} tokens that prompts leave; "
-        rest += "shorten the title, or lower max_items"
-        too_long = zip(map(of_added.__getitem__, kept.item_W[too_long_W].tolist()), tokens_W[too_long_W], strict=True)
-        return {name: f"item_id {name!r}: its line takes {tokens} tokens; {rest}" for name, tokens in too_long}
+        too_long_W = added_W & np.isin(tokens_W, lengths[bisect_left(lengths, True, key=is_too_long) :])
+        reason = f"a list of {self.max_items} items may then not fit in the {self.max_tokens} tokens that prompts leave"
+        ids = [added_ids[number] for number in remaining.item_W[too_long_W].tolist()]
+        return {
+            item_id: f"item_id {item_id!r}: its line takes {tokens} tokens, and {reason}. Shorten the title, or lower "
+            "max_items."
+            for item_id, tokens in zip(ids, tokens_W[too_long_W], strict=True)
+        }
 
     def _encode(self, items: Sequence[CatalogItem], numbers: range) -> tuple[CatalogTrie, dict[str, str]]:
-        """Their lines under these numbers; of items whose line has a special token, which no list can write and where
-        lists would end, id -> a sentence."""
-        beside = next(iter(self._snapshot.items.values()), items[0])  # a list has its lines in a row: checked with it
-        encoded = encode_lines(self._tokenizer, [beside.line, *(item.line for item in items)], self._delimiter)
+        """Encode the lines of items.
+
+        Returns:
+            The trie of the lines, under these numbers; and id -> reason for items whose line has a special token, which
+            would end a list.
+        """
+        neighbour = next(iter(self._snapshot.items.values()), items[0])  # encode_lines checks lines next to each other
+        encoded = encode_lines(self._tokenizer, [neighbour.line, *(item.line for item in items)], self._delimiter)
         tokens = encoded.select(range(1, len(items) + 1))
         eos = self._snapshot.trie.trie.eos_token_id
-        lines = trie_of_lines(tokens, numbers, numbers, (), eos)
+        lines = make_trie(tokens, numbers, numbers, (), eos)
         return lines, {
-            item.item_id: f"item_id {item.item_id!r}: {item.line!r} has a special token of the model; change the title"
+            item.item_id: f"item_id {item.item_id!r}: {item.line!r} has a special token of the model. Change the title."
             for item, line_tokens in zip(items, tokens.inner, strict=True)
             if not self._special.isdisjoint(line_tokens)
         }
@@ -384,15 +437,22 @@ class ServedCatalog:
         _ = lines.trie  # built here, not in a request
         number_by_id = {item.item_id: n for n, item in items.items()}
 
-        @lru_cache(ALLOWED_KEPT)
-        def trie_with(numbers: frozenset[int], folder: Path = self._folder) -> TrieFile:  # without self: no cycle
+        @lru_cache(MAX_CACHED_SELECTIONS)
+        def select_trie(numbers: frozenset[int], folder: Path = self._folder) -> TrieFile:  # without self: no cycle
             return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
-        return Snapshot(items, number_by_id, named, TrieFile(lines, self._folder), trie_with, self._mentions)
+        return Snapshot(
+            items=items,
+            number_by_id=number_by_id,
+            named=named,
+            trie=TrieFile(lines, self._folder),
+            select_trie=select_trie,
+            mentions=self._mentions,
+        )
 
 
-def _blanked(before: CatalogItem | None, after: CatalogItem) -> list[str]:
-    """Names of the columns, `display` among them, that had a value and have none now."""
+def _find_blanked_columns(before: CatalogItem | None, after: CatalogItem) -> list[str]:
+    """Return the columns, including `display`, that had a value and have none now."""
     if before is None:
         return []
     names = [name for name, value in before.columns.items() if value is not None and after.columns[name] is None]
@@ -402,24 +462,35 @@ def _blanked(before: CatalogItem | None, after: CatalogItem) -> list[str]:
 def _compact(journal: Journal) -> None:
     try:
         journal.compact()
-    except (OSError, StateUnreadable) as error:  # the file stays as it was; the next change tries again
-        logging.getLogger(__name__).warning("%s: it could not be compacted (%s)", journal.path, error)
+    except (OSError, StateUnreadable) as error:  # the file stays as it was, and the next change tries again
+        logging.getLogger(__name__).warning("%s: compaction failed (%s)", journal.path, error)
 
 
-def _base_items(catalog: Catalog, first_rows: Sequence[int], columns: pa.Table) -> dict[int, CatalogItem]:
-    """Of each item its first row. Raises UserError when the number of a row without an id is another row's id."""
+def _read_items(catalog: Catalog, first_rows: Sequence[int], columns: pa.Table) -> dict[int, CatalogItem]:
+    """Return the first row of each item: row -> item.
+
+    Raises:
+        UserError: the number of a row without an id is another row's id.
+    """
     ids = catalog.item_ids or [None] * len(catalog)
     items = {}
     row_by_id: dict[str, int] = {}
-    further = columns.to_pylist() if columns.num_columns else [{}] * len(catalog)
-    for row, (year, given) in enumerate(zip(catalog.years, ids, strict=True)):
+    column_values = columns.to_pylist() if columns.num_columns else [{}] * len(catalog)
+    for row, (year, own_id) in enumerate(zip(catalog.years, ids, strict=True)):
         if year is None or first_rows[row] != row:
             continue
-        item_id = str(row if given is None else given)
+        item_id = str(row if own_id is None else own_id)
         if (other := row_by_id.setdefault(item_id, row)) != row:
-            raise UserError(f"catalog rows {other} and {row}: both have the item_id {item_id!r}; give every row an id")
+            raise UserError(
+                "catalog.ambiguous-id",
+                f"catalog rows {other} and {row} both have the item_id {item_id!r}. Give every row an id.",
+            )
         display = catalog.displays[row] if catalog.displays else None
-        shown = None if display is None else str(display).strip() or None
-        year = year if catalog.dated else None
-        items[row] = CatalogItem(item_id, catalog.clean_title(row), year, shown, further[row])
+        items[row] = CatalogItem(
+            item_id=item_id,
+            clean_title=catalog.clean_title(row),
+            year=year if catalog.dated else None,
+            display=None if display is None else str(display).strip() or None,
+            columns=column_values[row],
+        )
     return items

@@ -1,9 +1,9 @@
-"""What was changed in a served catalog, kept in a file: a line of JSON a change, appended by one process at a time and
-read by all that serve the same state.
+"""The journal of changes to a served catalog: one JSON line per change, shared by all processes that serve a state.
 
-A file that has grown too large is compacted: another one with the last record of each item takes its place, by a
-rename under the lock of all writers. So whoever is killed at any moment leaves the old file or the new one. Readers
-keep the file open that they have read; when another has its name, they read that one from its beginning.
+One process at a time appends to the file. A file that has grown too large is compacted: a new file with the last record
+of each item replaces it, by a rename under the writers' lock. So a process killed at any moment leaves the old file or
+the new one. Readers keep the file open that they have read; when another file has its name, they read that one from the
+beginning.
 """
 
 import contextlib
@@ -21,79 +21,102 @@ from convrec.base.files import file_hash, written_whole
 
 FILE = "catalog.jsonl"
 COMPACT_BYTES = 1 << 20  # a smaller file is never compacted
-# item_id -> what is now known of it ("title", "year"); None: it was removed
+# item_id -> the item's current record ("title", "year", ...); None for a removed item
 Change: TypeAlias = dict[str, dict[str, Any] | None]
 
 
 class StateUnreadable(UserError):
-    """The file is damaged or gone: no request is at fault, and none can be answered."""
+    """The journal is damaged or gone, so that no request can be answered, whatever it asks for."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A position in a file that is open, so that no other file can get its inode."""
+    """A position in an open file; while it is open, no other file can get its inode."""
 
     file: IO[bytes]
     position: int
 
 
 class Journal:
-    """The first line names the catalog that the others change. compact_bytes: a file of this size is compacted."""
+    """The journal of a catalog's changes. The first line identifies the catalog."""
 
     def __init__(
         self, folder: Path, catalog_file: Path, has_ids: bool, dated: bool, compact_bytes: int = COMPACT_BYTES
     ):
-        """Raises UserError where the changes are of another catalog: a file of another name, years in one of them
-        alone, or another content without ids, where row numbers would be other items."""
+        """Open the journal, or create it.
+
+        Args:
+            folder: the state's folder.
+            catalog_file: the catalog that the changes apply to.
+            has_ids: whether the catalog has ids.
+            dated: whether the catalog has years.
+            compact_bytes: a larger file is compacted.
+
+        Raises:
+            UserError: the changes belong to another catalog: the file's name differs, only one of them has years, or
+                the content differs and there are no ids, so that row numbers would mean other items.
+        """
         self.path = folder / FILE
         self._compact_bytes = self._compact_from = compact_bytes
         self._compacting = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         now = {"catalog": catalog_file.name, "sha256": file_hash(catalog_file), "dated": dated}
         self.path.touch()
-        with self.writing():
+        with self.lock():
             if not self.path.stat().st_size:
                 self._write(now)
-        self._place = self._first_place()
-        self._check(self._first_line(self._place.file), now, has_ids)
+        self._place = self._find_first_place()
+        self._check(self._read_first_line(self._place.file), now, has_ids)
 
     def _check(self, began_with: dict[str, Any], now: dict[str, Any], has_ids: bool) -> None:
         if began_with.get("catalog") != now["catalog"]:
             raise UserError(
-                f"{self.path}: these changes are of {began_with.get('catalog')}, not of {now['catalog']}; give another "
-                f"--state, or write {now['catalog']} into its first line where both have the same items"
+                "state.other-catalog",
+                f"{self.path}: these changes belong to {began_with.get('catalog')}, not to {now['catalog']}. Use "
+                f"another --state, or write {now['catalog']} in the first line if both have the same items.",
             )
         if began_with.get("dated") != now["dated"]:
             before, after = ("with years", "without years")[:: -1 if now["dated"] else 1]
             raise UserError(
-                f"{self.path}: these changes are of a {now['catalog']} {before}, and it is now one {after}; give "
-                "another --state, or remove the file"
+                "state.other-catalog",
+                f"{self.path}: these changes belong to a {now['catalog']} {before}, but it is now {after}. Use another "
+                "--state, or remove the file.",
             )
         if not has_ids and began_with.get("sha256") != now["sha256"]:
             raise UserError(
-                f"{self.path}: these changes are of another content of {began_with.get('catalog')}, and the catalog "
-                "has no column item_id, so they cannot be told to items of this one. Remove the file, or give items ids"
+                "state.other-catalog",
+                f"{self.path}: {began_with.get('catalog')} has changed since these changes were made, and it has no "
+                "column item_id to identify its items. Remove the file, or add the column.",
             )
 
     # ---- reading
 
     def has_news(self) -> bool:
+        """Return whether there are changes that were not marked as read."""
         try:
-            there = self.path.stat()
+            current = self.path.stat()
         except OSError as error:
-            raise self._gone(error) from None
+            raise self._make_missing_error(error) from None
         read = os.fstat(self._place.file.fileno())
-        if (there.st_dev, there.st_ino) != (read.st_dev, read.st_ino):
+        if (current.st_dev, current.st_ino) != (read.st_dev, read.st_ino):
             return True
-        if there.st_size < self._place.position:
-            raise StateUnreadable(f"{self.path}: it was cut while it was served; put it back, or start again")
-        return there.st_size > self._place.position
+        if current.st_size < self._place.position:
+            raise StateUnreadable(
+                "state.damaged-journal", f"{self.path}: it was truncated while in use. Restore it, or start again."
+            )
+        return current.st_size > self._place.position
 
-    def news(self) -> tuple[Change, _Place]:
-        """(what was changed behind what was `reached`, as one change; the place behind it). Of a file that has
-        replaced the one that was read, all is news. A line that is being written is left for the next call."""
+    def read_news(self) -> tuple[Change, _Place]:
+        """Read the changes that were not marked as read.
+
+        In a file that has replaced the one read before, all changes are new. An unfinished line is left for the next
+        call.
+
+        Returns:
+            The changes, merged into one, and the position after them for `mark_read`.
+        """
         self.has_news()
-        return self._read(self._place if self._is_current(self._place.file) else self._first_place())
+        return self._read(self._place if self._is_current(self._place.file) else self._find_first_place())
 
     def _read(self, place: _Place) -> tuple[Change, _Place]:
         size = os.fstat(place.file.fileno()).st_size - place.position
@@ -103,55 +126,59 @@ class Journal:
         for line in whole.splitlines():
             for item_id, record in self._parse(line).items():
                 if not isinstance(record, dict | None):
-                    raise StateUnreadable(f"{self.path}: {item_id!r} is no item; remove that line")
-                change.pop(item_id, None)  # the last change is the last in order, too
+                    raise StateUnreadable(
+                        "state.damaged-journal",
+                        f"{self.path}: the record of {item_id!r} is not an item. Remove the line.",
+                    )
+                change.pop(item_id, None)  # the order is that of the last changes
                 change[item_id] = record
         return change, _Place(place.file, place.position + len(whole + end))
 
-    def news_bytes(self) -> int:
-        """How much there is to read."""
+    def count_unread_bytes(self) -> int:
+        """Return the size of the changes that were not marked as read."""
         size = self.path.stat().st_size
         return size - self._place.position if self._is_current(self._place.file) else size
 
-    def reached(self, place: _Place) -> None:
-        """What is before it is known. A line that cannot be read is told each time, and hides no other."""
+    def mark_read(self, place: _Place) -> None:
+        """Mark the changes before a position as read. An unreadable line raises an error each time until then."""
         self._place = place
 
     # ---- writing
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Keep other processes from writing, and other threads of this one."""
+    def lock(self) -> Iterator[None]:
+        """Keep other processes, and other threads of this one, from writing."""
         while True:
             with self._open("rb+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                if self._is_current(file):  # not replaced while this waited
+                if self._is_current(file):  # the file may have been replaced during the wait
                     yield
                     return
 
     def append(self, change: Mapping[str, Any]) -> None:
-        """Only within `writing`, when all before it is known. On the disk when this returns."""
+        """Append a change durably. Call it within `lock`, after reading all earlier changes."""
         self._place = _Place(self._place.file, self._write(change))
 
     def needs_compaction(self) -> bool:
+        """Return whether the file has grown enough to be compacted."""
         return self.path.stat().st_size > self._compact_from
 
     def compact(self) -> None:
-        """Replace the file by one with the last record of each item. Does nothing where another thread does it."""
+        """Replace the file by one with the last record of each item, unless another thread is doing so."""
         if not self._compacting.acquire(blocking=False):
             return
         try:
-            with self.writing():
+            with self.lock():
                 self._replace_file()
         finally:
             self._compacting.release()
 
     def _replace_file(self) -> None:
-        begin = self._first_place()
-        first = self._first_line(begin.file)
-        known, _ = self._read(begin)
+        begin = self._find_first_place()
+        first = self._read_first_line(begin.file)
+        records, _ = self._read(begin)
         with written_whole(self.path) as partial, partial.open("wb") as file:
-            for record in (first, *({item_id: record} for item_id, record in known.items())):
+            for record in (first, *({item_id: record} for item_id, record in records.items())):
                 file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -160,9 +187,9 @@ class Journal:
         self._compact_from = max(self._compact_bytes, 2 * size)
 
     def _write(self, record: Mapping[str, Any]) -> int:
-        """Append a line. Returns the size of the file."""
+        """Append a line. Return the size of the file."""
         with self._open("rb+") as file:
-            # what a killed process has half written ends here, so that it spoils no other line
+            # remove the unfinished line of a killed process, so that it cannot damage this one
             end = file.seek(0, os.SEEK_END)
             if end and (file.seek(end - 1), file.read(1))[1] != b"\n":
                 content = self.path.read_bytes()
@@ -175,21 +202,21 @@ class Journal:
 
     # ---- parts
 
-    def _first_place(self) -> _Place:
-        """Behind the first line of the file that has the name now."""
+    def _find_first_place(self) -> _Place:
+        """Return the position after the first line of the current file."""
         file = self._open("rb")
         return _Place(file, len(file.readline()))
 
-    def _first_line(self, file: IO[bytes]) -> dict[str, Any]:
+    def _read_first_line(self, file: IO[bytes]) -> dict[str, Any]:
         file.seek(0)
         return self._parse(file.readline())
 
     def _is_current(self, file: IO[bytes]) -> bool:
-        """Whether this open file is the one that has the name now."""
+        """Return whether this open file still has the journal's name."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
         except OSError as error:
-            raise self._gone(error) from None
+            raise self._make_missing_error(error) from None
 
     def _sync_folder(self) -> None:
         folder = os.open(self.path.parent, os.O_RDONLY)
@@ -202,16 +229,20 @@ class Journal:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise StateUnreadable(f"{self.path}: a line that is no JSON ({error}); remove that line") from None
+            raise StateUnreadable(
+                "state.damaged-journal", f"{self.path}: a line is not JSON ({error}). Remove the line."
+            ) from None
         if not isinstance(value, dict):
-            raise StateUnreadable(f"{self.path}: a line that is no object; remove that line")
+            raise StateUnreadable(
+                "state.damaged-journal", f"{self.path}: a line is not a JSON object. Remove the line."
+            )
         return value
 
     def _open(self, mode: str) -> IO[bytes]:
         try:
             return cast(IO[bytes], self.path.open(mode))
         except OSError as error:
-            raise self._gone(error) from None
+            raise self._make_missing_error(error) from None
 
-    def _gone(self, error: OSError) -> StateUnreadable:
-        return StateUnreadable(f"{self.path}: {error.strerror}; put it back, or start again")
+    def _make_missing_error(self, error: OSError) -> StateUnreadable:
+        return StateUnreadable("state.damaged-journal", f"{self.path}: {error.strerror}. Restore it, or start again.")

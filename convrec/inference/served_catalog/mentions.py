@@ -1,7 +1,8 @@
-"""How often training rows want each item, and after what was named: what popularity and sentences say.
+"""Counts how often each item is relevant in the training data, and after which named items.
 
-`--train` of `convrec serve` and `convrec recommend` counts it, into a small file beside the catalog, which is found
-without it, too. Items are told by their lines, `Title (Year)`.
+The counts give popularity and explanations. `--train` of `convrec serve` and `convrec recommend` writes them to a small
+file next to the catalog, which later starts find without the option. Items are identified by their lines,
+`Title (Year)`.
 """
 
 from collections import Counter
@@ -20,30 +21,40 @@ from convrec.lists.settings import ListSettings, make_matcher
 from convrec.retrieval.conversations import read_row
 from convrec.titles.catalog import load_catalog
 
-COLUMN = "mentions"  # of a catalog, of any source, where there is no file
-LEAST = 2  # times that a pair is kept from: once would be somebody's own wish
-# named: among the seen titles of these rows; null: all rows. times: how many rows
+COLUMN = "mentions"  # a catalog's column with counts from any source, used without a file
+MIN_PAIR_MENTIONS = 2  # of a stored pair: a single one could be one person's wish
+# named: a seen title of the counted rows, null for all rows; times: the number of rows
 SCHEMA = pa.schema([("item", pa.string()), ("named", pa.string()), ("times", pa.int64())])
 Mentions: TypeAlias = Mapping[tuple[str, str | None], int]  # (item, named) -> times
 
 
-def mentions_file(catalog: Path) -> Path:
+def find_mentions_file(catalog: Path) -> Path:
+    """Return the path of the counts for a catalog."""
     return catalog.with_suffix(".mentions.parquet")
 
 
 def load_mentions(catalog: Path) -> Mentions | None:
-    """None where there is no file. Raises UserError for a damaged one."""
+    """Load the counts for a catalog; None if there is no file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    file = find_mentions_file(catalog)
     try:
-        columns = pq.read_table(mentions_file(catalog)).select(SCHEMA.names).cast(SCHEMA).to_pydict()
+        columns = pq.read_table(file).select(SCHEMA.names).cast(SCHEMA).to_pydict()
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{mentions_file(catalog)}: not readable ({error}); make it again with --train") from None
+        raise UserError("mentions.damaged-file", f"{file}: not readable ({error}). Recreate it with --train.") from None
     return dict(zip(zip(columns["item"], columns["named"], strict=True), columns["times"], strict=True))
 
 
 def write_mentions(train: Sequence[Path], catalog_file: Path) -> None:
-    """Count these tables; of none, nothing is done. Raises UserError for files that are no training tables of RL."""
+    """Count the mentions in training tables, and write them next to the catalog. Without tables, do nothing.
+
+    Raises:
+        UserError: a file is not an RL training table.
+    """
     if not train:
         return
     catalog = load_catalog(catalog_file)
@@ -52,13 +63,13 @@ def write_mentions(train: Sequence[Path], catalog_file: Path) -> None:
     for file in train:
         validate_rl_table(file, allow_empty_ground_truth=True, dated=catalog.dated)
         for batch in pq.ParquetFile(file).iter_batches(columns=RL_SCHEMA.names):
-            for asked in (read_row(row, matcher) for row in batch.to_pylist()):
-                for item in asked.wanted:
-                    times.update((item, other) for other in (None, *({*asked.named} - {item})))
+            for conversation in (read_row(row, matcher) for row in batch.to_pylist()):
+                for item in conversation.wanted:
+                    times.update((item, other) for other in (None, *({*conversation.named} - {item})))
     lines = catalog.lines
     rows = [
         {"item": lines[item], "named": None if named is None else lines[named], "times": count}
         for (item, named), count in times.most_common()
-        if named is None or count >= LEAST
+        if named is None or count >= MIN_PAIR_MENTIONS
     ]
-    write_table(mentions_file(catalog_file), pa.Table.from_pylist(rows, SCHEMA))
+    write_table(find_mentions_file(catalog_file), pa.Table.from_pylist(rows, SCHEMA))

@@ -1,4 +1,4 @@
-"""Which features a run has, and that one without any never meets them."""
+"""Tests of which features a run turns on, and that features do nothing by default."""
 
 import re
 from pathlib import Path
@@ -18,6 +18,7 @@ from convrec.features.rewards.feature import ComposedRewards
 from convrec.rank_grpo.credit import Credit, RankBatch
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO
 from recipes.plan import planned_run
+from tests.user_errors import refuses
 
 CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
@@ -46,8 +47,8 @@ def test_asking_precedes_constrained_and_repair_in_registry() -> None:
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_a_feature_overrides_hooks_that_there_are(feature: type[Feature]) -> None:
-    """A hook with a name of its own would never be called."""
+def test_a_feature_overrides_only_existing_hooks(feature: type[Feature]) -> None:
+    """A hook with any other name would never be called."""
     own = {name for name in vars(feature) if not name.startswith("_")}
     assert own - {"check"} <= set(dir(Feature))
 
@@ -59,7 +60,7 @@ def test_hooks_of_a_rollout_do_nothing_unless_overridden() -> None:
 
 
 def test_the_feature_that_contributing_shows_changes_advantages() -> None:
-    """Two rollouts of a prompt, of four and of two tokens: the longer list loses .5 a rank, the shorter gains it."""
+    """Two rollouts of a prompt, with four and two tokens: the longer list loses .5 per rank, the shorter gains it."""
     (code,) = re.findall(r"```python\n(class LengthPenalty.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {
         "Feature": Feature,
@@ -74,7 +75,7 @@ def test_the_feature_that_contributing_shows_changes_advantages() -> None:
     run = SimpleNamespace(is_rank_level=False, settings=SimpleNamespace(length_penalty=0.5))
     feature = names["LengthPenalty"](run)
     assert feature.is_on(run.settings)
-    with pytest.raises(UserError, match="ALGORITHM=rank_grpo"):
+    with refuses("length-penalty.algorithm", "convrec.length_penalty"):
         feature.check(None)
     batch = RankBatch(
         prompts=["p", "p"],

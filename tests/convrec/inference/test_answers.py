@@ -1,4 +1,4 @@
-"""Where answers are kept: what is on disk after each batch, and what the next start finds."""
+"""Stored answers: the file after each batch, and the answers that the next start finds."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -26,9 +26,9 @@ def test_answers_on_disk_lag_by_less_than_a_twentieth(
     for start in range(0, prompts, BATCH):
         first.keep([(n, answer(f"to {n}")) for n in range(start, min(start + BATCH, prompts))])
         on_disk.append(pq.read_metadata(path).num_rows)
-    assert on_disk[:21] == [BATCH * (n + 1) for n in range(21)]  # up to 20 batches nothing is left out
-    kept = zip(on_disk, range(BATCH, prompts + BATCH, BATCH), strict=True)
-    assert all(written >= come / 1.05 for written, come in kept if come < prompts)
+    assert on_disk[:21] == [BATCH * (n + 1) for n in range(21)]  # the first 20 batches are written at once
+    counts = zip(on_disk, range(BATCH, prompts + BATCH, BATCH), strict=True)
+    assert all(num_written >= num_answers / 1.05 for num_written, num_answers in counts if num_answers < prompts)
     assert len(set(on_disk)) < len(on_disk) * 0.7
     assert on_disk[-1] == prompts
 

@@ -1,24 +1,24 @@
-"""Large requests wait for each other and for nobody else."""
+"""Large requests wait only for each other."""
 
 import asyncio
 import threading
 
 import pytest
 
-from convrec.inference.request_threads import SMALL_CHARACTERS, RequestThreads, request_size
+from convrec.inference.request_threads import SMALL_CHARACTERS, RequestThreads, estimate_work
 
 LONG = "x" * (SMALL_CHARACTERS + 1)
 
 
-def test_large_requests_take_one_thread_and_small_ones_go_on() -> None:
+def test_large_requests_use_one_thread_and_do_not_block_small_ones() -> None:
     threads = RequestThreads()
-    go_on = threading.Event()
+    may_finish = threading.Event()
     large = []
 
     def read(conversation: str, k: int) -> str:
         if conversation == LONG:
             large.append(threading.current_thread())
-            go_on.wait()
+            may_finish.wait()
         return threading.current_thread().name
 
     async def scenario() -> None:
@@ -27,14 +27,14 @@ def test_large_requests_take_one_thread_and_small_ones_go_on() -> None:
         while not large:
             await asyncio.sleep(0.01)
         assert large[0].name not in small
-        for one in waiting[1:]:  # their clients have gone
-            one.cancel()
+        for request in waiting[1:]:  # their clients have disconnected
+            request.cancel()
         await asyncio.gather(*waiting[1:], return_exceptions=True)
-        go_on.set()
+        may_finish.set()
         await waiting[0]
 
     asyncio.run(scenario())
-    assert len(large) == 1  # what was cancelled is never read
+    assert len(large) == 1  # cancelled requests are never parsed
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_large_requests_take_one_thread_and_small_ones_go_on() -> None:
         ([3, None, {"role": "user"}], {}, False),
     ],
 )
-def test_the_size_of_a_request(conversation: object, filters: dict, is_large: bool) -> None:
-    assert (request_size(conversation, filters) > SMALL_CHARACTERS) is is_large
+def test_the_work_for_a_request_is_estimated(conversation: object, filters: dict, is_large: bool) -> None:
+    assert (estimate_work(conversation, filters) > SMALL_CHARACTERS) is is_large

@@ -1,5 +1,7 @@
-"""Retrieval in a recommender: fused lists under every filter, and lists without an engine. The model's lists are given
-here; vLLM's engine is tested in test_recommender."""
+"""Retrieval in a recommender: fused lists under every filter, and lists without an engine.
+
+The model's lists are fixed here; test_recommender.py runs vLLM.
+"""
 
 import asyncio
 import shutil
@@ -12,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec import Recommendations, Recommender
-from convrec.base.errors import UserError
 from convrec.base.files import write_json
 from convrec.data.schema import RL_SCHEMA, prompt_text
 from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
@@ -21,6 +22,7 @@ from convrec.inference.lists import Question
 from convrec.retrieval.folder import NOTES, load_notes
 from recipes.retrieval import fit_retrieval
 from tests.recipes.evaluation.small import row
+from tests.user_errors import refuses
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Jaws": 1975, "Ran": 1985, "Up": 2009}
 TRAIN = [
@@ -32,14 +34,14 @@ TRAIN = [
 
 @pytest.fixture
 def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recommender]:
-    """Loads a recommender whose model writes Up, Ran, Jaws, Heat, Alien, as far as they may be listed."""
+    """Loads a recommender whose model writes Up, Ran, Jaws, Heat, Alien, if they may be listed."""
     table = {"item_id": [*"ahjru"], "title": [*FILMS], "year": pa.array(FILMS.values(), pa.int32())}
     pq.write_table(pa.table(table | {"mentions": [1, 2, 3, 4, 5]}), tmp_path / "catalog.parquet")
     pq.write_table(pa.Table.from_pylist(TRAIN, RL_SCHEMA), tmp_path / "train.parquet")
     train, catalog = tmp_path / "train.parquet", tmp_path / "catalog.parquet"
     folder = Path(fit_retrieval([train], train, catalog)["out"])
 
-    async def written(
+    async def iter_numbers(
         recommender: Recommender, request: ListRequest, streamed: bool
     ) -> AsyncIterator[tuple[int, float]]:
         allowed = request.allowed.remaining()
@@ -64,7 +66,7 @@ def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr("convrec.inference.engines.async_engine.Engine", lambda *given, **named: Engine())
         return Recommender.load(model, catalog, **{"retrieval": folder, "max_items": 5} | settings)
 
-    monkeypatch.setattr(Recommender, "_written", written)
+    monkeypatch.setattr(Recommender, "_iter_numbers", iter_numbers)
     return load
 
 
@@ -73,9 +75,12 @@ def ids(found: Recommendations) -> str:
 
 
 def test_fused_list_prefix_does_not_depend_on_k(load: Callable[..., Recommender]) -> None:
-    """The model has u r j h a. Of "a robbery", retrieval has h (3 rows), j (2), then a, which is popular; r and u come
-    last by the catalog's mentions: u, r. Halves, 1 / (10 + rank): h 1/14 + 1/11 = .162, u 1/11 + 1/14 = .162, j 1/13 +
-    1/12 = .160, r 1/12 + 1/15 = .150, a 1/15 + 1/13 = .144; of h and u the model's goes first."""
+    """The model writes u r j h a. For "a robbery", retrieval has h (3 rows), j (2), then a, which is popular.
+
+    u and r come last, by the catalog's mentions. With weight 1/2 and 1 / (10 + rank): h 1/14 + 1/11 = .162, u 1/11 +
+    1/14 = .162, j 1/13 + 1/12 = .160, r 1/12 + 1/15 = .150, a 1/15 + 1/13 = .144. h and u tie, so the model's order
+    decides.
+    """
     recommender = load(0.5)
     found = recommender.recommend("a robbery", k=5)
     assert ids(found) == "uhjra"
@@ -100,7 +105,7 @@ def test_weights_1_and_0_are_the_models_list_and_the_retrievals(load: Callable[.
     assert ids(alone.popular("a robbery", k=5)) == "hjaur"
 
 
-def test_the_same_filters_hold_for_both(load: Callable[..., Recommender]) -> None:
+def test_filters_apply_to_model_and_retrieval(load: Callable[..., Recommender]) -> None:
     for recommender in (load(0.5), load(0.0)):
         for filters in (
             {"seen": ["Heat (1995)"]},
@@ -109,13 +114,13 @@ def test_the_same_filters_hold_for_both(load: Callable[..., Recommender]) -> Non
             {"allow": ["r"], "seen": ["u"]},
             {"where": {"mentions": {"max": 2}}},
         ):
-            given: dict[str, Any] = filters
-            items = recommender.recommend("a robbery", k=5, **given)
-            assert sorted(ids(items)) == sorted(ids(recommender.popular("a robbery", k=5, **given)))
+            arguments: dict[str, Any] = filters
+            items = recommender.recommend("a robbery", k=5, **arguments)
+            assert sorted(ids(items)) == sorted(ids(recommender.popular("a robbery", k=5, **arguments)))
             assert len({*ids(items)}) == len(items) > 0
-            left = {*"ahjru"} & {*given.get("allow", "ahjru")} - {*given.get("exclude", ())}
-            assert {*ids(items)} <= left - ({"h"} if given.get("seen") == ["Heat (1995)"] else set())
-            assert items.reason == recommender.popular("a robbery", k=5, **given).reason is not None
+            left = {*"ahjru"} & {*arguments.get("allow", "ahjru")} - {*arguments.get("exclude", ())}
+            assert {*ids(items)} <= left - ({"h"} if arguments.get("seen") == ["Heat (1995)"] else set())
+            assert items.reason == recommender.popular("a robbery", k=5, **arguments).reason is not None
 
 
 def test_retrieval_serves_without_engine_or_fusion_weight(load: Callable[..., Recommender]) -> None:
@@ -124,8 +129,8 @@ def test_retrieval_serves_without_engine_or_fusion_weight(load: Callable[..., Re
     assert (ids(found), found.fallback, [item.score for item in found]) == ("ahj", True, [None] * 3)
     plain = load(None, retrieval=None, with_engine=False)
     assert ids(plain.popular("monsters from space", k=3)) == "urj"
-    assert ids(recommender.popular("no word in common", k=2)) == "ah"  # three times each, the catalog's first
-    with pytest.raises(UserError, match="no weight beside a model's list"):
+    assert ids(recommender.popular("no word in common", k=2)) == "ah"  # three rows each, in catalog order
+    with refuses("retrieval.no-weight"):
         load(None)
 
 
@@ -140,7 +145,7 @@ def test_seen_and_liked_titles_count_as_named_in_retrieval(load: Callable[..., R
 
 
 def test_a_catalog_that_changes_while_it_serves(load: Callable[..., Recommender]) -> None:
-    """An item that is put again has another number; a new one is known to nobody yet, and comes last."""
+    """A replaced item gets a new number; the retrieval does not know a new item, so it comes last."""
     recommender = load(0.5)
     recommender.add_items([{"item_id": "h", "title": "Heat", "year": 1995, "mentions": 50}])
     recommender.add_items([{"item_id": "n", "title": "Nope", "year": 2022}])
@@ -152,7 +157,7 @@ def test_a_catalog_that_changes_while_it_serves(load: Callable[..., Recommender]
 def test_model_trained_with_candidates_reads_the_best_allowed(
     load: Callable[..., Recommender], unread_model: Path, tmp_path: Path
 ) -> None:
-    """In the very prompt of its training, and its list is its own where no weight was chosen: u r j, of k items."""
+    """The prompt is that of training. Without a weight, the list is the model's: u r j, of k items."""
     model = tmp_path / "run" / "global_step_1" / "model"
     shutil.copytree(unread_model, model)
     (tmp_path / "run" / "config.yaml").write_text("convrec: {candidates: 2, num_items: 4}")
@@ -163,12 +168,12 @@ def test_model_trained_with_candidates_reads_the_best_allowed(
     assert trained.strip() in read
     recommender._questions = [
         Question("Which genre?", "genre", ())
-    ]  # of one that asks: candidates are the first turn's
+    ]  # candidates are those of the first turn, before questions
     answered = "USER: a robbery\nSYSTEM: Which genre?\nUSER: A fairy tale of sharks.\n"
     read = recommender._tokenizer.decode(recommender._prepare(answered, 3, exclude=["j"]).prompt.token_ids)
     assert trained.strip() in read
     recommender._questions = []
     assert ids(recommender.recommend("a robbery", k=3)) == "urj"
     assert CANDIDATES_LINE not in load(0.5)._tokenizer.decode(load(0.5)._prepare("a robbery", 3).prompt.token_ids)
-    with pytest.raises(UserError, match="trained with CANDIDATES=2; give --retrieval"):
+    with refuses("model.needs-retrieval", "CANDIDATES=2", "--retrieval"):
         load(None, model=model, retrieval=None)

@@ -1,4 +1,4 @@
-"""Sentences why: each is so of the sample's catalog and training rows, which are counted again here, by their texts."""
+"""Explanations: each is true of the sample's catalog and training rows, which are counted independently here."""
 
 import random
 import re
@@ -13,8 +13,9 @@ import pytest
 from convrec import Recommender
 from convrec.base.errors import UserError
 from convrec.data.schema import TRUTH
-from convrec.inference.served_catalog.mentions import load_mentions, mentions_file, write_mentions
+from convrec.inference.served_catalog.mentions import find_mentions_file, load_mentions, write_mentions
 from data_prep.sample import write_sample
+from tests.user_errors import refuses
 
 
 class Sample(NamedTuple):
@@ -55,17 +56,17 @@ def test_every_sentence_is_true(sample: Sample) -> None:
         assert len(found) == len(sample.films)
         for item in found:
             film = sample.films[item.item_id]
-            match item.why and re.split(r" (?=named|as |times,)|, which| wanted this| more often", item.why):
+            match item.why and re.split(r" (?=named|like |times,)|, which| wanted this| more often", item.why):
                 case ["Others who", named, count]:
                     title = named.removeprefix("named ")
                     assert title in titles - ({film["title"]} if liked == [item.item_id] else set())
                     assert wanted_after(sample, film, title) == int(count.split()[0]) > 1
                     kinds["others"] += 1
                 case [genres, other, " you liked."]:
-                    title = other.removeprefix("as ")
-                    (alike, *_) = [sample.films[one] for one in liked if sample.films[one]["title"] == title]
+                    title = other.removeprefix("like ")
+                    (similar, *_) = [sample.films[one] for one in liked if sample.films[one]["title"] == title]
                     shared = set(re.split(", | and ", genres.removesuffix(",")))
-                    assert shared <= {*film["genres"]} & {*alike["genres"]}
+                    assert shared <= {*film["genres"]} & {*similar["genres"]}
                     kinds["genres"] += 1
                 case [count, "times,", " than nine of ten others."]:
                     own = times[item.item_id]
@@ -86,15 +87,15 @@ def test_every_sentence_is_true(sample: Sample) -> None:
 @pytest.mark.parametrize(
     ("genres", "mentions", "expected"),
     [
-        (["Crime"], [9, 0], "Crime, as Heat, which you liked."),
-        (["Crime", "Drama"], [9, 0], "Crime and Drama, as Heat, which you liked."),
-        (["Crime", "Drama", "War", "Western"], [9, 0], "Crime, Drama and War, as Heat, which you liked."),
+        (["Crime"], [9, 0], "Crime, like Heat, which you liked."),
+        (["Crime", "Drama"], [9, 0], "Crime and Drama, like Heat, which you liked."),
+        (["Crime", "Drama", "War", "Western"], [9, 0], "Crime, Drama and War, like Heat, which you liked."),
         ([], [0, 1], "Wanted once, more often than nine of ten others."),
         ([], [0, 2], "Wanted 2 times, more often than nine of ten others."),
         ([], [0, 12345], "Wanted 12,345 times, more often than nine of ten others."),
     ],
 )
-def test_numbers_and_lists_are_written_as_people_do(
+def test_numbers_and_lists_are_written_naturally(
     tmp_path: Path, unread_model: Path, genres: list[str], mentions: list[int], expected: str
 ) -> None:
     others = [f"Film {number}" for number in range(18)]
@@ -116,22 +117,22 @@ def test_why_is_none_by_default_and_for_the_liked_item_itself(sample: Sample) ->
     rare = min(sample.films, key=lambda one: sum(get_name(sample.films[one]) in row[TRUTH] for row in sample.rows))
     (item,) = sample.recommender.popular("hi", 1, allow=[rare], liked=[rare], why=True)
     assert item.why is None
-    with pytest.raises(UserError, match="liked: write a list"):
+    with refuses("recommender.items", "liked: "):
         sample.recommender.popular("hi", 1, liked="0", why=True)
 
 
 def test_counts_are_those_of_the_rows_of_one_catalog(sample: Sample, tmp_path: Path) -> None:
     snapshot = sample.recommender.catalog.snapshot
-    assert [snapshot.times(int(item_id)) for item_id in sample.films] == [
+    assert [snapshot.count_mentions(int(item_id)) for item_id in sample.films] == [
         film["mentions"]
-        for film in sample.films.values()  # as `data sample` has counted
+        for film in sample.films.values()  # counted by `data sample`
     ]
     catalog = tmp_path / "catalog.parquet"
     pq.write_table(pa.Table.from_pylist([*sample.films.values()]), catalog)
     assert load_mentions(catalog) is None
     write_mentions([], catalog)
-    assert not mentions_file(catalog).exists()
+    assert not find_mentions_file(catalog).exists()
     with pytest.raises(UserError, match=r"no\.parquet: no such file"):
         write_mentions([tmp_path / "no.parquet"], catalog)
     pairs = [times for (_, named), times in (snapshot.mentions or {}).items() if named is not None]
-    assert min(pairs) == 2  # once would be somebody's own wish
+    assert min(pairs) == 2  # a single mention could be one person's wish

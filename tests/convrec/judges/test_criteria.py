@@ -1,13 +1,13 @@
-"""Criteria from a YAML file: what is taken, what is refused, and that they come back as they were written."""
+"""Criteria from a YAML file: valid and invalid ones, and the round trip."""
 
 from pathlib import Path
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.judges.card import write_card
 from convrec.judges.criteria import DEFAULTS, Criteria, criteria_text, parse_criteria, read_criteria
 from convrec.judges.prompt import MODES
+from tests.user_errors import refuses
 
 OWN = "task: Rate it.\nprinciples: [Be strict., Be fair.]\n"
 
@@ -15,41 +15,47 @@ OWN = "task: Rate it.\nprinciples: [Be strict., Be fair.]\n"
 @pytest.mark.parametrize("mode", MODES)
 def test_default_criteria_round_trip_and_include_safety(mode: str) -> None:
     assert parse_criteria(criteria_text(DEFAULTS[mode], mode), mode, "defaults") == DEFAULTS[mode]
-    assert any("safe" in principle for principle in DEFAULTS[mode].principles)  # as in the recipe that this follows
+    assert any("safe" in principle for principle in DEFAULTS[mode].principles)  # as in the cookbook's recipe
 
 
-def test_own_criteria() -> None:
+def test_custom_criteria_are_parsed() -> None:
     assert parse_criteria(OWN, "pairwise", "own") == Criteria("Rate it.", ("Be strict.", "Be fair."))
     assert parse_criteria(OWN + "scores: [1, 10]", "pointwise", "own").scores == (1, 10)
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "code", "values"),
     [
-        ("- a", "pairwise", "own.yaml: it has list; criteria of a pairwise judge are task, principles"),
-        ("task: [", "pairwise", "own.yaml: not readable as YAML"),
-        (OWN + "scores: [0, 4]", "pairwise", "it has task, principles, scores"),
-        (OWN + "score: [0, 4]", "pointwise", "it has task, principles, score; .* are task, principles, scores"),
-        ("principles: [x]", "pairwise", "`task` is no text"),
-        ("task: x\nprinciples: y", "pairwise", "`principles` is no list of texts"),
-        ("task: x\nprinciples: []", "pairwise", "`principles` is no list of texts"),
-        ("task: x\nprinciples: [1]", "pairwise", "`principles` is no list of texts"),
-        (OWN + "scores: 5", "pointwise", "`scores` is not the lowest and the highest"),
-        (OWN + "scores: [0, 4.5]", "pointwise", "`scores` is not the lowest and the highest"),
-        (OWN + "scores: [4, 0]", "pointwise", "`scores` .*: from 0 or more up"),
-        (OWN + "scores: [-1, 1]", "pointwise", "from 0 or more up"),
-        (OWN + "scores: [0, 1000]", "pointwise", "at most 101 different scores"),
+        ("- a", "pairwise", "criteria.unknown-key", ["list", "task, principles"]),
+        ("task: [", "pairwise", "criteria.invalid-yaml", []),
+        (OWN + "scores: [0, 4]", "pairwise", "criteria.unknown-key", ["task, principles, scores"]),
+        (OWN + "score: [0, 4]", "pointwise", "criteria.unknown-key", ["principles, score,", "principles, scores"]),
+        ("principles: [x]", "pairwise", "criteria.task", []),
+        ("task: x\nprinciples: y", "pairwise", "criteria.principles", []),
+        ("task: x\nprinciples: []", "pairwise", "criteria.principles", []),
+        ("task: x\nprinciples: [1]", "pairwise", "criteria.principles", []),
+        (OWN + "scores: 5", "pointwise", "criteria.scores", ["5"]),
+        (OWN + "scores: [0, 4.5]", "pointwise", "criteria.scores", ["[0, 4.5]"]),
+        (OWN + "scores: [4, 0]", "pointwise", "criteria.scores", ["[4, 0]"]),
+        (OWN + "scores: [-1, 1]", "pointwise", "criteria.scores", ["[-1, 1]"]),
+        (OWN + "scores: [0, 1000]", "pointwise", "criteria.scores", ["[0, 1000]", "at most 101"]),
     ],
 )
-def test_what_is_refused_and_why(text: str, mode: str, said: str, tmp_path: Path) -> None:
+def test_invalid_criteria_are_refused(text: str, mode: str, code: str, values: list[str], tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(text)
-    with pytest.raises(UserError, match=said):
+    with refuses(code, "own.yaml", *values):
         read_criteria(tmp_path / "own.yaml", mode)
-    with pytest.raises(UserError, match=r"none\.yaml: no such file"):
+
+
+def test_missing_and_unreadable_criteria_are_refused(tmp_path: Path) -> None:
+    with refuses("criteria.missing-file", "none.yaml"):
         read_criteria(tmp_path / "none.yaml", "pairwise")
+    (tmp_path / "latin.yaml").write_bytes("task: Bewerte, wie höflich es ist.".encode("latin-1"))
+    with refuses("criteria.unreadable-file", "latin.yaml"):
+        read_criteria(tmp_path / "latin.yaml", "pairwise")
 
 
-def test_a_models_card_has_its_criteria_and_how_it_is_asked(tmp_path: Path) -> None:
+def test_a_models_card_has_its_criteria_and_prompt(tmp_path: Path) -> None:
     own = Criteria("Rate how polite it is.", ("Rude words count double.",), (1, 5))
     write_card(tmp_path, "pointwise", own, "Qwen/Qwen3-8B", "12 rows: survey")
     assert read_criteria(tmp_path / "criteria.yaml", "pointwise") == own

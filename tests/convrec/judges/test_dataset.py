@@ -1,4 +1,4 @@
-"""A judge's prompt is the same in training, SFT and evaluation; what does not fit is left out whole."""
+"""A judge's prompt is the same in training, SFT and evaluation; rows that do not fit are dropped, never cut."""
 
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,18 @@ from convrec.data.chat import encode, render_prompt
 from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges import pointwise_reward as judge_pointwise
+from convrec.judges.criteria import Criteria
 from convrec.judges.dataset import PairwiseDataset, PointwiseDataset
 from convrec.judges.schema import build_prompt, judge_schema, make_row
 from convrec.training.dataset import DemonstrationDataset
 from data_prep.judge_demonstrations import demonstrations
 from recipes.tiny_model import train_tokenizer
+from tests.user_errors import refuses
 
 USER = [{"role": "user", "content": "A horror film?"}]
 PAIRS = [make_row(USER, ["Alien." * n, "Up."], label, "test") for n, label in ((1, "A"), (60, "B"), (2, "B"))]
 RATINGS = [make_row(USER, ["Alien."], score, "") for score in range(5)]
-# As Qwen3's: the switch is in the template, and thinking is written with its own line breaks.
+# Like Qwen3's: the template has the switch, and writes thinking with certain line breaks.
 THINKING_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'assistant' %}"
     "{% set content = message.content.split('</think>')[-1].lstrip('\\n') %}"
@@ -47,7 +49,7 @@ def dataset(kind: type, rows: list[dict[str, Any]], tokenizer: Any, tmp_path: Pa
     return kind(str(tmp_path / "rows.parquet"), tokenizer, config)
 
 
-def test_a_row_is_what_rollout_and_reward_read(tokenizer: Any, tmp_path: Path) -> None:
+def test_rows_have_the_form_of_rollout_and_reward(tokenizer: Any, tmp_path: Path) -> None:
     pairs = dataset(PairwiseDataset, PAIRS, tokenizer, tmp_path)
     item = pairs[1]
     assert item["raw_prompt"] == build_prompt(PAIRS[1], "pairwise")
@@ -57,12 +59,12 @@ def test_a_row_is_what_rollout_and_reward_read(tokenizer: Any, tmp_path: Path) -
     assert judge_pairwise.compute_score("test", "<better>B</better>", truth)["score"] == 1
     ratings = dataset(PointwiseDataset, RATINGS, tokenizer, tmp_path)
     truths = [ratings[n]["reward_model"]["ground_truth"] for n in range(5)]
-    assert [judge_pointwise.true_score(truth) for truth in truths] == [0, 1, 2, 3, 4]
+    assert [judge_pointwise.parse_score(truth) for truth in truths] == [0, 1, 2, 3, 4]
     assert ratings[0]["data_source"] == "judge"
 
 
 def test_template_that_opens_thinking_hides_unfinished_thinking(tokenizer: Any, tmp_path: Path) -> None:
-    """What the reward is told with each answer: an answer cut off while thinking has no think tag of its own."""
+    """The reward gets this with each answer, since an answer cut off while thinking has no think tag."""
     cut_off = "So <better>A</better>, or"
     plain, scores = tokenizer.chat_template, []
     try:
@@ -77,24 +79,33 @@ def test_template_that_opens_thinking_hides_unfinished_thinking(tokenizer: Any, 
     assert scores == [1.0, 0.0]
 
 
-def test_prompts_too_long_are_left_out_and_counted(
+def test_prompts_too_long_are_dropped_and_counted(
     tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     longest = len(encode(tokenizer, render_prompt(tokenizer, build_prompt(PAIRS[2], "pairwise"))))
-    kept = dataset(PairwiseDataset, PAIRS, tokenizer, tmp_path, max_prompt_length=longest)
-    assert [row["output"] for row in kept.dataframe] == [PAIRS[0]["output"], PAIRS[2]["output"]]
-    assert f"1 of 3 prompts over MAX_PROMPT_LENGTH={longest} left out" in capsys.readouterr().out
-    with pytest.raises(UserError, match="raise MAX_PROMPT_LENGTH"):
+    data = dataset(PairwiseDataset, PAIRS, tokenizer, tmp_path, max_prompt_length=longest)
+    assert [row["output"] for row in data.dataframe] == [PAIRS[0]["output"], PAIRS[2]["output"]]
+    assert f"dropped 1 of 3 prompts over MAX_PROMPT_LENGTH={longest}" in capsys.readouterr().out
+    with refuses("judges.prompts-too-long", "rows.parquet", "MAX_PROMPT_LENGTH=8"):
         dataset(PairwiseDataset, PAIRS, tokenizer, tmp_path, max_prompt_length=8)
 
 
-def test_some_rows_are_drawn_with_the_seed(tokenizer: Any, tmp_path: Path) -> None:
+def test_files_with_different_criteria_are_refused(tokenizer: Any, tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("a.parquet", "b.parquet")]
+    for path, task in zip(files, ("Rate it.", "Rate how polite it is."), strict=True):
+        schema = judge_schema("pointwise", Criteria(task, ("Be fair.",)))
+        pq.write_table(pa.Table.from_pylist(RATINGS, schema), path)
+    with refuses("judges.mixed-criteria", *files):
+        PointwiseDataset(files, tokenizer, OmegaConf.create({"max_prompt_length": 4096, "seed": 1}))
+
+
+def test_max_samples_draws_rows_with_the_seed(tokenizer: Any, tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(RATINGS, judge_schema("pointwise")), tmp_path / "rows.parquet")
     config = OmegaConf.create({"max_prompt_length": 4096, "seed": 1})
-    some = PointwiseDataset(str(tmp_path / "rows.parquet"), tokenizer, config, max_samples=2)
-    again = PointwiseDataset(str(tmp_path / "rows.parquet"), tokenizer, config, max_samples=2)
-    assert len(some) == 2
-    assert some.dataframe == again.dataframe
+    first = PointwiseDataset(str(tmp_path / "rows.parquet"), tokenizer, config, max_samples=2)
+    second = PointwiseDataset(str(tmp_path / "rows.parquet"), tokenizer, config, max_samples=2)
+    assert len(first) == 2
+    assert first.dataframe == second.dataframe
 
 
 @pytest.mark.parametrize("template", [None, THINKING_TEMPLATE])
@@ -118,7 +129,7 @@ def test_sft_masks_the_rollout_prompt_and_trains_on_whole_answer(
     assert tokenizer.decode(ids[mask]) == "<think>\nwhy\n</think>\n\n<better>A</better><|im_end|>"
 
 
-def test_demonstrations_too_long_are_left_out_not_cut(
+def test_demonstrations_too_long_are_dropped_not_cut(
     tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pq.write_table(
@@ -127,8 +138,8 @@ def test_demonstrations_too_long_are_left_out_not_cut(
     whole = DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, OmegaConf.create({"max_length": 4096}))
     lengths = [len(whole[n]["input_ids"]) for n in range(3)]
     config = OmegaConf.create({"max_length": max(lengths[0], lengths[2])})
-    kept = DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, config)
-    assert [len(kept[n]["input_ids"]) for n in range(len(kept))] == [lengths[0], lengths[2]]
+    data = DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, config)
+    assert [len(data[n]["input_ids"]) for n in range(len(data))] == [lengths[0], lengths[2]]
     assert "1 of 3 demonstrations over MAX_LENGTH" in capsys.readouterr().out
     with pytest.raises(UserError, match="raise MAX_LENGTH"):
         DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, OmegaConf.create({"max_length": 20}))

@@ -1,4 +1,4 @@
-"""Both orders of a pair come in one batch, whenever a run is resumed, and earn together what they should."""
+"""Both orders of a pair share a batch, also in a resumed run, and get the right joint reward."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,26 +12,26 @@ import torch
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from convrec.base.errors import UserError
 from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.dataset import PairwiseDataset
-from convrec.judges.method import JudgeMethod, pair_loader
+from convrec.judges.method import JudgeMethod, make_pair_loader
 from convrec.judges.schema import build_prompt, judge_schema, make_row, swapped_row
 from recipes.tiny_model import train_tokenizer
 from tests.convrec.conftest import nested
+from tests.user_errors import refuses
 
 
 def loader(seed: int = 1) -> StatefulDataLoader:
     rows: Any = [{"row": torch.tensor(row)} for row in range(22)]
-    return pair_loader(rows, batch_size=4, seed=seed)
+    return make_pair_loader(rows, batch_size=4, seed=seed)
 
 
 def batches(data: Iterable[Any]) -> list[list[int]]:
     return [batch["row"].tolist() for batch in data]
 
 
-def test_pairs_stay_together_and_every_epoch_has_another_order() -> None:
+def test_pairs_stay_together_and_epochs_have_different_orders() -> None:
     data = loader()
     epochs = [batches(data), batches(data)]
     for epoch in epochs:
@@ -45,7 +45,7 @@ def test_pairs_stay_together_and_every_epoch_has_another_order() -> None:
 
 
 @pytest.mark.parametrize("done", [0, 2, 4])
-def test_a_resumed_loader_goes_on_where_it_was(done: int) -> None:
+def test_a_resumed_loader_continues_where_it_stopped(done: int) -> None:
     data = loader()
     batches(data)
     iterator = iter(data)
@@ -78,31 +78,31 @@ def pair(query: str, length: int = 1) -> list[dict[str, Any]]:
     return [row, swapped_row(row)]
 
 
-def test_training_rows_are_sorted_by_pair_and_say_so(tokenizer: Any, tmp_path: Path) -> None:
-    (one, two), (three, four) = pair("a"), pair("b")
-    data = dataset([one, three, four, two], tokenizer, tmp_path)
+def test_training_rows_are_sorted_by_pair_and_labelled(tokenizer: Any, tmp_path: Path) -> None:
+    (first, second), (third, fourth) = pair("a"), pair("b")
+    data = dataset([first, third, fourth, second], tokenizer, tmp_path)
     assert [data[n]["raw_prompt"] for n in range(4)] == [
-        build_prompt(row, "pairwise") for row in (one, two, three, four)
+        build_prompt(row, "pairwise") for row in (first, second, third, fourth)
     ]
     assert [data[n]["extra_info"]["pair"] for n in range(4)] == [0, 0, 1, 1]
-    alone = dataset([one, three], tokenizer, tmp_path, train_files="other.parquet")  # validation
-    assert len(alone) == 2
-    assert "pair" not in alone[0]["extra_info"]
-    with pytest.raises(UserError, match="one order alone"):
-        dataset([one, two, three], tokenizer, tmp_path)
+    validation = dataset([first, third], tokenizer, tmp_path, train_files="other.parquet")
+    assert len(validation) == 2
+    assert "pair" not in validation[0]["extra_info"]
+    with refuses("judges.missing-order", "row 2"):
+        dataset([first, second, third], tokenizer, tmp_path)
 
 
-def test_a_pair_is_left_out_whole(tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pair_is_dropped_whole(tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [*pair("a"), *pair("b", length=2000)]
-    kept = dataset(rows, tokenizer, tmp_path, max_prompt_length=3000)
-    assert [row["input"][0]["content"] for row in kept.dataframe] == ["a", "a"]
-    assert "2 of 4 prompts over" in capsys.readouterr().out
+    data = dataset(rows, tokenizer, tmp_path, max_prompt_length=3000)
+    assert [row["input"][0]["content"] for row in data.dataframe] == ["a", "a"]
+    assert "dropped 2 of 4 prompts over" in capsys.readouterr().out
 
 
 # ---- rewards
 
 
-# (prompt, pair, true, said): order 1 of pair 0 is right twice, order 2 once; both orders of pair 1 say A
+# (prompt, pair, true, answer): order 1 of pair 0 is right twice, order 2 once; both orders of pair 1 answer A
 ANSWERS = [
     ("p", 0, "A", "A"),
     ("p", 0, "A", "A"),
@@ -120,10 +120,10 @@ Step = Callable[[str], tuple[dict[str, float], dict[str, list[Any]]]]
 
 @pytest.fixture
 def step(queue: Callable[..., Any]) -> Step:
-    """(metrics, fields) of a step's advantages with these orders, up to where verl computes them."""
+    """Runs a step's credit with given orders, without verl's advantages; returns metrics and fields."""
     infos = [
-        judge_pairwise.compute_score("d", f"<better>{said}</better>", true, malformed=-1.0)
-        for *_, true, said in ANSWERS
+        judge_pairwise.compute_score("d", f"<better>{answer}</better>", true, malformed=-1.0)
+        for *_, true, answer in ANSWERS
     ]
     engine = SimpleNamespace(_compute_advantage=lambda meta, metrics: meta)
 
@@ -145,21 +145,21 @@ def step(queue: Callable[..., Any]) -> Step:
     return run
 
 
-def last_of(rows: list[Any]) -> list[float]:
+def get_last_values(rows: list[Any]) -> list[float]:
     return [row[-1].item() for row in rows]
 
 
-def test_separate_orders_are_as_they_were(step: Step) -> None:
+def test_separate_orders_keep_their_scores_and_groups(step: Step) -> None:
     metrics, fields = step("separate")
-    assert last_of(fields["rm_scores"]) == [1, 1, 1, 0, 1, 1, 0, -1]
+    assert get_last_values(fields["rm_scores"]) == [1, 1, 1, 0, 1, 1, 0, -1]
     assert fields["uid"] == list("ppqqrrss")
     assert metrics["reward/zero_std"] == 2 / 4  # p and r
     assert "reward/right_both_ways" not in metrics
 
 
-def test_consistent_answers_earn_where_both_orders_are_right(step: Step) -> None:
+def test_consistent_answers_earn_1_if_both_orders_are_right(step: Step) -> None:
     metrics, fields = step("consistent")
-    assert last_of(fields["rm_scores"]) == [1, 0, 1, 0, 0, 0, 0, -1]
+    assert get_last_values(fields["rm_scores"]) == [1, 0, 1, 0, 0, 0, 0, -1]
     assert [row.sum().item() for row in fields["rm_scores"]] == [1, 0, 1, 0, 0, 0, 0, -1]
     assert metrics["reward/score"] == 1 / 8
     assert metrics["reward/right_both_ways"] == 2 / 8
@@ -167,10 +167,10 @@ def test_consistent_answers_earn_where_both_orders_are_right(step: Step) -> None
 
 
 def test_together_both_orders_are_one_group(step: Step) -> None:
-    """A judge that says A to both orders of pair 1 has answers that earn 1 and answers that do not."""
+    """A judge that answers A to both orders of pair 1 has some answers that earn 1 and some that do not."""
     metrics, fields = step("together")
     assert fields["uid"] == ["pair-0"] * 4 + ["pair-1"] * 4
-    assert last_of(fields["rm_scores"]) == [1, 1, 1, 0, 1, 1, 0, -1]
+    assert get_last_values(fields["rm_scores"]) == [1, 1, 1, 0, 1, 1, 0, -1]
     assert metrics["reward/zero_std"] == 0
 
 

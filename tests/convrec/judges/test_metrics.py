@@ -1,4 +1,4 @@
-"""The judges' metrics by hand, and where they have no value."""
+"""The judges' metrics, computed by hand, and cases without a value."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -51,16 +51,15 @@ def test_pairwise_by_hand() -> None:
 
 
 def test_judge_bench_counts_right_verdict_with_a_tie_or_none() -> None:
-    """As its `compute_final_metrics`: +1 for each right verdict, -1 for each wrong one, right where the sum is > 0."""
-    said = [("A", None), ("A", "tie"), ("A", "A"), ("tie", "tie"), (None, None), ("A", "B")]
-    found = [pairwise_summary(["A"], [one], [swapped], ["q"])["judge_bench"]["mean"] for one, swapped in said]
-    assert found == [1, 1, 0, 0, 0, 1]
-    both = [pairwise_summary(["A"], [one], [swapped], ["q"])["right_both_ways"]["mean"] for one, swapped in said]
-    assert both == [0, 0, 0, 0, 0, 1]
+    """As in its `compute_final_metrics`: +1 for each right verdict, -1 for each wrong one; right if the sum is > 0."""
+    verdicts = [("A", None), ("A", "tie"), ("A", "A"), ("tie", "tie"), (None, None), ("A", "B")]
+    summaries = [pairwise_summary(["A"], [verdict], [swapped], ["q"]) for verdict, swapped in verdicts]
+    assert [summary["judge_bench"]["mean"] for summary in summaries] == [1, 1, 0, 0, 0, 1]
+    assert [summary["right_both_ways"]["mean"] for summary in summaries] == [0, 0, 0, 0, 0, 1]
 
 
-def test_ties_are_counted_apart_from_preferences_and_no_verdict() -> None:
-    """Rows 0-1 have a better response, 2-5 are ties: only those that prefer one both ways miss a tie."""
+def test_ties_are_counted_separately() -> None:
+    """Rows 0-1 have a better response, 2-5 are ties. A tie is missed only by preferring one response both ways."""
     true = ["A", "B", "tie", "tie", "tie", "tie"]
     verdicts = ["A", "tie", "A", "A", "tie", None]
     swapped = ["B", "tie", "A", "B", "A", "A"]  # in the row's order: A, tie, B, A, B, B
@@ -75,14 +74,14 @@ def test_ties_are_counted_apart_from_preferences_and_no_verdict() -> None:
 
 
 @pytest.mark.parametrize("letter", ["A", "B"])
-def test_the_pairwise_baseline_is_what_a_constant_judge_gets(letter: str) -> None:
+def test_the_pairwise_baseline_has_the_metrics_of_a_constant_judge(letter: str) -> None:
     true = ["A"] * 5 + ["B"] * 3
     summary = pairwise_summary(true, [letter] * 8, [letter] * 8, contexts=range(8))
     for name, value in summary["baseline"].items():
         best = {"accuracy": max, "accuracy_swapped": max, "prefers_a": max}.get(name)
         other = pairwise_summary(true, ["AB"[letter == "A"]] * 8, ["AB"[letter == "A"]] * 8, contexts=range(8))
-        found = summary[name]["mean"], other[name]["mean"]
-        assert value == pytest.approx(best(found) if best else found[0]), name
+        means = summary[name]["mean"], other[name]["mean"]
+        assert value == pytest.approx(best(means) if best else means[0]), name
 
 
 def test_accuracy_by_source() -> None:
@@ -106,24 +105,24 @@ def test_pointwise_by_hand() -> None:
 
 
 def test_a_pointwise_judge_ranks_the_responses_to_a_query() -> None:
-    """Query p: true 4 0 0, said 3 3 1. Query q: true 4 4 0, said 2 none 3. Query r: true 1 1, all the same."""
+    """Query p: true 4 0 0, verdicts 3 3 1. Query q: true 4 4 0, verdicts 2 none 3. Query r: true 1 1, no difference."""
     true = [4, 0, 0, 4, 4, 0, 1, 1]
     verdicts = [3, 3, 1, 2, None, 3, 0, 4]
     summary = pointwise_summary(true, verdicts, "pppqqqrr")
-    # pairs of p: equal .5, right 1; of q: 2 < 3 wrong, none wrong
+    # pairs of p: equal .5, right 1; pairs of q: 2 < 3 is wrong, none is wrong
     assert summary["pair_ranking"]["mean"] == (0.5 + 1 + 0 + 0) / 4
-    # p: two share the highest, one is the best; q: the wrong one is highest
+    # p: two share the highest verdict, one of them is the best; q: the wrong one has the highest
     assert summary["best_of_n"]["mean"] == (1 / 2 + 0) / 2
-    # always the same: one of three in p, two of three in q
+    # a constant judge: one of three in p, two of three in q
     assert summary["baseline"]["best_of_n"] == pytest.approx((1 / 3 + 2 / 3) / 2)
-    # always 4: right for three of eight, always 0 as often; 3 and 2 earn .75 and .5 of each of the three
+    # always 4 is right for three of eight, as is always 0; always 3 or 2 earns .75 or .5 for each of the three
     assert (summary["baseline"]["pair_ranking"], summary["baseline"]["reward"]) == (0.5, 3 / 8)
     silent = pointwise_summary(true, [None] * 8, "pppqqqrr")
     assert silent["best_of_n"]["mean"] == silent["pair_ranking"]["mean"] == 0
 
 
 def test_standard_errors_are_over_queries() -> None:
-    """Ten copies of each row are no more evidence; for independent rows, the error is the binomial one."""
+    """Ten copies of each row are no more evidence; for independent rows, the standard error is the binomial one."""
     rng = np.random.default_rng(0)
     true = ["A"] * 400
     verdicts = ["A" if right else "B" for right in rng.random(400) < 0.7]
@@ -133,7 +132,7 @@ def test_standard_errors_are_over_queries() -> None:
     assert copied["se"] == pytest.approx(alone["se"], rel=0.05)
 
 
-def test_no_verdict_at_all_has_no_error_to_report() -> None:
+def test_without_any_verdict_mae_is_nan() -> None:
     summary = pointwise_summary([1, 3], [None, None], contexts=range(2))
     assert summary["exact_match"]["mean"] == 0
     assert summary["no_verdict"]["mean"] == 1

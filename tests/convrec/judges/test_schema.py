@@ -1,4 +1,4 @@
-"""Judge rows: what is valid, what an error names, and the prompt that is made of them."""
+"""Judge rows: valid and invalid ones, and their prompts."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def test_rows_come_back_as_they_were_written(mode: str, row: dict[str, Any], tmp
     assert back == {**row, "criteria": DEFAULTS[mode]}
 
 
-def test_the_documented_columns_alone_are_enough(tmp_path: Path) -> None:
+def test_the_documented_columns_are_sufficient(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([COMPARED], judge_schema("pairwise")).select(["source", "output", "input"])
     pq.write_table(table, tmp_path / "a.parquet")
     (row,) = read_judge_table(tmp_path / "a.parquet", "pairwise")
@@ -58,7 +58,7 @@ def test_prompt_has_task_principles_query_responses_and_format() -> None:
     assert message["content"].endswith("<think>your reasons</think><score>0-4</score>")
 
 
-def test_swapped_is_the_prompt_of_the_swapped_row() -> None:
+def test_a_swapped_prompt_has_the_responses_in_the_other_order() -> None:
     assert build_prompt(COMPARED, "pairwise", swapped=True) == judge_prompt("pairwise", USER, ["Up.", "Alien."])
 
 
@@ -70,7 +70,7 @@ def test_requested_format_is_no_verdict_but_demonstrations_are() -> None:
     assert preference_verdict(verdict_text("pairwise", "B")) == "B"
 
 
-def test_a_conversation_is_told_with_its_speakers() -> None:
+def test_a_conversation_has_its_speakers_in_the_query() -> None:
     talk = [*USER, {"role": "assistant", "content": "Alien. "}, {"role": "user", "content": "Seen it."}]
     assert query_text(talk) == "USER: A horror film?\nASSISTANT: Alien.\nUSER: Seen it."
     assert query_text(USER) == "A horror film?"
@@ -85,17 +85,17 @@ ANSWER = {"role": "assistant", "content": "Alien.", "label": {"helpfulness": 4}}
 
 
 @pytest.mark.parametrize(
-    ("row", "mode", "said"),
+    ("row", "mode", "part"),
     [
-        (changed(RATED, input=None), "pointwise", "`input` is no list of messages"),
-        (changed(RATED, input=[]), "pointwise", "`input` is no list of messages"),
-        (changed(RATED, input="A horror film?"), "pointwise", "`input` is no list of messages"),
-        (changed(RATED, input=[{"role": "user"}]), "pointwise", "`input` holds something else"),
-        (changed(RATED, input=[{"role": "user", "content": " "}]), "pointwise", "`input` holds something else"),
+        (changed(RATED, input=None), "pointwise", "`input` is not a list of messages"),
+        (changed(RATED, input=[]), "pointwise", "`input` is not a list of messages"),
+        (changed(RATED, input="A horror film?"), "pointwise", "`input` is not a list of messages"),
+        (changed(RATED, input=[{"role": "user"}]), "pointwise", "`input` contains something other"),
+        (changed(RATED, input=[{"role": "user", "content": " "}]), "pointwise", "`input` contains something other"),
         (changed(RATED, input=[{"role": "assistant", "content": "x"}]), "pointwise", "not the user's"),
         (changed(RATED, output=[]), "pointwise", "exactly 1 answer"),
         (RATED, "pairwise", "exactly 2 answers"),
-        (changed(RATED, output=[{"answer": None}]), "pointwise", "`output` holds something else"),
+        (changed(RATED, output=[{"answer": None}]), "pointwise", "`output` contains something other"),
         (changed(RATED, output=[{"answer": {**ANSWER, "label": None}}]), "pointwise", "from 0 to 4"),
         (make_row(USER, ["x"], 5, ""), "pointwise", "from 0 to 4"),
         (make_row(USER, ["x"], True, ""), "pointwise", "from 0 to 4"),
@@ -105,29 +105,29 @@ ANSWER = {"role": "assistant", "content": "Alien.", "label": {"helpfulness": 4}}
         (changed(COMPARED, output=[COMPARED["output"][0], OTHER[1]]), "pairwise", "the same on both answers"),
     ],
 )
-def test_what_is_wrong_with_a_row(row: dict[str, Any], mode: str, said: str) -> None:
+def test_the_problem_of_an_invalid_row_is_described(row: dict[str, Any], mode: str, part: str) -> None:
     problem = row_problem(row, mode)
     assert problem is not None
-    assert said in problem
+    assert part in problem
 
 
 def test_an_error_names_file_rows_and_fix(tmp_path: Path) -> None:
     tie = make_row(USER, ["x", "y"], "tie", "")
     path = write(tmp_path / "a.parquet", [tie, COMPARED, *[tie] * 6], "pairwise")
-    with pytest.raises(UserError, match=r"a\.parquet: rows 0, 2, 3, 4, 5 and 2 more: the preference is a tie; .*judge"):
+    with pytest.raises(UserError, match=r"a\.parquet: rows 0, 2, 3, 4, 5 and 2 more: the preference is a tie"):
         read_judge_table(path, "pairwise")
 
 
-def test_files_that_are_no_judge_table(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.parquet: no such file; .*convrec data judge"):
+def test_files_that_are_not_judge_tables_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.parquet.*convrec data judge"):
         read_judge_table(tmp_path / "none.parquet", "pairwise")
     (tmp_path / "text.parquet").write_text("no parquet")
-    with pytest.raises(UserError, match=r"text\.parquet: not readable as parquet"):
+    with pytest.raises(UserError, match=r"text\.parquet"):
         read_judge_table(tmp_path / "text.parquet", "pairwise")
     pq.write_table(pa.table({"input": ["x"]}), tmp_path / "other.parquet")
-    with pytest.raises(UserError, match=r"no column output, source; it has input"):
+    with pytest.raises(UserError, match=r"other\.parquet.*output, source.*input"):
         read_judge_table(tmp_path / "other.parquet", "pairwise")
-    with pytest.raises(UserError, match="no rows"):
+    with pytest.raises(UserError, match=r"empty\.parquet"):
         read_judge_table(write(tmp_path / "empty.parquet", [], "pairwise"), "pairwise")
 
 

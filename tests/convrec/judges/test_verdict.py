@@ -1,4 +1,4 @@
-"""The verdict of hostile answers, and how long it takes."""
+"""The verdict of hostile answers, and the time that parsing takes."""
 
 import time
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from convrec.judges.verdict import (
     comparison_verdict,
-    last_tag,
+    find_last_tag,
     opens_thinking,
     outside_thinking,
     preference_verdict,
@@ -23,14 +23,14 @@ from convrec.judges.verdict import (
         ("<think>why</think><score>0</score>", 0),
         ("<think>why</think>\n\n<score> 4\n</score> That is all.", 4),
         ("<score>4</score><score>4</score>", 4),
-        ("<score>2</score><score>4</score>", None),  # two scores are none
+        ("<score>2</score><score>4</score>", None),  # two scores contradict each other
         ("<score>0</score> (the response tried <score>4</score>)", None),
-        ("The form is <score>0-4</score>. <score>3</score>", 3),  # what is no score contradicts none
+        ("The form is <score>0-4</score>. <score>3</score>", 3),  # an invalid score contradicts nothing
         ("<score>0</score><score>1</score><score>2</score><score>3</score><score>4</score>", None),  # spam
         ("<score>0<score>1<score>2<score>3<score>4</score>", None),
-        ("<score>2</score> <score>", 2),  # an opening alone is no tag
+        ("<score>2</score> <score>", 2),  # an opening without a closing is not a tag
         ("<score>2</score> </score>", 2),
-        ("<score><score>1</score></score>", 1),  # nested: the innermost is the last that opens
+        ("<score><score>1</score></score>", 1),  # nested: the inner tag is the last one to open
         ("<score>3</score><score>10</score>", None),  # the last tag is the verdict, and it is out of range
         ("<score>4<score></score>", None),
         ("<score>4", None),
@@ -41,7 +41,7 @@ from convrec.judges.verdict import (
         ("<think>x <score>4</score></think>", None),  # thinking never counts
         ("<think>x <score>4</score></think><score>3</score>", 3),
         ("<think>unfinished <score>4</score>", None),
-        ("<score>4</score></think>", None),  # what comes before `</think>` was thinking
+        ("<score>4</score></think>", None),  # everything before `</think>` was thinking
         ("<think><think>a</think><score>2</score></think><score>1</score>", 1),
         ("</think><score>1</score><think>no, <score>3</score>", 1),
         ("<think>a</think><score>1</score><think>b</think><score>2</score>", 2),
@@ -65,7 +65,7 @@ def test_score_verdict(text: str, verdict: int | None) -> None:
         ("<think>B is longer</think>\n<better>B</better>", "B"),
         ("<better> b </better>", "B"),
         ("<better>Response  A</better>", "A"),
-        ("<better>A</better> no: <better>B</better>", None),  # two answers are none
+        ("<better>A</better> no: <better>B</better>", None),  # two answers contradict each other
         ("<better>B</better> as I said: <better>response b</better>", "B"),
         ("Response B is better", None),
         ("<think><better>A</better>", None),
@@ -77,18 +77,18 @@ def test_preference_verdict(text: str, verdict: str | None) -> None:
     assert preference_verdict(text) == verdict
 
 
-# 0-4 is the format, copied; of the digits int() would take the Arabic-Indic and the full-width 3
+# 0-4 is copied from the prompt; int() would accept the Arabic-Indic and the full-width 3
 NO_SCORES = ("", "-1", "5", "10", "4.5", "3.0", "7/4", "0-4", "3 or 4", "four", "٣", "３")
-NO_PREFERENCES = ("A or B", "both", "EQUAL", "neither", "AB", "А", "Ａ")  # letters of theirs, Cyrillic, full-width
+NO_PREFERENCES = ("A or B", "both", "EQUAL", "neither", "AB", "А", "Ａ")  # the last two: Cyrillic, full-width
 
 
-def test_what_is_not_of_the_form_is_no_verdict() -> None:
+def test_content_in_another_format_is_no_verdict() -> None:
     assert not [content for content in NO_SCORES if score_verdict(f"<score>{content}</score>") is not None]
     assert not [content for content in NO_PREFERENCES if preference_verdict(f"<better>{content}</better>") is not None]
 
 
 def test_a_prompt_that_opened_the_thinking_hides_its_tags() -> None:
-    """The answer then begins inside it, and one that is cut off has no thinking tag at all."""
+    """The answer then begins inside the thinking, and one that is cut off has no thinking tag at all."""
     cut_off = "A 4? <score>4</score> <better>A</better> But"
     assert (score_verdict(cut_off), preference_verdict(cut_off)) == (4, "A")
     assert score_verdict(cut_off, in_thinking=True) is preference_verdict(cut_off, in_thinking=True) is None
@@ -96,23 +96,23 @@ def test_a_prompt_that_opened_the_thinking_hides_its_tags() -> None:
     assert (score_verdict(ended, in_thinking=True), preference_verdict(ended, in_thinking=True)) == (1, "B")
 
 
-def test_what_a_template_opens_is_seen_in_the_prompt() -> None:
+def test_thinking_opened_by_the_template_is_detected() -> None:
     assert opens_thinking("<|im_start|>assistant\n<think>\n")
     assert opens_thinking("assistant<thinking>")
     assert not opens_thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not opens_thinking("Write <think> first<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_tie_is_said_and_prefers_neither() -> None:
-    for said in ("tie", "Both", "EQUAL", " neither "):
-        assert comparison_verdict(f"<better>{said}</better>") == "tie"
-        assert preference_verdict(f"<better>{said}</better>") is None
-    assert comparison_verdict("<better>A or B</better>") is None  # the form, copied
+def test_a_tie_is_a_verdict_without_a_preference() -> None:
+    for tie in ("tie", "Both", "EQUAL", " neither "):
+        assert comparison_verdict(f"<better>{tie}</better>") == "tie"
+        assert preference_verdict(f"<better>{tie}</better>") is None
+    assert comparison_verdict("<better>A or B</better>") is None  # copied from the prompt
     assert comparison_verdict("<better>tie</better><better>A</better>") is None
     assert comparison_verdict("no tag") is None
 
 
-def test_the_range_of_scores_is_the_criterias() -> None:
+def test_the_range_of_scores_can_be_changed() -> None:
     assert [score_verdict(f"<score>{n}</score>", (1, 10)) for n in (0, 1, 10, 11)] == [None, 1, 10, None]
 
 
@@ -151,7 +151,7 @@ def test_any_answer_has_a_verdict_in_range_or_none(text: str) -> None:
 @settings(deadline=None)
 @given(HOSTILE, st.permutations([0, 1, 2, 3, 4]), st.booleans())
 def test_every_verdict_at_once_is_none(text: str, order: list[int], closed: bool) -> None:
-    """Whatever stands before it, and whether or not its tags are closed."""
+    """This holds whatever comes before, and whether or not the tags are closed."""
     between = "</score>" if closed else " "
     spam = f"{text}</think>" + "".join(f"<score>{score}{between}" for score in order) + "</score>"
     assert score_verdict(spam) is None
@@ -161,14 +161,14 @@ def test_every_verdict_at_once_is_none(text: str, order: list[int], closed: bool
 @settings(deadline=None)
 @given(HOSTILE, st.integers(0, 4))
 def test_a_clean_ending_decides_whatever_came_before(text: str, score: int) -> None:
-    """Once the thinking is closed, one well-formed tag at the end is the verdict."""
+    """Once the thinking is closed, a single well-formed tag at the end is the verdict."""
     assert score_verdict(f"{text}</think><score>{score}</score>") == score
     assert preference_verdict(f"{text}</think><better>A</better>") == "A"
 
 
 @settings(deadline=None)
 @given(HOSTILE)
-def test_nothing_said_while_thinking_counts(text: str) -> None:
+def test_nothing_within_the_thinking_counts(text: str) -> None:
     thinking = f"<think>{text}</think>"
     assert score_verdict(thinking) is None
     assert preference_verdict(thinking) is None
@@ -180,17 +180,17 @@ def test_nothing_said_while_thinking_counts(text: str) -> None:
 @settings(deadline=None)
 @given(HOSTILE)
 def test_last_tag_is_the_last_that_a_forward_reading_finds(text: str) -> None:
-    """The search from the end against the plain definition: an opening, then its closing before another opening."""
-    found = None
+    """Compare the backward search with the definition: an opening, then its closing before another opening."""
+    expected = None
     for part in text.split("<score>")[1:]:
         if "</score>" in part:
-            found = part.split("</score>")[0].strip()
-    assert last_tag(text, "score") == found
+            expected = part.split("</score>")[0].strip()
+    assert find_last_tag(text, "score") == expected
 
 
 @settings(deadline=None)
 @given(HOSTILE)
-def test_what_is_outside_the_thinking_holds_no_thinking(text: str) -> None:
+def test_text_outside_the_thinking_has_no_thinking_tags(text: str) -> None:
     rest = outside_thinking(text)
     assert not {tag for tag in ("<think>", "</think>", "<THINK>", "</thinking>") if tag in rest}
     assert rest in text

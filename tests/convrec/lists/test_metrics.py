@@ -1,3 +1,5 @@
+"""Recall, NDCG and summaries by hand, as properties, and compared with the recorded reference."""
+
 import math
 from math import log2
 
@@ -6,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convrec.base.errors import UserError
 from convrec.base.statistics import bootstrap, sign_flip
 from convrec.lists.metrics import (
     evaluate_row,
@@ -22,6 +23,7 @@ from convrec.lists.reference import parse_items_reference
 from convrec.titles.catalog import Catalog, parse_year
 from convrec.titles.item import NO_YEAR, Item
 from convrec.titles.matching import Matcher
+from tests.user_errors import refuses
 
 FILMS = [("Heat", 1995), ("Up", 2009), ("Jaws", 1975), ("Alien", 1979), ("Speed", 1994), ("Speed", 1995)]
 EXACT = Matcher(Catalog.from_items(FILMS), "exact")
@@ -59,9 +61,9 @@ def test_paper_closes_ranks_up_and_strict_keeps_positions():
     assert (paper["num_items"], paper["num_in_catalog"], paper["catalog_rows"]) == (5, 3, [0, 1, 2])
 
 
-def test_reference_ideal_is_no_longer_than_what_is_left():
+def test_reference_ideal_is_at_most_as_long_as_the_remaining_list():
     truth = [("Heat", 1995)] + [(f"Film {i}", 2000) for i in range(4)]
-    # Five ground truths, one surviving item, a hit. Paper: 1 / (1 + .6309 + .5 + .4307 + .3869). Reference: 1 / 1.
+    # Five ground truths, one remaining item, a hit. Paper: 1 / (1 + .6309 + .5 + .4307 + .3869). Reference: 1 / 1.
     assert evaluate_row(items("Heat"), truth, [], EXACT, "paper")["ndcg@5"] == pytest.approx(1 / 2.9484591188793923)
     assert evaluate_row(items("Heat"), truth, [], REFERENCE, "reference")["ndcg@5"] == 1.0
     assert evaluate_row(items("Heat"), truth, ["Heat"], REFERENCE, "reference")["ndcg@5"] == 0.0
@@ -72,19 +74,19 @@ def test_paper_protocol_hits_first_item_within_year_tolerance():
     assert evaluate_row(speeds, [("Speed", 1994)], [], EXACT, "paper", [1])["recall@1"] == 1.0
     # Both ground truths are hit by the first item: one hit of two.
     assert evaluate_row(speeds, [("Speed", 1994), ("Speed", 1995)], [], EXACT, "paper", [2])["recall@2"] == 0.5
-    # Training relevance gives each ground truth an item of its own.
+    # Training relevance matches each ground truth with a different item.
     assert evaluate_row(speeds, [("Speed", 1994), ("Speed", 1995)], [], EXACT, "strict", [2])["recall@2"] == 1.0
 
 
-def test_a_broken_ground_truth_year_is_an_error_that_names_it():
-    with pytest.raises(UserError, match="'Heat' has the year 'n/a'"):
+def test_an_invalid_ground_truth_year_is_refused():
+    with refuses("ground-truth.invalid-year", "'Heat'", "'n/a'"):
         evaluate_row(items("Heat"), [("Heat", "n/a")], [], EXACT)
 
 
 def test_a_catalog_without_years_is_evaluated_by_title():
     matcher = Matcher(Catalog.from_items([("Blue Lamp", None), ("Oak Desk", None), ("Kettle", None)]))
     items, truth = parse_items("Chair\nOak Desk\nBlue Lamp", dated=False), [["Blue Lamp", ""], ["Kettle", ""]]
-    for protocol, rank in (("paper", 1), ("strict", 3)):  # paper: the chair is taken out, the desk was seen
+    for protocol, rank in (("paper", 1), ("strict", 3)):  # paper: the unknown chair and the seen desk are removed
         row = evaluate_row(items, truth, ["Oak Desk"], matcher, protocol, ks=(5,))
         assert row["recall@5"] == 1 / 2
         assert row["ndcg@5"] == pytest.approx(1 / log2(rank + 1) / (1 + 1 / log2(3)))
@@ -120,13 +122,13 @@ def row(recall, context_items=(), num_items=2, num_truth=1):
     }
 
 
-def test_summary_counts_and_leaves_out_rows_without_ground_truth():
+def test_summary_counts_and_ignores_rows_without_ground_truth():
     rows = [row(1.0, [3, 4]), row(0.0, [3]), row(0.0, [], num_items=1), row(math.nan, [9], num_truth=0)]
     summary = summarise(rows, [5], contexts=["a", "a", "b", "c"], num_items=2)
     assert summary["recall@5"]["mean"] == pytest.approx(1 / 3)
     assert summary["ndcg@5"]["mean"] == pytest.approx(1 / 6)
     assert (summary["n"], summary["num_contexts"], summary["without_ground_truth"]) == (3, 2, 1)
-    assert summary["catalog_hit_ratio"] == pytest.approx(3 / 5)  # 2 + 1 + 0 of 2 + 2 + 1 lines
+    assert summary["catalog_hit_ratio"] == pytest.approx(3 / 5)  # 2 + 1 + 0 items, 2 + 2 + 1 lines
     assert (summary["distinct_items"], summary["list_length_errors"]) == (2, 1)
 
 
@@ -142,14 +144,14 @@ def test_paired_difference_is_b_minus_a_row_by_row():
     a = [row(0.0), row(0.5), row(math.nan, num_truth=0), row(0.5)]
     b = [row(0.5), row(1.0), row(math.nan, num_truth=0), row(1.0)]
     result = paired(a, b, ["recall@5"], range(4))["recall@5"]
-    assert (result["mean"], result["se"]) == (0.5, 0.0)  # the same gain on every row: no error at all
+    assert (result["mean"], result["se"]) == (0.5, 0.0)  # the same gain on every row, so no error
     with pytest.raises(ValueError, match="shorter"):
         paired(a, b[:1], ["recall@5"], range(4))
 
 
 def test_sign_flip_is_the_share_of_assignments_as_far_from_zero():
-    # Four contexts with sums 4, 2, 1 and -1 (the last of two rows), together 6. Of the 16 assignments of signs |sum|
-    # is 8 in two and 6 in four (4 + 2 + 1 - 1, 4 + 2 - 1 + 1, both flipped): 6/16. Equal sums: all + or all -, 2/16.
+    # Four contexts with sums 4, 2, 1 and -1 (the last from two rows), total 6. In the 16 assignments of signs, |sum| is
+    # 8 in two and 6 in four (4 + 2 + 1 - 1, 4 + 2 - 1 + 1, both flipped): 6/16. Equal sums: all + or all -, 2/16.
     values = np.array([[4.0, 1.0], [2.0, 1.0], [1.0, 1.0], [-3.0, 0.0], [2.0, 1.0]])
     chances = sign_flip(values, ["a", "b", "c", "d", "d"], seed=0)
     assert chances == pytest.approx([6 / 16, 2 / 16], abs=0.015)  # 9,999 draws: a standard error of 0.005
@@ -163,12 +165,12 @@ def test_catalog_hit_ratio_without_lines_is_nan():
 
 def test_popularity_counts_truths_and_breaks_ties_by_catalog():
     train = [[("Jaws", "1975"), ("up", "2010")], [("Jaws", "1975"), ("Heat", "1995")], [("Nowhere", "2000")], []]
-    # Jaws 2; Heat and Up 1 each, Heat first in the catalog; "up" 2010 is Up 2009; Nowhere is not in the catalog.
+    # Jaws 2; Heat and Up 1 each, Heat is first in the catalog; "up" 2010 is Up 2009; Nowhere is not in the catalog.
     assert popularity_baseline(train, EXACT) == items("Jaws", "Heat", "Up")
     assert popularity_baseline(train, EXACT, n=1) == items("Jaws")
     twice = Matcher(Catalog.from_items([("Amelie", 2001), ("Amélie", 2001), ("Up", 2009)]))
     listed = popularity_baseline([[("Up", "2009")], [("Amélie", "2001"), ("Amelie", "2001")]], twice)
-    assert [title for title, _ in listed] == ["Amelie", "Up"]  # one item in two spellings
+    assert [title for title, _ in listed] == ["Amelie", "Up"]  # the two spellings are one item
 
 
 # Where `paper` differs from the reference's recorded evaluation, and why.
@@ -176,12 +178,12 @@ BETTER = {
     "short list inflates NDCG: 1 surviving rec, 5 gts": "the ideal has min(k, |ground truth|) hits",
     "short list: 2 surviving recs, both hit, 5 gts": "the ideal has min(k, |ground truth|) hits",
     "case difference fails at eval (2 recs)": "titles are case-folded",
-    "duplicate gt, duplicate rec -> single hit": "a film that is wanted twice is one",
+    "duplicate gt, duplicate rec -> single hit": "a film that is relevant twice counts once",
 }
 
 
 @pytest.mark.parametrize("protocol", ["reference", "paper"])
-def test_recorded_evaluation_agrees_but_where_the_paper_differs(golden, protocol):
+def test_recorded_evaluation_agrees_except_for_listed_cases(golden, protocol):
     recorded = golden("parse_match_cases")
     matcher = Matcher(
         Catalog.from_items(map(tuple, recorded["catalog"])), "reference" if protocol == "reference" else "exact"
@@ -195,27 +197,27 @@ def test_recorded_evaluation_agrees_but_where_the_paper_differs(golden, protocol
                     evaluate_row(recs, case["groundtruth"], case["seen_titles"], matcher, protocol, [int(k)])
                 continue
             ours = evaluate_row(recs, case["groundtruth"], case["seen_titles"], matcher, protocol, [int(k)])
-            wanted = [math.nan if expected[name] is None else expected[name] for name in ("recall", "ndcg")]
-            if [ours[f"recall@{k}"], ours[f"ndcg@{k}"]] != pytest.approx(wanted, nan_ok=True):
+            recorded_values = [math.nan if expected[name] is None else expected[name] for name in ("recall", "ndcg")]
+            if [ours[f"recall@{k}"], ours[f"ndcg@{k}"]] != pytest.approx(recorded_values, nan_ok=True):
                 differing.add(case["name"])
     assert differing == (set() if protocol == "reference" else set(BETTER))
 
 
 def test_strict_is_the_recorded_reward(golden):
-    """Training's relevance at its rank: exp_inf is 1 where a rank hits, log_decay's first return is DCG@N."""
+    """Training's relevance at each rank: exp_inf is 1 for a hit, log_decay's first return is DCG@N."""
     recorded = golden("parse_match_cases")
     catalog = Catalog.from_items(map(tuple, recorded["catalog"]))
     compared, differing = 0, set()
     for case in recorded["reward_cases"]:
         truth, n, output = case["groundtruth_with_release_year"], case["rec_num"], case["output"]
         if "raises" in output or not truth or any(parse_year(year) is None for _, year in truth):
-            continue  # evaluation leaves out or refuses such rows
+            continue  # evaluation ignores or refuses such rows
         compared += 1
         matcher = Matcher(catalog, "reference", case["kwargs"].get("year_tolerance", 2))
         items = parse_items_reference(case["completion"])
         ours = evaluate_row(items, truth, case["seen_titles"], matcher, "strict", [n])
-        wanted = [sum(output["exp_inf"]) / len(truth), output["log_decay"][0] / ideal_dcg(min(n, len(truth)))]
-        if [ours[f"recall@{n}"], ours[f"ndcg@{n}"]] != pytest.approx(wanted):
+        expected = [sum(output["exp_inf"]) / len(truth), output["log_decay"][0] / ideal_dcg(min(n, len(truth)))]
+        if [ours[f"recall@{n}"], ours[f"ndcg@{n}"]] != pytest.approx(expected):
             differing.add(case["name"])
     assert compared >= 10
-    assert differing == {'gt year "1995.0" is dropped'}  # a year all the same
+    assert differing == {'gt year "1995.0" is dropped'}  # it is a valid year

@@ -1,3 +1,5 @@
+"""Rank rewards by hand, as properties, and compared with recorded values."""
+
 from math import log2
 
 import pytest
@@ -23,7 +25,7 @@ def test_exp_gamma_discounts_by_distance():
     assert rank_returns([0, 1, 0, 1], 4, "exp_gamma", gamma=2.0) == [0.625, 1.25, 0.5, 1.0]
 
 
-def test_missing_ranks_return_zero_and_overflow_counts_nowhere():
+def test_missing_ranks_return_zero_and_overflow_is_ignored():
     assert rank_returns([1], 3) == [1.0, 0.0, 0.0]
     assert rank_returns([0, 0, 1], 2, "log_decay") == [0.0, 0.0]
 

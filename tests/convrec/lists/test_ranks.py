@@ -1,4 +1,4 @@
-"""A response and its lines: which line has which rank."""
+"""The lines of a response and their ranks."""
 
 import pytest
 
@@ -19,5 +19,5 @@ def test_delimiter_is_any_character():
         ("A; A", 1, ";", "A; X"),
     ],
 )
-def test_a_line_is_replaced_where_it_stands(text, rank, delimiter, expected):
+def test_a_line_is_replaced_in_place(text, rank, delimiter, expected):
     assert replace_line(text, rank, "X", delimiter) == expected

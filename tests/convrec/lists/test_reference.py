@@ -1,3 +1,5 @@
+"""The reference's parser, with its faults, compared with recorded cases."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,11 @@ from convrec.titles.item import Item
     ("text", "items"),
     [
         ("Heat (1995)\nno item\n\nUp (2009)", [("Heat", 1995), ("Up", 2009)]),  # packed to the left
-        ("(1000) Nights of Rain (2009)", [("Nights of Rain", 2009)]),  # every parenthesis goes
+        ("(1000) Nights of Rain (2009)", [("Nights of Rain", 2009)]),  # every parenthesis is removed
         ("Up(2009)", []),  # a space before the year is required
-        ("#Up (2009)", [("Up", 2009)]),  # marks go, bullets or not
-        ("2.Up (2009)", [("2.Up", 2009)]),  # numbering needs a space behind it
-        ("3) 3) Up (2009)", [("Up", 2009)]),  # and goes as often as it is there
+        ("#Up (2009)", [("Up", 2009)]),  # marks are removed, even if they are not bullets
+        ("2.Up (2009)", [("2.Up", 2009)]),  # numbering needs a space after it
+        ("3) 3) Up (2009)", [("Up", 2009)]),  # repeated numbering is removed
         ("“Up” (2009)", [("“Up”", 2009)]),  # straight quotes only
         ("'Up' (2009)", [("Up", 2009)]),
     ],

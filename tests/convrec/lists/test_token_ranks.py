@@ -1,8 +1,9 @@
-"""Tokens and text must agree on what rank k is, for every kind of tokenizer and for any text or token sequence."""
+"""Tokens and text must agree on rank k, for every kind of tokenizer and for any text or token sequence."""
 
 import json
 from functools import cache
 from itertools import groupby
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from convrec.base.errors import UserError
 from convrec.lists.ranks import split_lines
 from convrec.lists.token_bytes import token_bytes
 from convrec.lists.token_ranks import (
@@ -21,6 +21,7 @@ from convrec.lists.token_ranks import (
     table_from_bytes,
     token_rank_ids,
 )
+from tests.user_errors import refuses
 
 CORPUS = [
     "Heat (1995)\nUp (2009)\n\nAmélie (2001)\n8 Mile (2002)\n(500) Days of Summer (2009)\n",
@@ -46,7 +47,7 @@ def _byte_level(name: str, pre_tokenizer: pre_tokenizers.PreTokenizer) -> PreTra
     tokenizer.train_from_iterator(
         CORPUS, trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIALS, initial_alphabet=alphabet)
     )
-    # an added token that is not special is text, and one with a raw newline does not go through the byte alphabet
+    # an added token that is not special is text; one with a raw newline is outside the byte alphabet
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("<a>\n<b>", special=False)])
     return _wrap(tokenizer, name, SPECIALS[0])
 
@@ -86,7 +87,7 @@ def _unigram() -> PreTrainedTokenizerFast:
 BUILDERS = {
     "qwen2": lambda: _byte_level("qwen2-like", _split(QWEN_SPLIT)),
     "llama3": lambda: _byte_level("llama3-like", _split(LLAMA3_SPLIT)),
-    # nothing keeps its merges from running over line ends: `)\nUp` is one token
+    # its merges may cross line breaks: `)\nUp` is one token
     "unsplit": lambda: _byte_level("unsplit", pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
     "llama2": _llama2,
     "unigram": _unigram,
@@ -104,14 +105,14 @@ def get_table(kind, delimiter="\n"):
     return build_vocab_table(get_tokenizer(kind), delimiter)
 
 
-def ranks_of(ids, table, eos=(), mask=None):
+def compute_ranks(ids, table, eos=(), mask=None):
     ids_T = torch.tensor([ids], dtype=torch.long)
     mask_T = torch.ones_like(ids_T) if mask is None else torch.tensor([mask])
     return token_rank_ids(ids_T, mask_T, table, eos)[0].tolist()
 
 
 def walk_bytes(pieces, delimiter):
-    """The grammar of docs/explanation/method.md 1, one byte at a time: rank per token, and the bytes of each line."""
+    """Apply the grammar of docs/explanation/method.md 1 byte by byte; return each token's rank, and the lines."""
     ranks, lines, pending = [], [], True
     for piece in pieces:
         rank = None
@@ -129,12 +130,15 @@ def walk_bytes(pieces, delimiter):
     return ranks, [line.decode("utf-8", "replace").strip(" \t\n\r\v\f") for line in lines]
 
 
-def with_bad_runs_replaced(tokenizer, ids, pieces):
-    """Llama-2's decoder: a run of byte tokens that is not UTF-8 is one U+FFFD a byte; special tokens split no run."""
+def replace_bad_runs(tokenizer, ids, pieces):
+    """Apply Llama-2's decoder: a run of byte tokens that is not UTF-8 becomes one U+FFFD per byte.
+
+    Special tokens do not split a run.
+    """
     tokens = tokenizer.convert_ids_to_tokens(ids)
-    shown = [t for t in range(len(ids)) if pieces[t]]
+    visible = [t for t in range(len(ids)) if pieces[t]]
     pieces = list(pieces)
-    for is_byte, group in groupby(shown, key=lambda t: tokens[t].startswith("<0x")):
+    for is_byte, group in groupby(visible, key=lambda t: tokens[t].startswith("<0x")):
         run = list(group)
         try:
             b"".join(pieces[t] for t in run).decode("utf-8")
@@ -151,17 +155,17 @@ def check_agreement(kind, ids, delimiter):
     all_bytes = token_bytes(tokenizer)
     pieces = [all_bytes[i] for i in ids]
     if kind == "llama2":
-        pieces = with_bad_runs_replaced(tokenizer, ids, pieces)
+        pieces = replace_bad_runs(tokenizer, ids, pieces)
     ranks, byte_lines = walk_bytes(pieces, delimiter)
-    assert ranks_of(ids, table) == ranks
+    assert compute_ranks(ids, table) == ranks
     lines = split_lines(text, delimiter)
     assert byte_lines == lines
     if kind == "llama2" and "\ufffd" in text:
-        return  # cutting a run of bytes into ranks can make its parts decodable
+        return  # splitting a run of bytes by rank can make its parts decodable
     if any((table.codes_V[i] >> 3) > 0 for i in ids):
-        return  # a token that runs over lines belongs to the first of them: the byte walk is the whole statement
-    of_rank = [[i for i, rank in zip(ids, ranks, strict=True) if rank == k] for k in range(len(lines))]
-    assert [split_lines(tokenizer.decode(part, skip_special_tokens=True), delimiter) for part in of_rank] == [
+        return  # a token that spans lines belongs to the first of them, which only the byte walk can check
+    ids_by_rank = [[i for i, rank in zip(ids, ranks, strict=True) if rank == k] for k in range(len(lines))]
+    assert [split_lines(tokenizer.decode(part, skip_special_tokens=True), delimiter) for part in ids_by_rank] == [
         [line] for line in lines
     ]
 
@@ -199,25 +203,25 @@ def test_tokens_of_rank_k_decode_to_line_k_for_any_tokens(kind, delimiter, data)
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-def test_token_bytes_are_what_decoding_gives(kind):
+def test_token_bytes_match_decoding(kind):
     tokenizer = get_tokenizer(kind)
     for token_id, expected in enumerate(token_bytes(tokenizer)):
         decoded = tokenizer.decode([token_id], skip_special_tokens=True)
-        shown = expected.decode("utf-8", "replace")
-        assert decoded == shown if kind in BYTE_LEVEL else decoded == shown.removeprefix(" "), token_id
+        text = expected.decode("utf-8", "replace")
+        assert decoded == text if kind in BYTE_LEVEL else decoded == text.removeprefix(" "), token_id
 
 
-def test_the_unsplit_tokenizer_really_has_tokens_over_lines():
+def test_the_unsplit_tokenizer_really_has_tokens_that_span_lines():
     assert (get_table("unsplit").codes_V >> 3).max() >= 1
 
 
-def test_newline_byte_inside_invalid_utf8_is_no_newline():
+def test_newline_byte_inside_invalid_utf8_does_not_end_a_line():
     # Llama-2's decoder: the run of byte tokens E2 0A is not UTF-8, so both become U+FFFD and the line does not end
     tokenizer, table = get_tokenizer("llama2"), get_table("llama2")
 
     def ranks_and_lines(*tokens):
         ids = tokenizer.convert_tokens_to_ids(list(tokens))
-        return ranks_of(ids, table), split_lines(tokenizer.decode(ids, skip_special_tokens=True))
+        return compute_ranks(ids, table), split_lines(tokenizer.decode(ids, skip_special_tokens=True))
 
     assert ranks_and_lines("<0xE2>", "<0x0A>", "U") == ([0, 0, 0], ["\ufffd\ufffdU"])
     assert ranks_and_lines("<0xC3>", "<0xA9>", "<0x0A>", "U") == ([0, 0, 0, 1], ["é", "U"])
@@ -232,14 +236,14 @@ def pieces_table(pieces, specials=("<eos>", "<pad>")):
 
 
 PIECES = {
-    # a delimiter is absorbed into the item before it, however the tokenizer cuts it
+    # a delimiter belongs to the item before it, however the tokenizer splits it
     "closing newline": (["Heat", ")\n", "Up", ")", "<eos>"], [0, 0, 1, 1, 1]),
     "double newline in a token": (["Heat", ")\n\n", "Up", "<eos>"], [0, 0, 1, 1]),
     "newlines apart": (["Heat", "\n", "\n", " ", "Up", "\n", "<eos>"], [0, 0, 0, 0, 1, 1, 1]),
     "leading blank": (["\n", " ", "Heat", "\n", "Up"], [-1, -1, 0, 0, 1]),
     "newline opens the token": (["Heat", "\nUp", " x"], [0, 1, 1]),
     "space between newline and item": (["Heat", "\n", "  Up"], [0, 0, 1]),
-    # owned by the line of its first character; what follows counts the lines inside
+    # a token belongs to the line of its first character; later ranks count the lines inside it
     "token over three lines": (["A", "b\nc\n\nd", "e", "\n", "f"], [0, 0, 2, 2, 3]),
     "token over lines that ends a line": (["b\nc\n", "d"], [0, 2]),
     "only stop": (["<eos>", "<pad>"], [-1, -1]),
@@ -254,19 +258,20 @@ PIECES = {
 @pytest.mark.parametrize(("pieces", "expected"), PIECES.values(), ids=PIECES)
 def test_ranks_of_pieces(pieces, expected):
     ids, table, eos = pieces_table(pieces)
-    assert ranks_of(ids, table, eos) == expected
+    assert compute_ranks(ids, table, eos) == expected
 
 
-def test_tokens_that_are_not_the_models_have_no_rank_and_no_text():
+def test_tokens_of_others_have_no_rank_and_are_not_text():
     ids, table, eos = pieces_table(["A", "\n", "tool", "\n", "B", "<eos>", "<eos>"])
-    assert ranks_of(ids, table, eos, mask=[1, 0, 0, 0, 1, 1, 0]) == [0, -1, -1, -1, 0, 0, -1]  # the newline went too
-    assert ranks_of(ids, table, eos, mask=[1, 1, 0, 0, 1, 1, 0]) == [0, 0, -1, -1, 1, 1, -1]
+    # the newline is masked
+    assert compute_ranks(ids, table, eos, mask=[1, 0, 0, 0, 1, 1, 0]) == [0, -1, -1, -1, 0, 0, -1]
+    assert compute_ranks(ids, table, eos, mask=[1, 1, 0, 0, 1, 1, 0]) == [0, 0, -1, -1, 1, 1, -1]
 
 
 def test_a_stop_token_is_never_an_item_even_if_decoding_shows_it():
     vocab = [b"A", b"\n", b"</s>"]
-    assert ranks_of([0, 1, 2], table_from_bytes(vocab), eos=[2]) == [0, 0, 0]
-    assert ranks_of([0, 1, 2], table_from_bytes(vocab), eos=[]) == [0, 0, 1]
+    assert compute_ranks([0, 1, 2], table_from_bytes(vocab), eos=[2]) == [0, 0, 0]
+    assert compute_ranks([0, 1, 2], table_from_bytes(vocab), eos=[]) == [0, 0, 1]
 
 
 def test_rows_are_independent_and_padding_changes_nothing():
@@ -279,7 +284,7 @@ def test_rows_are_independent_and_padding_changes_nothing():
 
 def test_ids_beyond_the_vocabulary_are_blank():
     ids, table, eos = pieces_table(["A", "\n", "B"])
-    assert ranks_of([ids[0], 10**6, ids[1], -100, ids[2]], table, eos) == [0, 0, 0, 0, 1]
+    assert compute_ranks([ids[0], 10**6, ids[1], -100, ids[2]], table, eos) == [0, 0, 0, 0, 1]
 
 
 def test_stop_token_is_the_first_of_any_end_id():
@@ -290,21 +295,21 @@ def test_stop_token_is_the_first_of_any_end_id():
 
 def test_delimiter_must_be_one_ascii_character():
     for delimiter in ("", "\n\n", "、"):
-        with pytest.raises(UserError, match="one ASCII character"):
+        with refuses("lists.delimiter", repr(delimiter)):
             build_vocab_table(get_tokenizer("qwen2"), delimiter)
 
 
 def test_unsupported_decoder_is_refused_by_name():
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
-    with pytest.raises(UserError, match=r"bert-like.*WordPiece"):
+    with refuses("lists.unsupported-decoder", "bert-like", "WordPiece"):
         build_vocab_table(_wrap(tokenizer, "bert-like", "[UNK]"))
 
 
 def test_tokenizer_unable_to_write_delimiter_is_refused_by_name():
     tokenizer = Tokenizer.from_str(get_tokenizer("qwen2").backend_tokenizer.to_str())
     tokenizer.normalizer = normalizers.Replace("\n", " ")
-    with pytest.raises(UserError, match=r"t5-like cannot write the delimiter '\\n'"):
+    with refuses("lists.unwritable-delimiter", "t5-like", "'\\n'"):
         build_vocab_table(_wrap(tokenizer, "t5-like", SPECIALS[0]))
 
 
@@ -312,16 +317,21 @@ def test_self_check_catches_a_wrong_table(monkeypatch):
     tokenizer = get_tokenizer("qwen2")
     wrong = [text.replace(b"\n", b" ") for text in token_bytes(tokenizer)]
     monkeypatch.setattr("convrec.lists.token_ranks.token_bytes", lambda _: wrong)
-    with pytest.raises(UserError, match=r"qwen2-like: its tokens and its text disagree"):
+    with refuses("lists.line-mismatch", "qwen2-like"):
         build_vocab_table(tokenizer)
+
+
+def test_a_slow_tokenizer_is_refused():
+    with refuses("lists.slow-tokenizer", "slow-one"):
+        token_bytes(SimpleNamespace(name_or_path="slow-one"))
 
 
 # --- the reference's segmentation ---
 
 # docs/explanation/method.md 1 differs from the reference for these on purpose.
 SEGMENTATION_DIFFERENCES = {
-    "leading newline": ([-1, 0, 0, 1, 1], "whitespace before the first item has no rank and shifts none"),
-    "trailing newline": ([0, 0, 0], "a line that was only opened is no item: the stop token comes after one item"),
+    "leading newline": ([-1, 0, 0, 1, 1], "whitespace before the first item has no rank and shifts no ranks"),
+    "trailing newline": ([0, 0, 0], "an empty last line is not an item: the stop token comes after one item"),
     "EOS only": ([-1], "an empty list has no rank for its stop token to belong to"),
 }
 

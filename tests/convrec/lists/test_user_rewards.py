@@ -1,14 +1,14 @@
-"""A rank reward of the user's own is found, tried out before a run, and its source is known."""
+"""Custom rank rewards: loading, the check before a run, and finding their source."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.lists import user_rewards
 from convrec.lists.user_rewards import check, is_user_reward, load, own_sources, sources
 from convrec.titles.item import Item
+from tests.user_errors import refuses
 
 MODULE = """
 import math
@@ -48,7 +48,7 @@ not_a_function = 3
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """my_rewards.py on the path, imported anew by each test."""
+    """my_rewards.py on the path, imported afresh by each test."""
     (tmp_path / "my_rewards.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
@@ -56,7 +56,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "my_rewards.py"
 
 
-def test_its_form():
+def test_only_module_and_function_names_are_custom_rewards():
     others = ["exp_inf", "", "my_rewards:", ":f", "my-rewards:f", "a..b:f", "a:b:c", "a.b:f.g", "a:1"]
     assert [name for name in ("my_rewards:halves", "a.b_2.c:_f", *others) if is_user_reward(name)] == [
         "my_rewards:halves",
@@ -64,7 +64,7 @@ def test_its_form():
     ]
 
 
-def test_it_gets_relevance_and_items_and_gives_floats():
+def test_a_custom_reward_gets_relevance_and_items_and_returns_floats():
     items = [Item("Heat", 1995), None]
     assert load("my_rewards:halves")([1, 0], items) == [0.5, 0.0]
     returns = load("my_rewards:titles")([1, 0], items)
@@ -72,7 +72,7 @@ def test_it_gets_relevance_and_items_and_gives_floats():
     assert all(type(value) is float for value in returns)
 
 
-def test_what_it_does_to_its_arguments_stays_with_it():
+def test_a_custom_reward_cannot_change_its_callers_lists():
     relevance, items = [0, 1], [None, Item("Heat", 1995)]
     assert load("my_rewards:greedy")(relevance, items) == [9.0, 9.0]
     assert (relevance, items) == ([0, 1], [None, Item("Heat", 1995)])
@@ -80,44 +80,43 @@ def test_what_it_does_to_its_arguments_stays_with_it():
 
 @pytest.mark.parametrize("name", ["my_rewards:halves", "my_rewards:titles"])
 @pytest.mark.parametrize("num_items", [1, 2, 20])
-def test_a_good_one_passes(name, num_items):
+def test_a_valid_custom_reward_passes(name, num_items):
     check(name, num_items)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "code", "values"),
     [
-        ("no_such_module:f", "importing no_such_module raised ModuleNotFoundError: No module named 'no_such_module'"),
-        ("my_rewards.deeper:f", "importing my_rewards.deeper raised ModuleNotFoundError"),
-        ("my_rewards:halfs", "has no function halfs; did you mean halves?"),
-        ("my_rewards:not_a_function", "has no function not_a_function"),
-        ("my_rewards:short", "it returned 3 numbers for 4 ranks: one a rank (for a list without a line)"),
-        ("my_rewards:infinite", "it returned [inf, inf, inf, inf]: every number must be finite (for a list of hits)"),
-        ("my_rewards:text", "it returned 'no numbers', not a list of numbers"),
-        ("my_rewards:nothing", "it returned None, not a list of numbers"),
-        ("my_rewards:raises_without_hits", "for a list without a line it raised ZeroDivisionError"),
-        ("my_rewards:takes_one", "it raised TypeError: takes_one() takes 1 positional argument but 2 were given"),
+        ("no_such_module:f", "reward.import", ["ModuleNotFoundError: No module named 'no_such_module'"]),
+        ("my_rewards.deeper:f", "reward.import", ["my_rewards.deeper", "ModuleNotFoundError"]),
+        ("my_rewards:halfs", "reward.no-function", ["halfs", "did you mean halves?"]),
+        ("my_rewards:not_a_function", "reward.no-function", ["not_a_function"]),
+        ("my_rewards:short", "reward.wrong-length", ["3 numbers", "4 ranks", "(for a list without lines)"]),
+        ("my_rewards:infinite", "reward.not-finite", ["[inf, inf, inf, inf]", "(for a list of hits only)"]),
+        ("my_rewards:text", "reward.not-numbers", ["'no numbers'"]),
+        ("my_rewards:nothing", "reward.not-numbers", ["None"]),
+        ("my_rewards:raises_without_hits", "reward.raised", ["a list without lines", "ZeroDivisionError"]),
+        ("my_rewards:takes_one", "reward.raised", ["TypeError", "takes 1 positional argument but 2 were given"]),
     ],
 )
-def test_a_bad_one_is_told_with_its_name_and_what_is_wrong(name, said):
-    with pytest.raises(UserError) as error:
+def test_an_invalid_custom_reward_is_refused(name, code, values):
+    with refuses(code, *values) as refused:
         check(name, 4)
-    assert str(error.value).startswith(f"convrec.reward={name}: ")
-    assert said in str(error.value)
+    assert str(refused.value).startswith(f"convrec.reward={name}: ")
 
 
-def test_what_fails_on_import_is_told(module):
+def test_a_failing_import_is_refused(module):
     module.write_text("import nothing_of_this_name\n")
-    with pytest.raises(UserError, match=r"importing my_rewards raised .*nothing_of_this_name.*PYTHONPATH"):
+    with refuses("reward.import", "my_rewards", "nothing_of_this_name", "PYTHONPATH"):
         check("my_rewards:f", 4)
 
 
-def test_it_is_watched_in_training_too():
-    with pytest.raises(UserError, match="every number must be finite"):
+def test_returns_are_also_checked_in_training():
+    with refuses("reward.not-finite", "my_rewards:infinite"):
         load("my_rewards:infinite")([1], [None])
 
 
-def test_its_source_is_its_file_or_its_top_level_package(module, tmp_path):
+def test_the_source_of_a_reward_is_its_file_or_top_level_package(module, tmp_path):
     package = tmp_path / "my_package" / "inner"
     package.mkdir(parents=True)
     (package / "rewards.py").write_text(MODULE)
@@ -129,6 +128,6 @@ def test_its_source_is_its_file_or_its_top_level_package(module, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["math:prod", "json.decoder:f", "numpy:mean", "convrec.lists.rank_rewards:dcg"])
-def test_what_every_node_has_is_not_the_users_own(name):
+def test_installed_and_project_modules_are_not_own_sources(name):
     assert own_sources(name) == []
     assert name.startswith("math") or sources(user_rewards.parse_module_name(name))

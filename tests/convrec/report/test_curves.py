@@ -1,4 +1,4 @@
-"""Runs as curves: repeated steps, step 0 and the last step, sweeps, names, the table."""
+"""The curves of runs: repeated steps, step 0 and the last step, sweeps, names, the table."""
 
 import json
 import math
@@ -11,6 +11,7 @@ from convrec.base.errors import UserError
 from convrec.report.charts import make_charts
 from convrec.report.curves import label_runs, read_csv, read_curves, write_csv
 from recipes import plot
+from tests.user_errors import refuses
 
 
 def write_run(
@@ -26,7 +27,7 @@ def write_run(
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Step 0 validated, stopped after 2, resumed at 1: step 2 is the later start's."""
+    """A run that was validated at step 0, stopped after step 2 and resumed at step 1: step 2 is logged twice."""
     no_number = {"note": "text", "train/loss": math.nan}
     first = {0: {"val/ndcg": 0.1}, 1: {"rank_grpo/return@1": 0.2} | no_number, 2: {"rank_grpo/return@1": 0.9}}
     second = {2: {"rank_grpo/return@1": 0.3}, 3: {"rank_grpo/return@1": 0.4, "val/ndcg": 0.5}}
@@ -36,7 +37,7 @@ def run(tmp_path: Path) -> Path:
 def sweep(run: Path, split: str = "test", protocol: str = "paper") -> None:
     rows = [{"step": 0, "ndcg@5": 0.1, "ndcg@5 se": None, "ndcg@20": 0.2, "recall@20": 0.3, "in catalog": 1.0}]
     rows[0]["ndcg@20 se"] = 0.05
-    rows.append(rows[0] | {"step": 3, "ndcg@20": 0.4, "ndcg@20 se": math.nan})  # of one conversation
+    rows.append(rows[0] | {"step": 3, "ndcg@20": 0.4, "ndcg@20 se": math.nan})  # evaluated on one conversation
     write_csv(run / "evaluation" / split / "sweep.csv", rows)
     settings = {"protocol": protocol, "matching": "fuzzy", "limit": None}
     (run / "evaluation" / split / "sweep.json").write_text(json.dumps(settings))
@@ -56,10 +57,10 @@ def test_checkpoints_evaluated_by_a_sweep_are_curves_too(run: Path) -> None:
     assert curves.series["evaluated/ndcg_se"] == {0: 0.05}
     assert "NDCG@20 on test, by checkpoint" in [chart.title for chart in make_charts([curves])]
     sweep(run, "validation")
-    with pytest.raises(UserError, match="sweeps of test, validation: choose one with --split"):
+    with refuses("report.ambiguous-sweep", "test, validation", "--split"):
         read_curves(run)
     assert read_curves(run, split="validation").split == "validation"
-    with pytest.raises(UserError, match=r"no sweep\.csv"):
+    with refuses("report.no-sweep", "evaluation/other", "sweep.csv"):
         read_curves(run, split="other")
 
 
@@ -88,16 +89,16 @@ def test_sweeps_that_do_not_compare_are_not_drawn_together(run: Path, tmp_path: 
 
 
 def test_what_has_nothing_to_draw_is_named(run: Path, tmp_path: Path) -> None:
-    started = write_run(tmp_path / "b" / "new", "rank_grpo", [{}])  # its trackers are open, no step is done
+    started = write_run(tmp_path / "b" / "new", "rank_grpo", [{}])  # there is a metrics file, but no step is done
     with pytest.raises(UserError, match="new: nothing logged yet"):
         plot.plot([started], tmp_path / "plots")
     assert tmp_path / "plots" / "rank_grpo.png" in plot.plot([started, run], tmp_path / "plots")
     sweep(run)
     (run / "evaluation" / "test" / "sweep.json").unlink()
-    with pytest.raises(UserError, match=r"sweep\.csv: no sweep\.json beside it; make it again"):
+    with refuses("report.damaged-sweep", "sweep.csv", "no sweep.json"):
         read_curves(run)
     (run / "evaluation" / "test" / "sweep.csv").write_text("")
-    with pytest.raises(UserError, match=r"sweep\.csv: no rows; make it again"):
+    with refuses("report.damaged-sweep", "sweep.csv", "no rows"):
         read_curves(run)
 
 
@@ -122,7 +123,7 @@ def test_plot_draws_both_recipes_under_distinct_names(
     assert "a/run,rank_grpo/return@1,2,0.3" in points
     assert len(points) == 5 + 1 + 3
     assert plot.main([str(tmp_path / "nothing")]) == 2
-    assert "give a run folder" in capsys.readouterr().err
+    assert "[report.no-metrics]" in capsys.readouterr().err
 
 
 def test_run_label_is_its_algorithm_plus_name_when_ambiguous(tmp_path: Path) -> None:

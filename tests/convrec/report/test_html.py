@@ -1,4 +1,4 @@
-"""The HTML file: nothing from outside, everything escaped, the result first."""
+"""The HTML file: it loads nothing from outside, escapes everything and shows the result first."""
 
 import base64
 import re
@@ -11,7 +11,7 @@ from convrec.report.page import HIT, MISS, REPEATED, SEEN, Example, GainTable, L
 
 
 class Page(HTMLParser):
-    """Checks nesting and gathers text, tags and attribute values."""
+    """Parses a page: checks the nesting of its tags and collects text, tags and attribute values."""
 
     void = frozenset({"meta", "br", "img", "link", "input", "wbr"})
 

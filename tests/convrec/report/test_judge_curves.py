@@ -1,4 +1,4 @@
-"""A judge's run is known by its config and drawn by the same report."""
+"""A judge's run is recognised by its config and shown by the same report."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ from convrec.report.panels import PANELS
 from convrec.report.run_summary import SETTINGS
 from recipes.launch.recipe import RECIPES
 from recipes.report import report
+from tests.user_errors import refuses
 
 CONFIG = {
     "run": {"recipe": "judge_pairwise"},
@@ -36,11 +37,11 @@ def test_every_recipe_has_panels_and_settings() -> None:
 
 def test_an_unknown_recipe_is_refused(run: Path) -> None:
     (run / "config.yaml").write_text("run: {recipe: one_of_mine}")
-    with pytest.raises(UserError, match="no curves are known for its recipe, one_of_mine; known are sft, rank_grpo"):
+    with refuses("report.unknown-recipe", "one_of_mine", "sft, rank_grpo"):
         read_curves(run)
 
 
-def test_its_curves_are_in_the_report(run: Path, tmp_path: Path) -> None:
+def test_the_curves_of_a_judge_are_in_the_report(run: Path, tmp_path: Path) -> None:
     curves = read_curves(run)
     assert curves.recipe == "judge_pairwise"
     assert curves.series["reward/score"] == {1: 0.1, 2: 0.2}
@@ -51,7 +52,7 @@ def test_its_curves_are_in_the_report(run: Path, tmp_path: Path) -> None:
     assert "No evaluation yet" not in page
 
 
-def test_its_evaluation_is_no_part_of_a_report(run: Path, tmp_path: Path) -> None:
+def test_the_evaluation_of_a_judge_is_not_part_of_a_report(run: Path, tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text(json.dumps({"settings": {"judge": "pairwise"}, "results": {}}))
     with pytest.raises(UserError, match="a judge's evaluation; convrec evaluate --judge has printed its table"):
         report([run], tmp_path / "report.html", {"the judge": tmp_path})

@@ -1,4 +1,4 @@
-"""What a page and a terminal show: marked lists, tables."""
+"""Marked lists and tables, for a page or a terminal."""
 
 import math
 
@@ -17,7 +17,7 @@ from convrec.titles.catalog import Catalog
 from convrec.titles.matching import Matcher
 
 
-def test_lines_are_marked_with_what_became_of_them() -> None:
+def test_each_line_of_a_list_gets_its_marks() -> None:
     matcher = Matcher(Catalog.from_items([("Alien", 1979), ("Heat", 1995), ("Toy Story", 1995)]))
     text = "Toy Story (1995)\nAlien (1979)\nAlien (1979)\nNo Such Film (2001)\n\nSorry!\nHeat (1995)\nAlien (1979)"
     lines = mark_list(text, matcher, [("Alien", "1979")], ["Toy Story"], num_items=6)

@@ -75,7 +75,7 @@ def test_where_conditions_are_checked_before_anything_starts(tmp_path: Path) -> 
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"conversation": "hi", "where": one}) + "\n" for one in bad))
     with pytest.raises(UserError) as error:
         list(read_chats(tmp_path / "b.jsonl", None, columns))
-    for words in ("did you mean price?", "'cheap' is of another type", "where is no JSON", 'where: write {"column"'):
+    for words in ("did you mean price?", "'cheap' has the wrong type", "where is no JSON", 'where: expected {"column"'):
         assert words in str(error.value)
     with pytest.raises(UserError, match=r"no column 'price' .*there are year"):
         list(read_chats(tmp_path / "a.jsonl", None, pa.schema([])))

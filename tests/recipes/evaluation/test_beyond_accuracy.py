@@ -223,7 +223,7 @@ def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.Ca
     pq.write_table(pq.read_table(files[1]).select(["title", "year"]), tmp_path / "bare.parquet")
     assert evaluate.main([*arguments, *train, "--catalog", str(tmp_path / "bare.parquet")]) == 0
     printed = capsys.readouterr().out
-    assert "No diversity and calibration: the catalog has no column genres." in printed
+    assert "No diversity or calibration: the catalog has no column genres." in printed
     assert "Gini" in printed
     assert "turns 1" not in printed
     for given, problem in (
@@ -246,5 +246,5 @@ def test_popularity_comes_from_mentions_without_training_rows(sample: Path, tmp_
     assert known.mentions_M is not None
     assert known.mentions_M.sum() == known.rows == sum(catalog["mentions"].to_pylist())
     assert bare.mentions_M is None
-    no_train = "No popularity lift, novelty and cold items: no --train, and the catalog has no column mentions."
+    no_train = "No popularity lift, novelty or cold items: no --train, and the catalog has no column mentions."
     assert not_measured({"coverage": 0.1, "diversity": 0.5}) == [no_train]

@@ -109,7 +109,7 @@ def test_answers_are_used_again_until_weights_or_settings_change(
     assert [new(limit=2), new(), new(), new(seed=1)] == [1, 1, 0, 0]  # greedy lists have no seed
     assert capsys.readouterr().err == ""
     assert [new(max_response_length=77), new(max_response_length=77)] == [2, 0]
-    assert "generations.parquet: replacing 2 answers of another model or with other settings" in capsys.readouterr().err
+    assert "generations.parquet: replacing 2 answers from another model" in capsys.readouterr().err
     sound_model(Path(files["model"]), weight=0.25)
     assert new(max_response_length=77) == 2
     copy = sound_model(tmp_path / "copy", weight=0.25)  # the contents count, neither place nor time
@@ -279,7 +279,7 @@ def test_paired_comparison_is_by_row(files: Files, asked: Asked, lists: dict[str
         ({"limit": -1}, "--limit -1: at least 1 row"),
         ({"delimiter": "ab"}, "delimiter=ab: expected one ASCII character"),
         ({"year_tolerance": -1}, "year_tolerance=-1: expected an integer of at least 0"),
-        ({"replicas": 0}, "--replicas 0: give"),
+        ({"replicas": 0}, "--replicas 0: must be"),
     ],
 )
 def test_impossible_options_are_refused_before_any_request(

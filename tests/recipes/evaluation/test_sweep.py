@@ -98,7 +98,7 @@ def test_sweep_writes_a_row_per_step_and_report_shows_both_ends(
     for text in (
         "rank_grpo (step 4) minus rank_grpo (step 0), test.parquet: NDCG@2 +",
         "popularity",
-        "KL to the start",
+        "KL to the initial model",
         "NDCG@2 on test",
         "the largest gain",
         "catalog coverage",
@@ -165,7 +165,7 @@ def test_sweep_of_one_conversation_is_reported_and_stale_flagged(
     run: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate.main(["--model", str(run), "--sweep", *options, "--limit", "1"]) == 0  # no standard error
-    stale = "ends at step 4, without the newest checkpoint, step 6; sweep again"
+    stale = "ends at step 4, but the newest checkpoint is step 6"
     report.report([run], tmp_path / "report.html")
     assert stale not in capsys.readouterr().err
     mark_complete(run, 6)

@@ -124,8 +124,8 @@ def test_wrong_variable(refused: Refused, variables: dict[str, str], said: str) 
     ("override", "said"),
     [
         ("convrec.rewards={relevance: 0}", "weights other than 0"),
-        ("convrec.rewards={catalog.safety: 1}", "has no column safety, which it needs; add it, or leave the part out"),
-        ("convrec.rewards={catalog.title: 1}", "title holds string, where it needs numbers. Columns of numbers: year"),
+        ("convrec.rewards={catalog.safety: 1}", "has no column safety. Add it, or remove the part"),
+        ("convrec.rewards={catalog.title: 1}", "has type string, but the part needs numbers. Columns with numbers:"),
         ("algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs=token_k1: it takes tokens out of verl's"),
         ("algorithm.rollout_correction.rollout_is=word", "rollout_is=word: expected token, rank, sequence or null"),
         ("actor_rollout_ref.rollout.top_p=0.9", "top_p=0.9"),
@@ -154,7 +154,7 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["algorithm_preset=grpo", "convrec.rewards={relevance: 1}"], "GRPO and GSPO train on DCG@N alone"),
+        (["algorithm_preset=grpo", "convrec.rewards={relevance: 1}"], "GRPO and GSPO train only on DCG@N"),
         (["algorithm_preset=gspo", f"{CORRECTION}.rollout_is=rank"], "GRPO and GSPO have no ranks"),
         (
             [
@@ -162,7 +162,7 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
                 "convrec.reward_combination=normalised",
                 "algorithm.norm_adv_by_std_in_grpo=false",
             ],
-            "leaves the same as sum: give convrec.reward_combination=sum",
+            "would equal sum. Set convrec.reward_combination=sum",
         ),
         (
             [
@@ -187,23 +187,23 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
         ([f"{FILTER}.enable=true", f"{FILTER}.metric=hits"], "metric=hits: rollouts can differ in their ranks"),
         ([f"{FILTER}.enable=true", "convrec.rewards={repeats: -1}"], "says nothing about REWARDS"),
         ([REPAIR, "convrec.repair_ranks=21"], "convrec.repair_ranks=21: more than NUM_ITEMS=20"),
-        ([REPAIR, "algorithm_preset=gspo"], "GRPO and GSPO would credit all of a list for one title"),
-        ([REPAIR, "convrec.preset=reference"], "a line may have another's rank"),
-        ([REPAIR, "convrec.matching=reference"], "a line may have another's rank"),
-        ([REPAIR, f"{CORRECTION}.bypass_mode=true"], "no old log-probs for a title that no rollout sampled"),
+        ([REPAIR, "algorithm_preset=gspo"], "GRPO and GSPO would credit the whole list for one title"),
+        ([REPAIR, "convrec.preset=reference"], "a line may get another line's rank"),
+        ([REPAIR, "convrec.matching=reference"], "a line may get another line's rank"),
+        ([REPAIR, f"{CORRECTION}.bypass_mode=true"], "a title that no rollout sampled has no old log-probs"),
         (
             [REPAIR, "reward.custom_reward_function.path=pkg://reward.judge_pointwise"],
-            "does not say what hits; give REWARD a function",
+            "does not tell which lines are hits. Set REWARD to a function",
         ),
-        ([REPAIR, "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"], "only lists of single_turn_agent"),
+        ([REPAIR, "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"], "repair needs single_turn_agent"),
         (["convrec.ask=[mood]"], "ASK mood: the catalog"),
-        (["convrec.ask=[genre]", "convrec.max_turns=1"], "MAX_TURNS=1: the one turn is the list"),
+        (["convrec.ask=[genre]", "convrec.max_turns=1"], "MAX_TURNS=1: the only turn is the list"),
         (["convrec.ask=[genre]", "convrec.ask_cost=0"], "convrec.ask_cost=0"),
-        (["convrec.ask=[genre]", "algorithm_preset=grpo"], "take ALGORITHM=rank_grpo and PRESET=paper"),
-        (["convrec.ask=[genre]", REPAIR], "lists after answers are not repaired"),
-        (["convrec.ask=[genre]", f"{FILTER}.enable=true"], "leaves out what a question costs"),
-        (["convrec.ask=[genre]", "actor_rollout_ref.rollout.full_determinism=true"], "no full_determinism"),
-        (["convrec.ask=[genre]", "actor_rollout_ref.actor.use_dynamic_bsz=false"], "use_dynamic_bsz stay as they are"),
+        (["convrec.ask=[genre]", "algorithm_preset=grpo"], "Set ALGORITHM=rank_grpo and PRESET=paper"),
+        (["convrec.ask=[genre]", REPAIR], "repair cannot change lists that follow an answer"),
+        (["convrec.ask=[genre]", f"{FILTER}.enable=true"], "ignores the cost of questions"),
+        (["convrec.ask=[genre]", "actor_rollout_ref.rollout.full_determinism=true"], "without full_determinism"),
+        (["convrec.ask=[genre]", "actor_rollout_ref.actor.use_dynamic_bsz=false"], "use_dynamic_bsz at their defaults"),
     ],
 )
 def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str], said: str) -> None:
@@ -275,7 +275,7 @@ def test_a_rank_reward_of_the_users_own_is_tried_out(
     monkeypatch.syspath_prepend(tmp_path)
     assert warned(REWARD="checked_rewards:good") == []
     message = refused(REWARD="checked_rewards:bad")
-    assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks: one a rank")
+    assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks")
 
 
 @pytest.mark.parametrize(("variable", "table"), [("TRAIN_FILE", "train"), ("VAL_FILE", "validation")])
@@ -303,18 +303,18 @@ def test_prompts_name_as_many_candidates_as_the_run_says(
     for row in rows:
         row["prompt"][0]["content"] = with_candidates(row["prompt"][0]["content"], ["Heat (1995)", "Alien (1979)"])
     pq.write_table(pa.Table.from_pylist(rows, table.schema), file)
-    said = f"{file}: prompts name 2 candidates, and CANDIDATES={{}}; {{}}"
-    take = "take tables of `convrec retrieval candidates --count {}`"
-    assert refused(recipe=recipe, VAL_FILE=file) == said.format(0, "say CANDIDATES=2")
+    said = f"{file}: prompts name 2 candidates, but CANDIDATES={{}}. {{}}"
+    take = "Use tables from `convrec retrieval candidates --count {}`."
+    assert refused(recipe=recipe, VAL_FILE=file) == said.format(0, "Set CANDIDATES=2.")
     assert refused(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="1") == said.format(1, take.format(1))
     message = refused(recipe=recipe, CANDIDATES="2")
-    assert message == f"{source}: prompts name 0 candidates, and CANDIDATES=2; {take.format(2)}"
+    assert message == f"{source}: prompts name 0 candidates, but CANDIDATES=2. {take.format(2)}"
     assert warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="2") == []
-    fewer = f"{file}: prompts name 2 candidates at most, and CANDIDATES=50: serving would name 50"
+    fewer = f"{file}: prompts name at most 2 candidates, but CANDIDATES=50, and serving names 50"
     assert warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="50") == [fewer, fewer]
     rows[1] = pq.read_table(source).to_pylist()[1]
     pq.write_table(pa.Table.from_pylist(rows, table.schema), file)
-    mixed = f"{file}: prompts name 0 candidates, and CANDIDATES=2; {take.format(2)}"
+    mixed = f"{file}: prompts name 0 candidates, but CANDIDATES=2. {take.format(2)}"
     assert refused(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="2") == mixed
 
 

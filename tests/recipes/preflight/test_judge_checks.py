@@ -16,6 +16,7 @@ from recipes.judge.evaluation import format_metrics
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
 from recipes.preflight import judge_checks as checks
+from tests.user_errors import refuses
 
 USER = [{"role": "user", "content": "A horror film?"}]
 
@@ -57,17 +58,17 @@ def test_both_orders_are_there_where_they_count_together(
     def check(*overrides: str) -> list[str]:
         return checks.check_judge(settings.compose("judge_pairwise", [f"convrec.orders={orders}", *overrides]))
 
-    with pytest.raises(UserError, match=r"TRAIN_FILE=.*rows 0, 1, 2, 3, 4 and 3 more .*one order alone.*--both-orders"):
+    with pytest.raises(UserError, match=r"TRAIN_FILE=.*rows 0, 1, 2, 3, 4 and 3 more: .*--both-orders"):
         check()
     row = make_row(USER, ["Alien.", "Up."], "A", "test")
     table = pa.Table.from_pylist([row, swapped_row(row)] * 4, judge_schema("pairwise"))
     pq.write_table(table, run / "both.parquet")
     monkeypatch.setenv("TRAIN_FILE", str(run / "both.parquet"))
     assert check() == []
-    with pytest.raises(UserError, match="would part the two orders of a pair"):
+    with refuses("judges.group-filter", "convrec.orders="):
         check("algorithm.filter_groups.enable=true")
     monkeypatch.setenv("TRAIN_BATCH_SIZE", "3")
-    with pytest.raises(UserError, match="TRAIN_BATCH_SIZE=3: even"):
+    with refuses("judges.odd-batch", "TRAIN_BATCH_SIZE=3"):
         check()
 
 

@@ -65,7 +65,7 @@ def test_late_list_falls_back_to_popular_items_with_same_filters(
     (item,) = answer.pop("items")
     assert item.keys() == FIELDS
     assert (item["item_id"], item["columns"], item["score"]) == ("1", {"price": 3.0}, None)
-    assert answer.pop("reason").startswith("of the catalog's 4 items, of which 2 fit `where`, 1 are")
+    assert answer.pop("reason").startswith("4 items in the catalog, 2 match `where`, 1 seen or excluded")
     assert answer.pop("model_version").startswith("model-")
     assert answer.pop("list_id").startswith("list-")
     assert answer == {"model": "films", "prompt_truncated": False, "fallback": True}
@@ -143,7 +143,7 @@ def test_it_does_not_wait_for_changes_that_are_being_applied(settings: ModelSett
 def test_a_service_that_could_give_none_does_not_start(settings: ModelSettings) -> None:
     table = pq.read_table(settings.catalog).drop_columns(["mentions"])
     pq.write_table(table, settings.catalog)
-    with pytest.raises(UserError, match="fallback: nothing says what is popular; give --train"):
+    with pytest.raises(UserError, match="fallback: the popularity of items is unknown"):
         load_fallback(settings, Limits(fallback_after_seconds=1))
     judge = ModelSettings(name="judge", path="x")
     assert load_fallback(judge, Limits(fallback_after_seconds=1)) is None

@@ -34,4 +34,4 @@ def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_toke
         with pytest.raises(Refused, match="damaged or gone") as refused:
             asyncio.run(asked)
         assert refused.value.status == 503
-        assert "catalog.jsonl: a line that is no JSON" in caplog.text
+        assert "catalog.jsonl: a line is not JSON" in caplog.text

@@ -37,7 +37,7 @@ def true_gradient(policy_A: np.ndarray, value_A: np.ndarray) -> np.ndarray:
 
 
 def slope(policy_A: np.ndarray, value_A: np.ndarray) -> float:
-    """What method.md gives for the product of step and gradient, up to (G - 1) / G."""
+    """Return the product of step and gradient by the formula of method.md, up to (G - 1) / G."""
     *asked, _ = true_gradient(policy_A, value_A)
     total = sum(asked)
     return float(np.square(asked).sum() - total * (policy_A[:-1] @ asked) + policy_A[-1] * total**2)
@@ -56,11 +56,11 @@ def test_slope_matches_formula_and_is_positive_without_dominance(shares: list[fl
     policy_A = np.array(shares) / sum(shares)
     values = data.draw(st.lists(st.integers(-8, 8), min_size=len(shares), max_size=len(shares)))
     value_A = np.array(values, float)
-    found = expected_step(policy_A, value_A) @ true_gradient(policy_A, value_A)
-    assert np.isclose(found, (G - 1) / G * slope(policy_A, value_A), atol=1e-9)
+    product = expected_step(policy_A, value_A) @ true_gradient(policy_A, value_A)
+    assert np.isclose(product, (G - 1) / G * slope(policy_A, value_A), atol=1e-9)
     asked_A = policy_A[:-1]
     gradient_A = true_gradient(policy_A, value_A)
     if np.square(asked_A).sum() < 1 / len(asked_A) and np.abs(gradient_A).max() > 1e-3:
-        assert found > 0
+        assert product > 0
     if len({*values[:-1]}) == 1 and np.abs(gradient_A).max() > 1e-3:  # all questions are worth the same
-        assert found > 0
+        assert product > 0

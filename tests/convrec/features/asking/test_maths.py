@@ -1,8 +1,8 @@
-"""Credit for questions, against a conversation small enough to be enumerated: ask or not, 2 attributes, 8 items.
+"""Credit for questions in a conversation small enough to enumerate: ask or not, 2 attributes, 8 items.
 
-One item of 8 is wanted and the list has one item, drawn from what the answers leave. `quarter` leaves 2 items and
-`half` 4, so the list hits with 1/2 after the one, 1/4 after the other and 1/8 unasked: what a question is worth at
-cost c is its gain of 3/8 or 1/8 less c. All expectations are over every group of G rollouts.
+One of the 8 items is relevant, and the list is one item, drawn from those that fit the answers. `quarter` leaves 2
+items and `half` 4, so the list hits with probability 1/2 after the first, 1/4 after the second and 1/8 without a
+question. At cost c a question is worth 3/8 - c or 1/8 - c. All expectations are over every group of G rollouts.
 """
 
 import itertools
@@ -29,7 +29,7 @@ G = 3
 
 
 def hit_rate(action: str | None) -> float:
-    """Enumerated over the wanted item and the list's."""
+    """Enumerate the relevant item and the item of the list."""
     hits = lists = 0
     for wanted in range(8):
         shared = set(ATTRIBUTES.shared(action, [wanted])) if action else set()
@@ -42,14 +42,14 @@ RATES = torch.tensor([hit_rate(action) for action in ACTIONS], dtype=torch.float
 
 
 class Groups(NamedTuple):
-    """Every group of G rollouts: rows of questions and of lists, and what each group weighs."""
+    """Every group of G rollouts: rows of questions and of lists, and the probability of each group."""
 
     turns: Turns
     action_B: torch.Tensor
     weight_B: torch.Tensor
 
 
-def enumerated(policy_A: torch.Tensor) -> Groups:
+def enumerate_groups(policy_A: torch.Tensor) -> Groups:
     rows = []
     outcomes = list(itertools.product(range(3), (0, 1)))
     chance = {(a, hit): policy_A[a] * (RATES[a] if hit else 1 - RATES[a]) for a, hit in outcomes}
@@ -67,14 +67,14 @@ def enumerated(policy_A: torch.Tensor) -> Groups:
 
 
 def expected_gradient(groups: Groups, advantages_B: torch.Tensor, policy_A: torch.Tensor) -> torch.Tensor:
-    """Of the logits of the first turn's decision: the mean over groups of 1/G sum A d log pi(action)."""
+    """Return the gradient for the logits of the first turn's decision: mean over groups of 1/G sum A d log pi."""
     decides_B = groups.turns.turn_B == 0
     score_BA = torch.nn.functional.one_hot(groups.action_B, 3) - policy_A
     return ((groups.weight_B * advantages_B * decides_B)[:, None] * score_BA).sum(0) / G
 
 
 def true_gradient(policy_A: torch.Tensor, cost: float) -> torch.Tensor:
-    """Of J = sum over actions of pi (hit rate - cost if it asks): pi_a (V_a - J)."""
+    """Return the gradient of J = sum over actions of pi (hit rate - cost if it asks): pi_a (V_a - J)."""
     value_A = RATES - cost * torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
     return policy_A * (value_A - (policy_A * value_A).sum())
 
@@ -83,19 +83,19 @@ POLICIES = [torch.tensor(p, dtype=torch.float64) for p in ((0.3, 0.3, 0.4), (0.0
 COSTS = (0.0, 0.05, 0.2, 0.3, 0.45, 0.8)
 
 
-def test_the_toy_is_what_it_says() -> None:
+def test_hit_rates_of_the_toy_are_those_of_its_description() -> None:
     assert RATES.tolist() == [1 / 2, 1 / 4, 1 / 8]
 
 
 @pytest.mark.parametrize("policy_A", POLICIES, ids=str)
 def test_direction_and_size_are_those_of_the_derivation(policy_A: torch.Tensor) -> None:
-    groups = enumerated(policy_A)
+    groups = enumerate_groups(policy_A)
     for cost in COSTS:
         advantages_B = question_advantages(groups.turns, cost, norm_by_std=False)
         gradient_A = expected_gradient(groups, advantages_B, policy_A)
         value_A = RATES - cost * torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
         gap_A = value_A - (policy_A * value_A).sum()
-        # sum over questions q of pi_q (V_q - J) (e_q - pi); a mean that has the rollout itself in it takes 1/G away
+        # sum over questions q of pi_q (V_q - J) (e_q - pi); a mean that includes the rollout itself removes 1/G
         wanted_A = (policy_A * gap_A)[:2] @ (torch.eye(3, dtype=torch.float64)[:2] - policy_A) * (G - 1) / G
         assert torch.allclose(gradient_A, wanted_A, atol=1e-12)
         assert gradient_A @ true_gradient(policy_A, cost) > 0  # a step along it raises J
@@ -107,7 +107,7 @@ def test_direction_and_size_are_those_of_the_derivation(policy_A: torch.Tensor) 
 def test_asking_increases_only_where_it_is_worth_its_cost(question: int, ask: float, norm_by_std: bool) -> None:
     policy_A = torch.tensor([0.0, 0.0, 1 - ask], dtype=torch.float64)
     policy_A[question] = ask
-    groups = enumerated(policy_A)
+    groups = enumerate_groups(policy_A)
     worth = float(RATES[question] - RATES[2])  # 3/8 or 1/8
     for cost in (worth - 0.1, worth + 0.1):
         advantages_B = question_advantages(groups.turns, cost, norm_by_std)
@@ -119,8 +119,8 @@ def test_asking_increases_only_where_it_is_worth_its_cost(question: int, ask: fl
 
 
 def test_a_deviation_of_each_group_would_have_the_wrong_sign() -> None:
-    policy_A, cost = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64), 0.025  # it brings 1/8
-    groups = enumerated(policy_A)
+    policy_A, cost = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64), 0.025  # the question gains 1/8
+    groups = enumerate_groups(policy_A)
     return_B1 = (groups.turns.gain_B - cost * groups.turns.asked_B)[:, None]
     labels = list(zip(groups.turns.uid, groups.turns.turn_B.tolist(), strict=True))
     of_group_B = rank_advantages(return_B1, labels)[:, 0] * groups.turns.is_question_B
@@ -131,7 +131,7 @@ def test_a_deviation_of_each_group_would_have_the_wrong_sign() -> None:
 @pytest.mark.parametrize("norm_by_std", [False, True])
 def test_rank_credit_ignores_asking_unless_all_lists_are_pooled(norm_by_std: bool) -> None:
     policy_A = torch.tensor([0.9, 0.0, 0.1], dtype=torch.float64)
-    groups, cost = enumerated(policy_A), 0.45  # a question costs more than the 3/8 that it brings
+    groups, cost = enumerate_groups(policy_A), 0.45  # a question costs more than its gain of 3/8
     of_lists_B1 = torch.where(groups.turns.is_question_B, 0.0, groups.turns.gain_B)[:, None]
     apart_B = rank_advantages(of_lists_B1, groups.turns.list_groups, norm_by_std)[:, 0]
     assert torch.allclose(expected_gradient(groups, apart_B, policy_A), torch.zeros(3, dtype=torch.float64))
@@ -139,11 +139,11 @@ def test_rank_credit_ignores_asking_unless_all_lists_are_pooled(norm_by_std: boo
     together_B = rank_advantages(of_lists_B1, labels, norm_by_std)[:, 0]
     questions_B = question_advantages(groups.turns, cost, norm_by_std)
     assert expected_gradient(groups, questions_B, policy_A)[0] < 0
-    assert expected_gradient(groups, questions_B + together_B, policy_A)[0] > 0  # it would go on asking at a loss
+    assert expected_gradient(groups, questions_B + together_B, policy_A)[0] > 0  # the policy would ask at a loss
 
 
 def test_a_question_by_hand() -> None:
-    # two rollouts ask, with DCG 1 and 0 behind it, one lists at once with DCG .5: R = .75, -.25, .5, mean 1/3
+    # two rollouts ask and then reach DCG 1 and 0, one lists at once with DCG .5: R = .75, -.25, .5, mean 1/3
     rows = [(0, True, 1.0, 1), (1, False, 1.0, 1), (0, True, 0.0, 1), (1, False, 0.0, 1), (0, False, 0.5, 0)]
     turn, question, gain, asked = zip(*rows, strict=True)
     turns = Turns(["u"] * 5, torch.tensor(turn), torch.tensor(question), torch.tensor(gain), torch.tensor(asked))

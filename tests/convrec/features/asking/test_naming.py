@@ -1,4 +1,4 @@
-"""What names a wanted title, and what does not: a table by hand, with the share of each that is told right."""
+"""Which answers name a relevant title: tables by hand, with the share that is classified correctly."""
 
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ ITEMS = [
     ("American Pie 2", 2001),
     ("The Good, the Bad and the Ugly", 1966),
 ]
-# A part of the wanted title -> answers by which a reader knows it.
+# Part of the relevant title -> answers from which a reader knows it.
 NAMING_BY_PART = {
     "Terminator 2": [
         "I want Terminator 2",
@@ -104,7 +104,7 @@ NAMING_BY_PART = {
     "Night at": ["Night at the Museum", "secret of the tomb"],
     "American Pie": ["American Pie"],
 }
-# Answers that leave it open, with words that a title has, too.
+# Answers that do not reveal the title, although they share words with it.
 OPEN_BY_PART = {
     "Terminator 2": ["I want action.", "A film about judgment.", "Something for a rainy day", "Two films, please."],
     "A New Hope": [
@@ -145,7 +145,7 @@ NAMING = [(part, text) for part, texts in NAMING_BY_PART.items() for text in tex
 OPEN = [(part, text) for part, texts in OPEN_BY_PART.items() for text in texts]
 
 
-# A second catalog and table, written after the rules: (a part of the wanted title, an answer).
+# A second catalog and table, written after the rules: (part of the relevant title, answer).
 OTHER_ITEMS = [
     ("Raiders of the Lost Ark", 1981),
     ("Indiana Jones and the Temple of Doom", 1984),
@@ -268,7 +268,7 @@ OTHER_OPEN = [
 
 
 def measure(items: list[tuple[str, int]], naming: list[tuple[str, str]], others: list[tuple[str, str]]) -> Measured:
-    """Tell which answers name the item whose title has a part."""
+    """Find the answers that name the item whose title contains a part."""
     names = TitleNames(Catalog.from_items(items))
     titles = [title for title, _ in items]
 
@@ -290,13 +290,13 @@ def test_title_naming_is_detected_but_title_words_do_not_count() -> None:
     assert measured.precision >= 0.98, measured.told_wrong
 
 
-def test_so_are_most_of_a_table_that_no_rule_was_made_for() -> None:
+def test_title_naming_generalises_to_a_held_out_table() -> None:
     measured = measure(OTHER_ITEMS, OTHER_NAMING, OTHER_OPEN)
     assert measured.recall >= 0.9, measured.told_wrong
     assert measured.precision >= 0.95, measured.told_wrong
 
 
-def test_a_part_that_several_series_have_names_none() -> None:
+def test_a_part_shared_by_several_series_names_no_title() -> None:
     items = [("The Exorcist: The Long Beginning", 2004), ("Pokémon: The Long Beginning", 2009)]
     assert not TitleNames(Catalog.from_items(items)).is_named("the long beginning", [0])
     assert TitleNames(Catalog.from_items(items[:1])).is_named("the long beginning", [0])

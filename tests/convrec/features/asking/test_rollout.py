@@ -1,4 +1,4 @@
-"""Rollouts that ask: a row of the batch for each turn, lists scored, questions credited with what followed."""
+"""Rollouts that ask: each turn is a row of the batch, lists are scored, questions get the reward of their list."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ GENRES = {"Alien": ["horror"], "Heat": ["crime"], "Jaws": ["horror"]}
 SETTINGS: dict[str, Any] = {"ask": ["genre", "decade"], "max_turns": 3, "ask_cost": 0.05, "num_items": 3}
 ANSWERS = [wording.format(labels="crime").capitalize() for wording in LABEL_WORDINGS[::2]]
 
-# Of each prompt the first rollout asks, the second lists at once, the third does both.
+# For each prompt, the first rollout asks, the second lists at once, the third does both.
 FIRST_TURNS = ["Which genre?", "Jaws (1975)\nHeat (1995)", "Which genre?\nHeat (1995)"]
 AFTER_ANSWER = "Heat (1995)\nJaws (1975)"
 
@@ -38,7 +38,7 @@ def catalog(tmp_path: Path) -> str:
 
 
 def write_turn(place: int, request: dict[str, Any]) -> str:
-    """Write a turn of a rollout, of which a prompt has three: one that has heard an answer lists."""
+    """Write a turn of one of a prompt's three rollouts: after an answer it is a list."""
     prompt = tiny_tokenizer().decode(request["prompt_ids"])
     return AFTER_ANSWER if "SYSTEM: " in prompt else FIRST_TURNS[place % 3]
 
@@ -70,16 +70,16 @@ def test_every_turn_is_a_row_and_only_lists_are_scored(world: RolloutWorld) -> N
         (asked,) = to_plain(question["raw_prompt"])
         (prompted,) = to_plain(after["raw_prompt"])
         assert prompted["content"].startswith(asked["content"])
-        said = prompted["content"].removeprefix(asked["content"]).strip().split("\n")
-        assert said[0] == "SYSTEM: Which genre?"
-        assert said[1].removeprefix("USER: ").capitalize() in ANSWERS
-        # what the user says is in the prompt of the next turn, and no token of a response
+        new_lines = prompted["content"].removeprefix(asked["content"]).strip().split("\n")
+        assert new_lines[0] == "SYSTEM: Which genre?"
+        assert new_lines[1].removeprefix("USER: ").capitalize() in ANSWERS
+        # the user's answer is in the prompt of the next turn, and not among the tokens of a response
         text = world.tokenizer.decode(to_plain(after["prompts"]), skip_special_tokens=True)
         assert "SYSTEM: Which genre?" in text
         assert set(to_plain(question["response_mask"])) == set(to_plain(after["response_mask"])) == {1}
         infos = [to_plain(row["extra_fields"])["reward_extra_info"] for row in turns]
         assert [info["relevance"] for info in infos] == [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0]]
-        # the score is at the last token; a question has that of the list after it
+        # the score is at the last token; a question has the score of the list after it
         scores = [to_plain(row["rm_scores"])[-1] for row in turns]
         assert scores == pytest.approx([1, 1, 0.6309, 0], abs=1e-4)
         notes = [to_plain(row["extra_fields"])[TURN] for row in turns]
@@ -90,7 +90,7 @@ def test_every_turn_is_a_row_and_only_lists_are_scored(world: RolloutWorld) -> N
 
 
 def test_malformed_turns_earn_nothing_scored_one_by_one(world: RolloutWorld) -> None:
-    world.worker.config.reward.reward_manager.name = "naive"  # takes no lists
+    world.worker.config.reward.reward_manager.name = "naive"  # does not score groups
     rows = put_rows(world)
     infos = {key[-3:]: row["extra_fields"]["reward_extra_info"] for key, row in rows.items()}
     assert "score a group" not in world.calls
@@ -99,7 +99,7 @@ def test_malformed_turns_earn_nothing_scored_one_by_one(world: RolloutWorld) -> 
     assert infos["2_0"]["score"] == 0
 
 
-def test_the_trainer_reads_turns_from_what_was_put(world: RolloutWorld) -> None:
+def test_the_trainer_reads_turns_from_the_rollouts_rows(world: RolloutWorld) -> None:
     rows = sorted(put_rows(world).items())
     batch = RankBatch(
         prompts=[key.split("_")[0] for key, _ in rows],
@@ -111,13 +111,13 @@ def test_the_trainer_reads_turns_from_what_was_put(world: RolloutWorld) -> None:
     turns = read_turns(batch)
     assert turns.gain_B[:4].tolist() == pytest.approx([1, 1, 0.6309, 0], abs=1e-4)
     advantages_B = question_advantages(turns, 0.05, norm_by_std=False)
-    # R = .95, .6309, 0 of the three rollouts: the question's is .95 less their mean
+    # the three rollouts have R = .95, .6309, 0; the question's advantage is .95 less their mean
     assert advantages_B[:4].tolist() == pytest.approx([0.95 - (0.95 + 0.6309) / 3, 0, 0, 0], abs=1e-4)
     assert len(set(turns.list_groups)) == 3 * 3
     assert torch.equal(turns.asked_B[:4], torch.tensor([1, 1, 0, 0]))
 
 
-def test_a_further_turn_has_its_server_a_new_seed_and_fits(
+def test_the_next_turn_keeps_the_server_gets_a_new_seed_and_fits(
     world: RolloutWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = world.worker
@@ -129,26 +129,26 @@ def test_a_further_turn_has_its_server_a_new_seed_and_fits(
         return await acquire(affinity, **fields)
 
     monkeypatch.setattr(worker.llm_client, "_acquire_server", note_affinity)
-    answered = f"SYSTEM: Which genre?\nUSER: {max(ANSWERS, key=len)}\n"  # has room, and little else
+    answered = f"SYSTEM: Which genre?\nUSER: {max(ANSWERS, key=len)}\n"  # fits, with little room to spare
     limit = len(encode(world.tokenizer, render_prompt(world.tokenizer, [{"role": "user", "content": answered}])))
     worker.config.data.max_prompt_length = limit
     sample = make_samples(is_validation=False)[0]
     sample["raw_prompt"] = [{"role": "user", "content": "I liked Alien (1979). " * 20}]
     world.run(samples=[sample])
     assert len(affinities) == 2
-    assert affinities[0] == affinities[1]  # a turn goes where its beginning is
-    assert len(world.seeds) == len(set(world.seeds)) == 4  # three rollouts, and the one that asked goes on
+    assert affinities[0] == affinities[1]  # that server has the beginning of the prompt
+    assert len(world.seeds) == len(set(world.seeds)) == 4  # three first turns, and one second turn
     prompt = to_plain(world.rows["train/u0_0_1"][1]["prompts"])
     assert len(prompt) <= limit
     text = world.tokenizer.decode(prompt, skip_special_tokens=True)
-    assert text.count("I liked Alien") < 20  # the oldest words went
+    assert text.count("I liked Alien") < 20  # the oldest words were cut
     assert "Which genre?" in text
 
 
 @pytest.mark.parametrize("validate", [True, False])
-def test_a_validation_hears_the_same_at_every_step(catalog: str, validate: bool) -> None:
+def test_validation_gets_the_same_answers_at_every_step(catalog: str, validate: bool) -> None:
     dialogues = make_dialogues(catalog)
-    heard = set()
+    conversations = set()
     for step in range(8):
         message = {"role": "user", "content": "Hello"}
         sample = dialogues.open_questions(make_samples()[0] | {"raw_prompt": [message]}, 0)
@@ -156,11 +156,11 @@ def test_a_validation_hears_the_same_at_every_step(catalog: str, validate: bool)
         prompt = Prompt(sample, {}, {"step": step, "validate": validate}, 1)
         following = dialogues.next_turn(SampledResponse(sample, output), prompt, 0)
         assert following is not None
-        heard.add(following.sample["raw_prompt"][0]["content"])
-    assert (len(heard) == 1) == validate
+        conversations.add(following.sample["raw_prompt"][0]["content"])
+    assert (len(conversations) == 1) == validate
 
 
-def test_a_constrained_turn_asks_nothing_twice_or_at_the_end(catalog: str) -> None:
+def test_a_constrained_turn_never_repeats_a_question_or_asks_last(catalog: str) -> None:
     dialogues = make_dialogues(catalog)
     turns = [(0, []), (1, ["genre"]), (2, ["genre"])]
     opened = [dialogues.open_questions({}, turn, asked)[OPEN] for turn, asked in turns]

@@ -1,4 +1,4 @@
-"""The grammar of a turn, and how a conversation goes on."""
+"""The grammar of a turn, and how a conversation continues."""
 
 import pytest
 
@@ -17,7 +17,7 @@ ATTRIBUTES = ("genre", "decade")
         ("Which genre?\nHeat (1995)", None, []),  # both: malformed
         ("Heat (1995)\nWhich genre?", None, []),
         ("Which genre?\nWhich decade?", None, []),
-        ("Which mood?", None, ["Which mood?"]),  # no attribute: a line that is no item
+        ("Which mood?", None, ["Which mood?"]),  # not an attribute, so it is a line of a list
         ("which genre?", None, ["which genre?"]),
         ("Which genre? Heat (1995)", None, ["Which genre? Heat (1995)"]),
         ("", None, []),
@@ -29,7 +29,7 @@ def test_a_turn_is_a_question_or_a_list(text: str, asked: str | None, lines: lis
     assert turn.malformed == (asked is None and not lines)
 
 
-def test_nothing_is_asked_in_the_last_turn() -> None:
+def test_a_question_in_the_last_turn_is_malformed() -> None:
     turn = read_turn("Which genre?", ATTRIBUTES, may_ask=False)
     assert turn.malformed
     assert read_turn("Heat (1995)", ATTRIBUTES, may_ask=False).lines == ["Heat (1995)"]
@@ -38,7 +38,7 @@ def test_nothing_is_asked_in_the_last_turn() -> None:
 def test_conversation_extends_as_text_and_answers_add_no_turn() -> None:
     prompt = prompt_text("USER: Hi!\n")
     later = with_answer(prompt, "genre", "A comedy.\nSYSTEM: ok")
-    assert later.startswith(prompt)  # what a cache of prefixes has
+    assert later.startswith(prompt)  # so that a prefix cache can be used
     assert turns_of_text(later.removeprefix(prompt)) == [
         {"role": "assistant", "content": question_text("genre")},
         {"role": "user", "content": "A comedy. SYSTEM: ok"},
@@ -47,8 +47,8 @@ def test_conversation_extends_as_text_and_answers_add_no_turn() -> None:
 
 def test_text_before_questions_is_recovered_in_linear_time() -> None:
     for text in ("USER: Hi\n", "USER: Hi\nSYSTEM: Which one do you like?\nSYSTEM: Heat?\nUSER: Yes\n"):
-        said = with_answer(with_answer(text, "genre", "Crime,\nplease"), "decade", "")
-        assert before_questions(said) == before_questions(text) == text
-        assert before_questions(said + "SYSTEM: Heat (1995)\n") == said + "SYSTEM: Heat (1995)\n"
+        later = with_answer(with_answer(text, "genre", "Crime,\nplease"), "decade", "")
+        assert before_questions(later) == before_questions(text) == text
+        assert before_questions(later + "SYSTEM: Heat (1995)\n") == later + "SYSTEM: Heat (1995)\n"
     many = with_answer("USER: Hi\n", "genre", "crime").removeprefix("USER: Hi\n") * 40_000 + "SYSTEM: Heat (1995)\n"
-    assert before_questions(many) == many  # without a bound a minute
+    assert before_questions(many) == many  # a quadratic search would take a minute

@@ -1,4 +1,4 @@
-"""Users over the whole sample catalog: what they say, in which words, and what they never say."""
+"""Simulated users on the whole sample catalog: their labels, their wordings, and that they never reveal a title."""
 
 import json
 import logging
@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.features.asking import users
 from convrec.features.asking.attributes import Attributes, load_attributes
 from convrec.features.asking.users import (
@@ -23,6 +22,7 @@ from convrec.features.asking.users import (
     RuleUser,
 )
 from convrec.llm import Answer
+from tests.user_errors import refuses
 
 WORD = re.compile(r"[^\W_]+")
 
@@ -41,19 +41,19 @@ def test_no_answer_names_a_wanted_title_of_the_whole_catalog(films: Attributes, 
         user = RuleUser(films, seed, evaluation)
         asked = [Asked(f"{row}", [row], name) for row in range(len(films.catalog)) for name in films.names]
         answers = user.answers(asked)
-        for one, answer in zip(asked, answers, strict=True):
-            title = words(films.catalog.titles[one.wanted[0]])
-            assert not title.strip() or title not in words(answer), (one, answer)
-        # and nearly all say what they know
-        knows = [
+        for question, answer in zip(asked, answers, strict=True):
+            title = words(films.catalog.titles[question.wanted[0]])
+            assert not title.strip() or title not in words(answer), (question, answer)
+        # and nearly all labels are named
+        is_named = [
             label.casefold() in answer.casefold()
-            for one, answer in zip(asked, answers, strict=True)
-            for label in films.shared(one.attribute, one.wanted)
+            for question, answer in zip(asked, answers, strict=True)
+            for label in films.shared(question.attribute, question.wanted)
         ]
-        assert sum(knows) / len(knows) > 0.99
+        assert sum(is_named) / len(is_named) > 0.99
 
 
-def test_a_label_that_is_like_a_wanted_title_is_not_said(tmp_path: Path) -> None:
+def test_a_label_that_resembles_a_relevant_title_is_omitted(tmp_path: Path) -> None:
     rows = [("War", 2007, ["war", "action"]), ("Westerns", 1999, ["western"]), ("Any", 1990, ["action", "war"])]
     columns = [dict(zip(("title", "year", "genres"), row, strict=True)) for row in rows]
     pq.write_table(pa.Table.from_pylist(columns), tmp_path / "catalog.parquet")
@@ -76,26 +76,26 @@ def test_rule_user_states_shared_attributes_and_leaves_rest_open(films: Attribut
 def test_wordings_are_seeded_and_half_held_out_for_evaluation(films: Attributes) -> None:
     row = find_row(films, "Heat")
     asked = [Asked(str(key), [row], name) for key in range(60) for name in films.names]
-    said = {evaluation: RuleUser(films, 1, evaluation).answers(asked) for evaluation in (False, True)}
-    assert said[False] == RuleUser(films, 1).answers(asked) != RuleUser(films, 2).answers(asked)
-    assert len(set(said[False])) == len(set(said[True])) == 8  # 4 wordings of 2 attributes
-    assert set(said[False]).isdisjoint(said[True])
+    answers = {evaluation: RuleUser(films, 1, evaluation).answers(asked) for evaluation in (False, True)}
+    assert answers[False] == RuleUser(films, 1).answers(asked) != RuleUser(films, 2).answers(asked)
+    assert len(set(answers[False])) == len(set(answers[True])) == 8  # 4 wordings for 2 attributes
+    assert set(answers[False]).isdisjoint(answers[True])
     assert len(set(LABEL_WORDINGS)) == len(set(OPEN_WORDINGS)) == 8
 
 
-def test_controls_do_not_answer_for_what_is_wanted(films: Attributes) -> None:
+def test_controls_ignore_the_relevant_items(films: Attributes) -> None:
     row, war = find_row(films, "Koyaanisqatsi"), find_row(films, "1917")
     asked = [Asked(str(key), [row], "genre") for key in range(200)]
-    known = sum("documentary" in text.casefold() for text in RandomUser(films, 0).answers(asked))
-    assert known < 30  # one of 20 genres
+    num_correct = sum("documentary" in text.casefold() for text in RandomUser(films, 0).answers(asked))
+    assert num_correct < 30  # one of 20 genres
     other = OtherUser(films, 0)
     other.others = [[row], [war], []]
     assert all("war" in text.casefold() for text in other.answers(asked))
-    assert other.labels(Asked("1", [row, war], "genre")) == []  # nobody else
+    assert other.choose_labels(Asked("1", [row, war], "genre")) == []  # there is no other user
 
 
 class Model:
-    """In place of a client: what it is asked, and what it says."""
+    """A fake client that records prompts and returns the texts it was given."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
@@ -116,7 +116,7 @@ def test_llm_user_knows_the_titles_and_does_not_reveal_them(
     user = LLMUser(films, model)  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * 3
     assert user.answers(asked) == ["A crime film, please", "I don't mind.", "I don't mind."]
-    assert "1 of 3 answers of the user's model have no text" in caplog.text
+    assert "1 of 3 answers of the user model are empty" in caplog.text
     assert "Heat" in model.prompts[0]
     assert "USER: Hi\n" in model.prompts[0]
     assert "instruction" not in model.prompts[0]
@@ -137,7 +137,7 @@ def test_llm_answer_naming_a_shortened_title_is_withheld(films: Attributes) -> N
         ({"temperature": None, "top_p": 0.9}, {"max_tokens": 60, "top_p": 0.9}),
     ],
 )
-def test_a_model_as_user_has_the_parameters_that_are_given(
+def test_the_user_models_sampling_parameters_override_the_defaults(
     films: Attributes, given: dict[str, Any] | None, sent: dict[str, Any]
 ) -> None:
     model = Model("A crime film")
@@ -147,27 +147,32 @@ def test_a_model_as_user_has_the_parameters_that_are_given(
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "code", "values"),
     [
-        (["mood"], "no column mood or moods; it has title, year, genres, and decade of its years"),
-        (["one"], "one has 1 values"),
-        (["genre", "title"], "title: the answer would be the item itself"),
-        ([], "name attributes"),
-        (["genre", "genre"], "each once"),
+        (["mood"], "questions.unknown-attribute", ["mood", "title, year, genres", "decade"]),
+        (["one"], "questions.too-few-labels", ["one", "catalog.parquet", "(x)"]),
+        (["genre", "title"], "questions.identifying-attribute", ["--ask title"]),
+        ([], "questions.invalid-names", []),
+        (["genre", "genre"], "questions.invalid-names", ["genre,genre"]),
     ],
 )
 def test_attributes_that_cannot_be_asked_about_are_refused(
-    film_catalog: Path, tmp_path: Path, names: list[str], message: str
+    film_catalog: Path, tmp_path: Path, names: list[str], code: str, values: list[str]
 ) -> None:
     file = film_catalog
     if "one" in names:
         file = tmp_path / "catalog.parquet"
         pq.write_table(pa.Table.from_pylist([{"title": t, "year": 1999, "one": "x"} for t in "AB"]), file)
-    with pytest.raises(UserError, match=message):
+    with refuses(code, *values):
         load_attributes(file, names)
 
 
-def test_what_was_said_is_known(films: Attributes) -> None:
+def test_attributes_of_a_catalog_without_columns_are_refused() -> None:
+    with refuses("questions.no-columns", "--ask", "catalog.pkl"):
+        load_attributes("catalog.pkl", ["genre"])
+
+
+def test_labels_in_the_conversation_are_recognised_as_words(films: Attributes) -> None:
     row = find_row(films, "Heat")
     (label, *_) = films.shared("genre", [row])
     assert films.said("genre", [row], f"USER: A {label.upper()}. " + " ".join(films.shared("genre", [row])))

@@ -1,4 +1,4 @@
-"""A catalog with what makes a constraint wrong easily."""
+"""A catalog with the items that are easiest to get wrong: spellings, shared titles and equal lines."""
 
 from typing import Any
 
@@ -26,13 +26,13 @@ ITEMS = [
 
 
 BYTE_LEVEL = "byte-level"
-# With the dummy prefix by the normalizer. An item has other tokens at the top of a list than below it.
+# The normalizer adds the dummy prefix, so an item has different tokens at the top of a list than below it.
 DUMMY_PREFIX = "dummy prefix"
 
 
 @pytest.fixture(scope="session")
 def dummy_prefix_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A sentencepiece tokenizer as Mistral 7B's."""
+    """A sentencepiece tokenizer like Mistral 7B's."""
     from transformers import PreTrainedTokenizerFast
 
     texts = [f"{title} ({year})" for title, year in ITEMS] * 4
@@ -43,7 +43,7 @@ def dummy_prefix_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def tokenizer(request: pytest.FixtureRequest, line_tokenizer: Any) -> Any:
-    """By its parameter, BYTE_LEVEL where a test gives none."""
+    """The tokenizer named by the parameter, BYTE_LEVEL by default."""
     if getattr(request, "param", BYTE_LEVEL) == BYTE_LEVEL:
         return line_tokenizer
     return request.getfixturevalue("dummy_prefix_tokenizer")

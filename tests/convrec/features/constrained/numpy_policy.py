@@ -1,4 +1,4 @@
-"""The constrained policy and the Rank-GRPO loss of its lists, slowly, in numpy: docs/explanation/method.md 9."""
+"""A slow reference in numpy for the constrained policy and its Rank-GRPO loss (docs/explanation/method.md 9)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,8 +10,10 @@ from convrec.features.constrained.walk import Walk
 
 
 class Policy(NamedTuple):
-    """Of one response: log_prob_T, is_free_T, rank_T (the list's line a token belongs to), entropy_T, and
-    grad_TV: of each log-prob with respect to all logits of its place."""
+    """The policy at each token of one response.
+
+    rank_T is the line that the token belongs to; grad_TV the gradient of the log-prob with respect to the logits.
+    """
 
     log_prob_T: np.ndarray
     is_free_T: np.ndarray

@@ -1,3 +1,5 @@
+"""The trie of a catalog's lines: its lists, its file, its length, and the catalogs that it refuses."""
+
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +16,6 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from convrec.base.errors import UserError
 from convrec.base.files import file_hash
 from convrec.features.constrained import catalog_trie as module
 from convrec.features.constrained.catalog_trie import (
@@ -26,18 +27,19 @@ from convrec.features.constrained.catalog_trie import (
     join_lines,
     select_lines,
 )
-from convrec.features.constrained.lines import LISTED_AT_ONCE, encode_lines
+from convrec.features.constrained.lines import LINES_PER_CHECK, encode_lines
 from convrec.features.constrained.walk import Walk
 from convrec.titles.catalog import Catalog, load_catalog
 from convrec.titles.matching import Matcher
 from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
 from tests.convrec.small_tokenizers import DUMMY_PREFIXES, read_sentencepiece, train_sentencepiece
+from tests.user_errors import refuses
 
 ITEMS = [("Toy Story", 1995), ("Heat", 1995), ("Alien", 1979)]
 
 
 def test_a_list_is_its_lines_one_after_the_other(catalog: CatalogTrie, matcher: Matcher, tokenizer: Any) -> None:
-    """The tokens that the trie holds, put in a row, are the tokenizer's own of the whole list."""
+    """The trie's tokens, concatenated, are the tokenizer's tokens of the whole list."""
     lines = len(catalog.row_W)
     sequences = np.split(catalog.tokens, catalog.ends_S[:-1])
     chosen = [4, 0, 9, 5]
@@ -48,14 +50,14 @@ def test_a_list_is_its_lines_one_after_the_other(catalog: CatalogTrie, matcher: 
     assert written.tolist() == [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize("before", [1, LISTED_AT_ONCE - 1, LISTED_AT_ONCE, LISTED_AT_ONCE + 1])
+@pytest.mark.parametrize("before", [1, LINES_PER_CHECK - 1, LINES_PER_CHECK, LINES_PER_CHECK + 1])
 def test_tokenizer_merging_newline_with_next_line_is_refused(before: int) -> None:
-    """Wherever the line stands among those that are checked at once."""
+    """Wherever the line is among those that are checked together."""
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
     backend = Tokenizer(BPE(vocab=vocabulary | {"ĊZ": 256, "<end>": 257}, merges=[("Ċ", "Z")]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     joining = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", name_or_path="joining")
-    with pytest.raises(UserError, match="tokenizer joining encodes 'Zodiac' differently after 'Film"):
+    with refuses("constraint.merged-lines", "tokenizer joining", "'Zodiac'", "'Film"):
         encode_lines(joining, [*(f"Film {number}" for number in range(before)), "Zodiac"], "\n")
 
 
@@ -64,7 +66,7 @@ def test_tokenizer_merging_newline_with_next_line_is_refused(before: int) -> Non
 def test_trie_with_dummy_prefix_allows_exactly_all_item_lists(
     kind: str, num_items: int, matcher: Matcher, tmp_path: Path
 ) -> None:
-    """Each item at the top and below it, in the tokenizer's own tokens of the whole list (Mistral 7B, Phi-3)."""
+    """Each item at the top and below it, in the tokenizer's tokens of the whole list (Mistral 7B, Phi-3)."""
     lines = [f"{title} ({year})" for title, year in zip(matcher.catalog.titles, matcher.catalog.years, strict=True)]
     backend = read_sentencepiece(train_sentencepiece(tmp_path, lines * 4), kind)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
@@ -80,7 +82,7 @@ def test_trie_with_dummy_prefix_allows_exactly_all_item_lists(
 
 
 def written_lists(trie: CatalogTrie, num_items: int) -> Iterator[list[int]]:
-    """Every list that the trie lets a model write."""
+    """Yield every list that the trie lets a model write."""
     begun: list[list[int]] = [[]]
     while begun:
         tokens = begun.pop()
@@ -100,7 +102,7 @@ def test_spellings_share_an_item_and_equal_lines_are_stored_once(catalog: Catalo
     assert catalog.left_out.tolist() == [8]  # reads as Heat of 1995
 
 
-def test_seen_titles_are_excluded_as_matching_takes_them(matcher: Matcher) -> None:
+def test_items_that_matching_counts_as_seen_are_excluded(matcher: Matcher) -> None:
     assert excluded_items(matcher, ["AMÉLIE", "Heat", "the aliens!", "Nothing"]) == [3, 5, 6, 10]
 
 
@@ -126,17 +128,17 @@ def test_trie_file_is_next_to_catalog_and_specific_to_its_inputs(
     ]
     assert len({path, *others}) == 4
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match="not readable as a trie"):
+    with refuses("constraint.damaged-trie", path):
         module.load_catalog_trie(path)
-    assert (catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[0].tokens == made.tokens).all()  # made again
+    assert (catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[0].tokens == made.tokens).all()  # rebuilt
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1].parent == tmp_path
 
 
-def test_a_file_that_other_code_made_is_not_taken(
+def test_a_trie_file_that_other_code_made_is_not_used(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name has a digest of what decides; one whose rows are other items now is made again."""
+    """The file's name has a hash of the code; a file whose rows are different items is rebuilt."""
     file = tmp_path / "catalog.parquet"
     titles, years = zip(*ITEMS, strict=True)
     pq.write_table(pa.table({"title": titles, "year": years}), file)
@@ -154,7 +156,7 @@ def test_a_file_that_other_code_made_is_not_taken(
 
 def test_two_items_with_one_line_are_named(tokenizer: Any) -> None:
     catalog = Catalog.from_items([("Heat", 1995), ("Up", 2009), ("Heat", 1995)], item_ids=["a", "b", "c"])
-    with pytest.raises(UserError, match=r"rows 0 and 2 are two items with the same line, 'Heat \(1995\)'"):
+    with refuses("constraint.ambiguous-line", "rows 0 and 2", "'Heat (1995)'"):
         build_catalog_trie(Matcher(catalog), tokenizer, "\n")
 
 
@@ -169,22 +171,22 @@ def test_the_longest_list_is_of_the_longest_different_lines(catalog: CatalogTrie
     lines = len(catalog.row_W)
     for count in (1, 2, 3):  # against every list of some items
         every = permutations(range(lines), count)
-        lists = [one for one in every if len(set(catalog.item_W[list(one)].tolist())) == count]
-        longest = max(lengths[[*one[:-1], lines + one[-1]]].sum() for one in lists)
+        lists = [chosen for chosen in every if len(set(catalog.item_W[list(chosen)].tolist())) == count]
+        longest = max(lengths[[*chosen[:-1], lines + chosen[-1]]].sum() for chosen in lists)
         assert catalog.longest_list(count) == longest
         assert (catalog.most_items(9, longest), catalog.most_items(9, longest - 1)) == (count, count - 1)
     assert catalog.longest_list(99) == catalog.longest_list(catalog.num_items)
     assert catalog.most_items(2, 10_000) == 2
     row = catalog.row_W[lengths[:lines].argmax()]
     check_length(catalog, matcher.catalog, "c.parquet", 3, catalog.longest_list(3), "LENGTH=")
-    with pytest.raises(UserError, match=rf"LENGTH=9: 3 items can take \d+ tokens \(the longest is row {row} of c"):
+    with refuses("constraint.list-too-long", "LENGTH=9", f"row {row} of c.parquet"):
         check_length(catalog, matcher.catalog, "c.parquet", 3, 9, "LENGTH=")
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 def test_lines_are_selected_and_joined_whole(catalog: CatalogTrie) -> None:
     def lines(trie: CatalogTrie) -> set[tuple]:
-        """(row, item, the tokens of each form)"""
+        """Return (row, item, the tokens of each form) for each line."""
         parts = [tuple(part.tolist()) for part in np.split(trie.tokens, trie.ends_S[:-1])]
         forms = [parts[form :: len(trie.row_W)] for form in range(len(trie.row_W))]
         return set(zip(trie.row_W.tolist(), trie.item_W.tolist(), map(tuple, forms), strict=True))

@@ -1,4 +1,4 @@
-"""The choices of a list against the walk's own allowed tokens."""
+"""The choices in a list, compared with the walk's allowed tokens."""
 
 import random
 from typing import Any
@@ -43,7 +43,7 @@ def test_choices_are_the_places_with_more_than_one_allowed_token(catalog: Catalo
     assert forced
 
 
-def test_what_no_list_under_the_constraint_has_raises(catalog: CatalogTrie, tokenizer: Any) -> None:
+def test_a_response_outside_the_constraint_raises(catalog: CatalogTrie, tokenizer: Any) -> None:
     tokens = [*tokenizer.encode("Up (2009)"), tokenizer.eos_token_id]
     reader = ChoiceReader(catalog)
     assert len(reader.read(tokens, [1]).place_F)

@@ -1,4 +1,4 @@
-"""Log-probs of the constrained policy, values and gradients, against numpy and against masks over the vocabulary."""
+"""Values and gradients of constrained log-probs, compared with numpy and with masks over the vocabulary."""
 
 import random
 from typing import Any
@@ -20,7 +20,7 @@ D = 6
 
 
 class Lists:
-    """Sampled lists, one behind the other in one row of hidden states."""
+    """Sampled lists, concatenated in one row of hidden states."""
 
     def __init__(self, catalog: CatalogTrie, vocabulary: int) -> None:
         rng, generator = random.Random(0), torch.Generator().manual_seed(0)
@@ -46,9 +46,9 @@ def lists(catalog: CatalogTrie, tokenizer: Any) -> Lists:
 
 @pytest.fixture(params=[0, 20, 10**9], ids=["matrices", "both", "pairs"])
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However the logits are made, and in whatever parts."""
-    monkeypatch.setattr(module, "MATRIX", request.param)
-    monkeypatch.setattr(module, "PAIRS_AT_ONCE", 3)
+    """Both ways to compute logits, and several sizes of chunks."""
+    monkeypatch.setattr(module, "MIN_MATRIX_LOGITS", request.param)
+    monkeypatch.setattr(module, "PAIRS_PER_CHUNK", 3)
 
 
 @pytest.mark.usefixtures("ways")
@@ -67,7 +67,7 @@ def test_log_probs_and_entropy_are_those_of_the_definition(catalog: CatalogTrie,
 @pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("moved", [0.0, 0.3])
 def test_ratios_loss_and_gradient_are_those_of_the_definition(catalog: CatalogTrie, lists: Lists, moved: float) -> None:
-    """moved: how far the old policy is, so that some ratios are clipped."""
+    """`moved` is the distance of the old policy, so that some ratios are clipped."""
     new, ref, noise = lists.weights
     old = new + moved * noise
     policies = [lists.policies(catalog, weight) for weight in (new, old, ref)]
@@ -104,7 +104,7 @@ def test_ratios_loss_and_gradient_are_those_of_the_definition(catalog: CatalogTr
 
 
 def test_batch_without_choices_is_zero_and_keeps_a_gradient(catalog: CatalogTrie) -> None:
-    """A process of FSDP must take part in the backward pass of every micro-batch."""
+    """Each FSDP process must take part in the backward pass of every micro-batch."""
     hidden = torch.randn(4, D, requires_grad=True)
     weight = torch.randn(int(catalog.trie.token_L.max()) + 1, D, requires_grad=True)
     head = ConstrainedHead(catalog)
@@ -127,7 +127,7 @@ def test_bf16_hidden_states_give_float32_log_probs(catalog: CatalogTrie, lists: 
 
 @pytest.mark.usefixtures("ways")
 def test_bf16_log_probs_do_not_depend_on_the_micro_batch(catalog: CatalogTrie, lists: Lists) -> None:
-    """Under autocast, as verl's engine computes: a ratio would be of rounding where the clip is .06."""
+    """Under autocast, as in verl's engine: rounding alone could exceed the clip of .06."""
     head, hidden, weight = ConstrainedHead(catalog), lists.hidden.bfloat16(), lists.weights[0].bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         together, _ = head.log_probs(hidden, weight, lists.choices)

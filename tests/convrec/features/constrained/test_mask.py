@@ -1,4 +1,4 @@
-"""The mask of a batch against each row's own allowed tokens."""
+"""The mask of a batch, compared with each walk's allowed tokens."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A turn under the constraint: a question or a list, decided at its first line, and no question is asked twice."""
+"""A constrained turn: a question or a list, decided at its first line; no question is asked twice."""
 
 import itertools
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.features.asking.turns import question_text
 from convrec.features.constrained.catalog_trie import (
     CatalogTrie,
@@ -20,6 +19,7 @@ from convrec.features.constrained.walk import Walk
 from convrec.titles.catalog import Catalog
 from convrec.titles.matching import Matcher
 from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
+from tests.user_errors import refuses
 
 pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 
@@ -53,10 +53,10 @@ def test_exactly_the_open_questions_and_the_lists_can_be_written(
             walk.advance(token)
         if tokens[-1:] == [tokenizer.eos_token_id]:
             assert walk.items[0] >= 0 or (-1 - walk.items[0] in open_questions and len(walk.items) == 1)
-            assert walk.allowed() == [tokenizer.eos_token_id]  # what vLLM asks for behind the end
+            assert walk.allowed() == [tokenizer.eos_token_id]  # vLLM may ask for a token after the end
             written.append(tokens)
             continue
-        assert walk.num_choices() == len(walk.allowed())
+        assert walk.count_choices() == len(walk.allowed())
         begun += [[*tokens, token] for token in walk.allowed()]
     assert sorted(written) == wanted
 
@@ -80,7 +80,7 @@ def test_the_choice_to_ask_is_read_back(asking: CatalogTrie, tokenizer: Any) -> 
     choices = ChoiceReader(asking).read(tokens, [2, -1, -2])
     assert choices.place_F.tolist()[0] == 0  # to ask, not to list
     with pytest.raises(ValueError, match="not allowed"):
-        ChoiceReader(asking).read(tokens, [2, -2])  # it was asked before
+        ChoiceReader(asking).read(tokens, [2, -2])  # the question was asked before
 
 
 def test_a_file_with_questions_is_read_back_and_is_another_file(
@@ -99,5 +99,5 @@ def test_a_file_with_questions_is_read_back_and_is_another_file(
 
 def test_a_title_that_is_a_question_is_refused(tokenizer: Any) -> None:
     catalog = Catalog.from_items([("Which genre?", None), ("Up", None)])
-    with pytest.raises(UserError, match=r"'Which genre\?' reads as an item"):
+    with refuses("constraint.question-is-item", "'Which genre?'"):
         build_catalog_trie(Matcher(catalog), tokenizer, "\n", questions=QUESTIONS)

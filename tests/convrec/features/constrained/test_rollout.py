@@ -1,4 +1,4 @@
-"""What vLLM is asked for to sample a constrained list, and what travels with the list."""
+"""The requests to vLLM for constrained lists, and the fields that accompany a list."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +55,6 @@ def test_the_loss_counts_tokens_that_had_a_choice(constraint: ListConstraint, li
 
     two_left = fields(make_sample(["HEAT"], ["Alien"]))
     assert two_left[CONSTRAINT].tolist() == [2, 0, 2]
-    assert two_left["loss_mask"].sum() == 1  # Up or Aliens; then there is nothing left to choose
+    assert two_left["loss_mask"].sum() == 1  # Up or Aliens; then there is no choice left
     assert two_left["loss_mask"][0] == 1
     assert fields(make_sample(["Heat"]))["loss_mask"].sum() > 1

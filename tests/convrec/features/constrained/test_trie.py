@@ -1,4 +1,4 @@
-"""The arrays against a dictionary of dictionaries."""
+"""The trie's arrays, compared with a dictionary of dictionaries."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ def follow(trie: Trie, prefix: tuple[int, ...], root: int = 0) -> int:
 
 
 @given(SEQUENCES)
-def test_trie_gives_children_and_counts_of_every_prefix(found: set[tuple[int, ...]]) -> None:
-    sequences = list(found)
+def test_trie_gives_children_and_counts_of_every_prefix(unique_sequences: set[tuple[int, ...]]) -> None:
+    sequences = list(unique_sequences)
     trie = trie_of(sequences)
     for number, sequence in enumerate(sequences):
         for length in range(len(sequence) + 1):
@@ -52,8 +52,12 @@ def test_roots_share_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("sequences", "message"),
-    [([(1,), (1,)], "1 and 0|0 and 1"), ([(1,), (1, 2)], "sequence 0 begins another"), ([(1,), ()], "1 is empty")],
+    [
+        ([(1,), (1,)], "1 and 0|0 and 1"),
+        ([(1,), (1, 2)], "sequence 0 is a prefix of another"),
+        ([(1,), ()], "1 is empty"),
+    ],
 )
-def test_sequences_that_are_no_leaves_of_their_own_are_refused(sequences: list[tuple[int, ...]], message: str) -> None:
+def test_sequences_without_a_leaf_of_their_own_are_refused(sequences: list[tuple[int, ...]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trie_of(sequences)

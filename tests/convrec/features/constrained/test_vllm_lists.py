@@ -1,4 +1,4 @@
-"""Lists that vLLM writes, in arrays, against walks that take every token of theirs."""
+"""The arrays that track vLLM's lists, compared with walks that take every token."""
 
 import random
 
@@ -33,7 +33,7 @@ def write_list(catalog: CatalogTrie, seed: int) -> list[int]:
 
 
 def catch_up(lists: OpenLists, written: dict[int, list[int]]) -> None:
-    """Have lists take what is written, key -> tokens."""
+    """Make the lists take the tokens written so far, key -> tokens."""
     tokens = list(written.values())
 
     def read(places: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -44,8 +44,7 @@ def catch_up(lists: OpenLists, written: dict[int, list[int]]) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 7], ids=lambda step: f"{step} tokens at once")
 def test_a_batch_is_masked_as_walks_of_every_token_would(catalog: CatalogTrie, mask: TrieMask, step: int) -> None:
-    """Several tokens at once: a list that was preempted comes back with all it has written. One list has its own trie,
-    as where a catalog changes while it is served."""
+    """Lists take several tokens at once, as after preemption. One list has another trie, as after a catalog change."""
     rng = random.Random(0)
     written = [write_list(catalog, seed) for seed in range(6)]
     lists = OpenLists()
@@ -71,7 +70,7 @@ def test_a_batch_is_masked_as_walks_of_every_token_would(catalog: CatalogTrie, m
         assert [one.walk.items for one in one_by_one] == [walk.items for walk in walks]
 
 
-def test_a_token_that_leads_nowhere_raises(catalog: CatalogTrie, mask: TrieMask) -> None:
+def test_a_token_without_a_child_raises(catalog: CatalogTrie, mask: TrieMask) -> None:
     tokens = write_list(catalog, 1)
     for place in range(len(tokens) - 1):
         for wrong in (-1, 10**6):
@@ -88,5 +87,5 @@ def test_an_item_that_is_excluded_or_repeated_raises(catalog: CatalogTrie, mask:
         walk.advance(tokens.pop(0))
     lists = OpenLists()
     lists.put(0, OpenList(Walk(catalog, NUM_ITEMS, [*EXCLUDED, *walk.items]), mask))
-    with pytest.raises(ValueError, match=f"item {walk.items[0]} is excluded, or is in the list already"):
+    with pytest.raises(ValueError, match=f"item {walk.items[0]} is excluded or already in the list"):
         catch_up(lists, {0: write_list(catalog, 1)})

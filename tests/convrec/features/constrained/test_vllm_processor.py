@@ -1,4 +1,4 @@
-"""The processor in vLLM's own engine, every token and log-prob against transformers with the walk's allowed tokens."""
+"""The processor in vLLM's engine: tokens and log-probs, compared with transformers and the walk's allowed tokens."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def trie_file(tmp_path_factory: pytest.TempPathFactory, catalog: CatalogTrie) ->
 def constrained_logprobs(
     model: Any, catalog: CatalogTrie, prompt: list[int], tokens: list[int], excluded: list[int]
 ) -> tuple[list[float], list[int]]:
-    """Of each token its log-prob under the constrained policy, and the token that greedy decoding takes instead."""
+    """Return each token's log-prob under the constrained policy, and the token that greedy decoding would choose."""
     with torch.no_grad():
         logits_TV = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
     walk, logprobs, best = Walk(catalog, NUM_ITEMS, excluded), [], []
@@ -81,8 +81,11 @@ def test_lists_and_log_probs_are_those_of_the_constrained_policy(
     tokenizer: Any,
     tmp_path: Path,
 ) -> None:
-    """One batch: greedy, sampled and free requests, each with its own exclusions; equal beginnings of prompts (prefix
-    caching), prompts longer than a step takes (chunked prefill), and too few KV blocks for all (preemption)."""
+    """One batch with greedy, sampled and free requests, each with its own exclusions.
+
+    The prompts share beginnings (prefix caching), some are longer than a step (chunked prefill), and there are too few
+    KV blocks for all (preemption).
+    """
     if second_runner and not find_spec("vllm.v1.worker.gpu.sample.logits_processor"):
         pytest.skip("vLLM before 0.31 has no processors in its second runner: make test-next")
     assert catalog.longest_list(NUM_ITEMS) <= MAX_TOKENS

@@ -1,4 +1,4 @@
-"""The processor's two adapters, driven as vLLM's model runners drive them; test_vllm_processor.py has the runners."""
+"""The processor's two adapters, called as vLLM's model runners call them; test_vllm_processor.py runs the runners."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ PROMPT, LONGEST = [7, 8, 9], 60
 
 @dataclass
 class Written:
-    """A request as the second runner sees it: its slot, its prompt and what it wrote."""
+    """A request as the second runner sees it: its slot, its prompt and its tokens so far."""
 
     slot: int
     items: int | None
@@ -33,7 +33,7 @@ class Written:
 
 
 class SecondRunner:
-    """vLLM 0.31's: tokens of slots on the device, lengths of prompts on the host, rows in another order every step."""
+    """vLLM 0.31's runner: tokens on the device, prompt lengths on the host, rows in a different order every step."""
 
     def __init__(self, config: Any):
         self.prompt_len = SimpleNamespace(np=np.zeros(4, np.int32))
@@ -51,7 +51,7 @@ class SecondRunner:
         self.all_token_ids.gpu[request.slot, : len(whole)] = torch.tensor(whole, dtype=torch.int32)
 
     def step(self, batch: list[tuple[Written, int]], words: int) -> list[list[int]]:
-        """(request, how many of its tokens are computed then) -> of each row the tokens that are left."""
+        """Run a step of (request, number of its tokens computed by then); return each row's allowed tokens."""
         for request, _ in batch:
             self._write(request)
         context = SimpleNamespace(
@@ -92,12 +92,12 @@ def test_walks_follow_requests_through_slots_and_preemption(
             assert left == allowed(catalog, request, words)
             request.tokens.append(left[len(request.tokens) % len(left)])
 
-    runner.step([(first, 2), (free, 3)], words)  # a part of the prompt: nothing is sampled, nothing taken
+    runner.step([(first, 2), (free, 3)], words)  # part of the prompt: nothing is sampled or taken
     write(first, free)
     for _ in range(6):
         write(second, first, free)
         write(free, second, first)
-    # `first` is preempted; its slot goes to another list, and it comes back with its tokens, read in two chunks
+    # `first` is preempted; another list gets its slot, and it comes back with its tokens, in two chunks
     newcomer = Written(first.slot, 4, [1])
     runner.add(newcomer)
     write(newcomer, second)
@@ -106,20 +106,20 @@ def test_walks_follow_requests_through_slots_and_preemption(
     runner.step([(newcomer, len(PROMPT) + 1), (first, len(PROMPT) + 5)], words)
     for _ in range(12):
         write(newcomer, first)
-    # a free request in the slot of a list that has ended
+    # an unconstrained request in the slot of a list that has ended
     later = Written(second.slot, None)
     assert not runner.add(later)
     write(later, first)
 
 
-def test_the_runner_of_the_engine_has_its_adapter(config: SimpleNamespace) -> None:
+def test_each_runner_gets_its_adapter(config: SimpleNamespace) -> None:
     states = SimpleNamespace(device=torch.device("cpu"))
     assert type(CatalogLogitsProcessor(config, states)) is V2Processor
     config.use_v2_model_runner = False
     assert type(CatalogLogitsProcessor(config, torch.device("cpu"), False)) is V1Processor
 
 
-def test_both_runners_take_the_class_that_is_named() -> None:
+def test_both_runners_accept_the_class_given_by_name() -> None:
     from vllm.v1.sample.logits_processor import LogitsProcessor as FirstInterface
 
     assert issubclass(CatalogLogitsProcessor, FirstInterface)
@@ -127,7 +127,7 @@ def test_both_runners_take_the_class_that_is_named() -> None:
     assert issubclass(CatalogLogitsProcessor, second.LogitsProcessor)
 
 
-def test_drafts_are_refused(config: SimpleNamespace) -> None:
+def test_speculative_decoding_is_refused(config: SimpleNamespace) -> None:
     config.speculative_config = object()
     with pytest.raises(ValueError, match="without speculative decoding"):
         CatalogLogitsProcessor(config, SimpleNamespace(device=torch.device("cpu")))

@@ -1,4 +1,4 @@
-"""The walk against its definition: a token is allowed when some list that keeps the rules goes on with it."""
+"""The walk and its definition: a token is allowed if some valid list continues with it."""
 
 import itertools
 import random
@@ -20,7 +20,7 @@ def take(walk: Walk, tokens: list[int]) -> None:
 
 
 def all_lists(tokenizer: Any, texts: dict[int, list[str]], num_items: int) -> list[list[int]]:
-    """texts: item -> its lines. Every list of num_items different items, in every order, encoded as a whole."""
+    """Encode every list of num_items different items, in every order, as a whole; `texts` maps items to lines."""
     lists = [
         "\n".join(lines)
         for items in itertools.permutations(texts, num_items)
@@ -31,7 +31,7 @@ def all_lists(tokenizer: Any, texts: dict[int, list[str]], num_items: int) -> li
 
 
 @pytest.mark.parametrize("excluded", [(), (3, 5), (0, 1, 2, 6, 999)])
-def test_exactly_the_tokens_of_some_right_list_are_allowed(
+def test_exactly_the_tokens_of_valid_lists_are_allowed(
     catalog: CatalogTrie, matcher: Matcher, tokenizer: Any, excluded: tuple[int, ...]
 ) -> None:
     texts: dict[int, list[str]] = {}
@@ -43,7 +43,7 @@ def test_exactly_the_tokens_of_some_right_list_are_allowed(
         walk, tokens, going_on = Walk(catalog, 3, excluded), [], lists
         while len(walk.items) < 3:
             assert walk.allowed() == sorted({whole[len(tokens)] for whole in going_on})
-            assert walk.num_choices() == len(walk.allowed())
+            assert walk.count_choices() == len(walk.allowed())
             tokens.append(rng.choice(walk.allowed()))
             walk.advance(tokens[-1])
             going_on = [whole for whole in going_on if whole[len(tokens) - 1] == tokens[-1]]
@@ -74,5 +74,5 @@ def test_list_is_shorter_when_fewer_items_remain(catalog: CatalogTrie, tokenizer
     rng = random.Random(1)
     while len(walk.items) < 2:
         walk.advance(rng.choice(walk.allowed()))
-    assert sorted(walk.items) == [3, 11]  # of the two spellings of item 3, one
+    assert sorted(walk.items) == [3, 11]  # one of the two spellings of item 3
     assert Walk(catalog, 5, range(12)).allowed() == [tokenizer.eos_token_id]

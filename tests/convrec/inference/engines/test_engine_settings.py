@@ -1,4 +1,4 @@
-"""What vLLM makes of our settings, as its own code reads them; no engine starts."""
+"""Our settings as vLLM's own code reads them; no engine starts."""
 
 import __future__
 
@@ -21,16 +21,14 @@ from recipes.tiny_model import make_tiny_model
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Settings are given to vLLM as variables, too."""
+    """Restore the environment: some of vLLM's settings are variables."""
     with mock.patch.dict(os.environ):
         os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
         yield
 
 
 @pytest.mark.parametrize(("gpus", "method"), [(1, "spawn"), (0, "fork")])
-def test_engine_processes_are_spawned_where_cuda_was_looked_at(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, method: str
-) -> None:
+def test_engine_processes_are_spawned_on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, method: str) -> None:
     """After torch.cuda.is_available() a fork of this process cannot use CUDA; without a GPU a fork is faster."""
     monkeypatch.setattr(module, "usable_gpus", lambda: gpus)
     engine_settings(tensor_parallel=2)
@@ -40,7 +38,7 @@ def test_engine_processes_are_spawned_where_cuda_was_looked_at(
 
 
 def test_model_penalties_are_ignored_but_its_stop_tokens_count(tmp_path: Path) -> None:
-    """In served chat, where vLLM's defaults would come from generation_config.json, as in batches."""
+    """This also holds for served chat, where vLLM's defaults would come from generation_config.json."""
     sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "intermediate_size": 32}
     folder = make_tiny_model(tmp_path / "model", ["Heat (1995)\n" * 40], vocab_size=400, max_positions=256, **sizes)
     file = folder / "generation_config.json"
@@ -64,7 +62,7 @@ def test_a_b200_without_nvcc_gets_flash_attention(monkeypatch: pytest.MonkeyPatc
 
 
 def test_vllm_still_prefers_flashinfer_on_a_b200_alone() -> None:
-    """Where this changes, `attention_settings` may go. The module needs CUDA; the function does not."""
+    """When this fails, `attention_settings` may no longer be needed. The module needs CUDA, the function does not."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     package = importlib.util.find_spec("vllm")

@@ -1,15 +1,14 @@
-"""Which GPUs or cores of a node a replica gets."""
+"""The GPUs or cores of a node that each replica gets."""
 
-import pytest
-
-from convrec.base.errors import UserError
 from convrec.inference.engines.placement import Placement, divide_node
+from tests.user_errors import refuses
 
 ON_CPU = {"TORCH_COMPILE_DISABLE": "1"}
 
 
 def devices(replicas: int | str, tensor_parallel: int, gpus: list[str]) -> list[str]:
-    return [one["CUDA_VISIBLE_DEVICES"] for one in divide_node(replicas, tensor_parallel, gpus, cores=8)]
+    environments = divide_node(replicas, tensor_parallel, gpus, cores=8)
+    return [environment["CUDA_VISIBLE_DEVICES"] for environment in environments]
 
 
 def test_replicas_get_gpus_of_their_own() -> None:
@@ -19,22 +18,22 @@ def test_replicas_get_gpus_of_their_own() -> None:
     assert devices("auto", 3, eight) == ["0,1,2", "3,4,5"]
     assert devices(2, 1, eight) == ["0", "1"]
     assert devices("auto", 1, ["GPU-a", "GPU-b"]) == ["GPU-a", "GPU-b"]  # as CUDA_VISIBLE_DEVICES named them
-    with pytest.raises(UserError, match="--replicas 3 of 4 GPUs each: this node has 8 GPUs"):
+    with refuses("replicas.too-few-gpus", "--replicas 3", "12 GPUs", "has 8"):
         divide_node(3, 4, eight, cores=8)
-    with pytest.raises(UserError, match="--replicas 1 of 2 GPUs each: this node has 1 GPUs"):
+    with refuses("replicas.too-few-gpus", "--tensor-parallel 2", "2 GPUs", "has 1"):
         divide_node("auto", 2, ["0"], cores=8)
 
 
-def test_on_a_cpu_they_share_the_cores_and_one_has_all_there_is() -> None:
+def test_replicas_on_a_cpu_share_its_cores() -> None:
     assert divide_node("auto", 1, [], cores=8) == [ON_CPU]
     assert divide_node(3, 1, [], cores=8) == [ON_CPU | {"OMP_NUM_THREADS": "2"}] * 3
     assert divide_node(4, 1, [], cores=2) == [ON_CPU | {"OMP_NUM_THREADS": "1"}] * 4
     assert divide_node("auto", 2, ["0", "1"], cores=8) == [{}]
 
 
-def test_what_is_no_number_of_replicas() -> None:
+def test_invalid_numbers_of_replicas_are_refused() -> None:
     for wrong in (0, "many", 1.5):
-        with pytest.raises(UserError, match=f"--replicas {wrong}: give auto, or a number from 1"):
+        with refuses("replicas.invalid-number", f"--replicas {wrong}", "auto"):
             Placement(wrong)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="--tensor-parallel 0: give a number from 1"):
+    with refuses("replicas.invalid-number", "--tensor-parallel 0"):
         Placement(1, 0)

@@ -1,4 +1,4 @@
-"""Replicas and their queue, with real processes of a target that needs no vLLM."""
+"""Replicas and their queue, with real processes that run a target without vLLM."""
 
 import signal
 import subprocess
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from convrec.base.errors import UserError
-from convrec.inference.engines.pool import ASKED_AT_MOST, Pool, _finished
+from convrec.inference.engines.pool import MAX_ATTEMPTS, Pool, _iter_finished
+from tests.user_errors import refuses
 
-# A task is a list of words. "kill": the process is killed at it, each time; "kill once": the first time; "wait": until
-# the file "go" is there.
+# A task is a list of words. "kill" kills the process each time, "kill once" only the first time; "wait" waits until the
+# file "go" exists.
 TARGET = """
 import os, signal, time
 from pathlib import Path
@@ -35,7 +35,7 @@ def load(folder):
                 once.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             if word == "wrong":
-                raise UserError("word 7 is wrong")
+                raise UserError("task.wrong-word", "word 7 is wrong")
             if word == "broken":
                 raise ValueError("out of paper")
         return [word.upper() for word in task]
@@ -56,56 +56,57 @@ def two(folder: Path) -> "closing[Pool]":
     return closing(Pool([{}, {}], import_module("words_target").load, str(folder), folder / "log"))
 
 
-def asked(folder: Path) -> list[str]:
+def read_tasks(folder: Path) -> list[str]:
+    """Return the tasks that replicas have begun."""
     return sorted((folder / "asked").read_text().splitlines())
 
 
-def test_a_killed_replicas_task_is_asked_again_and_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[int] = []
+def test_only_a_killed_replicas_task_is_run_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reports: list[int] = []
     with two(folder) as pool:
-        answers = dict(pool.answers(TASKS, told.append))
-        again = dict(pool.answers([["h"]], told.append))  # by the replicas that are there
+        answers = dict(pool.answers(TASKS, reports.append))
+        again = dict(pool.answers([["h"]], reports.append))  # by the same replicas
     assert answers == {number: [word.upper() for word in task] for number, task in enumerate(TASKS)}
     assert again == {0: ["H"]}
-    assert asked(folder) == ["a,b", "c,kill once", "c,kill once", "d", "e,f", "g", "h"]
-    assert sum(told) == 9  # words: what the killed one had told is taken back
-    assert "a replica died (exit status -9): another one starts and is asked its batch" in capsys.readouterr().err
+    assert read_tasks(folder) == ["a,b", "c,kill once", "c,kill once", "d", "e,f", "g", "h"]
+    assert sum(reports) == 9  # words; those that the killed replica had reported are subtracted
+    assert "a replica died (exit status -9)" in capsys.readouterr().err
     pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
     assert len(pids) == 3
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_task_that_no_replica_survives_ends_it(folder: Path) -> None:
-    message = f"{ASKED_AT_MOST} replicas one after the other died of one batch: exit"
+    message = f"{MAX_ATTEMPTS} replicas in a row died on the same batch: exit"
     with two(folder) as pool:
         answers = pool.answers([["a"], ["wait", "kill"], ["b"]])
         assert sorted([next(answers), next(answers)]) == [(0, ["A"]), (2, ["B"])]
         (folder / "go").touch()
         with pytest.raises(RuntimeError, match=message):
             next(answers)
-    assert asked(folder) == ["a", "b", *["wait,kill"] * ASKED_AT_MOST]
+    assert read_tasks(folder) == ["a", "b", *["wait,kill"] * MAX_ATTEMPTS]
 
 
-def test_answers_that_are_there_come_before_an_error() -> None:
+def test_finished_answers_come_before_an_error() -> None:
     broken, done = Future[str](), Future[str]()
     broken.set_exception(RuntimeError("died"))
     done.set_result("A")
-    finished = _finished({broken: 0, done: 1})
+    finished = _iter_finished({broken: 0, done: 1})
     assert next(finished) == (1, "A")
     with pytest.raises(RuntimeError, match="died"):
         next(finished)
 
 
-def test_errors_of_the_child_are_not_tried_again(folder: Path) -> None:
-    with pytest.raises(UserError, match="word 7 is wrong"), two(folder) as pool:
+def test_a_childs_errors_are_not_retried(folder: Path) -> None:
+    with refuses("task.wrong-word", "word 7"), two(folder) as pool:
         list(pool.answers([["wrong"]]))
     message = r"exit status 1; the end of .*\n[\s\S]*ValueError: out of paper"
     with pytest.raises(RuntimeError, match=message), two(folder) as pool:
         list(pool.answers([["broken"]]))
-    assert asked(folder) == ["broken", "wrong"]
+    assert read_tasks(folder) == ["broken", "wrong"]
 
 
-def test_tasks_are_drawn_as_they_are_needed(folder: Path) -> None:
+def test_tasks_are_drawn_lazily(folder: Path) -> None:
     left = iter(range(100))
     with two(folder) as pool:
         next(pool.answers(["a"] for _ in left))

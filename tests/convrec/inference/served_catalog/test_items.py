@@ -1,4 +1,4 @@
-"""The served catalog: who an id or a title is, and its changes, also those of another process and after a restart."""
+"""The served catalog: which items an id or title means, and changes, also by other processes and after a restart."""
 
 import copy
 import json
@@ -22,6 +22,7 @@ from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.journal import FILE, StateUnreadable
 from convrec.inference.served_catalog.snapshot import Snapshot, Title
 from convrec.lists.settings import ListSettings
+from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[4]
 FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
@@ -69,7 +70,7 @@ def found(catalog: ServedCatalog, text: str | int) -> set[str]:
 
 
 def written(snapshot: Snapshot, tokenizer: Any) -> set[str]:
-    """The lines that the trie lets a list write."""
+    """Return the lines that the trie lets a list write."""
     trie = snapshot.trie.trie
     lines = [tokenizer.decode(tokens) for tokens in np.split(trie.tokens, trie.ends_S[:-1])[: len(trie.row_W)]]
     assert lines == [f"{snapshot.items[number].line}\n" for number in trie.item_W]
@@ -81,19 +82,19 @@ def test_model_that_cannot_write_the_catalog_is_refused(
 ) -> None:
     model = shutil.copytree(unread_model, tmp_path / "model")
     content = json.loads((model / "tokenizer.json").read_text())
-    # byte-level BPE has ä for 0xE4, with which these titles begin
+    # byte-level BPE writes ä for 0xE4, the first byte of these titles
     vocabulary = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
     (model / "tokenizer.json").write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocabulary}}))
     catalog = write_catalog(tmp_path, [("a", "七人の侍", 1954), ("b", "七人", 1960), ("c", "Heat", 1995)])
     assert len(serve(file=catalog)) == 3
-    with pytest.raises(UserError, match=r"/model: the tokenizer cannot encode '七人の侍'"):
+    with pytest.raises(UserError, match=r"/model: .* '七人の侍'"):
         Recommender.load(model, catalog, with_engine=False)
     (model / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"/model: "):
         Recommender.load(model, catalog, with_engine=False)
 
 
-def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Path) -> None:
+def test_items_are_found_by_id_by_line_and_by_title(serve: Any, tmp_path: Path) -> None:
     catalog = serve(file=write_catalog(tmp_path, [*FILMS, ("e", "Best of [1999]", 2010)]))
     assert (len(catalog), ids(catalog)) == (6, {"a", "b", "c", "d", "300", "e"})
     expected: dict[str | int, set[str]] = {
@@ -109,7 +110,7 @@ def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Pat
         "Amelie": {"d"},
         "Heat (2005)": set(),
         "Nothing": set(),
-        "1": set(),  # a row's number is no id where there are ids
+        "1": set(),  # a row's number is not an id if there are ids
         "Best of [1999]": {"e"},
         "Best of [1999] (2010)": {"e"},
     }
@@ -118,7 +119,7 @@ def test_an_id_a_title_with_its_year_and_a_title_alone(serve: Any, tmp_path: Pat
     assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
     assert catalog.snapshot.get("c").line == "Heat (1986)"
     catalog.delete([300])
-    assert (found(catalog, 300), found(catalog, "300")) == (set(), {"n"})  # a number is no title
+    assert (found(catalog, 300), found(catalog, "300")) == (set(), {"n"})  # a number is not a title
 
 
 def test_row_numbers_are_default_ids_but_digit_titles_are_not(serve: Any, tmp_path: Path) -> None:
@@ -127,9 +128,9 @@ def test_row_numbers_are_default_ids_but_digit_titles_are_not(serve: Any, tmp_pa
     assert ids(catalog) == {"0", "1", "2", "3", "4", "5"}
     assert found(catalog, "Heat (1986)") == {"2"}
     assert (found(catalog, "2"), found(catalog, "9"), found(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
-    assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # an int is a row and nothing else
-    assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids of answers are texts
-    recommender: Any = Recommender(*[None, catalog, None, None])  # type: ignore[list-item]  # no engine is needed
+    assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # a number is always a row
+    assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids in lists are texts
+    recommender: Any = Recommender(*[None, catalog, None, None])  # type: ignore[list-item]  # without an engine
     assert recommender._find("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
     assert recommender._find("seen", [2, Title("5")], catalog.snapshot) == {2}
 
@@ -138,15 +139,15 @@ def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenize
     catalog = serve()
     before = catalog.snapshot
     catalog.put([NEW, {"item_id": "b", "title": "Heat", "year": 1996}])
-    catalog.delete([" c ", 300])  # as `put` strips them
+    catalog.delete([" c ", 300])  # stripped as `put` does
     assert ids(catalog) == {"a", "b", "d", "n"}
     lines = {"Toy Story (1995)", "Heat (1996)", "Amélie (2001)", "Ronin (1998)"}
     assert written(catalog.snapshot, line_tokenizer) == lines
     assert written(before, line_tokenizer) == {f"{title} ({year})" for _, title, year in FILMS}
     (number,) = catalog.find("Up (2009)", before)  # a request that began before
-    allowed = before.trie_with(frozenset([number]))
+    allowed = before.select_trie(frozenset([number]))
     assert allowed.trie.item_W.tolist() == [number]
-    assert before.trie_with(frozenset([number])) is allowed
+    assert before.select_trie(frozenset([number])) is allowed
     assert (found(catalog, "Heat"), found(catalog, "Ronin (1998)"), found(catalog, "c")) == ({"b"}, {"n"}, set())
     catalog.put([{"item_id": "c", "title": "Heat", "year": 1986}])
     assert found(catalog, "Heat (1986)") == {"c"}
@@ -155,36 +156,32 @@ def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenize
 
 
 @pytest.mark.parametrize(
-    ("items", "problem"),
+    ("items", "code", "values"),
     [
-        ([{"title": "Ronin", "year": 1998}], "items[0]: item_id is None; give a text of one line or a number"),
-        ([NEW, {**NEW, "year": 1999}], "items[1]: item_id 'n' is there twice"),
-        (
-            [{**NEW, "item_id": "n\n"}, {**NEW, "item_id": "a\nb"}],
-            "items[1]: item_id is 'a\\nb'; give a text of one line",
-        ),
-        ([{**NEW, "title": "A\u2028B"}], "items[0]: the title is 'A\\u2028B'; write a text of one line"),
-        ([{**NEW, "title": "A\nB"}], "items[0]: the title is 'A\\nB'; write a text of one line"),
-        ([{**NEW, "year": None}], "items[0]: the year is None; write one from 1870 to 2100"),
-        ([{**NEW, "title": "1. Ronin"}], "items[0]: '1. Ronin (1998)' is read as 'Ronin'"),
-        ([{**NEW, "title": "HEAT", "year": 1995}], "item_id 'n': its line in a list is that of item 'b'"),
-        ([NEW, {**NEW, "item_id": "m"}], "item_id 'm': its line in a list is that of item 'n'"),
-        ([NEW, "Ronin"], "items[1]: write {"),
+        ([{"title": "Ronin", "year": 1998}], "item.id", ["items[0]", "None"]),
+        ([NEW, {**NEW, "year": 1999}], "changes.repeated-id", ["items[1]", "'n'"]),
+        ([{**NEW, "item_id": "n\n"}, {**NEW, "item_id": "a\nb"}], "item.id", ["items[1]", "'a\\nb'"]),
+        ([{**NEW, "title": "A\u2028B"}], "item.title", ["items[0]", "'A\\u2028B'"]),
+        ([{**NEW, "title": "A\nB"}], "item.title", ["items[0]", "'A\\nB'"]),
+        ([{**NEW, "year": None}], "item.year", ["items[0]", "None", "1870 to 2100"]),
+        ([{**NEW, "title": "1. Ronin"}], "item.misread-line", ["items[0]", "'1. Ronin (1998)'", "'Ronin'"]),
+        ([{**NEW, "title": "HEAT", "year": 1995}], "changes.refused-item", ["'n'", "'b' has the same line"]),
+        ([NEW, {**NEW, "item_id": "m"}], "changes.refused-item", ["'m'", "'n' has the same line"]),
+        ([NEW, "Ronin"], "item.no-record", ["items[1]"]),
     ],
 )
-def test_an_item_that_cannot_be_added_is_named_and_none_is(serve: Any, items: list, problem: str) -> None:
+def test_an_invalid_item_is_named_and_no_item_is_added(serve: Any, items: list, code: str, values: list[str]) -> None:
     catalog = serve()
     before = catalog.snapshot
-    with pytest.raises(UserError) as error:
+    with refuses(code, *values):
         catalog.put(items)
-    assert problem in str(error.value)
     assert catalog.snapshot is before
 
 
 SPELLINGS = [("a", "Toy Story", 1995), ("b", "Seven", 1995), ("b", "Se7en", 1996)]
 
 
-def test_an_item_is_found_by_its_other_titles(serve: Any, tmp_path: Path) -> None:
+def test_an_item_is_found_by_its_aliases(serve: Any, tmp_path: Path) -> None:
     file = tmp_path / "aliases.parquet"
     columns = {"title": ["Spirited Away", "Heat"], "year": [2001, 1995], "item_id": ["a", "b"]}
     pq.write_table(pa.table(columns | {"aliases": [["Sen to Chihiro"], None]}), file)
@@ -194,15 +191,15 @@ def test_an_item_is_found_by_its_other_titles(serve: Any, tmp_path: Path) -> Non
     assert found(catalog, "Sen to Chihiro") == set()
 
 
-def test_the_line_of_an_items_other_row_is_taken_too(serve: Any, tmp_path: Path) -> None:
+def test_the_line_of_an_items_other_row_is_also_taken(serve: Any, tmp_path: Path) -> None:
     file, state = write_catalog(tmp_path, SPELLINGS), tmp_path / "state"
     catalog = serve(state, file)
     other = {"item_id": "n", "title": "Se7en", "year": 1996}
     journal = (state / FILE).read_bytes()
-    with pytest.raises(UserError, match="item_id 'n': its line in a list is that of item 'b'"):
+    with refuses("changes.refused-item", "item_id 'n'", "'b' has the same line"):
         catalog.put([other])
     assert (ids(catalog), (state / FILE).read_bytes()) == ({"a", "b"}, journal)
-    catalog.put([{"item_id": "b", "title": "Seven", "year": 1997}, other])  # b has that line no longer
+    catalog.put([{"item_id": "b", "title": "Seven", "year": 1997}, other])  # b no longer has that line
     assert ids(serve(state, file)) == {"a", "b", "n"}
 
 
@@ -232,20 +229,20 @@ def test_failed_change_leaves_journal_and_catalog_untouched(
 
 
 def test_state_made_contradictory_by_a_new_catalog_still_loads(serve: Any, tmp_path: Path, state: Path) -> None:
-    """b, put away for n, cannot have its new line in the next catalog: it stays, and n with its old line must go."""
+    """The new line of b is taken in the next catalog, so b keeps its old line, and n, which has it, is left out."""
     catalog = serve(state)
     catalog.delete(["a"])
     catalog.put([{"item_id": "b", "title": "Ronin", "year": 1998}, {"item_id": "n", "title": "Heat", "year": 1995}])
     again = serve(state, write_catalog(tmp_path, [*FILMS, ("z", "Ronin", 1998)]))
     assert ids(again) == {"b", "c", "d", "300", "z"}
-    _, of_n = again.problems
+    _, problem = again.problems
     assert found(again, "Heat (1995)") == {"b"}
-    assert of_n.startswith("left out: item_id 'n': its line in a list is that of item 'b'")
+    assert problem.startswith("left out: item_id 'n': item 'b' has the same line")
     assert json.loads((state / FILE).read_text().splitlines()[0])["catalog"] == "catalog.parquet"
 
 
-def with_special_tokens(tokenizer: Any) -> Any:
-    """`<|im_end|>` does not look like HTML: nothing takes it off a title. The other one no setting names."""
+def add_special_tokens(tokenizer: Any) -> Any:
+    """Add `<|im_end|>`, which does not look like HTML and so stays in titles, and a token that no setting names."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     tokenizer.backend_tokenizer.add_special_tokens(["<|end_of_text|>"])
@@ -258,13 +255,13 @@ def with_special_tokens(tokenizer: Any) -> Any:
     [{"title": "Foo <|im_end|> Bar"}, {"title": "Foo", "display": "<|im_end|>"}, {"title": "Foo <|end_of_text|> Bar"}],
 )
 def test_a_title_with_a_special_token_is_refused(serve: Any, state: Path, line_tokenizer: Any, item: dict) -> None:
-    catalog = serve(state, tokenizer=with_special_tokens(line_tokenizer))
-    with pytest.raises(UserError, match=r"item_id 'n': 'Foo .* has a special token"):
+    catalog = serve(state, tokenizer=add_special_tokens(line_tokenizer))
+    with refuses("changes.refused-item", "item_id 'n': 'Foo ", "special token"):
         catalog.put([{"item_id": "m", "title": "Ronin", "year": 1998}, {"item_id": "n", "year": 1999, **item}])
     assert (len(catalog), len((state / FILE).read_text().splitlines())) == (5, 1)
 
 
-def test_what_no_list_can_write_is_left_out_of_a_state(
+def test_items_that_no_list_can_write_are_left_out_of_a_state(
     serve: Any, state: Path, line_tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve(state)
@@ -273,28 +270,26 @@ def test_what_no_list_can_write_is_left_out_of_a_state(
         file.write(
             '{"m": {"title": "Piranesi", "year": null}, "o": {"name": "Dune"}, "p": {"title": "1. X", "year": 1}}\n'
         )
-    catalog = serve(state, tokenizer=with_special_tokens(line_tokenizer))
+    catalog = serve(state, tokenizer=add_special_tokens(line_tokenizer))
     assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 5)
-    assert "left out: item_id 'm': the year is None" in capsys.readouterr().err
+    assert "left out: item_id 'm': year None" in capsys.readouterr().err
     assert found(catalog, "Heat (1995)") == {"b"}
 
 
-def test_title_too_long_for_lists_is_refused_and_serving_goes_on(
-    serve: Any, state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One such title of 482 characters was taken, and no list came any more."""
+def test_a_title_too_long_for_lists_is_refused(serve: Any, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: a title of 482 characters was accepted, and then no list could be written."""
     long = {"item_id": "long", "title": "Wor " * 120, "year": 1998}
     longest = serve().snapshot.trie.longest_list(3)
     catalog = serve(state, max_items=3, max_tokens=longest + 40)
     before = catalog.snapshot
-    with pytest.raises(UserError, match=r"item_id 'long': its line takes \d+ tokens; a list of 3 .* shorten"):
+    with refuses("changes.refused-item", "item_id 'long': its line takes", "a list of 3"):
         catalog.put([NEW, long])
     assert catalog.snapshot is before
     several = [{"item_id": str(n), "title": f"{'Wor ' * 10}{n}", "year": 1998} for n in range(9)]
-    with pytest.raises(UserError, match=r"item_id '\d': its line takes"):  # each of them would fit alone
+    with refuses("changes.refused-item", "its line takes"):  # each of them would fit alone
         catalog.put([NEW, *several])
     catalog.put([NEW, several[0]])
-    with (state / FILE).open("a") as file:  # kept from before, of a larger model
+    with (state / FILE).open("a") as file:  # as written with a model that has a longer context
         file.write('{"long": {"title": "' + long["title"] + '", "year": 1998}, "b": null}\n')
     for served in (catalog, serve(state, max_items=3, max_tokens=longest + 40)):
         assert ids(served) == {"a", "c", "d", "300", "n", "0"}
@@ -304,20 +299,20 @@ def test_title_too_long_for_lists_is_refused_and_serving_goes_on(
 
 
 def test_titles_too_long_for_lists_are_found_in_few_checks(serve: Any, state: Path) -> None:
-    """10,000 of them took a minute, in which the lists of others were slow."""
+    """Regression: 10,000 of them took a minute, during which other lists were slow."""
     catalog = serve(state, max_items=3, max_tokens=serve().snapshot.trie.longest_list(3) + 40)
     long = [{"item_id": f"n{n}", "title": f"{'Wor ' * n}{n}", "year": 1998} for n in range(20, 120)]
     with mock.patch.object(CatalogTrie, "longest_list", autospec=True, side_effect=CatalogTrie.longest_list) as looks:
-        with pytest.raises(UserError, match=r"item_id 'n\d+': its line takes \d+ tokens; a list of 3 "):
+        with refuses("changes.refused-item", "its line takes", "a list of 3"):
             catalog.put([NEW, *long])
-        with (state / FILE).open("a") as file:  # kept from before, of a larger model
+        with (state / FILE).open("a") as file:  # as written with a model that has a longer context
             file.write(json.dumps({record.pop("item_id"): record for record in [dict(NEW), *map(dict, long)]}) + "\n")
         assert "n" in ids(catalog)
     assert looks.call_count < 30
     assert catalog.snapshot.trie.longest_list(3) <= catalog.max_tokens
 
 
-def test_a_name_that_is_there_many_times_is_found_once(serve: Any) -> None:
+def test_a_repeated_name_is_looked_up_once(serve: Any) -> None:
     catalog = serve()
     recommender: Any = Recommender(*[None, catalog, None, None])
     names = ["Heat", "Heat", Title("Heat"), 300, "300"] * 50
@@ -326,22 +321,22 @@ def test_a_name_that_is_there_many_times_is_found_once(serve: Any) -> None:
     assert find.call_count == 4
 
 
-def test_the_largest_list_is_what_the_context_has_room_for(serve: Any) -> None:
+def test_the_largest_list_fits_in_the_context(serve: Any) -> None:
     assert serve().max_items == LIMITS["max_items"]
     longest = [serve().snapshot.trie.longest_list(count) for count in (1, 3)]
     assert [serve(max_tokens=tokens * 10 // 9 + 1).max_items for tokens in longest] == [1, 3]
     catalog = serve(max_tokens=longest[1] * 10 // 9 + 1)
-    catalog.put([{**NEW, "title": "Heats"}])  # of the tenth that stays free
+    catalog.put([{**NEW, "title": "Heats"}])  # uses the tenth that stays free
     assert catalog.snapshot.trie.longest_list(3) > longest[1]
-    assert serve(max_items=3, max_tokens=longest[1]).max_items == 3  # as was asked for
-    with pytest.raises(UserError, match=rf"catalog.parquet: a line can take {longest[0]} tokens, but"):
+    assert serve(max_items=3, max_tokens=longest[1]).max_items == 3  # no tenth is needed if all requested items fit
+    with refuses("catalog.line-too-long", "catalog.parquet", f"{longest[0]} tokens"):
         serve(max_tokens=longest[0] - 1)
 
 
 @pytest.mark.parametrize("display", ["x | y", "x |", "| y", "x\ny"])
 def test_a_display_with_the_delimiter_is_refused(serve: Any, display: str) -> None:
     catalog = serve(delimiter="|")
-    with pytest.raises(UserError, match=r"items\[0\]: display is .*; write a text of one line"):
+    with refuses("item.display", "items[0]", repr(display)):
         catalog.put([{**NEW, "display": display}])
 
 
@@ -360,7 +355,7 @@ def test_neither_memory_nor_files_grow_with_changes(serve: Any, tmp_path: Path, 
     assert [*(tmp_path / "tries").glob("trie-*")] == [catalog.snapshot.trie.path]
 
 
-def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, state: Path) -> None:
+def test_putting_an_unchanged_item_changes_nothing(serve: Any, state: Path) -> None:
     catalog = serve(state)
     catalog.put([NEW])
     before, journal = catalog.snapshot, (state / FILE).read_bytes()
@@ -373,7 +368,7 @@ def test_an_item_put_again_as_it_is_changes_nothing(serve: Any, state: Path) -> 
 
 @pytest.fixture
 def priced(serve: Any, tmp_path: Path, state: Path) -> Any:
-    """serve() -> the catalog with a column of prices and one of links, which both of its processes share."""
+    """serve() -> the catalog with columns for prices and links; all calls share the state."""
     file = write_catalog(tmp_path)
     prices, links = pa.array([1.5, 2.5, 3.5, 4.5, None]), pa.array(["u/a", None, None, None, None])
     table = pq.read_table(file).append_column("price", prices).append_column("link", links)
@@ -383,16 +378,16 @@ def priced(serve: Any, tmp_path: Path, state: Path) -> Any:
 
 def test_column_change_reuses_trie_and_reaches_other_processes(priced: Any) -> None:
     first, second = priced(), priced()
-    before, of_second = first.snapshot, second.snapshot.trie
+    before, trie_of_second = first.snapshot, second.snapshot.trie
     first.patch([{"item_id": "a", "price": 9}, {"item_id": "b", "link": "u/b"}])
-    assert first.snapshot.trie is before.trie  # the engine would have to load another
+    assert first.snapshot.trie is before.trie  # so that the engine need not load another
     for catalog in (first, second, priced()):
         assert [catalog.snapshot.get(name).columns for name in "ab"] == [
             {"price": 9.0, "link": "u/a"},
             {"price": 2.5, "link": "u/b"},
         ]
         assert found(catalog, "Heat (1995)") == {"b"}
-    assert second.snapshot.trie is of_second
+    assert second.snapshot.trie is trie_of_second
     assert before.get("a").columns["price"] == 1.5  # a request that began before
 
 
@@ -401,16 +396,14 @@ def test_patch_changes_single_fields_and_put_reports_blanks(priced: Any) -> None
     catalog.patch([{"item_id": "a", "title": "Toy Story 2", "year": 1999, "link": None}])
     item = catalog.snapshot.get("a")
     assert (item.line, item.columns) == ("Toy Story 2 (1999)", {"price": 1.5, "link": None})
-    for records, words in (
-        (
-            [{"item_id": "a", "price": 7}, {"item_id": "x", "price": 7}],
-            r"items\[1\]: item_id 'x' is not in the catalog",
-        ),
-        ([{"item_id": "a", "prize": 7}], "no column 'prize'"),
-        ([{"item_id": "a", "title": None}], "the title is None"),
-        ([{"item_id": "a"}, {"item_id": "a", "price": 1}], "is there twice"),
+    for records, code, value in (
+        ([{"item_id": "a", "price": 7}, {"item_id": "x", "price": 7}], "changes.unknown-id", "items[1]: item_id 'x'"),
+        ([{"item_id": "a", "prize": 7}], "columns.unknown", "'prize'"),
+        ([{"item_id": "a", "title": None}], "item.title", "None"),
+        ([{"item_id": "a"}, {"item_id": "a", "price": 1}], "changes.repeated-id", "items[1]: item_id 'a'"),
+        (["a"], "changes.invalid-patch", "items[0]"),
     ):
-        with pytest.raises(UserError, match=words):
+        with refuses(code, value):
             catalog.patch(records)
     assert catalog.snapshot.get("a") == item
     assert catalog.put([{"item_id": "a", "title": "Toy Story 2", "year": 1999}, NEW]) == {"a": ["price"]}
@@ -421,20 +414,18 @@ def test_bulk_changes_elsewhere_hide_items_instead_of_blocking(priced: Any, monk
     writer, reader = priced(), priced()
     recommender: Any = Recommender(*[None, reader, None, None])
     writer.patch([{"item_id": "a", "price": 9}])
-    assert reader.at_once()[0].get("a").columns["price"] == 9.0  # few are taken at once
-    monkeypatch.setattr("convrec.inference.served_catalog.items.FEW_BYTES", 0)
+    assert reader.read_without_waiting()[0].get("a").columns["price"] == 9.0  # few changes are applied at once
+    monkeypatch.setattr("convrec.inference.served_catalog.items.SMALL_CHANGE_BYTES", 0)
     writer.patch([{"item_id": "a", "price": 10}, {"item_id": "b", "price": 2.5}])
     writer.delete(["c"])
-    snapshot, changing = reader.at_once()
-    assert (snapshot.get("a").columns["price"], changing) == (9.0, {"a", "c"})  # b is as it was
+    snapshot, changing = reader.read_without_waiting()
+    assert (snapshot.get("a").columns["price"], changing) == (9.0, {"a", "c"})  # b is unchanged
     recommender.warm()
-    assert reader.at_once() == (reader.latest, frozenset())
+    assert reader.read_without_waiting() == (reader.latest, frozenset())
     assert reader.latest.get("c") is None
 
 
-def test_a_journal_that_grew_is_compacted_beside_its_readers(
-    priced: Any, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_is_compacted_while_others_read_it(priced: Any, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convrec.inference.served_catalog.items.threading.Thread.start", lambda thread: thread.run())
     writer, reader = priced(), priced()
     writer._journal._compact_bytes = writer._journal._compact_from = 4000
@@ -450,18 +441,18 @@ def test_a_journal_that_grew_is_compacted_beside_its_readers(
     assert writer.snapshot.get("b") is None
 
 
-def test_a_removal_says_what_is_not_there_and_can_come_again(serve: Any, state: Path) -> None:
+def test_a_removal_returns_unknown_ids_and_can_be_repeated(serve: Any, state: Path) -> None:
     catalog = serve(state)
     assert catalog.delete(["a", "x", 7]) == ["x", "7"]
     journal = (state / FILE).read_bytes()
     assert catalog.delete(["a", "x"]) == ["a", "x"]
     assert ((state / FILE).read_bytes(), ids(catalog)) == (journal, {"b", "c", "d", "300"})
-    with pytest.raises(UserError, match="the last item"):
+    with refuses("changes.last-item"):
         catalog.delete(["b", "c", "d", "300", "x"])
     assert len(catalog) == 4
 
 
-def test_pages_have_every_item_once_also_where_some_go_meanwhile(serve: Any) -> None:
+def test_pages_have_every_item_once_despite_removals(serve: Any) -> None:
     catalog = serve()
     first = catalog.snapshot.page("", 2)
     catalog.delete([first[-1].item_id, "c"])
@@ -478,13 +469,13 @@ def test_a_title_alone_means_all_its_editions(serve: Any, tmp_path: Path, state:
     assert (titles["m"], titles["b"], titles["c"]) == (("Heat [BK-1]", "Heat"), ("Heat [7]", "Heat"), ("Heat", "Heat"))
     catalog.put([{"item_id": "n", "title": "Heat", "year": 1995, "display": 8}])
     before = (state / FILE).read_bytes()
-    catalog.put([{"item_id": "m", "title": "Heat", "year": 1995, "display": "BK-1"}])  # as it is
+    catalog.put([{"item_id": "m", "title": "Heat", "year": 1995, "display": "BK-1"}])  # unchanged
     assert (state / FILE).read_bytes() == before
-    for one in (catalog, serve(state, file)):
-        assert one.snapshot.get("n").title == "Heat [8]"
-        assert found(one, "Heat") == found(one, Title("heat")) == {"b", "c", "m", "n"}
-        assert found(one, "Heat (1995)") == {"b", "m", "n"}
-        assert found(one, "Heat [BK-1]") == found(one, "Heat [BK-1] (1995)") == {"m"}
+    for served in (catalog, serve(state, file)):
+        assert served.snapshot.get("n").title == "Heat [8]"
+        assert found(served, "Heat") == found(served, Title("heat")) == {"b", "c", "m", "n"}
+        assert found(served, "Heat (1995)") == {"b", "m", "n"}
+        assert found(served, "Heat [BK-1]") == found(served, "Heat [BK-1] (1995)") == {"m"}
 
 
 def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: Path) -> None:
@@ -497,7 +488,7 @@ def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: 
     assert first.delete(["a"]) == ["a"]
 
 
-def test_a_writer_that_was_killed_spoils_nothing(serve: Any, state: Path) -> None:
+def test_a_killed_writer_damages_nothing(serve: Any, state: Path) -> None:
     first = serve(state)
     first.put([NEW])
     with (state / FILE).open("a") as file:
@@ -506,10 +497,10 @@ def test_a_writer_that_was_killed_spoils_nothing(serve: Any, state: Path) -> Non
     first.delete(["n"])
     assert ids(serve(state)) == {"a", "b", "c", "d", "300"}
     (state / FILE).write_text((state / FILE).read_text() + "no JSON\n")
-    with pytest.raises(UserError, match=r"catalog.jsonl: a line that is no JSON"):
+    with refuses("state.damaged-journal", FILE):
         serve(state)
-    for _ in range(2):  # what is told once and then forgotten would leave the changes around the line unknown here
-        with pytest.raises(UserError, match=r"catalog.jsonl: a line that is no JSON"):
+    for _ in range(2):  # the error is repeated: reported only once, changes around the line would be lost
+        with refuses("state.damaged-journal", FILE):
             len(first)
     (state / FILE).write_text((state / FILE).read_text().replace("no JSON\n", '{"a": null}\n'))
     assert ids(first) == {"b", "c", "d", "300"}
@@ -541,15 +532,16 @@ def test_removed_or_cut_journal_is_reported_and_not_restarted(serve: Any, state:
     else:
         (state / FILE).write_bytes(content[:10])
     for ask in (lambda: len(catalog), lambda: catalog.delete(["a"])):
-        with pytest.raises(StateUnreadable, match=r"catalog.jsonl: .*put it back, or start again"):
+        with refuses("state.damaged-journal", FILE) as refused:
             ask()
+        assert isinstance(refused.value, StateUnreadable)
     (state / FILE).write_bytes(content)
     catalog.delete(["a"])
     assert ids(serve(state)) == {"b", "c", "d", "300", "n"}
 
 
-def test_many_writers_lose_no_change(serve: Any, tmp_path: Path, state: Path) -> None:
-    """Four processes of 25 changes each, at once."""
+def test_concurrent_writers_lose_no_change(serve: Any, tmp_path: Path, state: Path) -> None:
+    """Four processes make 25 changes each at the same time."""
     serve(state)
     code = """
 import sys
@@ -557,7 +549,7 @@ from pathlib import Path
 from convrec.inference.served_catalog.journal import Journal
 journal = Journal(Path(sys.argv[1]), Path(sys.argv[2]), True, True)
 for number in range(25):
-    with journal.writing():
+    with journal.lock():
         journal.append({f"{sys.argv[3]}-{number}": {"title": f"Film {sys.argv[3]} {number}", "year": 2000}})
 """
     command = [sys.executable, "-c", code, str(state), str(tmp_path / "catalog.parquet")]
@@ -568,17 +560,17 @@ for number in range(25):
 
 
 @pytest.mark.parametrize(
-    ("ids", "name", "year", "problem"),
+    ("ids", "name", "year", "value"),
     [
-        (True, "films.parquet", 1995, "of catalog.parquet, not of films.parquet"),
-        (True, "catalog.parquet", None, "with years, and it is now one without"),
-        (False, "catalog.parquet", 1995, "Remove the file, or give items ids"),
+        (True, "films.parquet", 1995, "catalog.parquet, not to films.parquet"),
+        (True, "catalog.parquet", None, "with years, but it is now without years"),
+        (False, "catalog.parquet", 1995, "item_id"),
     ],
 )
 def test_changes_of_another_catalog_are_refused(
-    serve: Any, tmp_path: Path, state: Path, ids: bool, name: str, year: int | None, problem: str
+    serve: Any, tmp_path: Path, state: Path, ids: bool, name: str, year: int | None, value: str
 ) -> None:
     serve(state, write_catalog(tmp_path, ids=ids)).delete(["0" if not ids else "a"])
     other = write_catalog(tmp_path, [("n", "Emma", year)], ids)
-    with pytest.raises(UserError, match=f"catalog.jsonl: .*{problem}"):
+    with refuses("state.other-catalog", FILE, value):
         serve(state, other.rename(tmp_path / name))

@@ -1,4 +1,4 @@
-"""The journal is compacted: nothing is lost, whoever dies when, and its size follows the items, not their changes."""
+"""Compaction of the journal: a killed process loses nothing, and the file's size depends on items, not on changes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ CATALOG_LINE = 200  # bytes at most
 
 @pytest.fixture(autouse=True)
 def no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes are killed here, not machines."""
+    """Skip fsync: these tests kill processes, not machines."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -33,20 +33,20 @@ def open_journal(catalog_file: Path, compact_bytes: int = 1 << 20) -> Journal:
 
 
 def write(journal: Journal, **change: dict | None) -> None:
-    with journal.writing():
-        journal.reached(journal.news()[1])
+    with journal.lock():
+        journal.mark_read(journal.read_news()[1])
         journal.append(change)
 
 
 def wait_for_lock(path: Path) -> None:
-    """Until somebody waits for the lock of this file: the kernel lists who does behind an arrow."""
+    """Wait until a process waits for the lock of this file: the kernel marks waiting ones with an arrow."""
     inode = f":{path.stat().st_ino} "
     while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
         time.sleep(0.01)
 
 
-def everything(catalog_file: Path) -> dict:
-    return open_journal(catalog_file).news()[0]
+def read_everything(catalog_file: Path) -> dict:
+    return open_journal(catalog_file).read_news()[0]
 
 
 def test_many_changes_of_one_item_compact_to_a_small_file(catalog_file: Path) -> None:
@@ -58,7 +58,7 @@ def test_many_changes_of_one_item_compact_to_a_small_file(catalog_file: Path) ->
             journal.compact()
         sizes.append(journal.path.stat().st_size)
     assert max(sizes) < 4096 + CATALOG_LINE
-    assert everything(catalog_file) == {"a": {"title": "Heat", "year": 1995, "price": 499}, "b": None}
+    assert read_everything(catalog_file) == {"a": {"title": "Heat", "year": 1995, "price": 499}, "b": None}
 
 
 def test_file_of_distinct_items_is_not_compacted_repeatedly(catalog_file: Path) -> None:
@@ -70,24 +70,24 @@ def test_file_of_distinct_items_is_not_compacted_repeatedly(catalog_file: Path) 
             journal.compact()
             compactions += 1
     assert 1 <= compactions <= 6  # each time at twice the size
-    assert len(everything(catalog_file)) == 300
+    assert len(read_everything(catalog_file)) == 300
 
 
-def test_a_reader_of_the_old_file_goes_on_with_the_new_one(catalog_file: Path) -> None:
+def test_a_reader_of_the_old_file_continues_with_the_new_one(catalog_file: Path) -> None:
     writer = open_journal(catalog_file)
     reader = open_journal(catalog_file)
     write(writer, a={"title": "Heat", "year": 1995}, b={"title": "Ran", "year": 1985})
     write(writer, a={"title": "Heat", "year": 1996})
-    _, place = reader.news()
-    reader.reached(place)
+    _, place = reader.read_news()
+    reader.mark_read(place)
     assert not reader.has_news()
-    for year in (1997, 1998):  # the second file could get the first one's inode
+    for year in (1997, 1998):  # the second new file could get the first file's inode
         writer.compact()
         write(writer, a={"title": "Heat", "year": year})
     assert reader.has_news()
-    news, place = reader.news()
+    news, place = reader.read_news()
     assert news == {"b": {"title": "Ran", "year": 1985}, "a": {"title": "Heat", "year": 1998}}
-    reader.reached(place)
+    reader.mark_read(place)
     assert not reader.has_news()
 
 
@@ -95,16 +95,16 @@ def test_writer_waiting_on_a_replaced_file_writes_to_the_new_one(catalog_file: P
     waiting, compacting = open_journal(catalog_file), open_journal(catalog_file)
     write(waiting, a={"title": "Heat", "year": 1995})
     writer = threading.Thread(target=write, args=(waiting,), kwargs={"b": {"title": "Ran", "year": 1985}})
-    with compacting.writing():
+    with compacting.lock():
         writer.start()
         wait_for_lock(compacting.path)
         compacting._replace_file()
     writer.join()
-    assert everything(catalog_file).keys() == {"a", "b"}
+    assert read_everything(catalog_file).keys() == {"a", "b"}
 
 
 def test_a_compaction_killed_at_any_line_loses_nothing(catalog_file: Path) -> None:
-    """A child for every line that a compaction executes here or in convrec.base.files, killed there by SIGKILL."""
+    """For every line that a compaction executes here or in convrec.base.files, a child is killed at that line."""
     expected = {f"item-{number}": {"title": f"Film {number}", "year": 2000 + number} for number in range(2)}
     journal = open_journal(catalog_file)
     for _ in range(3):
@@ -118,22 +118,22 @@ def test_a_compaction_killed_at_any_line_loses_nothing(catalog_file: Path) -> No
         if not child:
             compact_and_die(catalog_file, line)
         _, status = os.waitpid(child, 0)
-        assert everything(catalog_file) == expected, f"killed at line {line}"
+        assert read_everything(catalog_file) == expected, f"killed at line {line}"
         is_replaced.append(path.stat().st_size < len(before))
         write(open_journal(catalog_file), late={"title": "Late", "year": 2020})  # the lock is free
-        assert everything(catalog_file).keys() == expected.keys() | {"late"}
+        assert read_everything(catalog_file).keys() == expected.keys() | {"late"}
         if status == 0:
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
     assert is_replaced[-1]
     assert is_replaced.count(False) > 10
-    assert is_replaced.count(True) > 1  # killed after the rename, too
+    assert is_replaced.count(True) > 1  # some were killed after the rename
     open_journal(catalog_file).compact()
-    assert [one.name for one in path.parent.iterdir()] == [FILE]  # what the killed have left is removed
+    assert [file.name for file in path.parent.iterdir()] == [FILE]  # files of killed processes are removed
 
 
 def compact_and_die(catalog_file: Path, line: int) -> None:
-    """Compact in this process, and end it at this line of those that are executed; with status 0 after the last."""
+    """Compact in this process, and kill it at the given executed line; exit with status 0 after the last one."""
     journal = open_journal(catalog_file)
     executed = 0
 
@@ -151,7 +151,7 @@ def compact_and_die(catalog_file: Path, line: int) -> None:
     os._exit(0)
 
 
-def test_a_half_written_line_is_not_taken_over(catalog_file: Path) -> None:
+def test_compaction_drops_an_unfinished_line(catalog_file: Path) -> None:
     journal = open_journal(catalog_file)
     write(journal, a={"title": "Heat", "year": 1995})
     with journal.path.open("a") as file:
