@@ -83,7 +83,7 @@ def main() -> None:
     os.environ.update(process_environment(has_accelerator=False))
     queue.start = lambda settings: None  # verl's processes know only the queue that verl's task starts
     with guard.guarded("stock: gone"):
-        ray_training.begin(config)
+        ray_training.preload_workers(config)
         ray_training.train(run)
 
 

@@ -1,6 +1,6 @@
-"""The reward function that verl calls: response text -> rank returns and the numbers that are logged.
+"""The reward function that verl calls: response text -> rank returns and logged metrics.
 
-Pure: the result depends on the arguments alone. The matcher (a catalog's index) is built once per process and settings.
+The result depends only on the arguments. The matcher (an index of the catalog) is built once per process and settings.
 """
 
 import json
@@ -30,7 +30,7 @@ def _build_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
 
 
 def get_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
-    """The process's one matcher for these settings; two threads never build it twice."""
+    """Return the matcher of this process for these settings; it is built once, also with several threads."""
     with _building:
         return _build_matcher(str(catalog_path), settings)
 
@@ -42,14 +42,14 @@ def _build_parts(
     matcher = _build_matcher(catalog_path, settings)
     mentions_M = None
     if train_files and needs_training_mentions(dict(weights), matcher.catalog):
-        mentions_M = training_mentions(train_files, matcher)
+        mentions_M = count_training_mentions(train_files, matcher)
     return RewardParts(dict(weights), matcher.catalog, catalog_path, mentions_M, matcher.index.items)
 
 
 def get_parts(
     catalog_path: str, settings: ListSettings, weights: Mapping[str, float], train_files: str | Sequence[str]
 ) -> RewardParts:
-    """The process's one RewardParts for these settings; see RewardParts."""
+    """Return the RewardParts of this process for these settings; they are built once."""
     files = (train_files,) if isinstance(train_files, str) else tuple(train_files)
     with _building:
         return _build_parts(str(catalog_path), settings, tuple(weights.items()), files)
@@ -69,16 +69,27 @@ def compute_score(
 ) -> dict[str, float | int | list]:
     """Score one response.
 
-    ground_truth: {"groundtruth": [[title, year], ...], "seen": [title, ...]} or that as JSON; in validation also
-    {"rows": [such, ...]}, the rows of one conversation: then every value is their mean, and `num_rows` their number.
-    reward: a name of RANK_REWARDS, or a function of the user's own as `package.module:function`.
-    rewards: weights of reward_parts.REWARD_PARTS; then `rank_returns` is their weighted sum, and `part_returns` has a
-    list of N for each part, in their order. None: the relevance alone, which `reward` is about.
-    train_files: where parts of mentions count them, if the catalog does not say.
-    settings: those of ListSettings and the parameters of the reward; others are left alone.
-    Returns always the same keys. `score` is DCG@N of the relevance: what verl shows and the GRPO and GSPO baselines
-    train on. `rank_returns` and `relevance` are lists of N = num_items; they are left out when extra_info["validate"]
-    is true, because verl's validation metrics take scalars only. All counts but `num_items` are over the first N lines.
+    Args:
+        data_source: verl's argument; not used.
+        solution_str: the response.
+        ground_truth: {"groundtruth": [[title, year], ...], "seen": [title, ...]}, or the same as JSON. In validation
+            also {"rows": [...]} with such an element for each row of one conversation: every value is then the mean
+            over the rows, and `num_rows` is their number.
+        extra_info: in validation {"validate": True}.
+        catalog_path: the catalog.
+        reward: a name of RANK_REWARDS, or a custom function `package.module:function`.
+        rewards: weights of reward_parts.REWARD_PARTS. `rank_returns` is then their weighted sum, and `part_returns` has
+            a list of N numbers per part, in the order of the weights. None: only the relevance, scored by `reward`.
+        train_files: files in which parts about mentions count them if the catalog has no such column.
+        **settings: those of ListSettings and the parameters of the reward; others are ignored.
+
+    Returns:
+        Always the same keys. `score` is DCG@N of the relevance, which verl shows and on which the GRPO and GSPO
+        baselines train. `rank_returns` and `relevance` are lists of N = num_items; in validation they are missing,
+        because verl's validation metrics must be scalars. All counts except `num_items` cover the first N lines.
+
+    Raises:
+        UserError: ground_truth has another form.
     """
     if isinstance(ground_truth, Mapping) and "rows" in ground_truth:
         rows = [
@@ -94,24 +105,24 @@ def compute_score(
     truth, seen = _read_ground_truth(ground_truth)
     matcher = get_matcher(catalog_path, lists)
     lines = split_lines(solution_str, lists.delimiter)
-    asked = lines[:num_items]
-    items = [matcher.read_line(line) for line in asked]
+    first_lines = lines[:num_items]
+    items = [matcher.read_line(line) for line in first_lines]
     unparsable = items.count(None)
     if lists.matching == "reference":
-        # The reference drops what it cannot parse and packs the rest to the left, so its ranks are not lines.
+        # The reference drops lines that it cannot parse and closes the gaps, so its ranks are not line numbers.
         items = [*parse_items_reference(solution_str)[:num_items]]
     matched = matcher.match(items, truth, seen)
     relevance = matched.relevance + [0] * (num_items - len(matched.relevance))
     gain = dcg(relevance, num_items)
     hits = sum(relevance)
-    wanted = len(matcher.truths(truth))
-    scored: dict[str, float | int | list] = {
+    num_relevant = len(matcher.truths(truth))
+    scores: dict[str, float | int | list] = {
         "score": gain,
         "dcg": gain,
-        "recall": hits / wanted if truth else 0.0,
-        "ndcg": gain / ideal_dcg(min(num_items, wanted)) if truth else 0.0,
+        "recall": hits / num_relevant if truth else 0.0,
+        "ndcg": gain / ideal_dcg(min(num_items, num_relevant)) if truth else 0.0,
         "hits": hits,
-        "catalog_hit_ratio": sum(matched.in_catalog) / len(asked) if asked else 0.0,
+        "catalog_hit_ratio": sum(matched.in_catalog) / len(first_lines) if first_lines else 0.0,
         "num_items": len(lines),
         "unparsable": unparsable,
         "duplicates": sum(matched.duplicate),
@@ -126,30 +137,38 @@ def compute_score(
         if rewards:
             parts = get_parts(catalog_path, lists, rewards, train_files)
             item_returns = parts.returns(matched.catalog_index, matched.duplicate, matched.seen, num_items)
-            by_part = {RELEVANCE: returns} | item_returns
-            scored["part_returns"] = [by_part[name] for name in parts.weights]
-            returns = combined(by_part, parts.weights, num_items)
-        scored["rank_returns"] = returns
-        scored["relevance"] = relevance
-    return scored
+            part_returns = {RELEVANCE: returns} | item_returns
+            scores["part_returns"] = [part_returns[name] for name in parts.weights]
+            returns = combined(part_returns, parts.weights, num_items)
+        scores["rank_returns"] = returns
+        scores["relevance"] = relevance
+    return scores
 
 
-def training_mentions(files: Iterable[str], matcher: Matcher) -> list[int]:
-    """(M,) How many training rows want the item, at the first of its catalog rows; 0 at its other rows."""
-    import pyarrow.parquet as pq  # here: other rewards need not import it
+def count_training_mentions(files: Iterable[str], matcher: Matcher) -> list[int]:
+    """Count the training rows whose ground truth contains each item.
+
+    Args:
+        files: training files.
+        matcher: finds the items in its catalog.
+
+    Returns:
+        mentions_M: the number of rows, at the first catalog row of an item; 0 at its other rows.
+    """
+    import pyarrow.parquet as pq  # late, because most rewards do not need it
 
     from convrec.data.schema import TRUTH, Pair
 
-    wanted: Counter[frozenset[Pair]] = Counter()
+    num_rows: Counter[frozenset[Pair]] = Counter()
     for file in files:
         for batch in pq.ParquetFile(file).iter_batches(columns=[TRUTH]):
-            wanted.update(
+            num_rows.update(
                 frozenset((title, year) for title, year in truth or ()) for truth in batch.column(0).to_pylist()
             )
     mentions_M = [0] * len(matcher.catalog)
-    for truth, rows in wanted.items():
+    for truth, count in num_rows.items():
         for item in {matcher.wanted(*pair).index for pair in truth} - {-1}:
-            mentions_M[item] += rows
+            mentions_M[item] += count
     return mentions_M
 
 
@@ -158,9 +177,10 @@ def _read_ground_truth(ground_truth: Mapping | str) -> tuple[list[tuple[str, obj
         ground_truth = json.loads(ground_truth)
     if not isinstance(ground_truth, Mapping) or "groundtruth" not in ground_truth:
         raise UserError(
-            'ground_truth must be {"groundtruth": [[title, year], ...], "seen": [title, ...]}, '
-            f"got {str(ground_truth)[:200]!r}"
+            "reward.invalid-ground-truth",
+            f"ground_truth={str(ground_truth)[:200]!r}: expected "
+            '{"groundtruth": [[title, year], ...], "seen": [title, ...]}',
         )
     seen: Iterable[str] | None = ground_truth.get("seen")
-    # verl hands parquet lists over as numpy arrays, whose truth value is an error: compare with None.
+    # verl passes parquet lists as numpy arrays, whose truth value is an error, so compare with None.
     return [(title, year) for title, year in ground_truth["groundtruth"]], list(seen) if seen is not None else []

@@ -1,24 +1,25 @@
-"""verl, Ray and vLLM on a host without an accelerator: all that only such a host needs.
+"""verl, Ray and vLLM on a host without an accelerator: code that only such a host needs.
 
-Where a library has a registry, `platform` uses it. What is replaced in a library beside that, what it brings, and what
-would make it needless (`tests/test_upstream.py` pins the source of each):
+`platform` uses the registries of the libraries. The following functions are replaced, because their libraries have no
+registry for them; each entry has the benefit and the condition under which it can be removed. `tests/test_upstream.py`
+pins the source of each.
 
 vLLM's `TopKTopPSampler.forward_cpu`, by `sampling`
-    A step of the demo's model takes .88 of before, its generation .73. Needless once vLLM samples on a CPU without a
-    random number for every word: vllm-project/vllm#53913, open.
+    A step of the demo's model takes .88 of the time, its generation .73. Until vLLM samples on a CPU without a random
+    number for every word of the vocabulary: vllm-project/vllm#53913, open.
 vLLM's `reload_weights` of tied heads, by `convrec.checkpoints.reload`
-    Right log-probs: they were .233 nats off, now 5e-7. Needless with a vLLM that ties heads in one way:
+    Correct log-probs, off by 5e-7 nats instead of .233. Until a vLLM that ties heads in one way:
     vllm-project/vllm#51665, merged after the pinned version.
 verl's `update_weights_from_ipc`, by `server`
-    Weights reach a rollout without CUDA's IPC. Needless once verl runs without an accelerator:
-    verl-project/verl#3405, open. So are the two below.
+    Weights reach a rollout without CUDA's IPC. Until verl runs without an accelerator: verl-project/verl#3405, open.
+    The same holds for the next two.
 verl's `FSDPEngine._build_fsdp_module`, by `engine`
     A reference model is built without pinned memory.
 verl's `initialize_global_process_group_ray`, by `engine`
-    A gloo group that torch takes, and that listens on no address.
+    A gloo group that torch accepts, and that does not listen on any address.
 Ray's `RayParams(setup_worker_path)`, by `preload`, `fork_server` and `fork_client`
-    20 s from the command to the first rollout, 49 before; 32 s of CPU, 83 before. Needless once Ray forks workers from
-    a process that has imported: RAY_preload_python_modules (ray-project/ray#33572) imports in each.
+    20 s instead of 49 from the command to the first rollout, and 32 s of CPU instead of 83. Until Ray forks workers
+    from a process with their imports: RAY_preload_python_modules (ray-project/ray#33572) imports in each worker.
 Ray's `ActorClassID.from_random`, by `class_ids`
-    Processes that are forked draw different ids. Needless as the fork server is.
+    Forked processes draw different ids. Needed as long as the fork server is.
 """

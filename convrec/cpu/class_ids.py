@@ -1,8 +1,8 @@
-"""Ids of actors' classes from the system's random numbers. Imported first by a process that others are forked from.
+"""Draw the ids of actor classes from the system's random numbers; imported first by the process that forks others.
 
-Ray draws an id for each class that becomes an actor, for TransferQueue's when it is imported. Its generator is seeded
-by the first draw: were that before the fork, all that is forked would draw the same ids for its tasks and objects, and
-end at the first two that meet.
+Ray draws an id for each actor class, in TransferQueue already on import, and seeds its generator at the first draw. If
+this were before the fork, all forked processes would draw the same ids for their tasks and objects, and fail when two
+of them meet.
 """
 
 import os

@@ -13,7 +13,7 @@ from convrec.runs import guard
 
 
 def register_engine() -> None:
-    """Give verl an FSDP engine for the device "cpu". Calling it again does nothing."""
+    """Register an FSDP engine for the device "cpu" with verl; a second call has no effect."""
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -23,25 +23,25 @@ def register_engine() -> None:
     @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=PLATFORM)
     class CPUEngineWithLMHead(FSDPEngineWithLMHead):
         def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
-            # verl offloads a forward-only model to pinned host memory, which needs an accelerator to pin for.
-            # On this host the model is in host memory anyway, so build it as a resident one.
+            # verl offloads a forward-only model to pinned host memory, which needs an accelerator. On this host the
+            # model is in host memory anyway, so build it without offloading.
             forward_only = self.engine_config.forward_only
             object.__setattr__(self.engine_config, "forward_only", False)
             try:
-                built: Any = super()._build_fsdp_module(module)
+                fsdp_module: Any = super()._build_fsdp_module(module)
             finally:
                 object.__setattr__(self.engine_config, "forward_only", forward_only)
-            self.is_alone = isinstance(built, FSDPModule) and torch.distributed.get_world_size() == 1
+            self.is_alone = isinstance(fsdp_module, FSDPModule) and torch.distributed.get_world_size() == 1
             if self.is_alone:
-                share_weights(built)
-                built.set_reshard_after_forward(forward_only)
-                built.set_requires_gradient_sync(False)
-            return built
+                share_weights(fsdp_module)
+                fsdp_module.set_reshard_after_forward(forward_only)
+                fsdp_module.set_requires_gradient_sync(False)
+            return fsdp_module
 
         @contextmanager
         def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> Iterator[None]:
             if self.is_alone:
-                # The process has the weights whole: what it casts them to is good until the optimizer changes them.
+                # This process has all weights, and their cast copies are valid until the optimizer changes the weights.
                 self.module.set_reshard_after_backward(is_last_micro_batch)
                 yield
                 return
@@ -63,39 +63,39 @@ def register_engine() -> None:
 
 
 def share_weights(module: torch.nn.Module) -> None:
-    """Have FSDP2 of one process compute with the weights themselves, where it would copy them for every pass.
+    """Let FSDP2 in a single process compute with the weights themselves, instead of a copy for every pass.
 
-    Before a layer's forward and backward pass FSDP2 gathers its weights, and frees them after it. In a process alone
-    that is a copy, of weights that nothing casts to another dtype.
+    FSDP2 gathers the weights of a layer before each forward and backward pass, and frees them afterwards. In a single
+    process this is a copy, which weights that are not cast to another dtype do not need.
 
     Args:
-        module: sharded over one process; its weights are there.
+        module: a module sharded over one process.
     """
     for parameter in _iter_parameters(module):
         weights = parameter._sharded_param_data
         is_cast = parameter.mp_policy.param_dtype not in (None, weights.dtype)
         is_whole = weights.untyped_storage().size() == weights.numel() * weights.itemsize
         if not is_cast and is_whole:
-            parameter.all_gather_outputs = [weights]  # what is gathered is copied there: to itself
+            parameter.all_gather_outputs = [weights]  # the gathered weights are copied to themselves
             parameter.free_unsharded_param = lambda: None
 
 
 def share_gradients(module: torch.nn.Module) -> None:
-    """Give the optimizer the gradients of one process as they are, where FSDP2 would copy them twice to reduce them.
+    """Pass the gradients of a single process to the optimizer, without the two copies of FSDP2's reduction.
 
     Args:
-        module: sharded over one process, after the backward passes of a batch without a synchronisation of gradients.
+        module: a module sharded over one process, after a batch's backward passes without gradient synchronisation.
     """
     for parameter in _iter_parameters(module):
         unsharded = getattr(parameter, "_unsharded_param", None)
-        if unsharded is None:  # no pass has used it
+        if unsharded is None:  # no pass has used this parameter
             continue
-        gradient = parameter.unsharded_accumulated_grad  # in the dtype to reduce in, where passes have another one
+        gradient = parameter.unsharded_accumulated_grad  # exists if gradients are reduced in another dtype
         if gradient is None:
             gradient = unsharded.grad
         parameter.unsharded_accumulated_grad = None
         unsharded.grad = None
-        if gradient is None:  # it is frozen
+        if gradient is None:  # the parameter is frozen
             continue
         sharded = parameter.to_sharded_dtensor(gradient.to(parameter.sharded_param.dtype))
         before = parameter.sharded_param.grad
@@ -103,7 +103,7 @@ def share_gradients(module: torch.nn.Module) -> None:
 
 
 def free_cast_weights(module: torch.nn.Module) -> None:
-    """Free what FSDP2 has gathered: other weights may be loaded before the next pass."""
+    """Free the weights that FSDP2 has gathered, because others may be loaded before the next pass."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -117,13 +117,13 @@ def _iter_parameters(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def leave_out_mask(inputs: dict[str, Any]) -> None:
-    """Remove the padding mask from a model's inputs where it changes nothing.
+    """Remove the padding mask from a model's inputs if it has no effect.
 
-    verl pads after the last token of a row, so that causal attention never sees the padding. A mask would have
-    attention copy keys and values for every head that shares them, and compute what lies above the diagonal.
+    verl pads after the last token of a row, so causal attention never sees the padding. With a mask, attention would
+    copy keys and values for every head that shares them, and compute the part above the diagonal.
 
     Args:
-        inputs: of the model, changed in place; those without a mask, or with other positions than 0, 1, 2 ..., stay.
+        inputs: inputs of the model, changed in place; unchanged without a mask, or with positions other than 0, 1, 2.
     """
     mask_BT = inputs["attention_mask"]
     positions_BT = inputs["position_ids"]
@@ -134,15 +134,15 @@ def leave_out_mask(inputs: dict[str, Any]) -> None:
     is_before_end_BT = places_BT < is_token_BT.sum(dim=1, keepdim=True)
     if torch.equal(is_token_BT, is_before_end_BT) and torch.equal(positions_BT[is_token_BT], places_BT[is_token_BT]):
         inputs["attention_mask"] = None
-        # transformers takes positions that begin again, as verl's do in the padding, for rows packed into one
+        # transformers reads positions that start again, as verl's do in the padding, as several packed rows
         inputs["position_ids"] = places_BT
 
 
 def init_process_group() -> None:
-    """Start gloo before verl does: verl names the backend "cpu:gloo,cpu:gloo" here, which torch refuses.
+    """Start gloo before verl does, because verl names the backend "cpu:gloo,cpu:gloo" here, which torch refuses.
 
-    verl's own initialisation skips a group that exists. On one machine its processes find each other through a file of
-    the run's folder: torch's server for that listens on every address.
+    verl's own initialisation does nothing if a group exists. On one machine the processes find each other through a
+    file in the run's folder, because torch's server for this would listen on every address.
     """
     from verl.utils.distributed import initialize_global_process_group_ray
 

@@ -1,14 +1,13 @@
-"""Python processes of a run that start by a fork: one process imports what a dozen of them would import one by one.
+"""Start the Python processes of a run by forking one process that has already imported their packages.
 
-Imports of torch, verl and vLLM take 5 to 12 s of CPU in each process of a run. The server imports them once, then forks
-for whoever asks. Who asks is `client`, an executable file that stands for Python where Ray and multiprocessing start
-their processes:
+Imports of torch, verl and vLLM take 5 to 12 s of CPU in each process of a run. The server imports them once, and forks
+for each client. A client is an executable file that Ray and multiprocessing start in place of Python:
 
     raylet, or a process that spawns --> client ARGUMENTS --(argv, environment, descriptors)--> server --fork--> process
 
-The client waits for its process, hands signals on and ends with its status. When either is killed, so is the process.
-Without a server the client becomes Python itself. Linux, and a host without a GPU: a fork of a process that has used
-CUDA cannot use it.
+The client waits for its process, forwards signals to it, and ends with its status. If the client or the server is
+killed, the process is killed too. Without a server the client becomes Python itself. This works on Linux hosts without
+a GPU only: a fork of a process that has used CUDA cannot use CUDA.
 """
 
 import array
@@ -35,9 +34,12 @@ CLIENT = "python"
 
 
 def start(folder: Path, modules: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a server that imports `modules`, for this process and what it starts.
+    """Start a server for this process and the processes that it starts.
 
-    folder: where CLIENT and the socket are written; short, as the paths of sockets are.
+    Args:
+        folder: CLIENT and the socket are written into it; its path is short, because a socket's path has a limit.
+        modules: modules that the server imports.
+        environment: variables of the server, in addition to those of this process.
     """
     client = folder / CLIENT
     client.write_text(f"#!{sys.executable} -IS\n{Path(fork_client.__file__).read_text()}")
@@ -50,24 +52,24 @@ def start(folder: Path, modules: Sequence[str], environment: Mapping[str, str]) 
             [sys.executable, "-P", "-m", __spec__.name, str(listening.fileno()), str(client), *modules],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # of imports: what is forked has its client's
+            stderr=subprocess.DEVNULL,  # for the imports; a forked process has the descriptors of its client
             pass_fds=[listening.fileno()],
             env={**os.environ, **environment},
         )
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The client's message, and its descriptors as they are numbered here."""
+    """Return the client's request, and its descriptors with their numbers in this process."""
     fds = array.array("i")
-    head, ancillary, _, _ = connection.recvmsg(fork_client.LENGTH, socket.CMSG_LEN(253 * fds.itemsize))
+    head, ancillary, _, _ = connection.recvmsg(fork_client.LENGTH_BYTES, socket.CMSG_LEN(253 * fds.itemsize))
     for _, _, data in ancillary:
         fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return json.loads(connection.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)), list(fds)
 
 
 def serve(listening: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each client. Returns in the forked process alone: what it is to be, and its descriptors."""
-    clients: dict[int, socket.socket] = {}  # of the processes, by their ids
+    """Fork for each client. Only a forked process returns, with its client's request and descriptors."""
+    clients: dict[int, socket.socket] = {}  # id of a forked process -> connection to its client
     poller = select.poll()
     wake = os.pipe()
     for fd in wake:
@@ -81,43 +83,48 @@ def serve(listening: socket.socket) -> tuple[dict[str, Any], list[int]]:
             if fd == listening.fileno():
                 connection, _ = listening.accept()
                 try:
-                    wanted, fds = _receive(connection)
-                except (OSError, ValueError):  # it was killed while it asked
+                    request, fds = _receive(connection)
+                except (OSError, ValueError):  # the client was killed while it sent the request
                     connection.close()
                     continue
                 if (pid := os.fork()) == 0:
-                    for other in [listening, connection, *clients.values()]:
-                        other.close()
+                    for server_socket in [listening, connection, *clients.values()]:
+                        server_socket.close()
                     signal.set_wakeup_fd(-1)
-                    return wanted, fds
-                for each in fds:
-                    os.close(each)
+                    return request, fds
+                for client_fd in fds:
+                    os.close(client_fd)
                 clients[pid] = connection
                 poller.register(connection, select.POLLIN | select.POLLRDHUP)
             elif fd == wake[0]:
                 os.read(fd, 4096)
-                _report_ends(clients, poller)
+                _report_statuses(clients, poller)
             else:
-                _hand_on(fd, clients, poller)
+                _forward_signals(fd, clients, poller)
 
 
-def _report_ends(clients: dict[int, socket.socket], poller: select.poll) -> None:
-    """Tell the clients of the processes that have ended how they did."""
+def _report_statuses(clients: dict[int, socket.socket], poller: select.poll) -> None:
+    """Send the exit statuses of ended processes to their clients."""
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            connection = clients.pop(ended[0], None)
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            connection = clients.pop(pid, None)
             if connection is None:
                 continue
             poller.unregister(connection)
+            exit_code = os.waitstatus_to_exitcode(status)
             with contextlib.suppress(OSError):
-                connection.sendall(os.waitstatus_to_exitcode(ended[1]).to_bytes(fork_client.ENDED, "big", signed=True))
+                connection.sendall(exit_code.to_bytes(fork_client.STATUS_BYTES, "big", signed=True))
             connection.close()
 
 
-def _hand_on(fd: int, clients: dict[int, socket.socket], poller: select.poll) -> None:
-    """A signal that the client has got, to its process: SIGKILL where the client itself is gone."""
-    pid, connection = next(((pid, one) for pid, one in clients.items() if one.fileno() == fd), (0, None))
-    if connection is None:  # its process ended in the meantime
+def _forward_signals(fd: int, clients: dict[int, socket.socket], poller: select.poll) -> None:
+    """Send a client's signals to its process, or SIGKILL if the client is gone."""
+    matches = ((pid, connection) for pid, connection in clients.items() if connection.fileno() == fd)
+    pid, connection = next(matches, (0, None))
+    if connection is None:  # its process has ended in the meantime
         return
     numbers = b""
     with contextlib.suppress(OSError):
@@ -129,65 +136,76 @@ def _hand_on(fd: int, clients: dict[int, socket.socket], poller: select.poll) ->
         os.kill(pid, number)
 
 
-def become(wanted: dict[str, Any], fds: Sequence[int]) -> None:
-    """Make this forked process what the client was started as, and run it."""
+def run_request(request: dict[str, Any], fds: Sequence[int]) -> None:
+    """Run the client's program in this forked process, with the client's environment, signals and descriptors."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in wanted["ignored"]:
+    for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, wanted["blocked"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.setsid()
-    os.chdir(wanted["cwd"])
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(wanted["environment"])
+    os.environ.update(request["environment"])
     _add_paths(os.environ.get("PYTHONPATH", ""))
-    _place(dict(zip(fds, wanted["fds"], strict=True)))
+    _renumber_descriptors(dict(zip(fds, request["fds"], strict=True)))
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # Python's own generator does so by itself
+        sys.modules["numpy"].random.seed()  # Python seeds its own generator after a fork
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
-    what, *arguments = wanted["arguments"]
-    if what == "-c":
+    program, *arguments = request["arguments"]
+    if program == "-c":
         code = arguments.pop(0)
         sys.modules["__main__"] = types.ModuleType("__main__")
-        sys.argv = [what, *arguments]
+        sys.argv = [program, *arguments]
         exec(code, sys.modules["__main__"].__dict__)
     else:
-        sys.argv = [what, *arguments]
-        runpy.run_path(what, run_name="__main__")
+        sys.argv = [program, *arguments]
+        runpy.run_path(program, run_name="__main__")
 
 
-def _add_paths(given: str) -> None:
-    """PYTHONPATH of this process, which may have folders that the server's had not: each behind the one before it."""
-    place = 0
-    for path in filter(None, given.split(os.pathsep)):
+def _add_paths(python_path: str) -> None:
+    """Insert the folders of PYTHONPATH that the server did not have into sys.path, in their order."""
+    index = 0
+    for path in filter(None, python_path.split(os.pathsep)):
         if path not in sys.path:
-            sys.path.insert(place, path)
-        place = sys.path.index(path) + 1
+            sys.path.insert(index, path)
+        index = sys.path.index(path) + 1
 
 
-def _place(numbers: dict[int, int]) -> None:
-    """Give descriptors their numbers: {as it is here: as it was in the client}. All others above 2 are closed."""
-    highest = max([*numbers, *numbers.values()]) + 1
-    moved = {os.dup2(here, highest + i): there for i, (here, there) in enumerate(numbers.items())}
-    for above, there in moved.items():
-        os.dup2(above, there, inheritable=True)
-    kept = sorted({0, 1, 2, *numbers.values()})
-    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+def _renumber_descriptors(numbers: dict[int, int]) -> None:
+    """Give descriptors the numbers that they had in the client, and close all others above 2.
+
+    numbers: number in this process -> number in the client.
+    """
+    first_free = max([*numbers, *numbers.values()]) + 1
+    copies = {os.dup2(here, first_free + i): there for i, (here, there) in enumerate(numbers.items())}
+    for copy, there in copies.items():
+        os.dup2(copy, there, inheritable=True)
+    open_fds = sorted({0, 1, 2, *numbers.values()})
+    for low, high in zip(open_fds, [*open_fds[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
         os.closerange(low + 1, high)
 
 
 def main(fd: int, client: str, modules: Sequence[str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    """Import the modules, then fork for the clients.
+
+    Args:
+        fd: descriptor of the listening socket.
+        client: path of the client, with which forked processes start others.
+        modules: modules to import.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started the server
     for module in modules:
         importlib.import_module(module)
-    if "ray._raylet" in sys.modules:  # which has found where titles lie, and moved what others would find it by
+    if "ray._raylet" in sys.modules:
+        # Ray's copy has already found the memory of the process title, and moved what another copy would search for.
         title = sys.modules["ray._raylet"].setproctitle
         sys.modules["setproctitle"] = cast(types.ModuleType, types.SimpleNamespace(setproctitle=title))
-    multiprocessing.set_executable(client)  # of all that is forked: what it spawns is forked, too
+    multiprocessing.set_executable(client)  # processes that a forked process spawns are forked too
     gc.collect()
-    gc.freeze()  # a collection would write to pages that all share
-    become(*serve(socket.socket(fileno=fd)))
+    gc.freeze()  # a collection would write to pages that all processes share
+    run_request(*serve(socket.socket(fileno=fd)))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """verl on a host without an accelerator, through verl's own registries.
 
-What a CPU host needs, and where it is given:
+The needs of a CPU host, and the places that meet them:
 
 | need                                         | seam                                                          |
 |----------------------------------------------|---------------------------------------------------------------|
 | a device called "cpu"                        | `PlatformRegistry` (this module, on import)                   |
-| gloo without verl's "cpu:gloo,cpu:gloo"      | `init_process_group` (`engine`), called before verl would     |
+| gloo without verl's "cpu:gloo,cpu:gloo"      | `init_process_group` (`engine`), called earlier than verl's   |
 | an FSDP engine for "cpu"                     | `EngineRegistry` (`engine`)                                   |
-| a rollout server that can take new weights   | `RolloutReplicaRegistry` (`server`, `registration`)           |
+| a rollout server that receives new weights   | `RolloutReplicaRegistry` (`server`, `registration`)           |
 
 This module is the entry point `verl.plugins`: every process that imports verl imports it, so it must stay light.
-`tests/test_upstream.py` pins the source of the verl code that all of this relies on.
+`tests/test_upstream.py` pins the source of the verl code on which this relies.
 """
 
 import os
@@ -26,7 +26,7 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 PLATFORM = "cpu"
-# Of NVIDIA's, AMD's and Huawei's drivers: they are seen in containers without the vendor's tools too.
+# Files of NVIDIA's, AMD's and Huawei's drivers, which exist even in containers without the vendor's tools.
 ACCELERATOR_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd", "/dev/davinci_manager")
 
 
@@ -39,7 +39,7 @@ def _resident_bytes(*args: Any) -> int:
 
 
 def _device_module() -> types.ModuleType:
-    """`torch.cpu` with what verl also calls of `torch.cuda`: memory is this process's, streams do not exist."""
+    """Return `torch.cpu` with the functions of `torch.cuda` that verl calls; memory is that of this process."""
     module = types.ModuleType("convrec_cpu_device")
     total = psutil.virtual_memory().total
     module.__dict__.update(
@@ -65,7 +65,7 @@ def _device_module() -> types.ModuleType:
 
 @PlatformRegistry.register(platform=PLATFORM)
 class PlatformCPU(PlatformBase):
-    """One logical accelerator slot a process; Ray counts the slots as "GPU", as verl's resource pools expect."""
+    """A platform with one logical accelerator slot per process; Ray counts it as "GPU", as verl's pools expect."""
 
     device_name = vendor_name = "cpu"
     device_module = _device_module()
@@ -79,12 +79,12 @@ class PlatformCPU(PlatformBase):
     ray_noset_envvars = _constant(["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"])
     is_ipc_supported = _constant(False)  # weights then travel through shared memory
     nvtx_range = staticmethod(nullcontext)
-    # what a CPU does not need
+    # functions that a CPU does not need
     set_device = synchronize = set_allocator_settings = empty_cache = _constant(None)
     profiler_start = profiler_stop = cudart = _constant(None)
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """False on a GPU host's processes without a GPU too: Ray hides the GPUs of actors that asked for none."""
+        """Return whether the host has no accelerator; Ray hides the GPUs from actors that did not request any."""
         return not torch.cuda.is_available() and not any(Path(file).exists() for file in ACCELERATOR_FILES)
 
     def manual_seed(self, seed: int) -> None:
@@ -94,5 +94,5 @@ class PlatformCPU(PlatformBase):
 
 
 def is_cpu_host() -> bool:
-    """Whether verl runs on the CPU platform in this process."""
+    """Return whether verl runs on the CPU platform in this process."""
     return os.environ.get("VERL_PLATFORM", "").strip().lower() == PLATFORM

@@ -1,4 +1,4 @@
-"""What the processes of a run without a GPU import, imported once: they are forked (convrec.cpu.fork_server)."""
+"""Import the packages of a run's processes once, on a host without a GPU: the processes are then forked."""
 
 import os
 from collections.abc import Mapping
@@ -22,20 +22,24 @@ MODULES = (
 
 
 def start(folder: Path, environment: Mapping[str, str]) -> None:
-    """Have Ray, once it is started by this process, fork its workers. environment: what imports read, beside this
-    process's; each worker gets its own."""
+    """Start the fork server (convrec.cpu.fork_server), and let the Ray that this process will start fork its workers.
+
+    Args:
+        folder: the folder of the server's socket.
+        environment: further variables for the imports; each worker gets its own variables later.
+    """
     import ray._private.parameter as parameter
 
-    # this code comes last: the environment may name another
+    # this code comes last, because the environment may name another copy
     paths = [environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")), str(Path(__file__).parents[2])]
-    # Ray reads the others when it is imported, as it will be for this process' own Ray: its first job, and this process
-    # for the raylet whose end ends a worker
-    read_first = {
+    # Ray reads the other two on import. They are those of the Ray that this process will start: the id of its first
+    # job, and this process in place of the raylet, with which workers end.
+    import_variables = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "RAY_JOB_ID": "01000000",
         "RAY_RAYLET_PID": str(os.getpid()),
     }
-    fork_server.start(folder, MODULES, {**environment, **read_first})
-    # the script that a raylet has Python run for each worker, with the worker's script and arguments
+    fork_server.start(folder, MODULES, {**environment, **import_variables})
+    # setup_worker_path is the script that a raylet runs for each worker, with the worker's script and arguments
     client = str(folder / fork_server.CLIENT)
     parameter.RayParams.__init__ = partialmethod(parameter.RayParams.__init__, setup_worker_path=client)

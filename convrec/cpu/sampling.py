@@ -1,8 +1,8 @@
-"""How vLLM's engine draws tokens on a CPU: by one random number a token, where its own way has one for each word of the
-vocabulary (an exponential race), which takes longer than a small model.
+"""Draw tokens in vLLM's engine on a CPU with one random number per token.
 
-Requests with a seed keep vLLM's way, and so their samples: in a race two policies that are nearly the same seldom draw
-differently; by the distribution function they do wherever a sum over the words before has moved.
+vLLM draws one random number for each word of the vocabulary (an exponential race), which takes longer than a small
+model. Requests with a seed still use the race: with it, two nearly equal policies seldom draw different tokens, while
+with the inverse of the distribution function a change of one word's probability changes the draws of all later words.
 """
 
 import torch
@@ -11,16 +11,16 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 
 def draw_tokens(logits_BV: torch.Tensor, generators: dict[int, torch.Generator]) -> torch.Tensor:
-    """(B) tokens, each drawn from softmax(logits) of its row by the inverse of the distribution function.
+    """Draw a token per row from softmax(logits), by the inverse of the distribution function; return them as (B,).
 
-    generators: of the rows with a seed, where vLLM's race is run.
+    generators: row -> generator of the rows with a seed, which use vLLM's race.
     """
     probs_BV = logits_BV.softmax(dim=-1, dtype=torch.float32)
-    # float64: in float32 the rare words of a large vocabulary are lost in the sum
-    up_to_BV = probs_BV.cumsum(dim=-1, dtype=torch.float64)
-    # in (0, sum]: the first word that reaches it has a probability above 0
-    reached_B1 = (1 - torch.rand(len(probs_BV), 1, dtype=torch.float64)) * up_to_BV[:, -1:]
-    tokens_B = torch.searchsorted(up_to_BV, reached_B1).squeeze(1)
+    # float64, because in float32 the sum loses the rare words of a large vocabulary
+    cumulative_BV = probs_BV.cumsum(dim=-1, dtype=torch.float64)
+    # in (0, sum], so that the first word that reaches it has a probability above 0
+    threshold_B1 = (1 - torch.rand(len(probs_BV), 1, dtype=torch.float64)) * cumulative_BV[:, -1:]
+    tokens_B = torch.searchsorted(cumulative_BV, threshold_B1).squeeze(1)
     for row, generator in generators.items():
         noise_V = torch.empty_like(probs_BV[row]).exponential_(generator=generator)
         tokens_B[row] = (probs_BV[row] / noise_V).argmax()
@@ -34,16 +34,16 @@ def forward_cpu(
     k: torch.Tensor | None,
     p: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """In place of TopKTopPSampler's: (tokens, the log-probs or logits that are asked for)."""
+    """Return tokens, and log-probs or logits as `logprobs_mode` requests; in place of TopKTopPSampler's method."""
     logits = topk_topp_sampler.apply_top_k_top_p(logits, k, p)
-    returned = None
+    processed = None
     if self.logprobs_mode == "processed_logits":
-        returned = logits
+        processed = logits
     elif self.logprobs_mode == "processed_logprobs":
-        returned = logits.log_softmax(dim=-1, dtype=torch.float32)
-    return draw_tokens(logits, generators), returned
+        processed = logits.log_softmax(dim=-1, dtype=torch.float32)
+    return draw_tokens(logits, generators), processed
 
 
 def install() -> None:
-    """For the samplers that are made from now on in this process. Calling it again does nothing."""
+    """Replace the method in the samplers that this process makes from now on; a second call has no effect."""
     TopKTopPSampler.forward_cpu = forward_cpu

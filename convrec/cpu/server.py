@@ -1,7 +1,7 @@
-"""vLLM's CPU build as a verl rollout server: how it takes the actor's weights.
+"""vLLM's CPU build as a verl rollout server that receives the actor's weights.
 
-After its first load, vLLM's CPU linear layers are packed and lose their `weight_loader`, so verl's
-`model.load_weights` cannot refill them. `convrec.checkpoints.reload` rebuilds them.
+After the first load, vLLM packs its CPU linear layers, which then have no `weight_loader`, so verl's
+`model.load_weights` cannot fill them again. `convrec.checkpoints.reload` rebuilds them.
 """
 
 from typing import Any
@@ -15,15 +15,15 @@ from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica, WeightsWor
 
 
 class CPUWorkerExtension(WorkerExtension):
-    """With what differs on a CPU."""
+    """Receives weights in vLLM's process on a CPU."""
 
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = True
     ) -> None:
-        if peft_config and base_sync_done:  # a LoRA adapter is added beside the packed weights: verl's way works
+        if peft_config and base_sync_done:  # a LoRA adapter is separate from the packed weights, so verl's code works
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
             return
-        # The reload reads every weight at once, and the receiver's buffer is reused: keep a copy.
+        # The reload needs all weights at once, but the receiver reuses its buffer, so keep a copy.
         weights: list[tuple[str, torch.Tensor]] = []
         BucketedWeightReceiver(
             zmq_handle=self._get_zmq_handle(), device=torch.device("cpu"), use_shm=True

@@ -1,6 +1,6 @@
-"""Weights on their way to a rollout in other processes, as a file of the run's folder: verl's checkpoint engine `file`.
+"""Send weights to a rollout in other processes through a file in the run's folder: verl's checkpoint engine `file`.
 
-verl's own ones need GPUs. This one lets the asynchronous trainer run on one host without any (conf/scale).
+verl's own engines need GPUs. With this one the asynchronous trainer runs on one host without a GPU (conf/scale).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.02
 
 @CheckpointEngineRegistry.register("file")
 class FileWeights(CheckpointEngine):
-    """A synchronisation has a file of its own: the first training process writes it, every rollout worker reads it."""
+    """Each synchronisation has its own file, which the first training process writes and every rollout worker reads."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.is_master = is_master

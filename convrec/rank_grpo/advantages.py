@@ -1,8 +1,7 @@
-"""Rank returns -> rank-relative advantages -> what units of tokens earn (docs/explanation/method.md 3; paper, 4).
+"""Rank returns -> rank-relative advantages -> units of tokens (docs/explanation/method.md 3; paper, section 4).
 
-A *unit* is a set of tokens of one response that share one importance ratio and one place in the loss: an item's
-tokens, or the premature stop token. Unit ids: 0..N-1 the ranks, N the premature stop token, N+1.. overflow items, -1
-no unit.
+A *unit* is a set of tokens of one response with one importance ratio and one term in the loss: the tokens of an item,
+or a premature stop token. Unit ids: 0..N-1 the ranks, N the premature stop token, N+1.. overflow items, -1 no unit.
 
 Shapes: B sequences, T response tokens, K = N ranks, G groups of rollouts of one prompt.
 """
@@ -20,13 +19,14 @@ Preset = Literal["paper", "reference"]
 
 
 def _group_index(uid: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, int]:
-    """(B,) group number of each sequence, in order of first appearance, and how many groups there are."""
+    """Return the group number of each sequence (B,), in order of first appearance, and the number of groups."""
     number: dict[Any, int] = {}
     index = [number.setdefault(u, len(number)) for u in uid]
     return torch.tensor(index, dtype=torch.long, device=device), len(number)
 
 
 def _group_range(values_BK: torch.Tensor, group_B: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the minimum and the maximum of each group at each rank, both (G, K)."""
     index_BK = group_B[:, None].expand_as(values_BK)
     zeros_GK = values_BK.new_zeros(num_groups, values_BK.shape[1])
     low_GK = zeros_GK.scatter_reduce(0, index_BK, values_BK, "amin", include_self=False)
@@ -35,7 +35,7 @@ def _group_range(values_BK: torch.Tensor, group_B: torch.Tensor, num_groups: int
 
 
 def zero_std_ranks(returns_BK: torch.Tensor, uid: Sequence[Any]) -> torch.Tensor:
-    """(G, K) bool, groups in order of first appearance: are all returns of this group at this rank equal?"""
+    """Return where all returns of a group at a rank are equal: (G, K) bool, groups in order of first appearance."""
     group_B, num_groups = _group_index(uid, returns_BK.device)
     low_GK, high_GK = _group_range(returns_BK, group_B, num_groups)
     return low_GK == high_GK
@@ -44,20 +44,26 @@ def zero_std_ranks(returns_BK: torch.Tensor, uid: Sequence[Any]) -> torch.Tensor
 def rank_advantages(
     returns_BK: torch.Tensor, uid: Sequence[Any], norm_by_std: bool = True, eps: float = 1e-4
 ) -> torch.Tensor:
-    """A[i,k] = (r[i,k] - mean_i r[i,k]) / (std_i r[i,k] + eps), mean and std over the rollouts with the same uid.
+    """Compare the returns of each rank within the rollouts of a prompt.
+
+        A[i,k] = (r[i,k] - mean_i r[i,k]) / (std_i r[i,k] + eps),  mean and std over the rollouts with the same uid
 
     Args:
-        returns_BK: rank returns, 0 where a response has no such rank: short lists enter the statistics with 0.
+        returns_BK: rank returns; 0 where a response has no such rank, so short lists enter the statistics with 0.
         uid: B hashable group labels, in any order.
-        norm_by_std: False centres only.
+        norm_by_std: divide by the std; False only subtracts the mean.
         eps: added to the std (unbiased, ddof 1).
 
-    Returns (B, K) in the dtype of `returns_BK`; 0 where the group is of one sample or its returns are all equal.
+    Returns:
+        Advantages (B, K) in the dtype of `returns_BK`; 0 for groups of one sample or with equal returns.
+
+    Raises:
+        ValueError: the number of labels is not B.
     """
     if returns_BK.ndim != 2 or len(uid) != returns_BK.shape[0]:
         raise ValueError(f"returns_BK has shape {tuple(returns_BK.shape)}, but there are {len(uid)} uids")
     group_B, num_groups = _group_index(uid, returns_BK.device)
-    # float64 inside: a mean that is off by a rounding error must not become an advantage
+    # float64, because a rounding error in the mean must not become an advantage
     values_BK = returns_BK.detach().double()
     count_G1 = torch.bincount(group_B, minlength=num_groups)[:, None].double()
     sums_GK = values_BK.new_zeros(num_groups, values_BK.shape[1])
@@ -81,27 +87,40 @@ def assign_units(
     end_of_list_reward: float = 0.1,
     mask_truncated: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which unit each token belongs to, and the advantage it trains with.
+    """Assign each token to a unit, and each token the advantage of its unit.
+
+    Preset "paper", with ranks from `token_rank_ids`: each of the first N overflow items is a separate unit with
+    `overflow_penalty`; later ones have no unit. The stop token of a list shorter than N is a separate unit with
+    `underflow_penalty`; in any other list it belongs to the last item.
+
+    Preset "reference", with ranks from `reference_rank_ids`: all overflow tokens share one unit. The stop token shares
+    the unit of its rank, and so its ratio, but its advantage is `end_of_list_reward` if the list has exactly N items,
+    and `underflow_penalty` if it is shorter.
 
     Args:
-        rank_ids_BT: 0-based rank per token, -1 none; the stop token has the last started rank, -1 in an empty list.
-        rank_advantages_BK: from `rank_advantages`; K = num_ranks.
-        stop_mask_BT: True at the response's end-of-sequence token; a row without one was truncated.
-        preset: "paper" takes ranks of `token_rank_ids`: each of the first N overflow items is a unit of its own with
-            `overflow_penalty`, later ones are none; the stop token of a list shorter than N is a unit of its own with
-            `underflow_penalty`, of any other list it is part of the last item. "reference" takes ranks of
-            `reference_rank_ids`: all overflow tokens share one unit; the stop token always shares its rank's unit (so
-            its ratio), but its advantage is `end_of_list_reward` when the list has exactly N items and
-            `underflow_penalty` when it is shorter.
-        mask_truncated: truncated rows train nothing.
+        rank_ids_BT: 0-based rank of each token, -1 for none; the stop token has the last started rank, -1 in an empty
+            list.
+        rank_advantages_BK: the result of `rank_advantages`; K = num_ranks.
+        stop_mask_BT: True at the end-of-sequence token of a response; a row without one was truncated.
+        num_ranks: N.
+        preset: "paper" or "reference".
+        overflow_penalty: advantage of an item after the N-th.
+        underflow_penalty: advantage of the stop token of a list shorter than N.
+        end_of_list_reward: advantage of the stop token of a list of exactly N items; "reference" only.
+        mask_truncated: truncated rows have no units.
 
-    Returns unit_ids_BT (long, -1 none) and advantages_BT (dtype of `rank_advantages_BK`, 0 where the unit is -1).
+    Returns:
+        unit_ids_BT (long, -1 for none), and advantages_BT (dtype of `rank_advantages_BK`, 0 where the unit is -1).
+
+    Raises:
+        UserError: the preset is unknown.
+        ValueError: K is not num_ranks.
     """
     if rank_advantages_BK.shape[1] != num_ranks:
         raise ValueError(f"rank_advantages_BK has {rank_advantages_BK.shape[1]} ranks, num_ranks is {num_ranks}")
     rank_ids_BT = rank_ids_BT.long()
     stop_mask_BT = stop_mask_BT.bool()
-    # the largest id, whoever holds it: in "reference" a stop token after a final newline counts as an item
+    # the largest id of any token: in "reference" a stop token after a final newline counts as an item
     num_items_B1 = rank_ids_BT.max(dim=1, keepdim=True).values + 1
     overflow_BT = rank_ids_BT >= num_ranks
 
@@ -111,14 +130,14 @@ def assign_units(
     advantages_BT = advantages_BT.masked_fill(short_stop_BT, underflow_penalty)
     if preset == "paper":
         unit_ids_BT = torch.where(overflow_BT, rank_ids_BT + 1, rank_ids_BT).masked_fill(short_stop_BT, num_ranks)
-        # a list that never ends must not outweigh the batch: its overflow weighs at most what its ranks do
+        # a list that never ends must not dominate the batch, so its overflow has at most the weight of its ranks
         unit_ids_BT = unit_ids_BT.masked_fill(rank_ids_BT >= 2 * num_ranks, -1)
     elif preset == "reference":
         unit_ids_BT = rank_ids_BT.masked_fill(overflow_BT, num_ranks + 1)
         exact_stop_BT = stop_mask_BT & (num_items_B1 == num_ranks)
         advantages_BT = advantages_BT.masked_fill(exact_stop_BT, end_of_list_reward)
     else:
-        raise UserError(f"preset must be 'paper' or 'reference', not {preset!r}")
+        raise UserError("method.unknown-preset", f"preset={preset!r}: expected 'paper' or 'reference'")
 
     if mask_truncated:
         unit_ids_BT = unit_ids_BT.masked_fill(~stop_mask_BT.any(dim=1, keepdim=True), -1)

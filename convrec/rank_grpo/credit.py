@@ -1,11 +1,11 @@
-"""From a step's lists to the credit of their tokens: the method in the order in which it is computed.
+"""Assign credit to the tokens of a step's lists: the method in the order in which it is computed.
 
-    RankBatch                      what the rollout workers wrote: tokens, and what the reward returned
-      -> rank_advantages           returns of each rank, compared within the rollouts of a prompt
-      -> assign_units              tokens to units, units to advantages
-      -> Credit                    what the policy loss trains on
+    RankBatch                      tokens from the rollout workers, and the results of the reward function
+      -> rank_advantages           compare the returns of each rank within the rollouts of a prompt
+      -> assign_units              assign tokens to units, and units to advantages
+      -> Credit                    the input of the policy loss
 
-A run may turn on features (convrec.features), each of which changes one of these results. The paper's setting has none.
+A run may turn on features (convrec.features), each of which changes one of these results. The paper uses none.
 
 Shapes: B sequences, T response tokens, K = N ranks. The definitions are docs/explanation/method.md, sections 1 to 3.
 """
@@ -20,19 +20,19 @@ import torch
 
 from convrec.lists.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, token_rank_ids
 from convrec.rank_grpo.advantages import Preset, assign_units, rank_advantages
-from convrec.rank_grpo.step_metrics import rank_metrics
+from convrec.rank_grpo.step_metrics import compute_rank_metrics
 
 SAMPLED_TOKENS = "rank_grpo/sampled_tokens"
-# Stands for the rollout's log-prob of a token that the rollout did not sample (a repair wrote it, or changed the text
-# before it). No log-prob is above 0. Readers ask `is_sampled`.
+# Placeholder for the rollout's log-prob of a token that the rollout did not sample, because a repair wrote it or
+# changed the text before it; see `is_sampled`. No log-prob is above 0.
 NOT_SAMPLED = 1.0
-# Stands for the log-prob of a token that the rollout sampled without reporting how likely it was
-# (`convrec.rollout_check_share`). Readers ask `has_log_prob`.
+# Placeholder for the log-prob of a token that the rollout sampled without reporting its log-prob
+# (`convrec.rollout_check_share`); see `has_log_prob`.
 NOT_REPORTED = 2.0
 
 
 def is_sampled(rollout_log_probs: torch.Tensor) -> torch.Tensor:
-    """Return where the rollout sampled the token itself; same shape, bool."""
+    """Return where the rollout itself sampled the token; same shape, bool."""
     return rollout_log_probs != NOT_SAMPLED
 
 
@@ -46,17 +46,17 @@ class RankBatch:
     """The rows of one training step.
 
     Attributes:
-        prompts: (B,) label of each row's prompt. A padding row has a label of its own, so that padding rows do not form
-            a group.
-        is_padding_B: rows that fill the batch up to a multiple of its processes.
-        extra_fields: (B,) what the rollout noted about each response.
+        prompts: (B,) label of each row's prompt. Each padding row has its own label, so that padding rows do not form a
+            group.
+        is_padding_B: rows that fill the batch up to a multiple of the number of processes.
+        extra_fields: (B,) fields that the rollout added to each response, among them the reward function's result.
         responses_BT: token ids.
         mask_BT: 1 for a response token, 0 for padding.
-        optional_BT: further fields that a feature asked for, by name.
-        groups: (B,) label of the rows whose returns are compared with each other; the prompts unless a feature
-            separates them further.
-        is_list_B: rows that hold a list, and are counted in what is logged about lists.
-        logged_infos: (B,) what the reward function returned for the list as the policy wrote it.
+        optional_BT: further fields that a feature requested, by name.
+        groups: (B,) label of the rows whose returns are compared with each other; the prompts, unless a feature splits
+            them further.
+        is_list_B: rows that hold a list; only these count in the logged metrics of lists.
+        logged_infos: (B,) result of the reward function for the list as the policy wrote it.
     """
 
     prompts: list[Any]
@@ -76,12 +76,12 @@ class RankBatch:
 
     @property
     def infos(self) -> list[dict[str, Any]]:
-        """(B,) what the reward function returned for the response that trains."""
+        """(B,) result of the reward function for the response that trains."""
         return [extra["reward_extra_info"] for extra in self.extra_fields]
 
     @property
     def returns_BK(self) -> torch.Tensor:
-        """Rank returns of the responses that train, float32."""
+        """Rank returns of the responses that train, (B, K) float32."""
         return torch.tensor([info["rank_returns"] for info in self.infos], dtype=torch.float32)
 
     @property
@@ -92,16 +92,16 @@ class RankBatch:
 
 @dataclass
 class Credit:
-    """What the loss trains a step's tokens on.
+    """The credit of a step's tokens, on which the policy loss trains.
 
     Attributes:
         rank_ids_BT: 0-based rank of each token, -1 for none.
-        is_stop_BT: True at the end-of-sequence token of a response that was not cut off.
+        is_stop_BT: True at the end-of-sequence token of a response that was not truncated.
         advantages_BK: advantage of each rank.
         units_BT: unit of each token, -1 for none (see convrec.rank_grpo.advantages).
         advantages_BT: advantage of each token, 0 where it has no unit.
-        loss_mask_BT: 1 for the tokens that the loss counts.
-        metrics: what the step logs about its credit.
+        loss_mask_BT: 1 for the tokens that count in the loss.
+        metrics: metrics of the step about its credit.
     """
 
     rank_ids_BT: torch.Tensor
@@ -112,18 +112,18 @@ class Credit:
     loss_mask_BT: torch.Tensor
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def returns_BT(self, returns_BK: torch.Tensor) -> torch.Tensor:
-        """Return of each token's rank; 0 for a token without one. Only logged."""
+    def spread_returns(self, returns_BK: torch.Tensor) -> torch.Tensor:
+        """Return the rank return of each token's rank (B, T), 0 for a token without a rank; used for logging only."""
         num_ranks = returns_BK.shape[1]
         is_rank_BT = (self.rank_ids_BT >= 0) & (self.rank_ids_BT < num_ranks)
         return returns_BK.gather(1, self.rank_ids_BT.clamp(0, num_ranks - 1)) * is_rank_BT
 
 
 class CreditFeature(Protocol):
-    """The part of a feature that changes the credit; convrec.features.feature.Feature has hooks that do nothing."""
+    """The hooks of a feature that change the credit; those of convrec.features.feature.Feature do nothing."""
 
     def prepare(self, batch: RankBatch) -> None:
-        """Change the groups, or what is logged, before anything is computed."""
+        """Change the groups, or the logged results, before anything is computed."""
 
     def adjust_ranks(self, batch: RankBatch, credit: Credit) -> None:
         """Change the advantages of ranks."""
@@ -140,14 +140,14 @@ class CreditSettings:
     """The settings of `assign_credit`.
 
     Attributes:
-        num_ranks: N, items asked for.
-        vocab_table: what the bytes of each token do to the count of lines.
+        num_ranks: N, the number of items that the prompt asks for.
+        vocab_table: effect of each token's bytes on the count of lines.
         stop_token_ids: ids that end a response.
         preset: "paper" or "reference".
-        norm_by_std: whether advantages are divided by the standard deviation of their group.
+        norm_by_std: divide advantages by the standard deviation of their group.
         overflow_penalty: advantage of an item after the N-th.
-        underflow_penalty: advantage of the end of a list shorter than N.
-        mask_truncated: whether responses that were cut off train nothing.
+        underflow_penalty: advantage of the stop token of a list shorter than N.
+        mask_truncated: truncated responses do not train.
     """
 
     num_ranks: int
@@ -160,11 +160,11 @@ class CreditSettings:
     mask_truncated: bool = False
 
 
-def list_metrics(batch: RankBatch, num_ranks: int) -> dict[str, float]:
-    """Return what a step logs about its lists as the policy wrote them, whatever the algorithm."""
+def compute_list_metrics(batch: RankBatch, num_ranks: int) -> dict[str, float]:
+    """Return the metrics of a step's lists as the policy wrote them, for every algorithm."""
     rows = batch.list_rows
     infos = [batch.logged_infos[row] for row in rows]
-    return rank_metrics(
+    return compute_rank_metrics(
         torch.tensor([info["rank_returns"] for info in infos], dtype=torch.float32),
         [batch.groups[row] for row in rows],
         num_ranks,
@@ -174,12 +174,12 @@ def list_metrics(batch: RankBatch, num_ranks: int) -> dict[str, float]:
 
 
 def assign_credit(batch: RankBatch, settings: CreditSettings, features: Sequence[CreditFeature] = ()) -> Credit:
-    """Return the units and advantages of all tokens of a step (docs/explanation/method.md 3).
+    """Compute the units and advantages of all tokens of a step (docs/explanation/method.md 3).
 
     Args:
-        batch: after `prepare` of every feature.
-        settings: of the method.
-        features: that the run turned on, in the order in which they apply.
+        batch: the step's rows, after `prepare` of every feature.
+        settings: settings of the method.
+        features: features of the run, in the order in which they apply.
     """
     read_ranks = reference_rank_ids if settings.preset == "reference" else token_rank_ids
     rank_ids_BT = read_ranks(batch.responses_BT, batch.mask_BT, settings.vocab_table, settings.stop_token_ids)
@@ -217,6 +217,6 @@ def assign_credit(batch: RankBatch, settings: CreditSettings, features: Sequence
 
 
 def scalar_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the numbers among what the reward function returned: {name: one number per response}."""
+    """Return the numbers among the results of the reward function: name -> one number per response."""
     names = [name for name, value in infos[0].items() if isinstance(value, (int, float))]
     return {name: [float(info[name]) for info in infos] for name in names}

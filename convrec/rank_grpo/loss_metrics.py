@@ -1,4 +1,4 @@
-"""What the policy loss logs: parts that add up over micro-batches and processes, and the values made of them.
+"""Metrics of the policy loss: parts that add up over micro-batches and processes, and the values made from them.
 
 Shapes: B sequences, U units per row (at most: largest id + 1).
 """
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from convrec.rank_grpo.step_metrics import rank_buckets
+from convrec.rank_grpo.step_metrics import make_rank_buckets
 
 
-def metric_parts(
+def compute_metric_parts(
     sums: Mapping[str, torch.Tensor],
     ratio_BU: torch.Tensor,
     present_BU: torch.Tensor,
@@ -21,18 +21,21 @@ def metric_parts(
     clipped_high_BU: torch.Tensor,
     num_ranks: int,
 ) -> dict[str, float]:
-    """The parts of one micro-batch, to be put together by `finish_policy_metrics`.
+    """Return the metric parts of one micro-batch, which `finish_policy_metrics` combines.
 
-    The key's ending (:sum, :min, :max) says how. Per unit id on the device, one transfer, then per bucket in Python.
+    The ending of a key (:sum, :min, :max) is the way to combine it. Statistics per unit id are computed on the device
+    and copied once; those per bucket are computed in Python.
 
     Args:
-        sums: scalars that are logged as they are.
-        ratio_BU: importance ratios, of any value where the unit is not present.
-        present_BU: has the unit a token?
-        clipped_low_BU, clipped_high_BU: is its ratio clipped?
+        sums: scalars that are logged unchanged.
+        ratio_BU: importance ratios; any value where the unit has no token.
+        present_BU: True where the unit has a token.
+        clipped_low_BU: True where the ratio is clipped from below.
+        clipped_high_BU: True where the ratio is clipped from above.
+        num_ranks: N.
     """
     inf = float("inf")
-    by_unit = torch.stack(
+    statistics_6U = torch.stack(
         [
             present_BU.sum(dim=0).to(ratio_BU.dtype),
             (ratio_BU * present_BU).sum(dim=0),
@@ -42,12 +45,12 @@ def metric_parts(
             clipped_high_BU.sum(dim=0).to(ratio_BU.dtype),
         ]
     )
-    flat = torch.cat([torch.stack(list(sums.values())), by_unit.reshape(-1)]).tolist()
+    flat = torch.cat([torch.stack(list(sums.values())), statistics_6U.reshape(-1)]).tolist()
     parts = {f"{name}:sum": value for name, value in zip(sums, flat, strict=False)}
     U = ratio_BU.shape[1]
     rows = [flat[start : start + U] for start in range(len(sums), len(flat), U)]
 
-    buckets = [("all", 0, U), *rank_buckets(num_ranks)]
+    buckets = [("all", 0, U), *make_rank_buckets(num_ranks)]
     buckets += [("stop", num_ranks, num_ranks + 1), ("overflow", num_ranks + 1, max(U, num_ranks + 2))]
     for name, start, end in buckets:
         count, total, least, most, clipped_low, clipped_high = (row[start:end] for row in rows)
@@ -65,31 +68,35 @@ def metric_parts(
 def finish_policy_metrics(
     parts: Mapping[str, float] | Iterable[Mapping[str, float]], prefix: str = ""
 ) -> dict[str, float]:
-    """Parts of one or many micro-batches -> named values: means over tokens (kl, approx_kl) and units (the rest).
+    """Combine the parts of one or more micro-batches into metrics: means over tokens (kl, approx_kl) or units (others).
 
-    `policy_loss` and `kl_loss` carry the loss's factor dp_size: add them over micro-batches and average over
-    processes, as verl's Metric(SUM) does; the other values are quotients of two sums, to which that average makes no
-    difference. Buckets without a unit are left out.
+    `policy_loss` and `kl_loss` contain the loss's factor dp_size, so sum them over micro-batches and average them over
+    processes, as verl's Metric(SUM) does. The other values are quotients of two sums, which this average does not
+    change. Buckets without a unit are left out.
+
+    Args:
+        parts: results of `compute_metric_parts`.
+        prefix: prefix of the metrics' names.
     """
     combine: dict[str, Callable[[list[float]], float]] = {"sum": sum, "min": min, "max": max}
-    collected: dict[str, list[float]] = {}
+    values_by_key: dict[str, list[float]] = {}
     for part in [parts] if isinstance(parts, Mapping) else parts:
         for key, value in part.items():
-            collected.setdefault(key, []).append(float(value))
-    total = {key: combine[key.rpartition(":")[2]](values) for key, values in collected.items()}
+            values_by_key.setdefault(key, []).append(float(value))
+    total = {key: combine[key.rpartition(":")[2]](values) for key, values in values_by_key.items()}
 
-    out: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for key, value in total.items():
         name, _, kind = key.rpartition(":")
         family, _, bucket = name.partition("/")
         if name in ("policy_loss", "kl_loss"):
-            out[name] = value
+            metrics[name] = value
         elif name in ("kl", "approx_kl"):
-            out[name] = value / max(total["tokens:sum"], 1.0)
+            metrics[name] = value / max(total["tokens:sum"], 1.0)
         elif family == "units" or name == "tokens" or not total[f"units/{bucket}:sum"]:
             continue
         elif kind == "sum":
-            out[{"ratio": "ratio_mean"}.get(family, family) + f"/{bucket}"] = value / total[f"units/{bucket}:sum"]
+            metrics[{"ratio": "ratio_mean"}.get(family, family) + f"/{bucket}"] = value / total[f"units/{bucket}:sum"]
         elif math.isfinite(value):
-            out[{"ratio_lowest": "ratio_min", "ratio_highest": "ratio_max"}[family] + f"/{bucket}"] = value
-    return {prefix + name: value for name, value in out.items()}
+            metrics[{"ratio_lowest": "ratio_min", "ratio_highest": "ratio_max"}[family] + f"/{bucket}"] = value
+    return {prefix + name: value for name, value in metrics.items()}

@@ -1,13 +1,13 @@
-"""The Rank-GRPO policy loss (docs/explanation/method.md 3; arXiv 2510.20150, eq. 6), its gradient in closed form.
+"""The Rank-GRPO policy loss (docs/explanation/method.md 3; arXiv 2510.20150, eq. 6) with its gradient in closed form.
 
     loss = sum_t weight_t * ( -is_t * min(w_u A_t, clip(w_u, 1-low, 1+high) A_t) + kl_coef * k3_t ),  u the unit of t
     w_u  = exp( mean over the unit's tokens of (log pi_new - log pi_old) ),   a ratio of geometric means
 
-`unit_weights` has weight_t, `policy_term` the first summand, `add_kl_term` the second, each with its gradient: the loss
-needs d loss / d log_prob only, and everything but a few sums lives on units, not tokens, so the forward pass computes
-the gradient as well and keeps that one (B, T) tensor.
+`compute_unit_weights` computes weight_t, `compute_policy_term` the first summand and `add_kl_term` the second, each
+with its gradient. Backpropagation needs only d loss / d log_prob, and almost everything is computed per unit, not per
+token. So the forward pass also computes the gradient, and keeps only this one (B, T) tensor.
 
-Shapes: B sequences, T response tokens, U units per row (at most: largest id + 1).
+Shapes: B sequences, T response tokens, U units per row (largest id + 1).
 """
 
 from __future__ import annotations
@@ -18,43 +18,72 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from convrec.base.errors import UserError
-from convrec.rank_grpo.loss_metrics import metric_parts
+from convrec.rank_grpo.loss_metrics import compute_metric_parts
 
 Aggregation = Literal["rank-mean", "token-mean", "seq-mean-token-mean"]
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 
-# exp(20) = 4.9e8. A log-ratio above this (of a unit, or of the reference over the policy at a token) is taken as this
-# and has gradient 0, as in verl; such a unit has no part in the loss either, where it would hide all others. Below
-# there is nothing to guard: exp underflows to 0.
+# exp(20) = 4.9e8. A larger log-ratio (of a unit, or of reference to policy at a token) is clamped to this value and has
+# gradient 0, as in verl. Such a unit is also left out of the loss, where it would hide all others. Small log-ratios
+# need no guard: exp underflows to 0.
 MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
 class RankLossSettings:
-    """What the loss needs to know of the run. Raises UserError for an unknown aggregation."""
+    """The settings of the loss.
+
+    Attributes:
+        num_ranks: N.
+        clip_ratio_low: ratios are clipped at 1 - clip_ratio_low.
+        clip_ratio_high: ratios are clipped at 1 + clip_ratio_high.
+        kl_coef: coefficient of the KL divergence from the reference.
+        aggregation: weights of the tokens, see `compute_unit_weights`. The paper has "rank-mean", its public code
+            "token-mean".
+
+    Raises:
+        UserError: the aggregation is unknown.
+    """
 
     num_ranks: int
     clip_ratio_low: float = 0.06
     clip_ratio_high: float = 0.08
     kl_coef: float = 0.0
-    aggregation: Aggregation = "rank-mean"  # the paper's; the reference's is "token-mean"
+    aggregation: Aggregation = "rank-mean"
 
     def __post_init__(self) -> None:
         if self.aggregation not in AGGREGATIONS:
-            raise UserError(f"loss aggregation must be one of {', '.join(AGGREGATIONS)}, not {self.aggregation!r}")
+            raise UserError(
+                "method.unknown-aggregation",
+                f"loss aggregation {self.aggregation!r}: expected one of {', '.join(AGGREGATIONS)}",
+            )
 
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Of the whole mini-batch of an update, over all micro-batches and data-parallel processes."""
+    """Counts over the whole mini-batch of an update: all micro-batches of all data-parallel processes.
 
-    global_batch_size: int  # sequences
-    batch_num_tokens: int | None = None  # response tokens; only token-mean needs them
-    dp_size: int = 1  # data-parallel processes
+    Attributes:
+        global_batch_size: sequences.
+        batch_num_tokens: response tokens; only token-mean needs them.
+        dp_size: data-parallel processes.
+    """
+
+    global_batch_size: int
+    batch_num_tokens: int | None = None
+    dp_size: int = 1
 
 
 class PolicyTerm(NamedTuple):
-    """`policy_term` of a micro-batch: its loss, the gradient of each token of a unit, and what is logged."""
+    """The result of `compute_policy_term` for a micro-batch.
+
+    Attributes:
+        loss: scalar.
+        grad_BU: gradient with respect to the log-prob of each token of a unit.
+        ratio_BU: importance ratios.
+        clipped_low_BU: True where clipping from below changes the gradient.
+        clipped_high_BU: True where clipping from above changes the gradient.
+    """
 
     loss: torch.Tensor
     grad_BU: torch.Tensor
@@ -64,12 +93,16 @@ class PolicyTerm(NamedTuple):
 
 
 class Units:
-    """Which tokens of a micro-batch make up each unit.
+    """The units of a micro-batch: sums over the tokens of a unit, and values of units spread to their tokens.
 
-    A unit may have advantages of both signs (reference preset), and clipping treats them apart, so every unit has
-    two slots, for its tokens with A >= 0 and with A < 0; the first slot of a row takes the tokens of no unit.
+    A unit may have advantages of both signs (reference preset), which clipping treats differently. So each unit has two
+    slots, one for its tokens with A >= 0 and one for those with A < 0. The first slot of a row holds the tokens without
+    a unit.
 
-    Attributes: none_BT, the token has no unit; count_BU, tokens in the unit; mean_BU, 1 / count_BU (1 where it is 0).
+    Attributes:
+        none_BT: True where the token has no unit.
+        count_BU: number of tokens in the unit.
+        mean_BU: 1 / count_BU; 1 where the count is 0.
     """
 
     def __init__(self, unit_ids_BT: torch.Tensor, advantages_BT: torch.Tensor) -> None:
@@ -88,18 +121,18 @@ class Units:
         return slots.view(2, self.B, self.U + 1)[:, :, 1:]
 
     def sum_by_sign(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """(2, B, U): sums over each unit's tokens with A >= 0, and over those with A < 0."""
+        """Return the sums over each unit's tokens with A >= 0 and over those with A < 0: (2, B, U)."""
         zeros = torch.zeros(self.num_slots, dtype=tokens_BT.dtype, device=tokens_BT.device)
         return self._by_sign(zeros.scatter_add_(0, self.slot, tokens_BT.reshape(-1)))
 
     def to_tokens(self, units_BU: torch.Tensor) -> torch.Tensor:
-        """(B, T): each token gets its unit's value, 0 where it has none."""
+        """Return the value of each token's unit (B, T); 0 for a token without a unit."""
         slots = torch.nn.functional.pad(units_BU, (1, 0)).view(-1)
         return slots.repeat(2).index_select(0, self.slot).view(self.B, self.T)
 
 
 def sum_over_units(tokens_BT: torch.Tensor, unit_ids_BT: torch.Tensor) -> torch.Tensor:
-    """(B, T): each token gets the sum over its unit's tokens, 0 where it has none."""
+    """Return the sum over the tokens of each token's unit (B, T); 0 for a token without a unit."""
     units = Units(unit_ids_BT, torch.zeros_like(tokens_BT))
     return units.to_tokens(units.sum_by_sign(tokens_BT).sum(dim=0))
 
@@ -115,32 +148,36 @@ def rank_policy_loss(
     ref_log_prob_BT: torch.Tensor | None = None,
     rollout_is_weights_BT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Loss of one micro-batch and what to log about it.
+    """Compute the loss of one micro-batch, in float32, or in float64 if `log_prob_BT` is.
 
     Args:
-        log_prob_BT: of the policy being trained; the only argument that gets a gradient.
-        advantages_BT, unit_ids_BT: from `assign_units`. Tokens with id -1 (padding too) count nowhere.
-        old_log_prob_BT: None means strictly on-policy: w = 1, with gradient.
-        ref_log_prob_BT: frozen SFT policy; with it the mean KL is logged even when the KL coefficient is 0.
-        rollout_is_weights_BT: multiply the policy term of each token (rollout correction).
+        log_prob_BT: log-probs of the policy that is trained; the only argument that gets a gradient.
+        advantages_BT: advantage of each token, from `assign_units`.
+        unit_ids_BT: unit of each token, from `assign_units`. Tokens with id -1, padding included, do not count.
+        settings: settings of the loss.
+        counts: counts over the whole mini-batch.
+        old_log_prob_BT: log-probs of the old policy; None means strictly on-policy: w = 1, with gradient.
+        ref_log_prob_BT: log-probs of the reference; with them the mean KL is logged even if the KL coefficient is 0.
+        rollout_is_weights_BT: factors of each token's policy term (rollout correction).
 
-    Computes in float32, or in float64 when `log_prob_BT` is. Returns (loss, metrics); metrics are the parts that
-    `finish_policy_metrics` puts together.
+    Returns:
+        The loss, and the metric parts that `finish_policy_metrics` combines.
     """
     with torch.no_grad():
         dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
         advantages_BT = advantages_BT.to(dtype)
         units = Units(unit_ids_BT, advantages_BT)
-        weight_BU = unit_weights(units, settings, counts)
+        weight_BU = compute_unit_weights(units, settings, counts)
 
         if rollout_is_weights_BT is not None:
             advantages_BT = advantages_BT * rollout_is_weights_BT.to(dtype)
         log_ratio_BU = torch.zeros_like(weight_BU)
         if old_log_prob_BT is not None:
-            # a geometric mean: long titles must not dominate the ratio
+            # a geometric mean, so that long titles do not dominate the ratio
             sums_2BU = units.sum_by_sign(log_prob_BT.to(dtype) - old_log_prob_BT.to(dtype))
             log_ratio_BU = sums_2BU.sum(dim=0) * units.mean_BU
-        policy = policy_term(log_ratio_BU, units.sum_by_sign(advantages_BT), weight_BU, units.mean_BU, settings)
+        advantage_sums_2BU = units.sum_by_sign(advantages_BT)
+        policy = compute_policy_term(log_ratio_BU, advantage_sums_2BU, weight_BU, units.mean_BU, settings)
         grad_BT = units.to_tokens(policy.grad_BU)
 
         loss = policy.loss
@@ -150,20 +187,29 @@ def rank_policy_loss(
             loss = loss + kl_loss
             sums |= {"kl_loss": kl_loss, "kl": kl_sum}
         sums |= {"approx_kl": -(log_ratio_BU * units.count_BU).sum(), "tokens": units.count_BU.sum()}
-        clipped = policy.clipped_low_BU, policy.clipped_high_BU
-        metrics = metric_parts(sums, policy.ratio_BU, units.count_BU > 0, *clipped, settings.num_ranks)
-    return _LossWithGradient.apply(log_prob_BT, loss, grad_BT.to(log_prob_BT.dtype)), metrics
+        parts = compute_metric_parts(
+            sums,
+            ratio_BU=policy.ratio_BU,
+            present_BU=units.count_BU > 0,
+            clipped_low_BU=policy.clipped_low_BU,
+            clipped_high_BU=policy.clipped_high_BU,
+            num_ranks=settings.num_ranks,
+        )
+    return _LossWithGradient.apply(log_prob_BT, loss, grad_BT.to(log_prob_BT.dtype)), parts
 
 
-def unit_weights(units: Units, settings: RankLossSettings, counts: BatchCounts) -> torch.Tensor:
-    """(B, U): what each token of a unit weighs in the loss.
+def compute_unit_weights(units: Units, settings: RankLossSettings, counts: BatchCounts) -> torch.Tensor:
+    """Return the weight of each token of a unit in the loss, (B, U).
 
-        rank-mean            weight_t = 1 / (global_batch_size * num_ranks * tokens in the unit): units weigh the same
+        rank-mean            weight_t = 1 / (global_batch_size * num_ranks * tokens in the unit), equal for all units
         token-mean           weight_t = 1 / batch_num_tokens
         seq-mean-token-mean  weight_t = 1 / (global_batch_size * tokens in the row)
 
-    rank-mean is eq. 6: 1/(G N) of each item, shared by its tokens. Only global counts divide, so the partial losses of
-    micro-batches add up; data-parallel engines average gradients over processes, so all is multiplied by `dp_size`.
+    rank-mean is eq. 6: each item has 1/(G N), shared by its tokens. All divisors are global counts, so the losses of
+    micro-batches add up. Data-parallel engines average gradients over processes, hence the factor `dp_size`.
+
+    Raises:
+        ValueError: token-mean without batch_num_tokens.
     """
     if settings.aggregation == "rank-mean":
         return units.mean_BU * (counts.dp_size / (counts.global_batch_size * settings.num_ranks))
@@ -175,17 +221,19 @@ def unit_weights(units: Units, settings: RankLossSettings, counts: BatchCounts) 
     return (counts.dp_size / counts.global_batch_size / row_tokens_B1).expand_as(units.mean_BU)
 
 
-def policy_term(
+def compute_policy_term(
     log_ratio_BU: torch.Tensor,
     advantage_sums_2BU: torch.Tensor,
     weight_BU: torch.Tensor,
     mean_BU: torch.Tensor,
     settings: RankLossSettings,
 ) -> PolicyTerm:
-    """-sum_t weight_t min(w_u A_t, clip(w_u, 1-low, 1+high) A_t), w_u = exp(log_ratio_u): eq. 6. There is no dual clip.
+    """Compute the clipped policy term of eq. 6 and its gradient; there is no dual clip.
 
-    min(w A, clip(w) A) is A min(w, 1+high) for A >= 0 and A max(w, 1-low) for A < 0, so the sums over a unit's tokens
-    of its positive and of its negative advantages, A+ and A-, are all it takes:
+        -sum_t weight_t min(w_u A_t, clip(w_u, 1-low, 1+high) A_t),  w_u = exp(log_ratio_u)
+
+    min(w A, clip(w) A) is A min(w, 1+high) for A >= 0 and A max(w, 1-low) for A < 0. So the sums A+ and A- of a unit's
+    positive and negative advantages are sufficient:
 
         loss = -sum_u weight_u (A+_u min(w_u, 1+high) + A-_u max(w_u, 1-low))
 
@@ -194,16 +242,19 @@ def policy_term(
         d loss / d log_prob_t = -weight_u (A+_u [w_u <= 1+high] + A-_u [w_u >= 1-low]) w_u / tokens in the unit
 
     Args:
+        log_ratio_BU: mean log-ratio of new to old policy over the unit's tokens.
         advantage_sums_2BU: A+ and A-.
+        weight_BU: weight of each token of a unit.
         mean_BU: 1 / tokens in the unit.
+        settings: settings of the loss.
     """
     low = 1.0 - settings.clip_ratio_low
     high = 1.0 + settings.clip_ratio_high
     positive_BU, negative_BU = advantage_sums_2BU
     ratio_BU = log_ratio_BU.clamp(max=MAX_LOG_RATIO).exp_()
     too_large_BU = log_ratio_BU > MAX_LOG_RATIO
-    gained_BU = weight_BU * (positive_BU * ratio_BU.clamp(max=high) + negative_BU * ratio_BU.clamp(min=low))
-    loss = -gained_BU.masked_fill_(too_large_BU, 0).sum()
+    objective_BU = weight_BU * (positive_BU * ratio_BU.clamp(max=high) + negative_BU * ratio_BU.clamp(min=low))
+    loss = -objective_BU.masked_fill_(too_large_BU, 0).sum()
     active_BU = positive_BU * (ratio_BU <= high) + negative_BU * (ratio_BU >= low)
     grad_BU = -weight_BU * active_BU * ratio_BU * mean_BU
     grad_BU.masked_fill_(too_large_BU, 0)
@@ -220,12 +271,15 @@ def add_kl_term(
     weight_BU: torch.Tensor,
     kl_coef: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """kl_coef * sum_t weight_t k3_t, and sum_t k3_t for the log; the gradient is added to `grad_BT` in place.
+    """Compute the KL term, and add its gradient to `grad_BT` in place.
 
-    k3_t = exp(d_t) - d_t - 1,  d_t = log pi_ref - log pi_new
-    d k3_t / d log_prob_t = 1 - exp(d_t)
+        k3_t = exp(d_t) - d_t - 1,  d_t = log pi_ref - log pi_new
+        d k3_t / d log_prob_t = 1 - exp(d_t)
+
+    Returns:
+        kl_coef * sum_t weight_t k3_t, and sum_t k3_t for logging.
     """
-    # two (B, T) buffers at a time beside the gradient: the loss must not be what sets the memory peak
+    # at most two (B, T) buffers besides the gradient, so that the loss does not set the memory peak
     log_ref_BT = (ref_log_prob_BT.to(grad_BT.dtype) - log_prob_BT.to(grad_BT.dtype)).masked_fill_(units.none_BT, 0)
     too_large_BT = log_ref_BT > MAX_LOG_RATIO
     expm1_BT = log_ref_BT.clamp_(max=MAX_LOG_RATIO).expm1()
@@ -240,7 +294,7 @@ def add_kl_term(
 
 
 class _LossWithGradient(torch.autograd.Function):
-    """A scalar whose gradient with respect to `log_prob` is already known."""
+    """A scalar whose gradient with respect to `log_prob` is precomputed."""
 
     @staticmethod
     def forward(ctx: Any, log_prob_BT: torch.Tensor, loss: torch.Tensor, grad_BT: torch.Tensor) -> torch.Tensor:

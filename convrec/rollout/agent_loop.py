@@ -1,10 +1,10 @@
-"""The rollout side of a run: what happens to a prompt between the training loop and TransferQueue.
+"""The rollout side of a run: the way of a prompt from the training loop to TransferQueue.
 
     prompts of a call -> groups -> sampler (vLLM) -> rewards -> features -> TransferQueue
                                                                  (validation: back to the driver)
 
-A rollout or a reward that raises makes its prompt a "failure" to verl, which trains on whatever rollouts there are, or
-waits for ever. Here the first failure is kept, and the run ends with it (convrec.rollout.failures).
+If a rollout or a reward raises, verl marks its prompt as a "failure" and trains on the remaining rollouts, or waits
+forever. Here the run ends with the first failure (convrec.rollout.failures).
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from convrec.base.errors import one_line
 from convrec.features.feature import RolloutFeature
 from convrec.features.registry import start_rollout_features
 from convrec.features.responses import Prompt, SampledResponse
-from convrec.rollout.queue import keep_to_this_run
+from convrec.rollout.queue import use_own_queue
 from convrec.rollout.reward_manager import GroupRewardManager
-from convrec.rollout.rewards import RewardClient, with_retries
+from convrec.rollout.rewards import RewardClient, await_with_retries
 from convrec.rollout.sampler import GroupSampler, count_reported_rollouts, seeded_params, split_into_groups
 from convrec.settings.run import Run, read_settings
 from convrec.settings.training import RLConfig
@@ -40,25 +40,25 @@ SINGLE_TURN = "single_turn_agent"
 
 
 class Siblings:
-    """The responses to a prompt that verl rolls out one by one. Features see them when the last one is scored."""
+    """The responses to a prompt that verl samples one by one. Features see them after the last one was scored."""
 
     def __init__(self, n: int) -> None:
         self.n = n
         self.scored: list[SampledResponse] = []
-        self.are_scored = asyncio.Event()  # set, too, when one of them has failed and the others need not wait
+        self.are_scored = asyncio.Event()  # also set after a failure, so that the others do not wait
 
 
 class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's `AgentLoopWorkerTQ`, in groups. What groups cannot do (agents, tools, images) goes verl's way."""
+    """verl's `AgentLoopWorkerTQ`, which samples in groups. Agents, tools and images are left to verl's own code."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        keep_to_this_run()
+        use_own_queue()
         super().__init__(*args, **kwargs)
         self.first_failure: str | None = None
         self.waiting: list[Prompt] = []
-        self.siblings: dict[str, Siblings] = {}  # of prompts that go verl's way, by uid
-        _ = self.features  # a catalog that cannot be read ends the start, not a prompt
-        gc.freeze()  # what was imported stays
+        self.siblings: dict[str, Siblings] = {}  # uid -> responses of a prompt that verl samples one by one
+        _ = self.features  # so that an unreadable catalog is an error at the start
+        gc.freeze()  # collections need not visit imported objects
 
     # ---- parts ----
 
@@ -107,12 +107,12 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             score_alone=self._compute_score,
         )
 
-    # ---- which way a prompt goes ----
+    # ---- in groups or one by one ----
 
     @cached_property
     def groups_are_possible(self) -> bool:
         return (
-            type(self.llm_client) is LLMServerClient  # the asynchronous trainer's client resumes responses
+            type(self.llm_client) is LLMServerClient  # not the asynchronous trainer's client, which resumes responses
             and self.reward_loop_worker_handles is not None
             and self.rollout_config.name == "vllm"
             and not self.rollout_config.full_determinism
@@ -134,8 +134,8 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             return
         sample = {name: value for name, value in prompt.items() if name not in ("agent_name", "__rollout_n__")}
         self.waiting.append(Prompt(sample, sampling_params, trajectory, n))
-        # verl starts a task for each prompt of a call before any of them runs on. The first that does takes them all;
-        # the others find none, and end.
+        # verl starts a task for each prompt of a call before any task continues. The first one takes all prompts; the
+        # others find none, and end.
         await asyncio.sleep(0)
         prompts = self.waiting
         self.waiting = []
@@ -144,7 +144,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     # ---- in groups ----
 
     async def _run_group(self, prompts: list[Prompt]) -> None:
-        """Sample and score the responses to some prompts, and put them into TransferQueue."""
+        """Sample and score the responses to these prompts, and put them into TransferQueue."""
         (is_training,) = {not prompt.trajectory["validate"] for prompt in prompts}
         partition = "train" if is_training else "val"
         uids = [prompt.sample["uid"] for prompt in prompts]
@@ -167,7 +167,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         await _put_status(uids, partition, status)
 
     async def _answer(self, prompts: Sequence[Prompt]) -> list[SampledResponse]:
-        """Return the responses to some prompts, their lists scored."""
+        """Return the responses to these prompts, with scored lists."""
         sample = self.sampler.sample
         for feature in self.features:
             sample = _wrap(feature, sample)
@@ -184,13 +184,13 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def validate(
         self, samples: list[dict[str, Any]], global_steps: int
     ) -> list[tuple[str, AgentLoopOutput]] | None:
-        """Return the scored lists, each with its prompt's uid, at once: none goes through TransferQueue.
+        """Sample and score lists for the validation, and return them directly, without TransferQueue.
 
         Returns:
-            None when a prompt needs verl's way.
+            (uid of the prompt, list) of each list; None if a prompt cannot be sampled in groups.
 
         Raises:
-            RuntimeError: a prompt cannot be rolled out or scored.
+            RuntimeError: a prompt cannot be sampled or scored.
         """
         if not all(map(self._can_be_grouped, samples)):
             return None
@@ -234,12 +234,12 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         sampling_params = seeded_params(sampling_params, trajectory, session_id, self.seed)
         try:
             if any(feature.needs_groups for feature in self.features):
-                raise RuntimeError("constrained lists and questions are sampled in groups only; this prompt cannot be")
+                raise RuntimeError("this prompt cannot be sampled in groups; constrained lists and questions need it")
             return await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **kwargs)
         except Exception as error:
             self._note_failure(error)
             raise
-        finally:  # after a failure nobody waits for this response
+        finally:  # after a failure, the others must not wait for this response
             siblings = self.siblings.get(kwargs["uid"])
             if siblings:
                 siblings.are_scored.set()
@@ -247,7 +247,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def _agent_loop_postprocess(self, output: AgentLoopOutput, validate: bool, **kwargs: Any) -> None:
         siblings = self.siblings.get(kwargs["uid"])
         if siblings:
-            await self._compute_score([output], kwargs)  # verl does not score it again
+            await self._compute_score([output], kwargs)  # verl does not score a scored response again
             siblings.scored.append(SampledResponse(kwargs, output))
             if len(siblings.scored) == siblings.n:
                 responses = sorted(siblings.scored, key=lambda response: response.sample["session_id"])
@@ -258,7 +258,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
-        await with_retries(
+        await await_with_retries(
             lambda: super(ConvRecAgentLoopWorker, self)._compute_score(outputs, kwargs),
             f"the reward of sample {kwargs.get('index')}",
             self.settings.reward_timeout,
@@ -270,12 +270,12 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         self.first_failure = self.first_failure or one_line(error)
 
     async def failure(self) -> str | None:
-        """Return the first reason why a prompt of this worker failed."""
+        """Return why the first failed prompt of this worker failed; None without a failure."""
         return self.first_failure
 
 
 def _wrap(feature: RolloutFeature, sample: Any) -> Any:
-    """Return `sample` as the feature changes it."""
+    """Return `sample` with the feature's changes."""
 
     async def sample_with_feature(prompts: Sequence[Prompt]) -> list[SampledResponse]:
         return await feature.sample(prompts, sample)
@@ -288,20 +288,20 @@ async def _put_status(uids: list[str], partition: str, status: str) -> None:
 
 
 class ConvRecAgentLoopManager(AgentLoopManagerTQ):
-    """verl's manager of rollout workers, with ours."""
+    """verl's manager of rollout workers, with our workers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(ConvRecAgentLoopWorker)
 
     def validate(self, samples: list[dict[str, Any]], global_steps: int) -> list[tuple[str, AgentLoopOutput]] | None:
-        """Return the scored answers of all workers, each with its prompt's uid.
+        """Let all workers sample and score lists for the validation.
 
         Returns:
-            None when a prompt needs verl's way.
+            (uid of the prompt, list) of each list; None if a prompt cannot be sampled in groups.
 
         Raises:
-            RuntimeError: one cannot be rolled out or scored; it gives the first reason.
+            RuntimeError: a prompt cannot be sampled or scored; the message has the first reason.
         """
         workers = self.agent_loop_workers
         size = -(-len(samples) // len(workers))
@@ -312,13 +312,13 @@ class ConvRecAgentLoopManager(AgentLoopManagerTQ):
             )
         except RayTaskError as error:
             raise RuntimeError(
-                f"a prompt of the validation could not be rolled out or scored: {self.first_failure()}"
+                f"a prompt of the validation could not be sampled or scored: {self.first_failure()}"
             ) from error
         if any(share is None for share in answers):
             return None
         return [answer for share in answers for answer in share]
 
     def first_failure(self) -> str:
-        """Return the first reason why a prompt failed, of any worker."""
+        """Return why the first failed prompt of any worker failed."""
         failures = ray.get([worker.failure.remote() for worker in self.agent_loop_workers])
         return next((failure for failure in failures if failure), "see the log")

@@ -1,4 +1,4 @@
-"""A prompt that could not be rolled out or scored ends the run with the reason; verl would train on what is left."""
+"""End the run if a prompt cannot be sampled or scored; verl would train on the remaining rollouts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,28 +7,32 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 
-def stop_on_failure(buffer: ReplayBuffer, failure: Callable[[], str]) -> None:
-    """Make verl's replay buffer raise RuntimeError where it would hand out, or drop and replace, what failed.
+def raise_on_failure(buffer: ReplayBuffer, failure: Callable[[], str]) -> None:
+    """Make verl's replay buffer raise RuntimeError when it would return or replace a failed prompt.
 
-    Both of verl's buffers call this method first after looking what is there. It is the instance's: a buffer class of
-    one's own (`custom_sampler`) gets no refill arguments from verl.
+    Both of verl's buffers call `_terminal_eviction_reasons` right after they have looked for finished prompts. It is
+    replaced on the instance, because verl passes no refill arguments to a custom buffer class (`custom_sampler`).
+
+    Args:
+        buffer: verl's replay buffer.
+        failure: returns the reason of the failure.
     """
     eviction_reasons = buffer._terminal_eviction_reasons
 
-    def reasons_or_stop(global_steps: int, partition_id: str) -> Any:
+    def find_reasons_or_raise(global_steps: int, partition_id: str) -> Any:
         failed = buffer.failure_keys[partition_id]
         if failed:
-            raise RuntimeError(f"{len(failed)} prompts could not be rolled out or scored: {failure()}")
+            raise RuntimeError(f"{len(failed)} prompts could not be sampled or scored: {failure()}")
         return eviction_reasons(global_steps, partition_id)
 
-    buffer._terminal_eviction_reasons = reasons_or_stop
+    buffer._terminal_eviction_reasons = find_reasons_or_raise
 
 
 def retry_failed_prompts(partition_id: str = "train") -> None:
-    """Have verl roll out again what had failed when a checkpoint was written: an asynchronous one holds its prompts.
+    """Mark the failed prompts of a loaded checkpoint as pending, so that verl samples them again.
 
-    Else no start from there would get anywhere, even with the reward fixed. Call it when the checkpoint is loaded;
-    verl starts what is pending.
+    A checkpoint of the asynchronous trainer contains its prompts. With failed ones, no start from it would succeed,
+    even after the reward was fixed.
     """
     tags = (tq.kv_list(partition_id) or {}).get(partition_id, {})
     failed = [key for key, tag in tags.items() if tag.get("is_prompt") and tag["status"] == "failure"]

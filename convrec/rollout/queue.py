@@ -1,6 +1,6 @@
-"""TransferQueue, through which the rollouts of a run go: started for this run alone, and its processes.
+"""Start TransferQueue, which carries the rollouts of a run, for this run only.
 
-Without verl, whose imports take long: it starts while they go on.
+This module does not import verl, so that the queue can start while verl's slow imports run.
 """
 
 from types import SimpleNamespace
@@ -15,9 +15,9 @@ from convrec.rollout import queue_sockets
 
 
 class _RayOfThisRun:
-    """`ray` as TransferQueue sees it: actors have their names in the run's namespace, whatever namespace is asked for.
+    """A replacement of `ray` for TransferQueue, in which actors are always looked up in the run's namespace.
 
-    Ray gives each driver a namespace of its own, which its actors share.
+    Ray gives each driver its own namespace, which its actors share.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -27,11 +27,11 @@ class _RayOfThisRun:
         return ray.get_actor(name)
 
 
-def keep_to_this_run() -> None:
-    """Have this process look for the queue of its own run alone. Every process of a run calls it before it uses it.
+def use_own_queue() -> None:
+    """Make this process use only the queue of its own run. Every process of a run calls this before it uses the queue.
 
-    TransferQueue's controller has one name in a namespace of the whole Ray cluster, so that a second run there would
-    silently attach to the first one's and take its rollouts. Its sockets ask for the key of the run.
+    TransferQueue's controller has one name in a namespace of the whole Ray cluster. A second run on the cluster would
+    silently use the queue of the first one and take its rollouts. The queue's sockets need the run's key.
     """
     queue_sockets.secure_sockets()
     interface.ray = _RayOfThisRun()
@@ -40,12 +40,16 @@ def keep_to_this_run() -> None:
 
 
 def start(settings: DictConfig) -> None:
-    """Start TransferQueue; verl's task then finds it there."""
+    """Start TransferQueue; verl's task then uses it.
+
+    settings: the section `transfer_queue` of the config.
+    """
     queue_sockets.make_key()
-    keep_to_this_run()
-    tq.init(OmegaConf.create(OmegaConf.to_container(settings, resolve=True)))  # it copies them away from their root
+    use_own_queue()
+    # resolved, because TransferQueue copies the settings without the config that they refer to
+    tq.init(OmegaConf.create(OmegaConf.to_container(settings, resolve=True)))
 
 
 def actors() -> dict[str, Any]:
-    """Name -> handle of its processes, in the process that called `start`."""
+    """Return name -> handle of the queue's processes, in the process that called `start`."""
     return {"TransferQueueController": interface._TQ_CONTROLLER, **interface._TQ_STORAGE.get("SimpleStorage", {})}

@@ -1,12 +1,12 @@
-"""TransferQueue's sockets, encrypted with a key of the run: whoever has no key is not let in.
+"""Encrypt TransferQueue's sockets with a key of the run; clients without the key are refused.
 
-TransferQueue unpickles what its sockets receive (notes/transferqueue-pickle.md), so that a message is code. Its ports
-are TCP: every user of the machine reaches them, and on a cluster everybody in the nodes' network. Here the sockets
-speak CURVE, ZeroMQ's encryption. A server closes the connection of a client that does not know its public key, before
-any message is read. The key pair is made for each run, and the public key is kept as secret as the other.
+TransferQueue unpickles the messages that its sockets receive (notes/transferqueue-pickle.md), so a message can execute
+code. Its ports are TCP: every user of the machine can reach them, and on a cluster everybody in the nodes' network. So
+the sockets use CURVE, ZeroMQ's encryption. A server closes the connection of a client that does not know its public
+key before it reads any message. Each run makes its own key pair, and keeps the public key secret too.
 
 The run's processes read the pair from Ray's key-value store, which asks for the cluster's token. An environment
-variable would not do: Ray hands a worker its variables on a command line, which every user of the machine may read.
+variable would not be safe: Ray passes variables to a worker on a command line, which all users of the machine can read.
 """
 
 from functools import cache
@@ -20,32 +20,32 @@ from transfer_queue.storage import simple_storage
 from transfer_queue.storage.managers import base
 from transfer_queue.utils import zmq_utils
 
-# the modules of TransferQueue that make sockets, each with the function by its own name
+# modules of TransferQueue that create sockets; each has imported the function under its name
 MODULES = (zmq_utils, base, controller, simple_storage)
 KEY_NAMESPACE = b"convrec_queue_key"
-KEY_BYTES = 40  # of a key as ZeroMQ writes it
+KEY_BYTES = 40  # length of a key in ZeroMQ's encoding
 create_plain_socket = zmq_utils.create_zmq_socket
 
 
 def make_key() -> None:
-    """Make the key pair of this run, and put it where its other processes find it. Ray must have been started."""
+    """Make the key pair of this run, and store it for the run's other processes. Ray must have been started."""
     public_key, secret_key = zmq.curve_keypair()
     internal_kv._internal_kv_put(_job_id(), public_key + secret_key, namespace=KEY_NAMESPACE)
-    _load_key.cache_clear()  # the first job of every local Ray has one id
+    _load_key.cache_clear()  # the first job of every local Ray has the same id
 
 
 def secure_sockets() -> None:
-    """Have TransferQueue make encrypted sockets in this process, and in the actors that it starts.
+    """Make TransferQueue create encrypted sockets in this process, and in the actors that it starts.
 
-    Ray sends an actor's class with the functions that it uses, so that an actor's own sockets come from here too.
+    Ray sends an actor's class together with the functions that it uses, so the actor's sockets are encrypted too.
     """
     for module in MODULES:
         module.create_zmq_socket = create_encrypted_socket
 
 
 def create_encrypted_socket(ctx: zmq.Context, socket_type: int, ip: str, identity: bytes | None = None) -> zmq.Socket:
-    """Replace `create_zmq_socket` of TransferQueue, whose servers are ROUTER sockets and whose clients are DEALERs."""
-    secure_sockets()  # an actor's class came with this function, the rest of TransferQueue was imported there
+    """Create an encrypted socket, in place of TransferQueue's `create_zmq_socket`; servers are ROUTERs there."""
+    secure_sockets()  # an actor's class came with this function, but the actor imported the rest of TransferQueue
     public_key, secret_key = _load_key(_job_id())
     socket = create_plain_socket(ctx, socket_type, ip, identity)
     socket.curve_publickey = public_key
@@ -58,7 +58,7 @@ def create_encrypted_socket(ctx: zmq.Context, socket_type: int, ip: str, identit
 
 
 def _job_id() -> bytes:
-    """Return Ray's id of the run: one cluster has several."""
+    """Return Ray's id of the run; a cluster may have several runs."""
     return ray.get_runtime_context().get_job_id().encode()
 
 
@@ -67,7 +67,7 @@ def _load_key(job_id: bytes) -> tuple[bytes, bytes]:
     """Return the public and the secret key of the run.
 
     Raises:
-        RuntimeError: The run has none, so that its sockets would be open.
+        RuntimeError: the run has no key, so its sockets would be open.
     """
     pair: Any = internal_kv._internal_kv_get(job_id, namespace=KEY_NAMESPACE)
     if not pair:

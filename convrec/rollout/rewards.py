@@ -1,4 +1,4 @@
-"""The rewards of sampled responses: one call to a reward worker for many, bounded in time and retries."""
+"""Score sampled responses: one call to a reward worker for many of them, with a time limit and retries."""
 
 import asyncio
 import logging
@@ -24,9 +24,9 @@ class RewardClient:
 
     Args:
         workers: verl's reward workers.
-        takes_lists: whether a worker scores a list of responses in one call.
-        timeout: seconds for a call.
-        score_alone: verl's way to score one response, with the limits of `with_retries`.
+        takes_lists: a worker can score a list of responses in one call.
+        timeout: time limit of a call in seconds.
+        score_alone: scores one response by verl's own code, with the limits of `await_with_retries`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RewardClient:
         self.score_alone = score_alone
 
     async def score(self, responses: Sequence[SampledResponse]) -> None:
-        """Score all at once; when that fails or takes too long, one by one, so that the sample can be named."""
+        """Score all responses in one call; if it fails or takes too long, one by one, to find the failing sample."""
         if not self.takes_lists or not self.workers:
             await asyncio.gather(*map(self._score_one, responses))
             return
@@ -48,7 +48,7 @@ class RewardClient:
             call = worker.compute_score.remote([response.for_reward() for response in responses])
             results = await asyncio.wait_for(call, self.timeout)
         except Exception as error:
-            logger.warning("the rewards of a group failed (%s): once more, one by one", one_line(error))
+            logger.warning("the rewards of a group failed (%s): scoring its responses one by one", one_line(error))
             await asyncio.gather(*map(self._score_one, responses))
             return
         for response, result in zip(responses, results, strict=True):
@@ -59,16 +59,21 @@ class RewardClient:
     async def _score_one(self, response: SampledResponse) -> None:
         scored = response.output.model_copy(update={"response_ids": response.scored_ids})
         await self.score_alone([scored], response.sample)
-        response.output.reward_score = scored.reward_score  # the rest lies in what both share
+        response.output.reward_score = scored.reward_score  # all other results are in objects that both share
 
 
-async def with_retries(attempt: Callable[[], Any], what: str, timeout: float) -> Any:
+async def await_with_retries(attempt: Callable[[], Any], what: str, timeout: float) -> Any:
     """Await `attempt()` up to REWARD_ATTEMPTS times, each at most `timeout` seconds.
 
-    The limit holds for rewards in threads as well: their result is waited for here, not there.
+    The limit also holds for rewards in threads, whose results are awaited here.
+
+    Args:
+        attempt: makes an awaitable.
+        what: name of the call in messages.
+        timeout: time limit of an attempt in seconds.
 
     Raises:
-        RuntimeError: every attempt failed; it gives the last reason.
+        RuntimeError: every attempt failed; the message has the last reason.
     """
     for number in range(1, REWARD_ATTEMPTS + 1):
         limit = asyncio.timeout(timeout)
@@ -77,7 +82,7 @@ async def with_retries(attempt: Callable[[], Any], what: str, timeout: float) ->
                 return await attempt()
         except Exception as error:
             reason = f"took more than {timeout:g} s (convrec.reward_timeout)"
-            if not (isinstance(error, TimeoutError) and limit.expired()):  # a reward may have limits of its own
+            if not (isinstance(error, TimeoutError) and limit.expired()):  # a reward may have its own time limits
                 reason = f"failed ({one_line(error)})"
         logger.warning("%s %s, attempt %d of %d", what, reason, number, REWARD_ATTEMPTS)
     raise RuntimeError(f"{what} {reason}, {REWARD_ATTEMPTS} times")

@@ -1,7 +1,7 @@
-"""Responses sampled in groups: one call to vLLM for many, and those of a prompt by the server that has its prefix.
+"""Sample responses in groups: one call to vLLM for many, all responses to a prompt on the server with its prefix.
 
-verl takes each response alone through an agent of its own and some ten calls between processes, which tools and images
-need. A list is one prompt and one answer.
+verl samples each response separately, by an agent and some ten calls between processes. Tools and images need this; a
+list is one prompt and one answer.
 """
 
 import math
@@ -23,14 +23,14 @@ from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
 
-GROUP = 32  # responses of a call at most, unless one prompt has more
+GROUP = 32  # maximum number of responses per call, unless one prompt has more
 
 
 def count_reported_rollouts(run: Run[Any]) -> int | None:
-    """Return the number of rollouts of a prompt whose log-probs vLLM is asked for, the first ones; None: all.
+    """Return how many rollouts of a prompt, the first ones, get log-probs from vLLM; None means all.
 
-    vLLM's host spends more time on log-probs than on sampling. Where the loss has its own log-probs and no feature
-    reads the rollout's, they only serve the comparison of rollout and actor, which a share of the lists is enough for.
+    vLLM's host spends more time on log-probs than on sampling. If the loss uses its own log-probs and no feature reads
+    the rollout's, they only serve the comparison of rollout and actor, for which a share of the lists is enough.
     """
     if not isinstance(run.settings, RankGRPOConfig) or run.trainer_mode != NAME or not is_on_policy(run.verl_config):
         return None
@@ -55,10 +55,10 @@ def seeded_params(params: dict[str, Any], trajectory: dict[str, Any], session: i
     """Return a copy of vLLM's sampling parameters for one response; vLLM's server changes the dict that it gets.
 
     Args:
-        params: of the prompt.
-        trajectory: verl's note of step and sample.
-        session: number of the response.
-        seed: of a deterministic run, where every response has a seed of its own; None: vLLM draws as it likes.
+        params: sampling parameters of the prompt.
+        trajectory: verl's record of step and sample.
+        session: number of the response among those to its prompt.
+        seed: seed of a deterministic run, from which each response gets its own; None leaves vLLM unseeded.
     """
     if seed is None:
         return dict(params)
@@ -66,14 +66,14 @@ def seeded_params(params: dict[str, Any], trajectory: dict[str, Any], session: i
 
 
 def merge_params(params: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sampling parameters of several features as one mapping; `extra_args` are merged by name.
+    """Merge the sampling parameters of several features; `extra_args` are merged by name.
 
     Raises:
-        ValueError: two of them set the same one.
+        ValueError: two features set the same parameter.
     """
     merged: dict[str, Any] = {}
-    for one in params:
-        for name, value in one.items():
+    for feature_params in params:
+        for name, value in feature_params.items():
             if name == "extra_args" and name in merged:
                 value = merge_params([merged.pop(name), value])
             if name in merged:
@@ -86,12 +86,12 @@ class GroupSampler:
     """Samples the responses to a group of prompts.
 
     Args:
-        agent: verl's agent for one prompt and one answer, which knows how a prompt is tokenized.
+        agent: verl's agent for one prompt and one answer, which tokenizes prompts.
         llm_client: verl's client of the vLLM servers.
-        features: whose sampling parameters are added.
-        response_length: tokens of a response at most.
-        seed: as in `seeded_params`.
-        num_reported: as `count_reported_rollouts` returns it.
+        features: their sampling parameters are added.
+        response_length: maximum number of tokens of a response.
+        seed: see `seeded_params`.
+        num_reported: the result of `count_reported_rollouts`.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class GroupSampler:
         self.num_reported = num_reported
 
     async def sample(self, prompts: Sequence[Prompt]) -> list[SampledResponse]:
-        """Return `n` responses to each prompt, those of a prompt next to each other."""
+        """Return `n` responses to each prompt, in the order of the prompts."""
         samples: list[dict[str, Any]] = []
         requests: list[dict[str, Any]] = []
         unreported: list[bool] = []
         for prompt in prompts:
             prompt_ids = await self.agent.ct_build_initial_tokens(list(prompt.sample["raw_prompt"]))
             feature_params = merge_params([feature.sampling_params(prompt.sample) for feature in self.features])
-            first = prompt.sample.get("session_id", 0)  # a further turn has its rollout's number
+            first = prompt.sample.get("session_id", 0)  # a later turn keeps the number of its rollout
             for session in range(first, first + prompt.n):
                 params = seeded_params(prompt.sampling_params, prompt.trajectory, session, self.seed) | feature_params
                 unreported.append(self._leaves_out_log_probs(params, session))
@@ -139,12 +139,12 @@ class GroupSampler:
         return [SampledResponse(sample, output) for sample, output in zip(samples, outputs, strict=True)]
 
     def _leaves_out_log_probs(self, params: dict[str, Any], session: int) -> bool:
-        """Whether vLLM is not asked for log-probs that the batch would have of every response."""
-        is_asked = bool(params.get("logprobs"))
-        return is_asked and self.num_reported is not None and session >= self.num_reported
+        """Return whether log-probs are turned off for a response although its parameters request them."""
+        has_log_probs = bool(params.get("logprobs"))
+        return has_log_probs and self.num_reported is not None and session >= self.num_reported
 
     async def _generate(self, requests: list[dict[str, Any]], affinity: str) -> list[TokenOutput]:
-        # what a balancer may want to choose by: the first request stands for all
+        # a load balancer may choose by these; the first request stands for all
         first = {name: requests[0][name] for name in ("prompt_ids", "sampling_params")}
         server_id, server = await self.llm_client._acquire_server(affinity, **first)
         try:
@@ -154,7 +154,7 @@ class GroupSampler:
         return answers
 
     def _to_output(self, prompt_ids: list[int], answer: TokenOutput, seconds: float) -> AgentLoopOutput:
-        """Return a response as `SingleTurnAgentLoop.run` makes it of text."""
+        """Make the same output as `SingleTurnAgentLoop.run` does for text."""
         builder = self.agent.continuous_token_builder
         limit = self.response_length
         merged = builder.merge_assistant_tokens(prompt_ids, answer.token_ids)

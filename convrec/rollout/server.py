@@ -1,4 +1,4 @@
-"""verl's vLLM rollout server, which ends when its engine has: who waits for a dead engine is then told by Ray."""
+"""verl's vLLM rollout server, which ends when its engine dies, so that Ray reports it to all waiting callers."""
 
 import asyncio
 import logging
@@ -24,14 +24,14 @@ CHECK_SECONDS = 2.0
 
 
 class WorkerExtension(vLLMColocateWorkerExtension):
-    """What receives weights in vLLM's own process."""
+    """Receives weights in vLLM's process."""
 
     def _get_zmq_handle(self) -> str:
         return in_run_folder(super()._get_zmq_handle())
 
 
 class WeightsWorker(CheckpointEngineWorker):
-    """What takes the weights for a rollout with slots of its own (asynchronous training)."""
+    """Receives the weights for a rollout on separate devices (asynchronous training)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,10 +39,10 @@ class WeightsWorker(CheckpointEngineWorker):
 
 
 class RefuseRequests:
-    """ASGI middleware that lets no request through: verl's vLLM server listens without a key.
+    """ASGI middleware that refuses every request, because verl's vLLM server listens without a key.
 
-    The processes of a run call the server through Ray. Its port is for every user of the machine, or of the cluster's
-    network: they would use the GPU and the cache that the rollout counts on.
+    The processes of a run call the server through Ray. Every user of the machine, or of the cluster's network, can
+    reach its port, and would use the GPU and the cache that the rollout needs.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -75,14 +75,14 @@ class ConvRecHttpServer(vLLMHttpServer):
         self.end_with_engine = asyncio.create_task(self._end_with_engine())
 
     async def generate_group(self, requests: list[dict[str, Any]]) -> list[TokenOutput]:
-        """`generate` for each: one call between processes for many. Only token ids are wanted, and only once."""
-        once = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+        """Call `generate` for each request, in one call between processes; the outputs have token ids, no text."""
+        output_params = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
         for request in requests:
-            request["sampling_params"] |= once
+            request["sampling_params"] |= output_params
         return await asyncio.gather(*(self.generate(**request) for request in requests))
 
     async def _end_with_engine(self) -> None:
-        """The server would go on without it, and verl's weight transfer would wait for ever for its worker."""
+        """End the server if its engine dies: otherwise verl's weight transfer would wait forever for the worker."""
         engine = getattr(self, "engine", None)  # only the first node of a replica has one
         while engine is not None:
             await asyncio.sleep(CHECK_SECONDS)
@@ -100,6 +100,6 @@ class ConvRecReplica(vLLMReplica):
         self.server_class = ray.remote(self.server)
 
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        made = super().get_ray_class_with_init_args()
-        made.cls = ray.remote(self.weights_worker)
-        return made
+        ray_class = super().get_ray_class_with_init_args()
+        ray_class.cls = ray.remote(self.weights_worker)
+        return ray_class

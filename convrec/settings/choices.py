@@ -1,4 +1,4 @@
-"""The kinds of settings that only runs have; those of everybody are in convrec.base.kinds."""
+"""The kinds of settings that only runs have; convrec.base.kinds has the general ones."""
 
 from typing import Annotated, Literal
 
@@ -11,16 +11,16 @@ from convrec.lists.reward_parts import PART_NAMES, is_part
 from convrec.lists.user_rewards import FORM, is_user_reward
 from convrec.titles.matching import MATCHERS
 
-# The method and its baselines: name -> what a run with it calls itself. conf/algorithm_preset/NAME.yaml has estimator,
-# policy loss and clipping of each, and trainer.v1.trainer_mode where it needs another trainer than the recipe's
+# The method and its baselines: name -> title in messages. conf/algorithm_preset/NAME.yaml has the estimator, policy
+# loss and clipping of each, and trainer.v1.trainer_mode if it needs another trainer than the recipe's.
 ALGORITHMS = {"rank_grpo": "Rank-GRPO", "grpo": "GRPO", "gspo": "GSPO"}
 TRACKERS = ("console", "file", "swanlab", "wandb", "tensorboard", "mlflow", "clearml", "trackio")
 VERL_TRACKERS = (*TRACKERS, "vemlp_wandb", "rl_insight")  # the last two are of little use here
 
 
 def _are_trackers(names: str | list[str]) -> bool:
-    listed = [names] if isinstance(names, str) else names
-    return set(listed) <= set(VERL_TRACKERS)
+    trackers = [names] if isinstance(names, str) else names
+    return set(trackers) <= set(VERL_TRACKERS)
 
 
 def _rises_from_step_0(schedule: list[list[float]]) -> bool:
@@ -33,17 +33,17 @@ def _are_weights(parts: dict[str, float]) -> bool:
     return all(is_part(name) and weight for name, weight in parts.items())
 
 
-# numpy takes up to 2^32 - 1, and a replica adds its number
+# numpy allows seeds up to 2^32 - 1, and each replica adds its number
 Seed = Annotated[int, Field(ge=0, lt=2**31, description="an integer from 0 to 2147483647")]
-# verl's RL saves nothing, the last step included, where it is not positive
+# with 0 or less, verl's RL would not even save the last step
 SaveFrequency = Annotated[
-    int, Field(gt=0, description="a positive number of steps; one above the run's steps saves the last step alone")
+    int, Field(gt=0, description="a positive number of steps; above the run's steps, only the last step is saved")
 ]
 Resume = Annotated[
     Literal["auto"],
     Field(
-        description="auto; SAVE_PATH decides what is resumed: a new one starts from step 0, with "
-        "MODEL_PATH=RUN/global_step_N from that checkpoint"
+        description="auto; SAVE_PATH decides which run is resumed. To start a new run from a checkpoint, set a new "
+        "SAVE_PATH and MODEL_PATH=RUN/global_step_N"
     ),
 ]
 Watchdog = Annotated[Literal["end", "resume", "off"], Field(description="one of end, resume, off")]

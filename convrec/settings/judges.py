@@ -1,4 +1,4 @@
-"""Settings of the recipes that train judges, by verl's own GRPO with one reward a response."""
+"""Settings of the recipes that train judges, with verl's own GRPO and one reward per response."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -28,20 +28,20 @@ class JudgeConfig(RLConfig):
     """Settings of both recipes."""
 
     model: Model = "Qwen/Qwen3-8B"
-    # RewardBench-2 has 62 steps (pointwise, an epoch)
+    # RewardBench-2 has 62 steps per epoch (pointwise)
     save_freq: SaveFreq = 20
     test_freq: TestFreq = 10
-    train_batch_size: TrainBatchSize = 96  # 96 x 4 = 384 responses a step
+    train_batch_size: TrainBatchSize = 96  # 96 x 4 = 384 responses per step
     max_prompt_length: MaxPromptLength = 4096
-    max_response_length: MaxResponseLength = 2048  # the thinking and the verdict
+    max_response_length: MaxResponseLength = 2048  # the thought and the verdict
     num_generations: NumGenerations = 4
     # conf/judge.yaml: one replica over the GPUs of a node
     tensor_parallel: TensorParallel = None
     gpu_memory_utilization: GPUMemoryUtilization = 0.6
-    # -1: less than a wrong one, so that a group of malformed and wrong answers learns the form
+    # With -1 a group of malformed and wrong answers still learns the format.
     malformed_reward: Annotated[
         NonPositiveNumber,
-        Setting("reward of an answer without a verdict; -1: less than that of a wrong one"),
+        Setting("reward of an answer without a verdict; -1 is below the reward of a wrong verdict"),
     ] = 0.0
 
 
@@ -62,11 +62,11 @@ class PairwiseJudgeConfig(JudgeConfig):
     val_file: ValFile = "data/judge/pairwise/validation.parquet"
     test_freq: TestFreq = 4
     total_epochs: TotalEpochs = 30
-    # separate: each order of a pair is a prompt of its own. Those that need both orders in the data, and have them in
-    # one batch (convrec data judge --both-orders): consistent, an answer earns 1 where it and its partner to the other
-    # order are right (J1, arXiv 2505.10320); together, the answers to both orders are one group (EIS-GRPO,
-    # arXiv 2505.13346)
+    # separate: each order of a pair is a separate prompt. The other two need both orders in the data (convrec data
+    # judge --both-orders), and keep them in one batch. consistent: an answer earns 1 only if its partner in the other
+    # order is right too (J1, arXiv 2505.10320). together: the answers to both orders are one group (EIS-GRPO,
+    # arXiv 2505.13346).
     orders: Annotated[
         Orders,
-        Setting("whether and how the two orders of a pair count together: docs/how-to/judges.md"),
+        Setting("way in which the two orders of a pair are combined: docs/how-to/judges.md"),
     ] = "separate"

@@ -1,4 +1,4 @@
-"""Settings as overrides of Hydra's: `key=value`, in its grammar."""
+"""Write and parse settings as Hydra overrides, `key=value`."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from convrec.settings.readers import absolute_path
 
 
 def overrides(settings: Settings) -> list[str]:
-    """Return an override for each setting that is not its default. Paths become absolute, as those of variables do."""
+    """Return an override for each setting that differs from its default; paths become absolute, as in variables."""
     lines = []
     for row in setting_rows(type(settings)).values():
         value = getattr(settings, row.field)
@@ -23,9 +23,9 @@ def overrides(settings: Settings) -> list[str]:
 
 
 def to_hydra(value: Any) -> str:
-    """Return the value in Hydra's grammar, which gives `=`, `,` and brackets a meaning."""
+    """Return the value in Hydra's grammar, in which `=`, `,` and brackets have a meaning."""
     if isinstance(value, str):
-        escaped = re.sub(r"\\+(?='|\Z)", lambda match: match[0] * 2, value)  # others mean themselves
+        escaped = re.sub(r"\\+(?='|\Z)", lambda match: match[0] * 2, value)  # other backslashes need no escape
         return "'" + escaped.replace("'", "\\'") + "'"
     if isinstance(value, list):
         return "[" + ", ".join(map(to_hydra, value)) + "]"
@@ -36,10 +36,10 @@ def to_hydra(value: Any) -> str:
 
 
 def override_leaves(argument: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of all that an override sets, also of `section={key: value}`.
+    """Yield (dotted key, value) of everything that an override sets, also for `section={key: value}`.
 
     Raises:
-        OverrideParseException: Hydra cannot read it.
+        OverrideParseException: Hydra cannot parse it.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 

@@ -9,7 +9,7 @@ from convrec.base.kinds import AboveOne, Boolean, NonPositiveNumber, PositiveInt
 from convrec.lists.rank_rewards import DEFAULT_REWARD
 from convrec.lists.settings import ListSettings
 from convrec.settings.choices import Algorithm, Attributes, Combination, Matching, Preset, Repair, Reward, Weights
-from convrec.settings.readers import absolute_path, comma_separated, weights
+from convrec.settings.readers import absolute_path, comma_separated, parse_weights
 from convrec.settings.training import (
     QWEN,
     Candidates,
@@ -28,11 +28,11 @@ from convrec.settings.training import (
     ValFile,
 )
 
-ALGORITHM_GROUP = "algorithm_preset"  # no key of the config: a group of conf/
+ALGORITHM_GROUP = "algorithm_preset"  # a group of conf/, not a key of the config
 
 
 def default_matching(preset: str) -> str:
-    """Return how titles are compared where nobody says it."""
+    """Return the matching that a preset uses by default."""
     return "reference" if preset == "reference" else ListSettings.matching
 
 
@@ -46,7 +46,7 @@ class RankGRPOConfig(ListSettings, RLConfig):
     save_freq: SaveFreq = 200
     test_freq: TestFreq = 200
     total_epochs: TotalEpochs = 2
-    train_batch_size: TrainBatchSize = 48  # 48 x 8 = 384 responses a step
+    train_batch_size: TrainBatchSize = 48  # 48 x 8 = 384 responses per step
     max_prompt_length: MaxPromptLength = 2048
     max_response_length: MaxResponseLength = 1024
     num_generations: NumGenerations = 8
@@ -55,17 +55,17 @@ class RankGRPOConfig(ListSettings, RLConfig):
 
     catalog_file: Annotated[
         kinds.Path,
-        Setting("the catalog", variable="CATALOG_FILE", read=absolute_path),
+        Setting("catalog", variable="CATALOG_FILE", read=absolute_path),
     ] = "data/reddit_v2/catalog.parquet"
     candidates: Candidates = 0
     # None is replaced by `default_matching`
     matching: Annotated[
         Matching,
-        Setting("how titles are compared", null="fuzzy, or reference with that preset"),
+        Setting("comparison of titles", null="fuzzy; reference with PRESET=reference"),
     ] = None  # type: ignore[assignment]
     reward: Annotated[
         Reward,
-        Setting("the rank return: how later hits count at a rank", variable="REWARD"),
+        Setting("rank return: weight of later hits at a rank", variable="REWARD"),
     ] = DEFAULT_REWARD
     gamma: Annotated[
         AboveOne | None,
@@ -76,58 +76,58 @@ class RankGRPOConfig(ListSettings, RLConfig):
         Setting(
             "parts of the rank reward and their weights, for example `relevance: 1, diversity: 0.3`",
             variable="REWARDS",
-            null="REWARD alone",
-            read=weights,
+            null="only REWARD",
+            read=parse_weights,
         ),
     ] = None
     reward_combination: Annotated[
         Combination,
-        Setting("each part is normalised within prompt and rank and then summed, or parts are summed first"),
+        Setting("order of REWARDS: normalise each part within prompt and rank, then sum; or sum the parts first"),
     ] = "normalised"
     algorithm: Annotated[
         Algorithm | None,
-        Setting("the method or a baseline", key=ALGORITHM_GROUP, variable="ALGORITHM", default="rank_grpo"),
+        Setting("method or baseline", key=ALGORITHM_GROUP, variable="ALGORITHM", default="rank_grpo"),
     ] = None
     preset: Annotated[
         Preset,
-        Setting("eq. 6, or the public code's token mean and shaping", variable="PRESET"),
+        Setting("eq. 6 of the paper, or token mean and shaping as in its public code", variable="PRESET"),
     ] = "paper"
     constrained: Annotated[
         Boolean,
-        Setting("lists hold unseen items of the catalog only, in sampling and in training", variable="CONSTRAINED"),
+        Setting("restriction of lists to unseen catalog items, in sampling and training", variable="CONSTRAINED"),
     ] = False
     repair: Annotated[
         Repair,
-        Setting("zero: where no rollout of a prompt hits, one of them gets a relevant title", variable="REPAIR"),
+        Setting("zero: if no rollout of a prompt has a hit, one of them gets a relevant title", variable="REPAIR"),
     ] = "none"
     repair_ranks: Annotated[
         PositiveInteger | None,
-        Setting("number of leading ranks, one of which a repair changes", null="all N"),
+        Setting("number of leading ranks among which a repair chooses", null="all N"),
     ] = None
     ask: Annotated[
         Attributes | None,
         Setting(
-            "attributes that the model may ask about before it lists, columns of the catalog or decade, "
+            "attributes that the model may ask about before it writes a list: columns of the catalog, or decade; "
             "comma-separated",
             variable="ASK",
-            null="it lists at once",
+            null="no questions",
             read=comma_separated,
         ),
     ] = None
     max_turns: Annotated[
         PositiveInteger,
-        Setting("ASK: turns of the model, the last of which is a list", variable="MAX_TURNS"),
+        Setting("ASK: maximum number of turns of the model; the last one is a list", variable="MAX_TURNS"),
     ] = 3
     ask_cost: Annotated[
         PositiveNumber,
-        Setting("ASK: what a question costs, in DCG of its list", variable="ASK_COST"),
+        Setting("ASK: cost of a question, in DCG of the list", variable="ASK_COST"),
     ] = 0.05  # a twentieth of a hit at the first rank
     # 1/8 of the paper's 384 lists are 48, some 10,000 tokens
     rollout_check_share: Annotated[
         kinds.Fraction,
         Setting(
-            "share of a prompt's lists, one at least, whose log-probs vLLM reports where they only serve the "
-            "comparison with the actor's: with one update per batch and neither rollout correction nor REPAIR"
+            "share of a prompt's lists (at least one) with log-probs from vLLM, if these only serve the comparison "
+            "with the actor: one update per batch, no rollout correction, no REPAIR"
         ),
     ] = 0.125
     overflow_penalty: Annotated[
@@ -136,11 +136,11 @@ class RankGRPOConfig(ListSettings, RLConfig):
     ] = -0.1
     underflow_penalty: Annotated[
         NonPositiveNumber,
-        Setting("advantage of a stop before the N-th item"),
+        Setting("advantage of the stop token of a list with fewer than N items"),
     ] = -0.1
     mask_truncated: Annotated[
         Boolean,
-        Setting("drop responses without a stop token from the loss, and from the reference's token mean"),
+        Setting("removal of responses without a stop token from the loss (PRESET=reference: also from the token mean)"),
     ] = False
 
     def __post_init__(self) -> None:

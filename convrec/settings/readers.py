@@ -1,28 +1,30 @@
-"""What the text of an environment variable means, where it is more than a number, a truth value or a name."""
+"""Parse environment variables that are more than a number, a truth value or a name."""
 
 import os
 import re
 from typing import Any
 
-HYDRA_NAME = re.compile(r"[\w./\\+$%*@?|()\[\]{}:=, \t-]+", re.ASCII)  # what its grammar has without quotes
+HYDRA_NAME = re.compile(r"[\w./\\+$%*@?|()\[\]{}:=, \t-]+", re.ASCII)  # names that Hydra's grammar allows unquoted
 
 
 def absolute_path(text: str) -> str:
+    """Return an absolute path; `~` is the home folder."""
     return os.path.abspath(os.path.expanduser(text))
 
 
 def comma_separated(text: str) -> list[str]:
+    """Split a text at its commas."""
     return [part.strip() for part in text.split(",")]
 
 
-def weights(text: str) -> Any:
-    """Return the mapping of `relevance: 1, diversity: 0.3`, with braces or without; the text itself where it is none.
+def parse_weights(text: str) -> Any:
+    """Parse `relevance: 1, diversity: 0.3`, with or without braces; return the text itself if it has another form.
 
     Raises:
-        ValueError: Hydra cannot read a name.
+        ValueError: Hydra cannot parse a name.
     """
     inside = text[1:-1] if text.startswith("{") and text.endswith("}") else text
-    by_name: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for entry in inside.split(","):
         if not entry.strip():
             continue
@@ -32,10 +34,10 @@ def weights(text: str) -> Any:
             weight = float(number.strip())
         except ValueError:
             return text
-        if name in by_name:
+        if name in weights:
             return text
-        by_name[name] = weight
-    for name in by_name:
+        weights[name] = weight
+    for name in weights:
         if not HYDRA_NAME.fullmatch(name):
             raise ValueError(f"names in ASCII, without quotes, ; and #, for Hydra: rename the column of {name}")
-    return by_name
+    return weights

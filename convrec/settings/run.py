@@ -1,6 +1,6 @@
-"""A run after its settings are composed: typed and frozen.
+"""A run with its composed settings, typed and frozen.
 
-verl's own settings are in `Run.verl_config`, which is for the adapters to verl. What others need of them is a property.
+verl's own settings are in `Run.verl_config`, which only the adapters to verl read. Other code reads properties.
 """
 
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ from convrec.settings.rank_grpo import ALGORITHM_GROUP, RankGRPOConfig
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig
 
-# in the config once a constrained run has written it, beside the catalog (recipes.launch.ray_training)
+# set in a constrained run after the trie has been written next to the catalog (recipes.launch.ray_training)
 TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
 FILE_KEYS = ("data.train_files", "data.val_files", "convrec.catalog_file", TRIE_KEY)
 
-AUTO = "auto"  # a dtype that the run chooses by what its machine computes faster
+AUTO = "auto"  # the run chooses the dtype that its machine computes faster
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig, covariant=True)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How vLLM draws a token; the policy's own distribution at temperature 1 without a bound."""
+    """vLLM's sampling parameters; with temperature 1 and no bounds it samples from the policy's own distribution."""
 
     temperature: float
     top_p: float
@@ -38,12 +38,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class RolloutCorrection:
-    """What verl does about the difference between the rollout's log-probs and the actor's.
+    """verl's correction of the difference between the log-probs of rollout and actor.
 
     Attributes:
-        weights: the units by which the loss is weighted: token, rank or sequence; None without weights.
-        rejection: the units that are taken out of the loss; None for none.
-        bypass: whether the rollout's log-probs stand for those of the policy before its update.
+        weights: level of the loss's importance weights: token, rank or sequence; None without weights.
+        rejection: level at which tokens are rejected; None without rejection.
+        bypass: use the rollout's log-probs as those of the old policy.
         loss_type: verl's loss in bypass mode.
     """
 
@@ -55,11 +55,12 @@ class RolloutCorrection:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How verl lays a model that trains over devices.
+    """verl's sharding of the trained model over devices.
 
     Attributes:
-        fsdp_size: processes that have one copy of the model between them; -1: all.
-        offloads_parameters, offloads_optimizer: whether they wait in host memory while they are not used.
+        fsdp_size: number of processes that share one copy of the model; -1 means all.
+        offloads_parameters: parameters wait in host memory while they are not used.
+        offloads_optimizer: the optimizer's state waits in host memory while it is not used.
     """
 
     fsdp_size: int
@@ -69,13 +70,13 @@ class Sharding:
 
 @dataclass(frozen=True)
 class RolloutMemory:
-    """What decides how much memory vLLM takes.
+    """The settings that determine vLLM's memory.
 
     Attributes:
-        dtype: of its weights.
-        max_sequences: that it writes at once.
-        share: of a device's memory.
-        sleeps: whether it gives its memory back while the run trains.
+        dtype: dtype of the weights.
+        max_sequences: number of sequences that are decoded at the same time.
+        share: share of a device's memory.
+        sleeps: vLLM releases its memory while the run trains.
     """
 
     dtype: str
@@ -89,8 +90,8 @@ class Run(Generic[ConfigT]):
     """A run of a recipe.
 
     Attributes:
-        settings: ours, of the recipe's class.
-        verl_config: all that was composed, with what is verl's.
+        settings: our settings, of the recipe's class.
+        verl_config: the whole composed config, with verl's settings.
     """
 
     settings: ConfigT
@@ -98,10 +99,10 @@ class Run(Generic[ConfigT]):
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Run[Any]":
-        """Return the run that a composed config describes.
+        """Return the run of a composed config.
 
         Raises:
-            UserError: a setting is of another kind.
+            UserError: the value of a setting is of the wrong kind.
         """
         return Run(read_settings(config), config)
 
@@ -113,17 +114,17 @@ class Run(Generic[ConfigT]):
 
     @property
     def device(self) -> str:
-        """torch's name of the accelerator, or cpu."""
+        """torch's name of the accelerator, or "cpu"."""
         return str(self.verl_config.trainer.device)
 
     @property
     def gpus_per_node(self) -> int:
-        """Devices of each node that train; on a host without a GPU, processes."""
+        """Number of training devices per node; on a host without a GPU, processes."""
         return int(self.verl_config.trainer.n_gpus_per_node)
 
     @property
     def num_devices(self) -> int:
-        """Devices that train, of all nodes."""
+        """Number of training devices on all nodes."""
         return self.settings.num_nodes * self.gpus_per_node
 
     @property
@@ -131,21 +132,21 @@ class Run(Generic[ConfigT]):
         """The run's folder, absolute."""
         return Path(self.verl_config.trainer.default_local_dir)
 
-    # ---- what it reads ----
+    # ---- model and data files ----
 
     @property
     def model_key(self) -> str:
-        """Where the config names the model that the run starts from."""
+        """The config key of the model from which the run starts."""
         return find_model_key(self.verl_config)
 
     @property
     def files(self) -> dict[str, list[str]]:
-        """Key of the config -> the files that it names, which every node reads."""
-        named = {key: listed(OmegaConf.select(self.verl_config, key)) for key in FILE_KEYS}
-        return {key: files for key, files in named.items() if files}
+        """Config key -> the files that it names; every node reads them."""
+        files_by_key = {key: listed(OmegaConf.select(self.verl_config, key)) for key in FILE_KEYS}
+        return {key: files for key, files in files_by_key.items() if files}
 
     def note_contents(self, digests: Mapping[str, str]) -> None:
-        """Note in the config what the run trains on.
+        """Write the digests of model and data into the config.
 
         Args:
             digests: key of the config -> digest of the files that it names.
@@ -156,22 +157,22 @@ class Run(Generic[ConfigT]):
 
     @property
     def is_sft(self) -> bool:
-        """Whether the run has no rollout."""
+        """Whether the run is supervised and has no rollout."""
         return isinstance(self.settings, SFTConfig)
 
     @property
     def model_section(self) -> DictConfig:
-        """What verl is told about the model."""
+        """The section of verl's config about the model."""
         return self.verl_config.model if self.is_sft else self.verl_config.actor_rollout_ref.model
 
     @property
     def tokenizer_path(self) -> str | None:
-        """The folder or id of the tokenizer, where it is not the model's own."""
+        """Folder or id of the tokenizer; None for the model's own."""
         return self.model_section.get("tokenizer_path")
 
     @property
     def template_arguments(self) -> dict[str, Any]:
-        """What the chat template is given besides the messages."""
+        """Arguments of the chat template besides the messages."""
         arguments: Any = self.verl_config.data.get("apply_chat_template_kwargs") or {}
         if OmegaConf.is_config(arguments):
             arguments = OmegaConf.to_container(arguments, resolve=True)
@@ -179,7 +180,7 @@ class Run(Generic[ConfigT]):
 
     @property
     def lora_rank(self) -> int:
-        """The rank of the adapters that train; 0: the whole model trains."""
+        """Rank of the trained adapters; 0 if the whole model trains."""
         return int(self.model_section.get("lora_rank") or 0)
 
     @property
@@ -210,31 +211,31 @@ class Run(Generic[ConfigT]):
 
     @property
     def precision(self) -> str | None:
-        """The dtype of the passes and why it was chosen, in words; None where that was no choice (on a GPU)."""
+        """The dtype of the passes and the reason for it; None on a GPU, where it is not chosen."""
         return OmegaConf.select(self.verl_config, "run.precision")
 
     @property
     def rollout_is_exact(self) -> bool:
-        """Whether the rollout's log-probs and the actor's are of one policy, both in fp32."""
+        """Whether rollout and actor compute log-probs of the same policy, both in fp32."""
         is_fp32 = (
             str(OmegaConf.select(self.verl_config, self.passes_dtype_key)) in ("fp32", "float32")
             and self.rollout_memory.dtype == "float32"
         )
         is_quantized = bool(self.verl_config.actor_rollout_ref.rollout.get("quantization"))
-        # Asynchronous rollouts, and those whose log-probs stand for the policy's, may be some updates old.
-        is_of_now = self.colocates_rollout and not self.rollout_correction.bypass
-        return is_fp32 and is_of_now and not is_quantized
+        # asynchronous rollouts, and those in bypass mode, may be some updates old
+        is_current = self.colocates_rollout and not self.rollout_correction.bypass
+        return is_fp32 and is_current and not is_quantized
 
     # ---- the method ----
 
     @property
     def is_rank_level(self) -> bool:
-        """Whether ranks have advantages of their own, as in Rank-GRPO, and not whole responses."""
+        """Whether each rank has its own advantage, as in Rank-GRPO, and not only each response."""
         return bool(self.verl_config.algorithm.adv_estimator == NAME)
 
     @property
     def normalizes_by_std(self) -> bool:
-        """Whether advantages are divided by their group's standard deviation."""
+        """Whether advantages are divided by the standard deviation of their group."""
         return bool(self.verl_config.algorithm.get("norm_adv_by_std_in_grpo", True))
 
     @property
@@ -249,52 +250,52 @@ class Run(Generic[ConfigT]):
 
     @property
     def group_filter(self) -> str | None:
-        """The number by which prompts whose rollouts are equal are replaced by others; None where none are."""
+        """The metric by which prompts with equal rollouts are replaced; None if they are kept."""
         groups = self.verl_config.algorithm.filter_groups
         return str(groups.metric) if groups.enable else None
 
     @property
     def trains_critic(self) -> bool:
-        """Whether verl would train a model of values beside the policy."""
+        """Whether verl would also train a critic."""
         critic = self.verl_config.critic.enable
         return bool(critic) or (critic is None and self.verl_config.algorithm.adv_estimator == "gae")
 
     @property
     def has_colocated_reward_model(self) -> bool:
-        """Whether a reward model waits for the rollout's devices, so that it scores after all responses are there."""
+        """Whether a reward model shares the rollout's devices, so that it only scores after all responses are done."""
         model = self.verl_config.reward.reward_model
         return bool(model.enable) and not model.enable_resource_pool
 
     @property
     def trainer_mode(self) -> str:
-        """verl's name of the trainer; it is NAME where a step samples first and then trains, on the same devices."""
+        """verl's name of the trainer; NAME if a step samples and then trains on the same devices."""
         return str(self.verl_config.trainer.v1.trainer_mode)
 
     @property
     def actor_strategy(self) -> str:
-        """How verl shards the actor."""
+        """verl's strategy of sharding the actor."""
         return str(self.verl_config.actor_rollout_ref.actor.strategy)
 
     @property
     def sequence_parallel_keys(self) -> list[str]:
-        """The keys of verl's settings that cut responses over processes; none in a run that has them whole."""
+        """Keys of verl's settings that split responses between processes; [] if none does."""
         parts = ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config")
         keys = [f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size" for part in parts]
         return [key for key in keys if (OmegaConf.select(self.verl_config, key) or 1) > 1]
 
     @property
     def reward_module(self) -> str:
-        """Where verl finds the reward function: pkg://module, or a file."""
+        """The module of the reward function: pkg://module, or a file."""
         return str(self.verl_config.reward.custom_reward_function.path)
 
     @property
     def reward_function(self) -> str:
-        """The function's name there."""
+        """The name of the reward function in its module."""
         return str(self.verl_config.reward.custom_reward_function.name)
 
     @property
     def mini_batch_size(self) -> int:
-        """Prompts of an update."""
+        """Number of prompts per update."""
         return int(self.verl_config.actor_rollout_ref.actor.ppo_mini_batch_size)
 
     @property
@@ -304,46 +305,46 @@ class Run(Generic[ConfigT]):
 
     @property
     def save_keep(self) -> int | None:
-        """The newest checkpoints that are kept; None: all."""
+        """Number of newest checkpoints that are kept; None means all."""
         key = "trainer.max_ckpt_to_keep" if self.is_sft else "trainer.max_actor_ckpt_to_keep"
         return OmegaConf.select(self.verl_config, key)
 
     @property
     def max_training_rows(self) -> int:
-        """Rows of the training files that are read at most; -1: all."""
+        """Maximum number of rows read from the training files; -1 means all."""
         return int(self.verl_config.data.get("train_max_samples", -1))
 
     @property
     def max_validation_rows(self) -> int:
-        """Rows of the validation files that are read at most; -1: all."""
+        """Maximum number of rows read from the validation files; -1 means all."""
         return int(self.verl_config.data.get("val_max_samples", -1))
 
     @property
     def trackers(self) -> list[str]:
-        """The names of verl's trackers."""
+        """Names of verl's trackers."""
         logger = self.settings.logger
         return [logger] if isinstance(logger, str) else logger
 
     @property
     def train_batch_size(self) -> int:
-        """Sequences (SFT) or prompts (RL) of a step."""
+        """Sequences (SFT) or prompts (RL) per step."""
         return int(self.verl_config.data.train_batch_size)
 
     # ---- rollouts ----
 
     @property
     def rollout_engine(self) -> str:
-        """The engine that samples, vllm in ours."""
+        """The engine that samples; conf/ has vllm."""
         return str(self.verl_config.actor_rollout_ref.rollout.name)
 
     @property
     def samples_single_turns(self) -> bool:
-        """Whether prompts are sampled by verl's loop without tools, which ours replaces."""
+        """Whether prompts are sampled by verl's agent loop without tools, which ours replaces."""
         return bool(self.verl_config.actor_rollout_ref.rollout.agent.default_agent_loop == "single_turn_agent")
 
     @property
     def is_fully_deterministic(self) -> bool:
-        """Whether verl's own full determinism is on; ours is the setting `deterministic`."""
+        """Whether verl's own full determinism is on; `deterministic` is a different, weaker setting of ours."""
         return bool(self.verl_config.actor_rollout_ref.rollout.full_determinism)
 
     @property
@@ -353,13 +354,13 @@ class Run(Generic[ConfigT]):
 
     @property
     def keeps_processed_log_probs(self) -> bool:
-        """Whether the rollout keeps the log-probs of what it sampled, as its logits processors left them."""
+        """Whether the rollout returns the log-probs of its samples after its logits processors."""
         rollout = self.verl_config.actor_rollout_ref.rollout
         return bool(rollout.calculate_log_probs and rollout.logprobs_mode == "processed_logprobs")
 
     @property
     def response_length(self) -> int:
-        """Tokens that vLLM may write."""
+        """Maximum number of tokens of a response."""
         return int(self.verl_config.actor_rollout_ref.rollout.response_length)
 
     @property
@@ -369,22 +370,22 @@ class Run(Generic[ConfigT]):
 
     @property
     def tensor_parallel(self) -> int:
-        """Devices that a replica of the rollout spans."""
+        """Number of devices per rollout replica."""
         return int(self.verl_config.actor_rollout_ref.rollout.tensor_model_parallel_size)
 
     @property
     def weight_transfer(self) -> str:
-        """How new weights reach the rollout, by verl's name."""
+        """verl's name of the transport of new weights to the rollout."""
         return str(self.verl_config.actor_rollout_ref.rollout.checkpoint_engine.backend)
 
     @property
     def colocates_rollout(self) -> bool:
-        """Whether rollout and training share their devices; true of SFT, which has no rollout."""
+        """Whether rollout and training share their devices; True for SFT, which has no rollout."""
         return not str(OmegaConf.select(self.verl_config, "trainer.v1.trainer_mode")).endswith("separate_async")
 
     @property
     def rollout_devices(self) -> tuple[int, int]:
-        """(nodes, devices of each) that sample and do not train; (0, 0) where rollout and training share theirs."""
+        """Number of nodes with a separate rollout, and its devices per node; (0, 0) if the rollout shares devices."""
         if self.colocates_rollout:
             return 0, 0
         rollout = self.verl_config.actor_rollout_ref.rollout
@@ -402,7 +403,7 @@ class Run(Generic[ConfigT]):
 
     @property
     def storage_units(self) -> int:
-        """Processes of TransferQueue that hold the rows of a step."""
+        """Number of TransferQueue's storage processes."""
         key = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
         return OmegaConf.select(self.verl_config, key) or 1
 
@@ -410,18 +411,18 @@ class Run(Generic[ConfigT]):
 
     @property
     def packs_micro_batches(self) -> bool:
-        """Whether micro-batches are of equal work and not of equal count."""
+        """Whether micro-batches have a limited number of tokens, not a fixed number of sequences."""
         section = self.verl_config.data if self.is_sft else self.verl_config.actor_rollout_ref.actor
         return bool(section.use_dynamic_bsz)
 
     @property
     def pads_micro_batches(self) -> bool:
-        """Whether the sequences of a micro-batch are padded to one length, and not packed one after the other."""
+        """Whether the sequences of a micro-batch are padded to the same length, and not packed."""
         return not self.model_section.get("use_remove_padding", True)
 
     @property
     def sequence_parallel_size(self) -> int:
-        """Processes over which verl cuts a sequence."""
+        """Number of processes between which verl splits a sequence."""
         if self.is_sft:
             return int(self.verl_config.engine.ulysses_sequence_parallel_size)
         actor = self.verl_config.actor_rollout_ref.actor
@@ -429,38 +430,36 @@ class Run(Generic[ConfigT]):
 
     @property
     def micro_batch_key(self) -> str:
-        """The key of the tokens of a micro-batch."""
+        """The config key of the maximum number of tokens of a micro-batch."""
         if self.is_sft:
             return "data.max_token_len_per_gpu"
         return "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 
     @property
     def micro_batch_rows(self) -> int:
-        """Sequences of a micro-batch, where micro-batches are of equal count."""
+        """Number of sequences of a micro-batch, if it is fixed."""
         if self.is_sft:
             return int(self.verl_config.data.micro_batch_size_per_gpu)
         return int(self.verl_config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1)
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of a micro-batch, of all processes over which a sequence is cut."""
+        """Maximum number of tokens of a micro-batch, over all processes that share a sequence."""
         return int(OmegaConf.select(self.verl_config, self.micro_batch_key)) * self.sequence_parallel_size
 
 
 def find_model_key(config: DictConfig) -> str:
-    """Return where a config names the model that its run starts from."""
+    """Return the config key of the model from which a run starts."""
     return RL_MODEL if "actor_rollout_ref" in config else SFT_MODEL
 
 
 def read_settings(config: DictConfig) -> Any:
-    """Return our settings from a composed config, of the class of its recipe.
-
-    A setting that the config does not have is its default.
+    """Return our settings of a composed config, as the class of its recipe; missing ones have their defaults.
 
     Raises:
-        UserError: a setting is of another kind.
+        UserError: the value of a setting is of the wrong kind.
     """
-    settings = _settings_class(config)
+    settings = _choose_class(config)
     values = {}
     for row in setting_rows(settings).values():
         key = "run.algorithm" if row.keys == (ALGORITHM_GROUP,) else row.keys[0]
@@ -472,8 +471,8 @@ def read_settings(config: DictConfig) -> Any:
     return settings(**values)
 
 
-def _settings_class(config: DictConfig) -> type[TrainingConfig]:
-    """By the settings that only one class has: a recipe may have any name."""
+def _choose_class(config: DictConfig) -> type[TrainingConfig]:
+    """Choose the class by settings that only one class has, because a recipe may have any name."""
     if "actor_rollout_ref" not in config:
         return SFTConfig
     ours = config.get("convrec") or {}

@@ -1,8 +1,8 @@
-"""Which variables and settings are secrets, and how they are kept out of files, logs, messages and submitted jobs.
+"""Recognise secrets among variables and settings, and keep them out of files, logs, messages and submitted jobs.
 
-One rule for all of them. A secret is known by its name (HF_TOKEN, api_key), or by its value: a URL with a password. It
-belongs in an environment variable, from which a setting takes it by ${oc.env:NAME}. An override stands in the process
-list, which every user of the machine can read, and in what trackers and the dashboard of a cluster record of a command.
+One rule holds for all of them. A secret is recognised by its name (HF_TOKEN, api_key), or by its value: a URL with a
+password. It belongs in an environment variable, which a setting can read by ${oc.env:NAME}. An override is visible in
+the process list, which every user of the machine can read, and trackers and a cluster's dashboard record the command.
 """
 
 import re
@@ -13,9 +13,9 @@ from convrec.base.errors import UserError
 from convrec.settings.overrides import override_leaves
 
 MASK = "***"
-SHORTEST = 4  # characters of a value that is masked in running text: a shorter one is part of too many words
-LONG_WORD = 8  # characters of a word of a secret that is masked by itself: pprint breaks long texts at spaces
-# Last words of keys, and the variables that libraries read instead.
+MIN_MASKED_LENGTH = 4  # shorter values are not masked in running text, because they are part of too many words
+LONG_WORD = 8  # words of a secret with at least this length are also masked alone: pprint breaks texts at spaces
+# Last word of a key -> the variable that the library reads.
 VARIABLES = {
     "hf_token": "HF_TOKEN",
     "swanlab_api_key": "SWANLAB_API_KEY",
@@ -23,17 +23,17 @@ VARIABLES = {
     "wandb_proxy": "HTTPS_PROXY",
 }
 ENVIRONMENT = "env_vars"  # the section of Ray's runtime environment
-REFERENCE = "${"  # such a setting names another one, or a variable: ${oc.env:NAME}
+REFERENCE = "${"  # the beginning of a reference to another setting or to a variable: ${oc.env:NAME}
 
-# Words that mean a secret wherever they stand.
+# Words that mean a secret anywhere in a name.
 _SECRET = re.compile(
     r"SECRET|PASSWORD|CREDENTIAL|WEBHOOK|HEADER|BEARER|JWT|COOKIE|SIGNATURE"
     r"|(^|_)(PASS|PASSWD|PASSPHRASE|PWD|AUTH|AUTHORIZATION|DSN)(_|$)",
     re.IGNORECASE,
 )
-# Words that mean a secret where the value is text: a number of tokens is none.
+# Words that mean a secret if the value is text: a number of tokens is not a secret.
 _KEY_OR_TOKEN = re.compile(r"KEY|TOKEN", re.IGNORECASE)
-# Settings of verl, vLLM and tokenizers that have such a word and are text: columns, tokenizers, special tokens.
+# Text settings of verl, vLLM and tokenizers with such a word: columns, tokenizers, special tokens.
 _NO_SECRET = re.compile(
     r"(prompt|response|messages|image|video|audio|tools|teacher|data_source|reward_fn|reward_model|enable_thinking)_key"
     r"|\w*tokeniz\w*|(bos|eos|pad|unk|sep|cls|mask|stop)_token"
@@ -49,22 +49,25 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or a setting of this name holds a secret; of a setting the last word of its key."""
+    """Return whether a variable or a setting with this name holds a secret.
+
+    name: of a setting, the last word of its key.
+    """
     return bool(_SECRET.search(name) or _KEY_OR_TOKEN.search(name)) and not _NO_SECRET.fullmatch(name)
 
 
 def is_url(value: str) -> bool:
-    """Whether the text is an address such as mysql+pymysql://host/database, and no path."""
+    """Return whether the text is a URL, such as mysql+pymysql://host/database, and not a path."""
     return bool(_URL.fullmatch(value))
 
 
 def holds_password(value: str) -> bool:
-    """Whether the value of a variable holds a password: in a URL, a proxy's address or a header."""
+    """Return whether the value of a variable holds a password, in a URL, a proxy's address or a header."""
     return bool(_PASSWORD.search(value))
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether a setting holds a secret; `name` is the last word of its key."""
+    """Return whether a setting holds a secret; `name` is the last word of its key."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return False
     if not isinstance(value, str):
@@ -79,7 +82,7 @@ def mask_settings(settings: Any, name: str = "") -> Any:
 
     Args:
         settings: plain dicts, lists and values.
-        name: of the settings; what lies below a secret's name is secret too.
+        name: name of the settings; everything below a secret's name is secret too.
     """
     if isinstance(settings, dict):
         return {key: mask_settings(value, _inner_name(name, key)) for key, value in settings.items()}
@@ -89,7 +92,7 @@ def mask_settings(settings: Any, name: str = "") -> Any:
 
 
 def secret_values(settings: Any, name: str = "") -> set[str]:
-    """Return the secrets among nested settings, as texts to mask: `mask_text`."""
+    """Return the secrets among nested settings, as texts for `mask_text`."""
     if isinstance(settings, dict):
         return set().union(*(secret_values(value, _inner_name(name, key)) for key, value in settings.items()))
     if isinstance(settings, list):
@@ -101,9 +104,9 @@ def secret_values(settings: Any, name: str = "") -> set[str]:
 
 
 def mask_text(text: str, values: Collection[str]) -> str:
-    """Return the text with MASK in place of each of the values that is not too short."""
+    """Return the text with MASK in place of the values that have at least MIN_MASKED_LENGTH characters."""
     for value in sorted(values, key=len, reverse=True):
-        if len(value) >= SHORTEST and value in text:
+        if len(value) >= MIN_MASKED_LENGTH and value in text:
             text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", MASK, text)
     return text
 
@@ -127,18 +130,23 @@ class MaskedStream:
 
 
 def refuse_secrets(arguments: Sequence[str]) -> None:
-    """Raise UserError for an override that is a secret, with the variable to use instead."""
+    """Check that no override is a secret.
+
+    Raises:
+        UserError: an override is a secret; the message names the variable to use instead.
+    """
     for argument in arguments:
         for key, value in _argument_leaves(argument):
             if not _is_secret_override(key, value):
                 continue
-            variable = _variable_instead(key)
+            variable = _find_variable(key)
             instead = f"set the variable {variable} instead"
             if not variable:
-                instead = f"write {key}='${{oc.env:NAME}}' with a NAME of your own, and set the variable NAME"
+                instead = f"write {key}='${{oc.env:NAME}}', and set a variable NAME"
             raise UserError(
-                f"{key}: a secret in an override can be read in the process list by every user of this machine, and is "
-                f"uploaded with the command by trackers: {instead} (for a cluster, where `ray start` is called)"
+                "settings.secret",
+                f"{key}: every user of this machine can read a secret of the command line in the process list, and "
+                f"trackers upload it with the command: {instead} (on a cluster, before `ray start`)",
             )
 
 
@@ -149,13 +157,14 @@ def _is_secret_override(key: str, value: Any) -> bool:
     return section.endswith(ENVIRONMENT) and isinstance(value, str) and holds_password(value)
 
 
-def _variable_instead(key: str) -> str | None:
+def _find_variable(key: str) -> str | None:
+    """Return the variable from which a library reads the setting; None if there is none."""
     section, _, name = key.rpartition(".")
     return name if name.isupper() or section.endswith(ENVIRONMENT) else VARIABLES.get(name)
 
 
 def _argument_leaves(argument: str) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of all that an override sets; of one that Hydra cannot read what stands around its `=`."""
+    """Yield (dotted key, value) of everything that an override sets; if Hydra cannot parse it, split it at its `=`."""
     from hydra.errors import HydraException
 
     try:
@@ -166,5 +175,5 @@ def _argument_leaves(argument: str) -> Iterator[tuple[str, Any]]:
 
 
 def _inner_name(outer: str, inner: Any) -> str:
-    """The name that decides: of headers={accept: x} the outer one."""
+    """Return the name that decides whether a value is secret: for headers={accept: x} the outer one."""
     return outer if outer and _SECRET.search(outer) and not _NO_SECRET.fullmatch(outer) else str(inner)

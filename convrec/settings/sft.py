@@ -48,13 +48,13 @@ class SFTConfig(TrainingConfig):
             key=BATCH_KEY,
             variable=BATCH_VARIABLE,
             also=BATCH_ALSO,
-            null=f"{SEQUENCES_PER_DEVICE} a device",
+            null=f"{SEQUENCES_PER_DEVICE} per device",
         ),
     ] = None
     max_length: Annotated[
         PositiveInteger,
         Setting(
-            "tokens of prompt and completion (SFT)",
+            "maximum length of prompt and completion, in tokens (SFT)",
             key="data.max_length",
             variable="MAX_LENGTH",
             also=("MAX_SEQ_LENGTH", "MAX_SEQ_LEN"),

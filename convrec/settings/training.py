@@ -1,6 +1,6 @@
-"""Settings that several recipes share: those of every training, and those of every RL training.
+"""Settings that several recipes share: those of every recipe, and those of every RL recipe.
 
-A field without a default has another one in each recipe. What several classes declare is a type with a name here.
+A field without a default has a different default in each recipe. A type that several classes use has a name here.
 """
 
 import os
@@ -15,12 +15,12 @@ from convrec.settings.choices import Files, Resume, SaveFrequency, Schedule, Tra
 from convrec.settings.choices import Seed as SeedKind
 from convrec.settings.readers import absolute_path, comma_separated
 
-QWEN = "Qwen/Qwen2.5-0.5B-Instruct"  # of the paper's models the smallest
+QWEN = "Qwen/Qwen2.5-0.5B-Instruct"  # the smallest of the paper's models
 
 Model = Annotated[
     kinds.Path,
     Setting(
-        "Hugging Face id or folder, or a run folder (its best checkpoint; RUN@last: the newest)",
+        "initial model: a Hugging Face id or folder, or a run folder (its best checkpoint; RUN@last: the newest)",
         key="actor_rollout_ref.model.path",
         variable="MODEL_PATH",
         also=("MODEL", "MODEL_NAME", "MODEL_NAME_OR_PATH", "BASE_MODEL", "MODEL_DIR"),
@@ -29,7 +29,7 @@ Model = Annotated[
 TrainFile = Annotated[
     Files,
     Setting(
-        "training parquet",
+        "training data, parquet",
         key="data.train_files",
         variable="TRAIN_FILE",
         also=("TRAIN_DATA", "TRAINING_FILE", "TRAIN_DATASET"),
@@ -39,7 +39,7 @@ TrainFile = Annotated[
 ValFile = Annotated[
     Files,
     Setting(
-        "validation parquet",
+        "validation data, parquet",
         key="data.val_files",
         variable="VAL_FILE",
         also=("VAL_DATA", "VALIDATION_FILE", "VALID_FILE", "EVAL_FILE"),
@@ -62,7 +62,7 @@ SaveFreq = Annotated[
 TestFreq = Annotated[
     Integer,
     Setting(
-        "steps between validations; -1: SFT validates at the end alone, RL never",
+        "steps between validations; -1: only at the end in SFT, never in RL",
         key="trainer.test_freq",
         variable="TEST_FREQ",
         also=("EVAL_STEPS", "VAL_FREQ", "EVAL_FREQ"),
@@ -80,14 +80,14 @@ TotalEpochs = Annotated[
 SaveKeep = Annotated[
     PositiveInteger | None,
     Setting(
-        "newest checkpoints to keep, or all; the best by validation is kept besides",
+        "number of newest checkpoints to keep, or all; the best by validation is kept too",
         key="trainer.max_actor_ckpt_to_keep",
         variable="SAVE_KEEP",
         null="all",
         null_word="all",
     ),
 ]
-BATCH_HELP = "sequences (SFT) or prompts (RL) of a step"
+BATCH_HELP = "sequences (SFT) or prompts (RL) per step"
 BATCH_KEY = "data.train_batch_size"
 BATCH_VARIABLE = "TRAIN_BATCH_SIZE"
 BATCH_ALSO = ("BATCH_SIZE", "GLOBAL_BATCH_SIZE")
@@ -98,7 +98,7 @@ TrainBatchSize = Annotated[
 MaxTokensPerGPU = Annotated[
     PositiveInteger | None,
     Setting(
-        "tokens of a micro-batch, at most; on a CPU as many as free memory holds",
+        "maximum number of tokens of a micro-batch; on a CPU lowered to fit into free memory",
         key="actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     ),
 ]
@@ -108,20 +108,20 @@ LearningRate = Annotated[
 ]
 Candidates = Annotated[
     NonNegativeInteger,
-    Setting("titles that prompts name, from `convrec retrieval candidates`", variable="CANDIDATES"),
+    Setting("number of titles in each prompt, from `convrec retrieval candidates`", variable="CANDIDATES"),
 ]
 MaxPromptLength = Annotated[
     PositiveInteger,
-    Setting("tokens of a prompt", key="data.max_prompt_length", variable="MAX_PROMPT_LENGTH"),
+    Setting("maximum length of a prompt, in tokens", key="data.max_prompt_length", variable="MAX_PROMPT_LENGTH"),
 ]
 MaxResponseLength = Annotated[
     PositiveInteger,
-    Setting("tokens of a response", key="data.max_response_length", variable="MAX_RESPONSE_LENGTH"),
+    Setting("maximum length of a response, in tokens", key="data.max_response_length", variable="MAX_RESPONSE_LENGTH"),
 ]
 NumGenerations = Annotated[
     PositiveInteger,
     Setting(
-        "rollouts of a prompt (G)",
+        "rollouts per prompt (G)",
         key="actor_rollout_ref.rollout.n",
         variable="ROLLOUT_N",
         also=("N_ROLLOUTS", "NUM_ROLLOUTS", "NUM_GENERATIONS", "GROUP_SIZE"),
@@ -130,7 +130,7 @@ NumGenerations = Annotated[
 TensorParallel = Annotated[
     PositiveInteger | None,
     Setting(
-        "GPUs a rollout replica spans",
+        "GPUs per rollout replica",
         key="actor_rollout_ref.rollout.tensor_model_parallel_size",
         variable="TENSOR_PARALLEL",
         also=("TENSOR_PARALLEL_SIZE", "TENSOR_MODEL_PARALLEL_SIZE"),
@@ -140,7 +140,7 @@ TensorParallel = Annotated[
 GPUMemoryUtilization = Annotated[
     kinds.Fraction | None,
     Setting(
-        "share of GPU memory vLLM takes",
+        "vLLM's share of GPU memory",
         key="actor_rollout_ref.rollout.gpu_memory_utilization",
         variable="GPU_MEMORY_UTILIZATION",
         also=("GPU_MEMORY", "GPU_UTILIZATION"),
@@ -150,7 +150,7 @@ GPUMemoryUtilization = Annotated[
 
 
 def default_run_folder(recipe: str, model: str) -> str:
-    """Return the folder of a run of this recipe where nobody names one."""
+    """Return the default folder of a run."""
     return os.path.abspath(f"checkpoints/{recipe}/{os.path.basename(model.rstrip('/'))}")
 
 
@@ -172,7 +172,7 @@ class TrainingConfig(Settings):
     output_dir: Annotated[
         kinds.Path | None,
         Setting(
-            "the run folder: checkpoints, metrics, log; an unfinished run there is resumed",
+            "run folder: checkpoints, metrics, log; an unfinished run in it is resumed",
             key="trainer.default_local_dir",
             variable="SAVE_PATH",
             also=("SAVE_DIR", "OUTPUT_DIR", "CHECKPOINT_DIR"),
@@ -182,7 +182,7 @@ class TrainingConfig(Settings):
     ] = None
     resume_mode: Annotated[
         Resume | None,
-        Setting("whether an unfinished run is resumed", key="trainer.resume_mode"),
+        Setting("way of resuming an unfinished run", key="trainer.resume_mode"),
     ] = None
     save_freq: SaveFreq
     test_freq: TestFreq
@@ -190,7 +190,7 @@ class TrainingConfig(Settings):
     total_steps: Annotated[
         PositiveInteger | None,
         Setting(
-            "steps; wins over epochs",
+            "steps; overrides the epochs",
             key="trainer.total_training_steps",
             variable="TOTAL_STEPS",
             also=("STEPS", "NUM_STEPS", "MAX_STEPS", "TRAIN_STEPS", "TOTAL_TRAINING_STEPS"),
@@ -204,18 +204,18 @@ class TrainingConfig(Settings):
     gpus_per_node: Annotated[
         PositiveInteger | None,
         Setting(
-            "accelerators of each node",
+            "accelerators per node",
             key="trainer.n_gpus_per_node",
             variable="N_GPUS_PER_NODE",
             also=("N_GPUS", "NUM_GPUS", "GPUS_PER_NODE", "NUM_GPUS_PER_NODE"),
-            default="what the machine has",
+            default="all of the machine",
         ),
     ] = None
     # "file" writes <SAVE_PATH>/metrics/*.jsonl, which the reports read
     logger: Annotated[
         Trackers,
         Setting(
-            "verl's trackers, comma-separated; without LOGGER also swanlab, where its key is set",
+            "verl's trackers, comma-separated; if LOGGER is unset, also swanlab if its key is set",
             key="trainer.logger",
             variable="LOGGER",
             read=comma_separated,
@@ -224,16 +224,16 @@ class TrainingConfig(Settings):
     watchdog: Annotated[
         Watchdog,
         Setting(
-            "what follows when a phase of a step hangs: the run ends (status 75), is resumed (when a process is lost, "
-            "too) or goes on",
+            "reaction to a phase of a step that hangs: end the run (status 75), resume it (also after a lost process), "
+            "or off",
             variable="WATCHDOG",
         ),
     ] = "end"
     watchdog_seconds: Annotated[
         PositiveNumber,
         Setting(
-            "seconds that a phase of a step may take; ten times its median where that is more, six times this the "
-            "first time"
+            "time limit of a phase of a step in seconds; ten times the phase's median if that is longer, and six times "
+            "the limit for its first time"
         ),
     ] = 300
 
@@ -251,7 +251,7 @@ class RLConfig(TrainingConfig):
         "vllm_tensor_parallel_size": "tensor_parallel",
     }
 
-    # at full scale 80 of some 7 GiB are written
+    # at full scale a run writes 80 checkpoints of about 7 GiB
     save_keep: SaveKeep = 3
     train_batch_size: TrainBatchSize
     max_prompt_length: MaxPromptLength
@@ -270,37 +270,37 @@ class RLConfig(TrainingConfig):
     ppo_epochs: Annotated[
         PositiveInteger,
         Setting(
-            "updates of a rollout batch; of judges passes over it, of four updates each (of one where TRAIN_BATCH_SIZE "
-            "is no multiple of 4)",
+            "updates per rollout batch; for judges passes over it, of four updates each (one if TRAIN_BATCH_SIZE is "
+            "not a multiple of 4)",
             key="actor_rollout_ref.actor.ppo_epochs",
             variable="MU",
         ),
     ] = 1
     mini_batch_size: Annotated[
         PositiveInteger | None,
-        Setting("prompts of an update", key="actor_rollout_ref.actor.ppo_mini_batch_size"),
+        Setting("prompts per update", key="actor_rollout_ref.actor.ppo_mini_batch_size"),
     ] = None
     num_generations: NumGenerations
     tensor_parallel: TensorParallel
     gpu_memory_utilization: GPUMemoryUtilization
-    # the paper's for 1B and 3B: [[0, 1e-6], [8000, 1e-7]]
+    # the paper has [[0, 1e-6], [8000, 1e-7]] for 1B and 3B
     lr_schedule: Annotated[
         Schedule | None,
-        Setting("learning rate from each of these steps on", null="verl's schedule of optim.lr"),
+        Setting("(step, learning rate) pairs: each rate holds from its step on", null="verl's schedule of optim.lr"),
     ] = None
     rollout_check_bound: Annotated[
         PositiveNumber | None,
         Setting(
-            "mean difference of vLLM's and the actor's log-probs above which a run stops at its start",
-            null="0.01 where both compute in fp32, else 0.1",
+            "maximum mean difference between the log-probs of vLLM and the actor; above it a run stops at its start",
+            null="0.01 if both compute in fp32, else 0.1",
         ),
     ] = None
     reward_timeout: Annotated[
         PositiveNumber,
-        Setting("seconds a reward may take; after three attempts the run stops"),
+        Setting("time limit of a reward in seconds; after three attempts the run stops"),
     ] = 600
-    # costs vLLM a random generator a request
+    # costs vLLM a random generator per request
     deterministic: Annotated[
         Boolean,
-        Setting("a seed for every rollout, of SEED, step, row and number: a resumed run samples what it would have"),
+        Setting("seeds for every rollout, from SEED, step, row and number: a resumed run samples the same"),
     ] = False

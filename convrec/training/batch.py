@@ -1,7 +1,7 @@
-"""The rows of a training step in TransferQueue: the only place of the training side that knows its fields.
+"""Read and write the rows of a training step in TransferQueue; no other module of the training side knows its fields.
 
-verl's trainer passes a KVBatchMeta (keys and tags) from phase to phase. The tensors stay in TransferQueue, nested, a
-row per response. What the rollout puts there is `convrec.features.responses.SampledResponse.fields`.
+verl's trainer passes a KVBatchMeta (keys and tags) from phase to phase. The tensors stay in TransferQueue, nested, one
+row per response. The rollout writes the fields of `convrec.features.responses.SampledResponse.fields`.
 
 Shapes: B rows, T response tokens (padded here, nested there).
 """
@@ -23,22 +23,22 @@ UNITS = "policy_units"
 
 
 def encode_units(units_BT: torch.Tensor) -> torch.Tensor:
-    """Return unit ids as TransferQueue has them, one higher: verl pads nested tensors with 0, and 0 is none there."""
+    """Return unit ids for TransferQueue, one higher: verl pads nested tensors with 0, which then means no unit."""
     return units_BT + 1
 
 
 def decode_units(field_BT: torch.Tensor) -> torch.Tensor:
-    """Return unit ids, -1 for none, of the padded field."""
+    """Return the unit ids of a padded field, -1 for none."""
     return field_BT.long() - 1
 
 
 def read_fields(meta: KVBatchMeta, *fields: str) -> TensorDict:
-    """Return these fields of the rows, nested."""
+    """Return fields of the rows, nested."""
     return tq.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id, select_fields=list(fields))
 
 
-def padding_flags(meta: KVBatchMeta) -> list[bool]:
-    """Return for each row whether verl added it to fill the batch up."""
+def read_padding_flags(meta: KVBatchMeta) -> list[bool]:
+    """Return for each row whether verl added it as padding of the batch."""
     return [bool(tag.get("is_padding", False)) for tag in meta.tags]
 
 
@@ -47,12 +47,12 @@ def read_rank_batch(meta: KVBatchMeta, pad_token_id: int, optional: Sequence[str
 
     Args:
         meta: the step's rows.
-        pad_token_id: what shorter responses are padded with.
-        optional: further response fields, padded with 0, for `RankBatch.optional_BT`.
+        pad_token_id: pads the shorter responses.
+        optional: further response fields for `RankBatch.optional_BT`, padded with 0.
     """
     fields = ["uid", "responses", "response_mask", "extra_fields", *optional]
     data = read_fields(meta, *dict.fromkeys(fields))
-    padding_B = padding_flags(meta)
+    padding_B = read_padding_flags(meta)
     prompts = [row if padding else uid for row, (uid, padding) in enumerate(zip(data["uid"], padding_B, strict=True))]
     return RankBatch(
         prompts=prompts,
@@ -67,17 +67,20 @@ def read_rank_batch(meta: KVBatchMeta, pad_token_id: int, optional: Sequence[str
 def write_credit(
     meta: KVBatchMeta, batch: RankBatch, credit: Credit, extra_fields_BT: Mapping[str, torch.Tensor]
 ) -> KVBatchMeta:
-    """Write what the loss reads: advantages and units.
+    """Write the advantages and units that the loss reads.
 
     Args:
         meta: the step's rows.
-        batch: as `read_rank_batch` returned it.
-        credit: of the batch.
+        batch: the result of `read_rank_batch`.
+        credit: the batch's credit.
         extra_fields_BT: further fields, for instance another loss mask.
+
+    Returns:
+        The rows with the new fields.
     """
     output = {
         "advantages": credit.advantages_BT,
-        "returns": credit.returns_BT(batch.returns_BK),
+        "returns": credit.spread_returns(batch.returns_BK),
         UNITS: encode_units(credit.units_BT),
         **extra_fields_BT,
     }
@@ -93,7 +96,7 @@ def read_log_probs(meta: KVBatchMeta) -> TensorDict:
 
 
 def read_comparison(meta: KVBatchMeta) -> TensorDict:
-    """Return what verl's comparison of rollout and actor reads, padded to (B, T)."""
+    """Return the fields that verl's comparison of rollout and actor reads, padded to (B, T)."""
     names = ("responses", "response_mask", "rollout_log_probs", "old_log_probs")
     return read_fields(meta, *names).to_padded_tensor()
 
@@ -101,7 +104,7 @@ def read_comparison(meta: KVBatchMeta) -> TensorDict:
 def read_rollout_and_actor(meta: KVBatchMeta) -> TensorDict:
     """Return the loss mask and the log-probs of rollout and actor, padded to (B, T).
 
-    The actor's are those that `compute_log_prob` wrote last, of prompts and responses.
+    The actor's log-probs are the latest ones that `compute_log_prob` wrote, for prompts and responses.
     """
     data = read_fields(meta, "log_probs", "rollout_log_probs", "loss_mask")
     data["log_probs"] = response_from_nested(data["log_probs"], data["loss_mask"])
@@ -117,7 +120,7 @@ class ScoredResponses:
         prompts: label of each response's prompt.
         rollouts: number of the response among those to its prompt, from 0.
         sources: `extra_info` of the data set's row.
-        infos: what the reward function returned.
+        infos: result of the reward function for each response.
     """
 
     rows: list[int]
@@ -128,9 +131,9 @@ class ScoredResponses:
 
 
 def read_scored_responses(meta: KVBatchMeta) -> ScoredResponses:
-    """Read what a step's responses earned."""
+    """Read the responses of a step with the results of the reward function."""
     data = read_fields(meta, "uid", "extra_info", "extra_fields")
-    rows = [row for row, padding in enumerate(padding_flags(meta)) if not padding]
+    rows = [row for row, padding in enumerate(read_padding_flags(meta)) if not padding]
     prompts = list(data["uid"])
     sources = list(data["extra_info"])
     extra_fields = list(data["extra_fields"])
@@ -145,7 +148,7 @@ def read_scored_responses(meta: KVBatchMeta) -> ScoredResponses:
 
 
 def write_scores(meta: KVBatchMeta, rows: Sequence[int], scores: Sequence[float]) -> None:
-    """Give some rows other scores, at their last token and in what the reward function returned."""
+    """Replace the scores of some rows, at their last token and in the result of the reward function."""
     data = read_fields(meta, "rm_scores", "extra_fields")
     scores_BT = data["rm_scores"].unbind()
     extra_fields = list(data["extra_fields"])
@@ -154,7 +157,7 @@ def write_scores(meta: KVBatchMeta, rows: Sequence[int], scores: Sequence[float]
 
 
 def replace_score(scores_T: torch.Tensor, extra_fields: dict[str, Any], score: float) -> dict[str, Any]:
-    """Return the fields of a row with another score at its last token."""
+    """Return the changed fields of a row whose score is replaced."""
     changed_T = scores_T.clone()
     changed_T[-1] = score
     info = extra_fields["reward_extra_info"] | {"score": score}
@@ -162,7 +165,7 @@ def replace_score(scores_T: torch.Tensor, extra_fields: dict[str, Any], score: f
 
 
 def write_prompt_labels(meta: KVBatchMeta, rows: Sequence[int], labels: Sequence[str]) -> None:
-    """Give some rows other prompts to count for: rows of one label are one group."""
+    """Replace the prompt labels of some rows: rows with the same label form one group."""
     _write_rows(meta, rows, [{"uid": label} for label in labels])
 
 

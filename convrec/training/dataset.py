@@ -1,7 +1,7 @@
-"""The released columns as verl's datasets: conversations for the rollout, demonstrations for SFT.
+"""verl's datasets over the released columns: conversations for the rollout, demonstrations for SFT.
 
-Both tokenize a prompt the same way, so what SFT trains on is what the rollout sees. A conversation that is too long
-loses its start; the instruction and the end, which holds the request, stay.
+Both tokenize a prompt in the same way, so SFT trains on the tokens that the rollout sees. A conversation that is too
+long loses its beginning; the instruction and the end, which contains the request, stay.
 """
 
 import json
@@ -22,17 +22,17 @@ from convrec.data.chat import Message, encode, fit_prompt, fits, render_prompt, 
 from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, SFT_SCHEMA, TRUTH, is_demonstration_table
 from convrec.data.template import answer_after
 
-VALIDATION_SEED = 3407  # not the run's: runs with different seeds are compared on the same rows
+VALIDATION_SEED = 3407  # independent of the run's seed, so that runs are compared on the same rows
 
 
 def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed: int | None) -> pa.Table:
-    """Read the files' columns as one table, whichever Arrow types each file has for texts and lists.
+    """Read columns of several files as one table; files may have different Arrow types for texts and lists.
 
     Args:
         files: parquet files.
-        columns: of `SFT_SCHEMA`, in its types.
-        max_samples: where it is above 0 and below the number of rows, that many rows are drawn, in order.
-        seed: of the draw.
+        columns: names of columns of `SFT_SCHEMA`, which has their types.
+        max_samples: if above 0 and below the number of rows, draw this many rows and keep their order.
+        seed: random seed of the draw.
     """
     schema = pa.schema([SFT_SCHEMA.field(name) for name in columns])
     table = pa.concat_tables([table_as(pq.read_table(path, columns=list(columns)), schema) for path in files])
@@ -40,28 +40,28 @@ def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed
 
 
 def draw_rows(table: pa.Table, count: int, seed: int | None) -> pa.Table:
-    """Draw `count` rows of a table, in their order."""
-    chosen = np.random.default_rng(seed).choice(len(table), size=count, replace=False)
-    is_chosen = np.zeros(len(table), bool)
-    is_chosen[chosen] = True
-    # `take` joins the chunks of a column first, and fails where they have more than 2 GiB of text.
-    return table.filter(pa.array(is_chosen))
+    """Draw `count` rows of a table, and keep their order."""
+    indices = np.random.default_rng(seed).choice(len(table), size=count, replace=False)
+    is_drawn = np.zeros(len(table), bool)
+    is_drawn[indices] = True
+    # `take` joins the chunks of a column first, and fails if they have more than 2 GiB of text.
+    return table.filter(pa.array(is_drawn))
 
 
 def read_row(table: pa.Table, row: int) -> dict[str, Any]:
-    """Read one row, whose time and memory do not depend on the size of the table."""
+    """Read one row, in time and memory that do not depend on the size of the table."""
     values: list[dict[str, Any]] = table.slice(row, 1).to_pylist()  # `take` would copy the table
     return values[0]
 
 
 def iter_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Iterate over all rows; a batch of them at a time is in Python's memory."""
+    """Yield all rows; only one batch of them at a time is in Python's memory."""
     for batch in table.to_batches(max_chunksize=1024):
         yield from batch.to_pylist()
 
 
 def rl_item(item: int, prompt: list[Message], source: str, truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
-    """What verl's rollout and reward read of a row."""
+    """Return the fields of a row that verl's rollout and reward read."""
     return {
         "raw_prompt": prompt,
         "data_source": source,
@@ -70,12 +70,12 @@ def rl_item(item: int, prompt: list[Message], source: str, truth: Any, extra_inf
         "index": item,
         "tools_kwargs": {},
         "interaction_kwargs": {},
-        "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's collate wants one tensor
+        "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's collate function needs a tensor
     }
 
 
 class ConvRecDataset(RLHFDataset):
-    """Rows of `schema.PROMPT_COLUMNS` as verl's rollout and reward read them (`data.custom_cls`)."""
+    """Rows of `schema.PROMPT_COLUMNS` for verl's rollout and reward (`data.custom_cls`)."""
 
     conversations: list[list[int]] | None = None  # after use_for_validation: the rows of each distinct prompt
 
@@ -83,8 +83,12 @@ class ConvRecDataset(RLHFDataset):
         self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, self.seed)
 
     def use_for_validation(self, together: bool = True) -> None:
-        """Make an item of each distinct prompt, where they go `together`: greedy answers to equal prompts are equal, so
-        one is generated and scored once for every row of it. `max_samples` then draws its rows with VALIDATION_SEED."""
+        """Draw the rows of `max_samples` with VALIDATION_SEED, and merge rows with equal prompts.
+
+        Greedy answers to equal prompts are equal, so one answer is generated and scored for all rows of a prompt.
+
+        together: False keeps one item per row.
+        """
         self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, VALIDATION_SEED)
         if not together:
             return
@@ -107,9 +111,9 @@ class ConvRecDataset(RLHFDataset):
 
 
 class DemonstrationDataset(Dataset):
-    """Rows of `schema.DEMONSTRATION_COLUMNS` as verl's SFT trainer reads them; the loss is on the completion only.
+    """Rows of `schema.DEMONSTRATION_COLUMNS` for verl's SFT trainer; the loss is on the completion only.
 
-    A conversation that is too long is shortened. A judge's prompt cannot be: its row is left out.
+    Conversations that are too long are shortened. A judge's prompt cannot be shortened, so its row is left out.
     """
 
     def __init__(
@@ -126,7 +130,7 @@ class DemonstrationDataset(Dataset):
         self.max_length = config.max_length
         self.template_kwargs = dict(config.get("apply_chat_template_kwargs") or {})
         if all(map(is_demonstration_table, files)):
-            self.table = self._short_enough(files)
+            self.table = self._select_short_rows(files)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -137,8 +141,9 @@ class DemonstrationDataset(Dataset):
         room = self.max_length - len(completion_ids)
         if room <= 0:
             raise UserError(
-                f"{row['sample_id']}: the completion alone has {len(completion_ids)} tokens, data.max_length is "
-                f"{self.max_length}: raise MAX_LENGTH"
+                "training.completion-too-long",
+                f"{row['sample_id']}: the completion has {len(completion_ids)} tokens, without its prompt, but "
+                f"data.max_length={self.max_length}: raise MAX_LENGTH",
             )
         prompt_ids = self._encode_prompt(without_control_tokens(row["prompt"], self.tokenizer))
         if len(prompt_ids) > room:
@@ -152,32 +157,35 @@ class DemonstrationDataset(Dataset):
     def _encode_prompt(self, messages: list[Message]) -> list[int]:
         return encode(self.tokenizer, render_prompt(self.tokenizer, messages, **self.template_kwargs))
 
-    def _short_enough(self, files: list[str]) -> pa.Table:
-        def whole(row: dict[str, Any]) -> str:
+    def _select_short_rows(self, files: list[str]) -> pa.Table:
+        def render(row: dict[str, Any]) -> str:
             prompt = without_control_tokens(row["prompt"], self.tokenizer)
             start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
             return start + self._completion_text(row)
 
-        keep = [fits(self.tokenizer, whole(row), self.max_length) for row in iter_rows(self.table)]
-        if not any(keep):
+        is_short = [fits(self.tokenizer, render(row), self.max_length) for row in iter_rows(self.table)]
+        if not any(is_short):
             raise UserError(
-                f"{', '.join(files)}: every demonstration has more than {self.max_length} tokens: raise MAX_LENGTH"
+                "training.demonstrations-too-long",
+                f"{', '.join(files)}: every demonstration has more than MAX_LENGTH={self.max_length} tokens: raise it",
             )
-        if not all(keep):
-            print(f"{keep.count(False)} of {len(keep)} demonstrations over MAX_LENGTH={self.max_length} left out")
-        return self.table.filter(pa.array(keep))
+        num_long = is_short.count(False)
+        if num_long:
+            print(f"left out {num_long} of {len(is_short)} demonstrations, longer than MAX_LENGTH={self.max_length}")
+        return self.table.filter(pa.array(is_short))
 
     def _completion_text(self, row: dict[str, Any]) -> str:
-        """What the template puts after the generation prompt, up to and including the end-of-turn token."""
+        """Return the template's text after the generation prompt, up to and including the end-of-turn token."""
         prompt = without_control_tokens(row["prompt"], self.tokenizer)
         completion = without_control_tokens(row["completion"], self.tokenizer)
         rendered = self.tokenizer.apply_chat_template(prompt + completion, tokenize=False, **self.template_kwargs)
         start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
         content = completion[0]["content"].strip()  # Llama's template strips it
-        written = answer_after(start, rendered)
-        if written is None or content not in written:
+        text = answer_after(start, rendered)
+        if text is None or content not in text:
             raise UserError(
-                f"{row['sample_id']}: the chat template does not continue its own generation prompt; pass a "
-                "custom_chat_template"
+                "training.chat-template",
+                f"{row['sample_id']}: the chat template does not continue its own generation prompt: set "
+                "custom_chat_template",
             )
-        return written.rstrip()
+        return text.rstrip()

@@ -1,13 +1,12 @@
-"""Log-probs that the model's head gives itself, of responses alone, in verl's FSDP engine.
+"""Compute log-probs in the forward pass of the model's head, for responses only, in verl's FSDP engine.
 
-verl's engine can have a model's forward give log-probs in place of logits, which its fused kernels do. The same way is
-taken here, but inside of the head's own forward: FSDP2 wraps an untied head as a unit of its own and has its weights
-gathered only there (verl's kernels read them outside, which ends in `mixed torch.Tensor and DTensor`). What is computed
-is either the policy over the whole vocabulary, from all logits at once or in chunks of tokens, or the policy under the
-constraint of a catalog (docs/explanation/method.md 9), for which the field CONSTRAINT of the batch is read. Places of
-prompts are 0.
+verl's engine lets a model's forward pass return log-probs in place of logits; its fused kernels do so. We do the same
+inside the head's own forward: FSDP2 wraps an untied head as a separate unit, whose weights are gathered only there
+(verl's kernels read them outside, which fails with `mixed torch.Tensor and DTensor`). The log-probs are those of the
+policy over the whole vocabulary, from all logits or in chunks of tokens, or those of the policy under the constraint of
+a catalog (docs/explanation/method.md 9), which reads the batch's field CONSTRAINT. At prompt positions they are 0.
 
-Shapes: T positions of hidden states, P of them that predict a token of a response, D their size, V words.
+Shapes: T positions of hidden states, P of them that predict a token of a response, D hidden size, V vocabulary size.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,52 +30,52 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
 
 
 def constrain(engine: Any, catalog: CatalogTrie) -> None:
-    """Have this engine's log-probs and entropies be those of the policy under the constraint."""
+    """Let this engine compute log-probs and entropies of the policy under the catalog's constraint."""
     _compute_in_head(engine, partial(read_choices, ChoiceReader(catalog)), ConstrainedHead(catalog).log_probs)
 
 
 def fuse(engine: Any) -> None:
-    """Have this engine's log-probs be made in chunks, in place of verl's fused kernels."""
+    """Let this engine compute log-probs in chunks of tokens, in place of verl's fused kernels."""
     _compute_in_head(engine, response_tokens, partial(compute_at_positions, chunked_log_probs))
 
 
 def leave_out_prompts(engine: Any, chunked: bool = False) -> str:
-    """Have this engine's logits be made for trained tokens alone, where its model allows that.
+    """Let this engine compute logits for trained tokens only, if its model allows it.
 
-    The head is a large part of a small model's work, and prompts are most of the tokens of SFT.
+    The head is a large part of a small model's work, and most tokens of SFT are prompt tokens.
 
     Args:
-        engine: verl's, whose model is built.
-        chunked: whether the logits are made in chunks, twice, which saves memory; else all at once.
+        engine: verl's engine, with its model.
+        chunked: compute the logits in chunks, and twice, to save memory; else all at once.
 
     Returns:
-        Why the engine stays as it is; "" where it does not.
+        Why the engine was not changed; "" if it was.
     """
-    why = _why_whole_logits(engine)
-    if not why:
+    obstacle = _find_obstacle(engine)
+    if not obstacle:
         compute = chunked_log_probs if chunked else whole_log_probs
         _compute_in_head(engine, trained_tokens, partial(compute_at_positions, compute))
-    return why
+    return obstacle
 
 
-def _why_whole_logits(engine: Any) -> str:
-    """What of an engine or its model does not go with a head that reads hidden states of trained tokens."""
+def _find_obstacle(engine: Any) -> str:
+    """Return why the engine or its model needs logits of all tokens; "" if it does not."""
     if engine.engine_config.ulysses_sequence_parallel_size > 1:
-        return "sequences are cut over processes (ulysses_sequence_parallel_size)"
+        return "sequences are split between processes (ulysses_sequence_parallel_size)"
     if engine.model_config.use_fused_kernels:
         return "verl's fused kernels are on (use_fused_kernels)"
     model = _model_with_head(engine)
     head = getattr(model, "lm_head", None)
     if not isinstance(head, torch.nn.Linear) or head.bias is not None or not hasattr(model, "model"):
-        return "the model's head is no mere matrix named lm_head"
+        return "the model's head is not a plain matrix named lm_head"
     changes = [name for name in OTHER_LOGITS if getattr(model.config, name, None) not in (None, 1.0)]
     return f"the model changes its logits after the head ({', '.join(changes)})" if changes else ""
 
 
 def read_choices(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
-    """The choices of a micro-batch, each at the position of the hidden state that it was made from.
+    """Return the choices of a micro-batch, each at the position of the hidden state that predicts it.
 
-    padded_length: tokens of a row; None where rows are packed one after the other.
+    padded_length: tokens per row; None if rows are packed.
     """
     rows = list(_responses(batch, padded_length))
     constraints = batch[CONSTRAINT].unbind()
@@ -85,15 +84,18 @@ def read_choices(reader: ChoiceReader, batch: TensorDict, padded_length: int | N
 
 
 def response_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
-    """(P,) int64 each: the positions of the hidden states that predict a response's tokens, and these tokens."""
+    """Return the positions of the hidden states that predict response tokens, and these tokens; both (P,) int64.
+
+    padded_length: tokens per row; None if rows are packed.
+    """
     rows = list(_responses(batch, padded_length))
     positions = [torch.arange(start, start + len(response)) for _, start, response in rows]
-    no_token = batch["responses"].values()[:0]  # of a micro-batch of nothing but padding
+    no_token = batch["responses"].values()[:0]  # for a micro-batch with only padding rows
     return torch.cat([no_token.cpu(), *positions]), torch.cat([no_token, *(response for *_, response in rows)])
 
 
 def trained_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
-    """As `response_tokens`; of demonstrations, which have no responses, the tokens of their loss mask."""
+    """Return `response_tokens`; for demonstrations, which have no responses, the tokens of their loss mask."""
     if batch.get("responses", None) is not None:
         return response_tokens(batch, padded_length)
     offsets = batch["input_ids"].offsets()
@@ -107,8 +109,11 @@ def trained_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
 
 
 def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """(row, position of the hidden state that predicts its first token, tokens), without the rows that verl pads a
-    batch with, whose response mask is 0. Waits for the device three times, whatever the number of rows."""
+    """Yield (row, position of the hidden state that predicts the first token, tokens) of each response.
+
+    verl's padding rows, whose response mask is 0, are skipped. The host waits for the device three times, independently
+    of the number of rows.
+    """
     offsets = batch["input_ids"].offsets()
     ends = offsets[1:].tolist()
     lengths = offsets.diff().tolist()
@@ -122,27 +127,29 @@ def _responses(batch: TensorDict, padded_length: int | None) -> Iterator[tuple[i
 def _compute_in_head(
     engine: Any, choose: Callable[[TensorDict, int | None], Any], compute: Callable[..., Pair]
 ) -> None:
-    """Replace the forwards of the engine's model and head.
+    """Replace the forward methods of the engine's model and head.
 
-    choose: a micro-batch and the length of its padded rows -> what of it is to be computed. compute: (T, D) hidden
-    states, (V, D) weights of the head, what was chosen, temperature, whether entropies are wanted -> (T,) log-probs and
-    entropies.
+    Args:
+        engine: verl's engine.
+        choose: (micro-batch, length of its padded rows) -> positions to compute, in the form that `compute` takes.
+        compute: ((T, D) hidden states, (V, D) weights of the head, result of `choose`, temperature, whether to compute
+            entropies) -> (T,) log-probs and entropies.
     """
     prepare = engine.prepare_model_inputs
 
     def prepare_model_inputs(micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        tensordict_utils.assign_non_tensor(micro_batch, use_fused_kernels=True)  # log-probs are asked for, no logits
+        tensordict_utils.assign_non_tensor(micro_batch, use_fused_kernels=True)  # verl then expects log-probs
         inputs, output_arguments = prepare(micro_batch=micro_batch)
         with_entropy = tensordict_utils.get_non_tensor_data(micro_batch, "calculate_entropy", False)
         is_packed = tensordict_utils.get_non_tensor_data(micro_batch, "use_remove_padding", True)
         length = None if is_packed else inputs["input_ids"].shape[1]
-        # as a namespace: FSDP looks for tensors in tuples, mappings and dataclasses
-        asked = (choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
-        inputs["asked"] = SimpleNamespace(arguments=asked)
+        arguments = (choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
+        # in a namespace, because FSDP looks for tensors in tuples, mappings and dataclasses
+        inputs["head_request"] = SimpleNamespace(arguments=arguments)
         return inputs, output_arguments
 
-    def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, asked: SimpleNamespace) -> Pair:
-        return compute(hidden.flatten(0, 1), self.weight, *asked.arguments)
+    def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, head_request: SimpleNamespace) -> Pair:
+        return compute(hidden.flatten(0, 1), self.weight, *head_request.arguments)
 
     engine.prepare_model_inputs = prepare_model_inputs
     model = _model_with_head(engine)
@@ -151,14 +158,14 @@ def _compute_in_head(
 
 
 def _model_with_head(engine: Any) -> Any:
-    """The model below FSDP's and LoRA's wrappers; None where its head has another name."""
+    """Return the model inside the wrappers of FSDP and LoRA; None if its head has another name."""
     return next((part for part in engine.module.modules() if "lm_head" in part._modules), None)
 
 
 def _forward(
     model: Any,
     *,
-    asked: SimpleNamespace,
+    head_request: SimpleNamespace,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
@@ -167,7 +174,7 @@ def _forward(
     hidden = model.model(
         input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
     ).last_hidden_state
-    log_probs, entropy = model.lm_head(hidden, asked)
+    log_probs, entropy = model.lm_head(hidden, head_request)
     shape = hidden.shape[:2]
     return CausalLMOutputForPPO(log_probs=log_probs.view(shape), entropy=entropy.view(shape))
 
@@ -185,13 +192,13 @@ def compute_at_positions(
     Args:
         compute: a function of convrec.training.token_log_probs.
         hidden_TD: hidden states of all positions.
-        weight_VD: of the head.
-        chosen: (P,) positions, and (P,) tokens there.
-        temperature: that the logits are divided by.
-        with_entropy: whether entropies are wanted.
+        weight_VD: weights of the head.
+        chosen: (P,) positions, and (P,) tokens that they predict.
+        temperature: divisor of the logits.
+        with_entropy: compute entropies.
 
     Returns:
-        (T,) float32 log-probs and entropies: 0 at other positions, and entropies that are not wanted.
+        (T,) float32 log-probs and entropies; 0 at other positions, and entropies 0 if they are not computed.
     """
     position_P, token_P = (values.to(hidden_TD.device) for values in chosen)
     hidden_PD = hidden_TD.index_select(0, position_P).to(weight_VD.dtype)

@@ -1,4 +1,4 @@
-"""One training, in the order in which it happens. Read this file first.
+"""The training loop, with its phases in order. Read this file first.
 
     driver: this process               rollout workers and vLLM           FSDP workers
     ---------------------------------------------------------------------------------------------------
@@ -8,18 +8,18 @@
     reference     row keys     ---------------------------------------->  log-probs of the initial model
     credit        ranks, returns, advantages, units: computed here, written to TransferQueue
     update        row keys     ---------------------------------------->  loss, gradients, optimizer
-    record        metrics, before the checkpoint that a resumed run goes on from
+    record        metrics, before the checkpoint from which a resumed run continues
     save                       ---------------------------------------->  shards; then our manifest, here
     synchronise                        vLLM wakes  <--------------------  weights
     validate      prompts      ------> greedy answers, scored
 
-verl's `step` sends the prompts, and then calls `update_once`, which waits for the responses. The driver waits at every
-arrow that leaves it, except with `separate_async`, where rollout workers sample ahead. Where both share their devices,
-vLLM sleeps from the end of `sample` to `synchronise`, and training has the memory.
+verl's `step` sends the prompts and then calls `update_once`, which waits for the responses. The driver waits at every
+arrow that leaves it, except with `separate_async`, where rollout workers sample ahead. If rollout and training share
+their devices, vLLM sleeps from the end of `sample` to `synchronise`, and training uses the memory.
 
 verl is the engine: its trainer (convrec.training.trainer) owns workers, servers, queues and shards, and each phase
-above is one call of it. The order is ours. Names with a leading underscore on `engine` are verl's own, and are pinned
-by tests/test_upstream.py; `on_*` are verl's hooks, through which its asynchronous trainer and its profiler work.
+above is one call to it. The order is ours. Names on `engine` with a leading underscore are verl's own, pinned by
+tests/test_upstream.py; `on_*` are verl's hooks, which its asynchronous trainer and its profiler use.
 """
 
 import contextlib
@@ -41,13 +41,20 @@ from convrec.training.finite import check_finite
 
 logger = logging.getLogger(__name__)
 
-# Metrics of a step that are known only when it has ended.
+# Metrics of a step that are only known after it has ended.
 LATE_METRICS = ("timing_s/", "timing_per_token_ms/", "perf/")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a training. Steps count from 1."""
+    """A step of a run.
+
+    Attributes:
+        number: counts from 1.
+        is_last: the last step of the run.
+        saves: ends with a checkpoint.
+        validates: ends with a validation.
+    """
 
     number: int
     is_last: bool
@@ -61,11 +68,11 @@ def iter_steps(
     """Yield the steps after step `done`, up to step `total`.
 
     Args:
-        done: steps of the checkpoint that training goes on from; 0 without one.
+        done: step of the checkpoint from which the run resumes; 0 without one.
         total: number of the last step.
-        save_every: steps between checkpoints, not positive: none. The last step is saved too.
-        validate_every: steps between validations, not positive: none. The last step is validated too.
-        always_finishes: whether the last step is saved and validated even where the frequency says never.
+        save_every: steps between checkpoints; the last step is saved too. Without checkpoints if not positive.
+        validate_every: steps between validations; the last step is validated too. Without validations if not positive.
+        always_finishes: save and validate the last step even if the frequencies are not positive.
     """
     for number in range(done + 1, total + 1):
         is_last = number == total
@@ -82,12 +89,12 @@ def _is_due(step: int, every: int) -> bool:
 
 
 class Method(Protocol):
-    """What differs between kinds of training: rank-level lists (convrec.training.rank_method), judges.
+    """The part of training that differs between lists (convrec.training.rank_method) and judges.
 
     `from_run`, `configure_datasets`, `loss_function` and `write_card` are called by convrec.training.trainer.
 
     Attributes:
-        has_variable_batch: whether a step has an unknown number of rows, which are one update.
+        has_variable_batch: the number of rows of a step is not known in advance, and all of them are one update.
     """
 
     has_variable_batch: bool
@@ -97,32 +104,32 @@ class Method(Protocol):
         """Return the method of a run, whose policy has this tokenizer."""
 
     def configure_datasets(self, engine: Any) -> None:
-        """Change how the engine's data sets and loaders, which were just made, give their rows."""
+        """Configure the engine's new datasets and loaders."""
 
     def loss_function(self) -> Callable[..., Any] | None:
-        """Return the loss for verl's workers; None where it is verl's own."""
+        """Return the loss for verl's workers; None means verl's own."""
 
     def skips_old_log_probs(self, updates_per_step: int) -> bool:
-        """Whether old log-probs are those of the update itself, so that they need no pass of their own."""
+        """Return whether the update itself computes the old log-probs, so that they need no separate pass."""
 
     def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Write the advantages that the loss reads, and log them."""
+        """Write the advantages that the loss reads, and add their metrics."""
 
     def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """Change what the step logs, after its update."""
+        """Change the metrics of a step after its update."""
 
     def write_card(self, engine: Any, folder: Path) -> None:
-        """Write a card beside exported weights, where the run's own is not enough."""
+        """Write a model card next to exported weights, if the run's card is not enough."""
 
 
 class TrainingLoop:
     """Trains with reinforcement learning.
 
     Args:
-        engine: a verl trainer of ours (convrec.training.trainer), set up, its checkpoint loaded.
-        method: gives tokens their credit.
-        run_folder: where a request to stop is looked for.
-        phases: watched by another thread, which ends a run that hangs; None: nobody watches.
+        engine: a verl trainer of ours (convrec.training.trainer), initialised, with its checkpoint loaded.
+        method: assigns credit to tokens.
+        run_folder: stop requests are files in this folder.
+        phases: watched by another thread, which ends a run that hangs; None turns this off.
     """
 
     def __init__(self, engine: Any, method: Method, run_folder: Path, phases: Phases | None = None) -> None:
@@ -136,8 +143,8 @@ class TrainingLoop:
         """Train up to the last step.
 
         Raises:
-            StopRequested: the run was asked to stop before it.
-            Diverged: a loss or a gradient norm is not a number.
+            StopRequested: the run was asked to stop earlier.
+            Diverged: a loss or a gradient norm is not finite.
         """
         engine = self.engine
         settings = engine.config.trainer
@@ -159,10 +166,10 @@ class TrainingLoop:
         engine.on_train_end()
 
     def run_step(self, step: Step) -> bool:
-        """Train a step; save and validate where the step does so, and save where the run is asked to stop.
+        """Train one step; save and validate if the step does so, and save if the run was asked to stop.
 
         Returns:
-            Whether the run was asked to stop. The step is then saved, whenever in the step that was.
+            Whether the run was asked to stop during the step. The step is then saved.
         """
         engine = self.engine
         engine.begin_step(step.number)
@@ -170,8 +177,8 @@ class TrainingLoop:
         with self.phase("step", is_watched=False):
             engine.on_step_begin()
             engine._start_profiling()
-            # verl sends the next prompts, and calls `update_once` through `_step_once`: once, or
-            # `parameter_sync_step` times if it is asynchronous.
+            # verl sends the next prompts and calls `update_once` through `_step_once`: once, or `parameter_sync_step`
+            # times in its asynchronous trainer.
             batch = engine.step(metrics, engine.timing_raw)
             engine._stop_profiling()
             self.record(step, batch, metrics)
@@ -194,8 +201,8 @@ class TrainingLoop:
         """Sample a batch and update the policy on it, in the order of the diagram above.
 
         Args:
-            metrics: gets what the batch logs.
-            num_prompts: prompts to train on.
+            metrics: the metrics of the batch are added to it.
+            num_prompts: number of prompts to train on.
         """
         engine = self.engine
         with self.phase("gen"):
@@ -215,14 +222,14 @@ class TrainingLoop:
         return batch
 
     def compute_old_log_probs(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Compute log-probs of the policy before the update, where the update does not have them itself.
+        """Compute log-probs of the policy before the update, unless the update itself computes them.
 
-        The first batch of a start always gets them: they tell whether the rollout samples from the policy.
+        They are always computed for the first batch after a start, to check that the rollout samples from the policy.
         """
         if self.rollout_is_checked and self.method.skips_old_log_probs(self.engine.parameter_sync_step):
             return batch
         batch = self.engine._compute_old_log_prob(batch, metrics)
-        # Before the reference's pass, which writes its log-probs where the check reads the actor's.
+        # The reference's pass comes later and overwrites the field in which the check reads the actor's log-probs.
         if not self.rollout_is_checked:
             self.engine.check_rollout(batch)
             self.rollout_is_checked = True
@@ -239,23 +246,23 @@ class TrainingLoop:
         self.engine.logger.log(data=early_metrics, step=step.number)
 
     def save(self) -> None:
-        """Write a checkpoint, before the weights are synchronised: that wakes vLLM, which fills the GPU again."""
+        """Write a checkpoint, before the synchronisation of weights wakes vLLM, which fills the GPU again."""
         with self.phase("save_checkpoint"):
             self.engine._save_checkpoint()
 
     def save_after_sync(self, step: Step, metrics: dict[str, Any]) -> None:
-        """Save a step in which the run was asked to stop when the rollout already had the new weights.
+        """Save a step after the rollout has already received its weights, because the run was asked to stop.
 
         Args:
             step: the step that ends.
-            metrics: its late metrics. Where it was validated, it may be the best of the steps that are saved.
+            metrics: its late metrics; if they have a validation, the step may be the best one so far.
         """
         self.engine.free_training_devices()
         self.save()
         saving.note_validation(self.run_folder, step.number, metrics, self.engine.max_checkpoints)
 
     def synchronise_weights(self) -> dict[str, Any]:
-        """Give the rollout the new weights; verl times it. Returns what verl logs about it."""
+        """Send the new weights to the rollout, and return verl's metrics of it, with its time."""
         with self.phase("update_weights", is_timed=False):
             self.engine.on_step_end()
         return dict(self.engine._consume_sync_metrics())
@@ -271,7 +278,7 @@ class TrainingLoop:
     def finish_step(
         self, step: Step, batch: KVBatchMeta, metrics: dict[str, Any], late_metrics: dict[str, Any]
     ) -> None:
-        """Log what was not known before the checkpoint, and let go of the step's rows."""
+        """Log the metrics that were not known before the checkpoint, and remove the step's rows."""
         late_metrics |= {name: value for name, value in metrics.items() if name.startswith(LATE_METRICS)}
         late_metrics |= self.engine.compute_time_metrics(batch)
         self.engine.finish_step(step.number, batch, metrics)
@@ -279,12 +286,12 @@ class TrainingLoop:
 
     @contextlib.contextmanager
     def phase(self, name: str, is_timed: bool = True, is_watched: bool = True) -> Iterator[None]:
-        """Time a part of a step as `timing_s/<name>`, and say where a run hangs.
+        """Time a part of a step as `timing_s/<name>`, and let the watchdog know in which part the run is.
 
         Args:
             name: verl's name of the part.
-            is_timed: whether the time is logged; a part that occurs several times in a step is summed.
-            is_watched: whether the part counts as one that may hang.
+            is_timed: log the time; it is summed if the part occurs several times in a step.
+            is_watched: the watchdog limits the time of the part.
         """
         watched = self.phases.phase(name) if self.phases and is_watched else contextlib.nullcontext()
         start = time.perf_counter()

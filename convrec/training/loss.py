@@ -1,4 +1,4 @@
-"""verl's loss-function form of the rank-level policy loss; it travels to every actor worker."""
+"""The rank-level policy loss as a loss function of verl's; every actor worker gets a copy."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from convrec.rank_grpo.credit import has_log_prob, is_sampled
 from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
 from convrec.training.batch import UNITS, decode_units
 
-NUM_PADDING = "num_padding"  # rows that fill a mini-batch up to its processes, which are no responses
+NUM_PADDING = "num_padding"  # padding rows of a mini-batch, which are not responses
 COMPARED_TOKENS = "rollout_compared"  # share of the loss's tokens whose log-probs the rollout reported
 
 
@@ -24,20 +24,23 @@ def rank_grpo_loss(
     settings: RankLossSettings,
     bypass_mode: bool = False,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's loss-function form of `rank_policy_loss`: nested tensors in, (loss of the micro-batch, metrics) out.
+    """Compute `rank_policy_loss` for a micro-batch of nested tensors, with the signature of verl's loss functions.
 
     Args:
-        model_output: of the forward pass; `log_probs` of prompts and responses.
-        data: the micro-batch: rows of TransferQueue, and what verl says about the mini-batch.
-        dp_group: unused, part of verl's signature.
-        settings: of the loss.
-        bypass_mode: whether `old_log_probs` are the rollout's.
+        model_output: output of the forward pass, with `log_probs` of prompts and responses.
+        data: the micro-batch: rows of TransferQueue, and verl's counts of the mini-batch.
+        dp_group: not used; part of verl's signature.
+        settings: settings of the loss.
+        bypass_mode: `old_log_probs` are the rollout's.
+
+    Returns:
+        The loss of the micro-batch, and its metrics.
     """
     log_prob = no_padding_2_padding(model_output["log_probs"], data)
     optional = [
         key for key in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "rollout_is_weights") if key in data
     ]
-    # verl counts the mini-batch's `loss_mask`, which is all 0 where every row is masked out.
+    # batch_num_tokens is verl's count of the `loss_mask`, which is 0 if every row is masked out.
     num_tokens = max(data["batch_num_tokens"], 1)
     num_rows = data["global_batch_size"] - get_non_tensor_data(data, NUM_PADDING, 0)
     counts = BatchCounts(num_rows, num_tokens, data["dp_size"])
@@ -54,7 +57,7 @@ def rank_grpo_loss(
         rollout_is_weights_BT=batch.get("rollout_is_weights"),
     )
     verl_metrics = {key: Metric(key.rpartition(":")[2], value) for key, value in metrics.items()}
-    # What a repair has written tells nothing about the policy.
+    # Tokens that a repair wrote say nothing about the policy.
     sampled = mask & is_sampled(batch["rollout_log_probs"]) if "rollout_log_probs" in batch else mask
     # The policy that sampled is this forward pass if strictly on-policy, else old_log_probs. In bypass mode those are
     # the rollout's, which must not be compared with themselves: take this pass, which differs from the sampling policy

@@ -1,7 +1,7 @@
-"""Rank-GRPO and its baselines on lists: what the training loop asks of a method, over verl's trainers.
+"""Rank-GRPO and its baselines as a method of the training loop, for verl's trainers.
 
-Neither of verl's registries sees ranks: a registered estimator gets token rewards, a registered loss gets log-probs and
-advantages. So the method reads responses and rank returns itself, and writes advantages and units for its own loss.
+verl's registries know no ranks: a registered estimator gets token rewards, a registered loss gets log-probs and
+advantages. So the method itself reads responses and rank returns, and writes advantages and units for its own loss.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from verl.utils.fs import copy_to_local
 from convrec.data.tokenizer import stop_token_ids
 from convrec.features.registry import active_features
 from convrec.lists.token_ranks import build_vocab_table
-from convrec.rank_grpo.credit import CreditSettings, assign_credit, has_log_prob, list_metrics
+from convrec.rank_grpo.credit import CreditSettings, assign_credit, compute_list_metrics, has_log_prob
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.on_policy import is_on_policy
 from convrec.rank_grpo.policy_loss import RankLossSettings, sum_over_units
@@ -37,9 +37,9 @@ class RankMethod:
     """The credit of lists (docs/explanation/method.md 1 to 3), with the features that the run turns on.
 
     Args:
-        run: of lists.
-        credit_settings: how a run reads and credits lists.
-        pad_token_id: what shorter responses are padded with.
+        run: a run on lists.
+        credit_settings: settings of the credit.
+        pad_token_id: pads the shorter responses.
     """
 
     def __init__(self, run: Run[RankGRPOConfig], credit_settings: CreditSettings, pad_token_id: int = 0) -> None:
@@ -72,19 +72,20 @@ class RankMethod:
         return any(feature.has_variable_batch for feature in self.features)
 
     def configure_datasets(self, engine: Any) -> None:
-        """Answer equal prompts of the validation data once, unless a feature answers each row."""
+        """Merge equal prompts of the validation data, unless a feature answers each row."""
         together = not any(feature.answers_each_row for feature in self.features)
         if isinstance(engine.val_dataset, ConvRecDataset):
             engine.val_dataset.use_for_validation(together=together)
 
     def loss_function(self) -> Callable[..., Any] | None:
-        """Return the loss for verl's workers; None where it is verl's own."""
+        """Return the loss for verl's workers; None means verl's own, for GRPO and GSPO."""
         if not self.is_rank_level:
             return None
         bypass_mode = self.run.rollout_correction.bypass
-        return partial(rank_grpo_loss, settings=self.loss_settings(), bypass_mode=bypass_mode)
+        return partial(rank_grpo_loss, settings=self.make_loss_settings(), bypass_mode=bypass_mode)
 
-    def loss_settings(self) -> RankLossSettings:
+    def make_loss_settings(self) -> RankLossSettings:
+        """Return the settings of the loss."""
         actor = self.run.verl_config.actor_rollout_ref.actor
         return RankLossSettings(
             num_ranks=self.settings.num_items,
@@ -98,12 +99,12 @@ class RankMethod:
         return is_on_policy(self.run.verl_config, updates_per_step)
 
     def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Log the lists of a batch and write what its tokens earn; GRPO and GSPO have verl's advantages."""
+        """Log the lists of a batch, and write the credit of its tokens; for GRPO and GSPO verl computes it."""
         optional = [name for feature in self.features for name in feature.fields]
         batch = read_rank_batch(meta, self.pad_token_id, optional)
         for feature in self.features:
             feature.prepare(batch)
-        metrics.update(list_metrics(batch, self.settings.num_items))
+        metrics.update(compute_list_metrics(batch, self.settings.num_items))
         if not self.is_rank_level:
             return engine._compute_advantage(meta, metrics)
         credit = assign_credit(batch, self.credit_settings, self.features)
@@ -116,13 +117,13 @@ class RankMethod:
         return write_credit(meta, batch, credit, extra_fields_BT)
 
     def _correct_rollout(self, meta: KVBatchMeta, units_BT: torch.Tensor, metrics: dict[str, Any]) -> torch.Tensor:
-        """Return verl's truncated importance weights of the mismatch between rollout and actor, (B, T).
+        """Return verl's truncated importance weights for the mismatch between rollout and actor, (B, T).
 
         `rollout_is=rank` is ours: the weight of a token is that of its unit, a product over the unit's tokens.
         """
         correction = self.run.verl_config.algorithm.rollout_correction
         data = read_log_probs(meta)
-        # A token that no rollout sampled has no mismatch.
+        # A token that the rollout did not sample has no mismatch.
         has_log_prob_BT = has_log_prob(data["rollout_log_probs"])
         data["rollout_log_probs"] = data["rollout_log_probs"].where(has_log_prob_BT, data["old_log_probs"])
         if correction.rollout_is == "rank":
@@ -136,12 +137,12 @@ class RankMethod:
             )
             metrics.update({f"rollout_corr/{name}": value for name, value in correction_metrics.items()})
             return weights_BT
-        corrected, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=data), correction)
+        output, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=data), correction)
         metrics.update(correction_metrics)
-        return corrected.batch["rollout_is_weights"]
+        return output.batch["rollout_is_weights"]
 
     def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """Turn the sums that the loss logged per micro-batch into means, and let features add theirs.
+        """Turn the sums that the loss logged per micro-batch into means, and let features add their metrics.
 
         The loss logs `actor/<name>:<sum or max>` (convrec.rank_grpo.loss_metrics).
         """
@@ -157,4 +158,4 @@ class RankMethod:
         warn_about_drift(step, metrics, choose_bound(self.run))
 
     def write_card(self, engine: Any, folder: Any) -> None:
-        """Nothing to add: the run's card is enough."""
+        """Do nothing: the run's card is enough."""

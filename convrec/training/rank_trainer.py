@@ -1,4 +1,4 @@
-"""The trainers of lists by the names that conf/ gives verl (`trainer.v1.trainer_mode`)."""
+"""The trainers for lists, registered with verl under the names in conf/ (`trainer.v1.trainer_mode`)."""
 
 import logging
 from typing import Any
@@ -16,25 +16,25 @@ from convrec.training.worker import ConvRecDetachWorker
 
 @register_trainer(NAME)
 class RankGRPOTrainer(TrainingEngine, PPOTrainerSync):
-    """Rollout and training share their devices and take turns: verl's "sync" mode."""
+    """Rollout and training share their devices and take turns, as in verl's "sync" mode."""
 
     method_class = RankMethod
 
 
 @register_trainer(f"{NAME}_separate_async")
 class RankGRPOSeparateAsyncTrainer(TrainingEngine, PPOTrainerSeparateAsync):
-    """Rollout on devices of its own, ahead of training: verl's "separate_async" mode."""
+    """The rollout has separate devices and runs ahead of training, as in verl's "separate_async" mode."""
 
     method_class = RankMethod
     verl_mode = "separate_async"
     worker = ConvRecDetachWorker
 
     def _setup(self) -> None:
-        trainer_separate_async.logger = _WithoutFlush(trainer_separate_async.logger, {})
+        trainer_separate_async.logger = _DropFlush(trainer_separate_async.logger, {})
         super()._setup()
 
     def free_training_devices(self) -> None:
-        """A validation may have left rollout on the training devices, too; requests that are under way there end."""
+        """End the rollout that a validation may have left on the training devices, with its pending requests."""
         if self.current_mode is HybridEngineMode.ROLLOUT:
             self.switch_to_trainer()
 
@@ -43,8 +43,8 @@ class RankGRPOSeparateAsyncTrainer(TrainingEngine, PPOTrainerSeparateAsync):
         return [*super()._replicas(), *standalone]
 
 
-class _WithoutFlush(logging.LoggerAdapter):
-    """verl 0.9.1 calls `logger.info(..., flush=True)` when no rollout shares the training GPUs: a TypeError."""
+class _DropFlush(logging.LoggerAdapter):
+    """Drop the argument `flush=True`, which verl 0.9.1 passes to `logger.info` in this mode: a TypeError."""
 
     def process(self, message: Any, kwargs: Any) -> tuple[Any, Any]:
         return message, {key: value for key, value in kwargs.items() if key != "flush"}

@@ -1,4 +1,4 @@
-"""Does the rollout sample from the policy that is trained?"""
+"""Check that the rollout samples from the policy that is trained."""
 
 import logging
 from typing import Any
@@ -9,14 +9,14 @@ from convrec.settings.training import RLConfig
 
 logger = logging.getLogger(__name__)
 
-# Bounds on the mean |log p_vllm - log p_actor|, in nats. Measured: below 1e-5 where both compute in fp32, which differ
-# in the order of their sums; .002 to .011 where one of them rounds to bf16. Weights that have not arrived: .3 and more.
+# Bounds on the mean |log p_vllm - log p_actor|, in nats. Measured: below 1e-5 if both compute in fp32, with sums in
+# another order; .002 to .011 if one of them rounds to bf16; .3 and more if the weights have not arrived.
 FP32_BOUND = 0.01
 BF16_BOUND = 0.1
 
 
 def choose_bound(run: Run[RLConfig]) -> float:
-    """Return `convrec.rollout_check_bound`; where it is not set, what fits the dtypes of rollout and actor."""
+    """Return `convrec.rollout_check_bound`; by default, the bound for the dtypes of rollout and actor."""
     bound = run.settings.rollout_check_bound
     if bound is not None:
         return bound
@@ -27,16 +27,16 @@ def check_rollout_is_policy(data: Any, bound: float) -> None:
     """Compare vLLM's log-probs of its own samples with the actor's.
 
     Args:
-        data: (B, T) `log_probs` of the actor, `rollout_log_probs` and `loss_mask`.
-        bound: on the mean absolute difference of tokens that the loss counts and whose log-probs the rollout reported.
+        data: `log_probs` of the actor, `rollout_log_probs` and `loss_mask`, each (B, T).
+        bound: maximum of the mean absolute difference, over tokens in the loss with a log-prob from the rollout.
 
     Raises:
-        RuntimeError: the difference is larger, so the rollout is not the policy; or there is no token to compare.
+        RuntimeError: the difference is larger, so the rollout is not the policy, or there is no token to compare.
     """
     compared_BT = data["loss_mask"].bool() & has_log_prob(data["rollout_log_probs"])
     if not compared_BT.any():
         raise RuntimeError(
-            "the first batch has no token whose log-prob the rollout reported: these responses are empty or masked out"
+            "the first batch has no token to compare with the rollout: the responses with log-probs are empty or masked"
         )
     difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[compared_BT]
     mean = difference.mean().item()
@@ -58,7 +58,7 @@ def check_rollout_is_policy(data: Any, bound: float) -> None:
 
 
 def warn_about_drift(step: int, metrics: dict[str, Any], bound: float) -> None:
-    """Warn where the rollout of a step differs from the actor by more than the bound on the first batch."""
+    """Log a warning if the rollout of a step differs from the actor by more than the bound."""
     mean = metrics.get("actor/rollout_diff_mean")
     if mean is not None and not mean <= bound:
         logger.warning(

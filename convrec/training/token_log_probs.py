@@ -1,14 +1,14 @@
-"""Log-probs of tokens from hidden states and a head: in chunks, whose logits are made twice, or from all logits.
+"""Compute log-probs of tokens from hidden states and a head, in chunks whose logits are computed twice, or at once.
 
-In chunks the forward keeps two numbers of each token, log-prob and logsumexp. The backward makes the chunk's logits
-again, and turns them into their own gradient in place. Memory traffic of a logit with a head in bf16, in bytes, counted
-from the operations below (r: read, w: written):
+In chunks, the forward pass keeps two numbers per token, log-prob and logsumexp. The backward pass computes the logits
+of a chunk again and turns them into their gradient in place. Memory traffic per logit with a head in bf16, in bytes,
+counted from the operations below (r: read, w: written):
 
     forward   product w2, maximum r2, logits minus it r2 w4, exponentials r4 w4, their sum r4        22
     backward  product w2, logits minus logsumexp r2 w4, exponentials r4 w4, gradient r4 w2,
               the two products that take it r2 r2                                                   26
 
-Shapes: P tokens, C of a chunk, D the size of a hidden state, V words.
+Shapes: P tokens, C tokens of a chunk, D hidden size, V vocabulary size.
 """
 
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-CHUNK = 1024  # tokens whose logits are in memory at a time
+CHUNK = 1024  # number of tokens whose logits are in memory at the same time
 LogProbsAndEntropies = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def chunked_log_probs(
     hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float, with_entropy: bool
 ) -> LogProbsAndEntropies:
-    """Compute log-probs with the logits of CHUNK tokens in memory at a time.
+    """Compute log-probs with the logits of only CHUNK tokens in memory.
 
     Args:
-        hidden_PD: that predict the tokens, in the type of the head.
-        weight_VD: of the head.
-        token_P: int64.
-        temperature: that the logits are divided by.
-        with_entropy: whether entropies are computed too, with their gradient.
+        hidden_PD: hidden states that predict the tokens, in the dtype of the head.
+        weight_VD: weights of the head.
+        token_P: token ids, int64.
+        temperature: divisor of the logits.
+        with_entropy: also compute entropies, with their gradient.
 
     Returns:
-        (P,) log-probs, and entropies or None, in float32, or float64 where the head is.
+        (P,) log-probs, and (P,) entropies or None; in float32, or in float64 if the head is.
     """
     log_prob_P, entropy_P = _ChunkedLogProbs.apply(hidden_PD, weight_VD, token_P, temperature, with_entropy)
     return log_prob_P, entropy_P
@@ -43,7 +43,7 @@ def chunked_log_probs(
 def whole_log_probs(
     hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float, with_entropy: bool
 ) -> LogProbsAndEntropies:
-    """As `chunked_log_probs`, with all logits in memory and none computed twice."""
+    """Compute log-probs as `chunked_log_probs` does, with all logits in memory and none computed twice."""
     logits_PV = torch.nn.functional.linear(hidden_PD, weight_VD).float()
     if temperature != 1:
         logits_PV = logits_PV / temperature
@@ -66,19 +66,19 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
     ) -> LogProbsAndEntropies:
-        context.set_materialize_grads(False)  # where only log-probs are trained on, entropies have no gradient
+        context.set_materialize_grads(False)  # entropies have no gradient if only log-probs are in the loss
         dtype = torch.promote_types(weight_VD.dtype, torch.float32)
         log_prob_P = hidden_PD.new_empty(len(token_P), dtype=dtype)
         logsumexp_P = torch.empty_like(log_prob_P)
         entropy_P = torch.empty_like(log_prob_P) if with_entropy else None
-        # autocast has no part in the backward, whose logits must be the same
+        # without autocast, because the backward pass must compute the same logits and has none
         with torch.autocast(hidden_PD.device.type, enabled=False):
             for rows in _chunks(len(token_P)):
                 logits_CV = _make_logits(hidden_PD[rows], weight_VD, temperature)
                 chosen_C = logits_CV.gather(-1, token_P[rows, None]).squeeze(-1).to(dtype)
                 largest_C = logits_CV.amax(-1).to(dtype)
                 shifted_CV = _subtract(logits_CV, largest_C)
-                # an entropy needs both the exponentials and what they are made of
+                # an entropy needs both the exponentials and their arguments
                 exponential_CV = shifted_CV.exp() if with_entropy else shifted_CV.exp_()
                 sum_C = exponential_CV.sum(-1)
                 log_sum_C = sum_C.log()
@@ -138,7 +138,7 @@ def _make_logits(hidden_CD: torch.Tensor, weight_VD: torch.Tensor, temperature: 
 
 
 def _subtract(logits_CV: torch.Tensor, value_C: torch.Tensor) -> torch.Tensor:
-    """Logits minus a value for each token, in the type of the values: in place where the logits have it."""
+    """Subtract a value per token from the logits, in the dtype of the values; in place if the logits have it too."""
     is_same_type = logits_CV.dtype == value_C.dtype
     out_CV = logits_CV if is_same_type else torch.empty_like(logits_CV, dtype=value_C.dtype)
     return torch.sub(logits_CV, value_C[:, None], out=out_CV)
@@ -151,10 +151,10 @@ def _negative_slope(
     entropy_C1: torch.Tensor,
     entropy_gradient_C1: torch.Tensor,
 ) -> torch.Tensor:
-    """Minus the derivative of a loss by the logits, from its derivatives by the tokens' log-probs and entropies.
+    """Return minus the derivative of a loss by the logits, from its derivatives by log-probs and entropies.
 
-    With a logit, whose probability is p, the log-prob of a token changes by 1 - p or -p, the entropy H by
-    -p (log p + H).
+    The derivative by a logit with probability p is 1 - p or -p for the log-prob of a token (1 - p for the token's own
+    logit), and -p (log p + H) for the entropy H.
     """
     slope_CV = log_probs_CV.exp()
     slope_CV.mul_(log_probs_CV.add_(entropy_C1).mul_(entropy_gradient_C1).add_(log_prob_gradient_C1))

@@ -1,7 +1,7 @@
-"""verl's trainers as the engine of our training loop: workers, checkpoints, metrics, validation. Nothing but wiring.
+"""verl's trainers as the engine of our training loop: workers, checkpoints, metrics, validation. Only wiring.
 
-`TrainingEngine` goes over verl's synchronous and asynchronous trainer alike. It replaces verl's `fit` and `_step_once`
-by convrec.training.loop, and gives the loop what it calls beside verl's own methods.
+`TrainingEngine` is a mixin for verl's synchronous and asynchronous trainers. It replaces verl's `fit` and `_step_once`
+by convrec.training.loop, and adds the methods that the loop calls besides verl's own.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from convrec.runs.phases import Phases
 from convrec.settings.run import Run, read_settings
 from convrec.settings.training import RLConfig
 from convrec.training import registration, validation
-from convrec.training.batch import clear_rows, padding_flags, read_comparison, read_rollout_and_actor
+from convrec.training.batch import clear_rows, read_comparison, read_padding_flags, read_rollout_and_actor
 from convrec.training.loop import TrainingLoop
 from convrec.training.loss import NUM_PADDING
 from convrec.training.rollout_check import check_rollout_is_policy, choose_bound
@@ -42,15 +42,15 @@ from convrec.training.trackers import tracking
 from convrec.training.watch import liveness
 from convrec.training.worker import ConvRecWorker
 
-POLL_SECONDS = 0.05  # verl asks its replay buffer every 2 s whether the rollouts are there
+POLL_SECONDS = 0.05  # verl checks its replay buffer for rollouts every 2 s
 
 
 class TrainingEngine:
-    """A verl trainer that our loop drives. Settings are in the config's `convrec` section.
+    """A verl trainer that our loop drives. Its settings are in the config's `convrec` section.
 
     Attributes:
-        method_class: of the method; its `from_run` takes a run's config and tokenizer.
-        verl_mode: name of the verl trainer below; verl branches on it.
+        method_class: class of the method; its `from_run` takes a run's config and tokenizer.
+        verl_mode: name of the verl trainer that is extended; verl branches on it.
         worker: class of the FSDP workers.
     """
 
@@ -68,7 +68,7 @@ class TrainingEngine:
         registration.register_rollout()
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
-        failures.stop_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
+        failures.raise_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
         self.settings: RLConfig = read_settings(config)
         self.run_folder = Path(config.trainer.default_local_dir)
         self.timing_raw = {}
@@ -76,24 +76,24 @@ class TrainingEngine:
         self.validation_samples: list[dict[str, Any]] | None = None
         self.max_checkpoints = config.trainer.get("max_actor_ckpt_to_keep")
         with open_dict(config):
-            # verl may remove the last checkpoint before the next is written, and forgets older ones when resumed
+            # verl may remove the last checkpoint before the next one is written, and a resumed run forgets older ones
             config.trainer.max_actor_ckpt_to_keep = None
 
     @property
     def trainer_mode(self) -> str:
-        """The name of the verl trainer below: verl compares this with "sync"."""
+        """The name of the verl trainer that is extended: verl compares it with "sync"."""
         return self.verl_mode
 
     @trainer_mode.setter
     def trainer_mode(self, value: str) -> None: ...
 
     def init(self) -> None:
-        """Set everything up.
+        """Start workers and servers, and watch that their processes stay alive.
 
-        The last part sends weights, and would wait without limit for a vLLM server that has gone in the meantime. How
-        long a start takes is not known, so no phase of it counts as one that hangs.
+        At the end weights are sent, which would wait without limit for a vLLM server that has died. The time of a start
+        is unknown, so none of its phases has a limit.
         """
-        with liveness.watched(liveness.Watch(self._actors)):
+        with liveness.watch_processes(liveness.Watch(self._actors)):
             super().init()
 
     def _init_tokenizer(self) -> None:
@@ -111,8 +111,11 @@ class TrainingEngine:
                 self.role_worker_mapping[role] = ray.remote(self.worker)
 
     def _load_checkpoint(self) -> None:
-        """Load the newest checkpoint. This is verl's first call after the workers exist, so they get their loss here,
-        and after the optimizer's state has come back the learning rate."""
+        """Load the newest checkpoint, and set the workers' loss and learning rate.
+
+        This is verl's first call after the workers exist, so they get the loss here; the learning rate comes after the
+        optimizer's state has been loaded.
+        """
         loss = self.method.loss_function()
         if loss is not None:
             self.actor_rollout_wg.set_loss_fn(loss)
@@ -121,19 +124,22 @@ class TrainingEngine:
         self.actor_rollout_wg.set_learning_rate(schedule, self.parameter_sync_step)
         failures.retry_failed_prompts()
 
-    # ---- what verl's trainer is asked to do: train ----
+    # ---- verl's entry point ----
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train. `agent_loop_manager` sends prompts to the rollout workers."""
+        """Train the run to its end.
+
+        agent_loop_manager: sends prompts to the rollout workers.
+        """
         self.agent_loop_manager = agent_loop_manager
         trainer = self.config.trainer
         if lacks_validation(self.run_folder, self.global_steps, trainer.test_freq, self.total_training_steps):
             trainer.val_before_train = True
         self.loop = TrainingLoop(self, self.method, self.run_folder, self.phases)
-        gc.freeze()  # collections would go through all that was imported, some 0.1 s each time
+        gc.freeze()  # else every collection would visit all imported objects, some 0.1 s each time
         SkipManager.init(self.config)
         try:
-            with liveness.watched(liveness.Watch(self._actors, self.phases)):
+            with liveness.watch_processes(liveness.Watch(self._actors, self.phases)):
                 self.loop.fit()
         finally:
             self._shutdown_dump_executor()
@@ -141,10 +147,10 @@ class TrainingEngine:
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         return self.loop.update_once(metrics, sample_batch_size)
 
-    # ---- what the loop calls ----
+    # ---- methods for the loop ----
 
     def open_trackers(self) -> None:
-        """Open what metrics and samples are logged to."""
+        """Open the trackers of metrics and samples."""
         trainer = self.config.trainer
         names = {"project_name": trainer.project_name, "experiment_name": trainer.experiment_name}
         config = OmegaConf.to_container(self.config, resolve=True)
@@ -153,7 +159,7 @@ class TrainingEngine:
         self.dapo_filtered_reward_logger = DapoFilteredRewardTableLogger(**names)
 
     def begin_training(self) -> None:
-        """Start what was in flight when the checkpoint was written, and verl's profiler."""
+        """Send the prompts again that were in flight when the checkpoint was written, and set up verl's profiler."""
         self.global_steps += 1
         SkipManager.set_step(self.global_steps)
         self._reissue_inflight_prompts()
@@ -163,15 +169,15 @@ class TrainingEngine:
         self.next_step_profile = False
 
     def begin_step(self, step: int) -> None:
-        """Tell verl which step begins."""
+        """Set verl's step number and clear its times."""
         self.global_steps = step
         self.timing_raw = {}
         SkipManager.set_step(step)
 
     def sample_rollouts(self, metrics: dict[str, Any], num_prompts: int) -> KVBatchMeta:
-        """Wait for the responses to so many prompts, and note verl's metrics of how old they are.
+        """Wait for the responses to `num_prompts` prompts, and add verl's metrics of their age.
 
-        The prompts are under way: verl's `step` has sent them to the rollout workers before it calls the loop.
+        verl's `step` has already sent the prompts to the rollout workers when it calls the loop.
         """
         self.on_sample_begin()
         batch, age_metrics = self.replay_buffer.sample(
@@ -185,15 +191,19 @@ class TrainingEngine:
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(batch, metrics)
         if count_reported_rollouts(Run.from_config(self.config)) is not None:
-            # verl has compared all tokens, those without a log-prob of the rollout included
+            # verl has compared all tokens, including those without a log-prob from the rollout
             data = read_comparison(batch)
             data["response_mask"] = data["response_mask"].bool() & has_log_prob(data["rollout_log_probs"])
             metrics.update(calculate_debug_metrics(DataProto(batch=data)))
         return batch
 
     def check_rollout(self, batch: KVBatchMeta) -> None:
-        """Raise RuntimeError when vLLM's log-probs of the batch are not the actor's."""
-        if self.bypass_mode:  # else the actor has just computed its own
+        """Check that vLLM's log-probs of the batch are those of the actor.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        if self.bypass_mode:  # otherwise the actor has just computed its log-probs
             temperature = self.config.actor_rollout_ref.rollout.temperature
             batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
             self.actor_rollout_wg.compute_log_prob(batch)
@@ -201,14 +211,14 @@ class TrainingEngine:
 
     @property
     def bypass_mode(self) -> bool:
-        """Whether the old log-probs are the rollout's (verl's `rollout_correction.bypass_mode`)."""
+        """Return whether the old log-probs are the rollout's (verl's `rollout_correction.bypass_mode`)."""
         return bool(self.config.algorithm.rollout_correction.bypass_mode)
 
     def compute_step_metrics(self, step: int, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Add verl's metrics of a step's rows.
 
-        verl divides by the seconds of the step, which are not known yet. What comes of the 1 s that it gets instead is
-        among LATE_METRICS, and replaced by `compute_time_metrics`.
+        verl divides by the time of the step, which is not known yet and set to 1 s. The metrics that depend on it are
+        LATE_METRICS, which `compute_time_metrics` replaces.
         """
         epoch = (step - 1) // self.steps_per_epoch
         unknown_times = {"step": 1.0}
@@ -227,7 +237,7 @@ class TrainingEngine:
         return times | compute_throughout_metrics(data, self.timing_raw, self._get_n_gpus_for_throughput())
 
     def finish_step(self, step: int, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Dump responses where the run asks for it, and remove the step's rows from TransferQueue."""
+        """Dump responses if `trainer.rollout_data_dir` is set, and remove the step's rows from TransferQueue."""
         folder = self.config.trainer.get("rollout_data_dir", None)
         if folder:
             self._log_rollout_data(batch, self.timing_raw, folder)
@@ -239,7 +249,7 @@ class TrainingEngine:
     # ---- processes ----
 
     def _actors(self) -> dict[str, Any]:
-        """Every process the run needs and has by now, by name: verl adds each group of them when it has started."""
+        """Return name -> handle of every process of the run that has been started; verl adds them group by group."""
         groups: dict[str, list[Any]] = {}
         if hasattr(self, "actor_rollout_wg"):
             groups["training worker "] = self.actor_rollout_wg.workers
@@ -260,7 +270,7 @@ class TrainingEngine:
     def free_training_devices(self) -> None:
         """Put the vLLM servers that share the training devices to sleep, as before an update.
 
-        A checkpoint takes memory there when weights come back that were offloaded.
+        A checkpoint needs memory on these devices to load offloaded weights.
         """
         self.checkpoint_manager.sleep_replicas()
 
@@ -302,10 +312,10 @@ class TrainingEngine:
 
     @contextlib.contextmanager
     def _one_mini_batch(self, batch: KVBatchMeta) -> Iterator[None]:
-        """Have verl train all rows of a batch in one update.
+        """Make verl train all rows of a batch in one update.
 
-        verl cuts a batch into updates of `ppo_mini_batch_size * rollout.n` rows, which it reads from the config each
-        time; there is no argument for it.
+        verl splits a batch into updates of `ppo_mini_batch_size * rollout.n` rows, which it reads from the config each
+        time; it has no argument for it.
         """
         actor = self.config.actor_rollout_ref.actor
         rollout = self.config.actor_rollout_ref.rollout
@@ -313,7 +323,7 @@ class TrainingEngine:
         num_rollouts = rollout.n
         actor.ppo_mini_batch_size = len(batch)
         rollout.n = 1
-        batch.extra_info[NUM_PADDING] = sum(padding_flags(batch))
+        batch.extra_info[NUM_PADDING] = sum(read_padding_flags(batch))
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Validation during training: without TransferQueue, with the mean over all rows of each number and its error."""
+"""Validation during training, without TransferQueue; each metric is a mean over all rows, with its standard error."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +15,13 @@ from convrec.base.statistics import error_of_mean
 
 @dataclass(frozen=True)
 class ScoredAnswers:
-    """Validation answers and what the reward function returned for them.
+    """Validation answers with the results of the reward function.
 
     Attributes:
         sources: data source of each answer.
         uids: prompt of each answer.
-        infos: name -> a value per answer.
-        prompts: what errors are computed over; the uids unless an answer counts several times.
+        infos: name -> one value per answer.
+        prompts: clusters of the standard errors; the uids, unless an answer counts several times.
     """
 
     sources: list[Any]
@@ -29,8 +29,8 @@ class ScoredAnswers:
     infos: dict[str, list[Any]]
     prompts: list[Any] | None = None
 
-    def numbers_only(self) -> "ScoredAnswers":
-        """Return the answers with the numbers among their infos; verl's metrics cannot take lists."""
+    def select_numbers(self) -> "ScoredAnswers":
+        """Return the answers with only the numbers among their infos: verl's metrics cannot be lists."""
         numbers = {
             name: values
             for name, values in self.infos.items()
@@ -38,8 +38,8 @@ class ScoredAnswers:
         }
         return ScoredAnswers(self.sources, self.uids, numbers)
 
-    def repeated(self) -> "ScoredAnswers":
-        """Return each answer as often as it was scored (`num_rows`): equal prompts are answered once for all rows."""
+    def repeat_rows(self) -> "ScoredAnswers":
+        """Repeat each answer for each of its rows (`num_rows`): rows with equal prompts share one answer."""
         if "num_rows" not in self.infos:
             return self
         rest = {name: values for name, values in self.infos.items() if name != "num_rows"}
@@ -51,10 +51,10 @@ class ScoredAnswers:
             prompts=[self.uids[answer] for answer, _ in copies],
         )
 
-    def means(self) -> dict[str, float]:
+    def compute_means(self) -> dict[str, float]:
         """Return `val/<name>`, the mean of each number, and `val/<name>_se`, its standard error over prompts.
 
-        There are no errors for a single prompt.
+        A single prompt has no standard errors.
         """
         prompts = self.uids if self.prompts is None else self.prompts
         means = {f"val/{name}": float(np.mean(values)) for name, values in self.infos.items()}
@@ -72,25 +72,27 @@ def add_means(
     *args: Any,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """Return verl's metrics of the numbers among the infos, and `ScoredAnswers.means`.
+    """Return verl's metrics of the numbers among the infos, and `ScoredAnswers.compute_means`.
 
     Args:
         verls_metrics: verl's `_val_metrics_update`, which gets the further arguments.
         sources: data source of each answer.
         uids: prompt of each answer.
-        infos: name -> a value per answer.
+        infos: name -> one value per answer.
+        *args: further arguments of verls_metrics.
+        **kwargs: further arguments of verls_metrics.
     """
-    answers = ScoredAnswers(list(sources), list(uids), infos).numbers_only().repeated()
-    return verls_metrics(answers.sources, answers.uids, answers.infos, *args, **kwargs) | answers.means()
+    answers = ScoredAnswers(list(sources), list(uids), infos).select_numbers().repeat_rows()
+    return verls_metrics(answers.sources, answers.uids, answers.infos, *args, **kwargs) | answers.compute_means()
 
 
 def validate_directly(engine: Any) -> dict[str, float] | None:
-    """Validate without TransferQueue: the answers come back from the agent-loop workers.
+    """Validate without TransferQueue: the agent-loop workers return the answers to this process.
 
     Returns:
-        verl's metrics and ours; None when a prompt needs verl's way.
+        verl's metrics and ours; None if a prompt needs verl's agent loops.
     """
-    if engine.validation_samples is None:  # the same every time
+    if engine.validation_samples is None:  # they are the same in every validation
         engine.validation_samples = [sample for columns in engine.val_dataloader for sample in split_batch(columns)]
     agent = engine.config.actor_rollout_ref.rollout.agent.default_agent_loop
     samples = [{"agent_name": agent, **sample, "uid": uuid4().hex} for sample in engine.validation_samples]
@@ -100,7 +102,7 @@ def validate_directly(engine: Any) -> dict[str, float] | None:
     sample_by_uid = {sample["uid"]: sample for sample in samples}
     rows = [(sample_by_uid[uid], answer) for uid, answer in answers]
     infos = collect_infos([answer for _, answer in rows])
-    keep_generations(engine, rows, infos)
+    log_generations(engine, rows, infos)
     uids = [sample["uid"] for sample, _ in rows]
     sources = [str(sample.get("data_source", "unknown")) for sample, _ in rows]
     turns = [answer.num_turns for _, answer in rows]
@@ -109,7 +111,7 @@ def validate_directly(engine: Any) -> dict[str, float] | None:
 
 
 def collect_infos(answers: list[AgentLoopOutput]) -> dict[str, list[Any]]:
-    """Return what the reward function returned, by name: a value per answer, None where it has none."""
+    """Return the results of the reward function: name -> one value per answer, None for an answer without one."""
     reward_infos = [answer.extra_fields["reward_extra_info"] for answer in answers]
     infos: dict[str, list[Any]] = {"reward": [answer.reward_score for answer in answers]}
     for name in sorted({name for info in reward_infos for name in info}):
@@ -117,8 +119,8 @@ def collect_infos(answers: list[AgentLoopOutput]) -> dict[str, list[Any]]:
     return infos
 
 
-def keep_generations(engine: Any, rows: list[tuple[dict[str, Any], AgentLoopOutput]], infos: dict[str, Any]) -> None:
-    """Hand the answers to the trackers, and write them to trainer.validation_data_dir, as verl does."""
+def log_generations(engine: Any, rows: list[tuple[dict[str, Any], AgentLoopOutput]], infos: dict[str, Any]) -> None:
+    """Log the answers to the trackers, and write them to trainer.validation_data_dir, as verl does."""
     folder = engine.config.trainer.get("validation_data_dir", None)
     if not folder and not engine.config.trainer.log_val_generations:
         return
@@ -132,10 +134,10 @@ def keep_generations(engine: Any, rows: list[tuple[dict[str, Any], AgentLoopOutp
 
 
 def split_batch(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a collated batch of verl's data loader row by row, without its tensors.
+    """Split a collated batch of verl's data loader into rows, without its tensors.
 
-    A small tensor is expensive to send, and neither reward nor rollout of text reads one (verl's collating wants a
-    `dummy_tensor`).
+    Small tensors are expensive to send, and for text neither reward nor rollout reads them (`dummy_tensor` only serves
+    verl's collate function).
     """
     columns = {name: values for name, values in columns.items() if not isinstance(values, torch.Tensor)}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

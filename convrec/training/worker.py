@@ -1,4 +1,4 @@
-"""The verl worker of a run: actor, rollout and reference, with the rank-level loss at hand."""
+"""The verl worker of a run: actor, rollout and reference, with our engine, loss and learning rate."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from convrec.checkpoints.reshard import load_any_world_size
 from convrec.cpu.engine import init_process_group, register_engine
 from convrec.cpu.platform import is_cpu_host
 from convrec.features.constrained.rollout import load_trie
-from convrec.rollout.queue import keep_to_this_run
+from convrec.rollout.queue import use_own_queue
 from convrec.runs.guard import in_run_folder
 from convrec.training import registration
 from convrec.training.attention import varlen, without_flash
@@ -23,10 +23,10 @@ from convrec.training.log_prob_head import constrain, fuse, leave_out_prompts
 
 
 class ConvRecWorker(ActorRolloutRefWorker):
-    """verl's worker plus: the CPU engine where the host has no accelerator, and the learning rate of the settings."""
+    """verl's worker with the CPU engine on hosts without an accelerator, and the learning rate of the settings."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        keep_to_this_run()
+        use_own_queue()
         super().__init__(*args, **kwargs)
         registration.register()
 
@@ -36,7 +36,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
         prepare_process()
         super().init_model()
         if self._is_actor:
-            send_weights_as(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
+            convert_sent_weights(self.actor.engine, PrecisionType.to_dtype(self.config.rollout.dtype))
             prepare_checkpoints(self.actor.engine)
         catalog = load_trie(self.config.rollout)
         for engine in (worker.engine for worker in (self.actor, self.ref) if worker):
@@ -55,11 +55,11 @@ class ConvRecWorker(ActorRolloutRefWorker):
 
 
 class ConvRecDetachWorker(ConvRecWorker, DetachActorWorker):
-    """With the copies of its weights that verl's asynchronous trainer goes back to within one synchronisation."""
+    """A worker with copies of its weights, to which verl's asynchronous trainer returns within a synchronisation."""
 
 
 def prepare_process() -> None:
-    """What verl is told in every process that trains, before its model is built."""
+    """Set verl up in a process that trains, before its model is built."""
     use_plain_load()
     varlen.register()
     without_flash.install()
@@ -69,8 +69,11 @@ def prepare_process() -> None:
 
 
 def prepare_checkpoints(engine: Any) -> None:
-    """Have verl's engine load what any number of processes saved; and save what transformers' own class was built from
-    as that, also where its folder names code of its own (`auto_map`): verl would look for that code, and fail."""
+    """Let verl's engine load checkpoints of any number of processes, and export models whose folder names custom code.
+
+    If transformers' own class was used although the folder names custom code (`auto_map`), verl's export would look for
+    this code, and fail.
+    """
     manager = engine.checkpoint_manager
     load_any_world_size(manager)
     config = manager.model.config
@@ -78,31 +81,33 @@ def prepare_checkpoints(engine: Any) -> None:
         del config.auto_map
 
 
-def send_weights_as(engine: Any, dtype: torch.dtype) -> None:
-    """Have verl's engine hand full weights to the rollout in the rollout's dtype, where they are rounded to it anyway:
-    fp32 master weights are twice the traffic. LoRA adapters go as they are."""
-    full_weights = engine.get_per_tensor_param
+def convert_sent_weights(engine: Any, dtype: torch.dtype) -> None:
+    """Let verl's engine send weights in the rollout's dtype, to which the rollout would round them anyway.
 
-    def in_dtype(*args: Any, **kwargs: Any) -> tuple[Iterable[tuple[str, torch.Tensor]], Any]:
-        weights, adapter = full_weights(*args, **kwargs)
+    fp32 master weights would be twice the traffic. LoRA adapters are sent unchanged.
+    """
+    get_full_weights = engine.get_per_tensor_param
+
+    def get_converted_weights(*args: Any, **kwargs: Any) -> tuple[Iterable[tuple[str, torch.Tensor]], Any]:
+        weights, adapter = get_full_weights(*args, **kwargs)
         if adapter is not None and kwargs.get("base_sync_done"):
             return weights, adapter
         return ((name, w.to(dtype) if w.is_floating_point() else w) for name, w in weights), adapter
 
-    engine.get_per_tensor_param = in_dtype
+    engine.get_per_tensor_param = get_converted_weights
 
 
 def set_learning_rate(engine: Any, schedule: Sequence[tuple[int, float]] = (), updates_per_step: int = 1) -> None:
-    """Have verl's engine train with the learning rate of the settings, from its next update on.
+    """Let verl's engine train with the learning rate of the settings, from its next update on.
 
-    A checkpoint brings back the rate that it was saved with; of that, only the number of updates is kept. From here on
-    the engine reports the rate that a step was trained with, where verl's reports the next step's.
+    A checkpoint restores the rate with which it was saved; only its number of updates is kept. After this call the
+    engine reports the rate with which a step was trained, while verl reports that of the next step.
 
     Args:
-        engine: after its checkpoint was loaded, if there is one.
-        schedule: (step, lr) pairs in rising order of step, the first at 0: from that trainer step on, that lr; steps
-            count from 1. Empty: verl's schedule of the optimizer's settings.
-        updates_per_step: how often the schedule is advanced in a trainer step.
+        engine: verl's engine, after its checkpoint was loaded.
+        schedule: (step, lr) pairs in rising order of step, the first at 0: lr holds from this trainer step on; steps
+            count from 1. Empty means verl's schedule with the optimizer's settings.
+        updates_per_step: number of times that the schedule advances per trainer step.
     """
     optimizer = engine.optimizer
     updates = engine.lr_scheduler.last_epoch

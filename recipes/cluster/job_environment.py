@@ -1,8 +1,8 @@
-"""What a Ray job gets of the caller's folder and environment, and which overrides mean nothing there.
+"""The code and the environment variables of a Ray job, and checks of the overrides that it gets.
 
-The code travels (runtime_env.yaml says what), data and models do not: their paths are made absolute here and must exist
-on every node. The recipes' variables are handed on, and those of SETTINGS; secrets are not, the cluster's
-environment has them.
+The code is uploaded (runtime_env.yaml lists its folders). Data and models are not: their paths become absolute and must
+exist on every node. The variables of the recipes and those that match SETTINGS are passed on. Secrets are not: they
+belong in the cluster's environment.
 """
 
 import atexit
@@ -31,7 +31,7 @@ from recipes.launch.variables import VARIABLES
 
 PATHS = ("TRAIN_FILE", "VAL_FILE", "CATALOG_FILE", "SAVE_PATH")
 RUN_FOLDER = "trainer.default_local_dir"
-# What else of the caller's environment a job needs: how libraries, and SIGTERM, behave there. Never a secret.
+# Further variables that a job needs: settings of libraries, and of SIGTERM. Never a secret.
 SETTINGS = re.compile(
     r"(NCCL|GLOO|VLLM|VERL|HF_HUB|HF_DATASETS|TORCH|PYTORCH|SWANLAB|WANDB|TQ)_\w+|HF_HOME|HF_ENDPOINT"
     r"|CLEARML_\w+|TENSORBOARD_DIR|TRANSFORMERS_OFFLINE|MLFLOW_TRACKING_URI|SAVE_ON_TERM|(?i:(https?|all|no)_proxy)"
@@ -44,22 +44,36 @@ HUB_KEYS = re.compile(r"(.*\.)?(model\.\w+|\w*(model|tokenizer)_path)")
 def runtime_environment(
     recipe: Recipe, run: Run[Any], environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """runtime_env.yaml with this folder as what is uploaded, and the caller's variables. A rank reward of the user's
-    own is tried out, and its package or module uploaded too.
+    """Return Ray's runtime environment for a job: runtime_env.yaml with this folder and the caller's variables.
 
-    run: composed of the variables and these arguments. Raises UserError for what cannot be used on a cluster.
+    A custom rank reward is called once, and its package or module is uploaded too.
+
+    Args:
+        recipe: the recipe.
+        run: composed from the variables and these arguments.
+        environment: the caller's variables.
+        arguments: overrides of the command line.
+
+    Raises:
+        UserError: an override, a variable or the custom reward cannot be used on a cluster.
     """
     runtime_env = yaml.safe_load(RUNTIME_ENV.read_text())
     runtime_env["working_dir"] = str(HERE)
     runtime_env["env_vars"] |= job_environment(recipe, run, environment)
     if reward := check_for_cluster(recipe, run, arguments):
-        _upload_too(runtime_env, user_rewards.own_sources(reward))
+        _add_sources(runtime_env, user_rewards.own_sources(reward))
     return runtime_env
 
 
 def check_for_cluster(recipe: Recipe, run: Run[Any], arguments: Sequence[str]) -> str:
-    """The rank reward of the user's own, "" without one. Raises UserError for one that does not work, and for an
-    override that is of no use on a cluster."""
+    """Check that overrides and a custom rank reward can be used on a cluster.
+
+    Returns:
+        The custom rank reward; "" without one.
+
+    Raises:
+        UserError: one of them cannot be used.
+    """
     refuse_relative_paths(recipe, arguments)
     settings = run.settings
     if not isinstance(settings, RankGRPOConfig) or not user_rewards.is_user_reward(settings.reward):
@@ -69,31 +83,32 @@ def check_for_cluster(recipe: Recipe, run: Run[Any], arguments: Sequence[str]) -
 
 
 def job_environment(recipe: Recipe, run: Run[Any], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables as the job must see them: relative paths, defaults too, would point into the unpacked copy.
+    """Return the variables of a job, with absolute paths: relative ones would point into the uploaded copy.
 
-    Raises UserError for a path of a user that is not known here.
+    Raises:
+        UserError: a path has the home folder of an unknown user.
     """
     keys = {variable.name: variable.collect_keys(recipe) for variable in VARIABLES}
-    # read without the space around them, and unset where empty
+    # variables are stripped, and an empty one is unset, as without a cluster
     values = {name: value.strip() for name, value in environment.items() if name in keys and value.strip()}
     for name, value in environment.items():
         if _is_setting(name) and not secrets.holds_password(value):
-            values[name] = _absolute(name, value) if _is_path(name, value) else value
+            values[name] = _make_absolute(name, value) if _is_path(name, value) else value
     for name in (name for name in PATHS if keys[name]):
         path = values.get(name) or OmegaConf.select(run.verl_config, keys[name][0])
         if name == "SAVE_PATH" and not path:
             path = f"checkpoints/{recipe.name}/{Path(run.settings.model).name}"
         if isinstance(path, str):
-            values[name] = _absolute(name, path)
+            values[name] = _make_absolute(name, path)
     if values.get("MODEL_PATH") and not hub.is_id(values["MODEL_PATH"]):
-        values["MODEL_PATH"] = _absolute("MODEL_PATH", values["MODEL_PATH"])
+        values["MODEL_PATH"] = _make_absolute("MODEL_PATH", values["MODEL_PATH"])
     return values
 
 
 def withheld(environment: Mapping[str, str]) -> list[str]:
-    """A warning for each setting that stays behind because its value holds a password."""
+    """Return a warning for each setting that is not passed to the job because its value holds a password."""
     return [
-        f"{name} holds a password and stays here; set it where `ray start` is called, if the job needs it"
+        f"{name} holds a password and is not passed to the job; if the job needs it, set it before `ray start`"
         for name, value in environment.items()
         if _is_setting(name) and secrets.holds_password(value)
     ]
@@ -107,19 +122,24 @@ def _is_path(name: str, value: str) -> bool:
     return bool(PATH_SETTINGS.fullmatch(name)) and not NO_PATH.fullmatch(value) and not secrets.is_url(value)
 
 
-def _absolute(name: str, text: str) -> str:
-    if text.startswith("file:"):  # MLflow's; with two slashes it is an address
-        return "file:" + _absolute(name, text.removeprefix("file:"))
+def _make_absolute(name: str, text: str) -> str:
+    if text.startswith("file:"):  # a path of MLflow's; with two slashes it is a URL
+        return "file:" + _make_absolute(name, text.removeprefix("file:"))
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
-        raise UserError(f"{name}={text}: there is no such user here: give an absolute path")
+        raise UserError("cluster.unknown-user", f"{name}={text}: no such user here: give an absolute path")
     return os.path.abspath(expanded)
 
 
 def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Raise UserError for an override that names a file relative to a folder that the job does not have.
+    """Check that overrides have no relative paths, which mean another folder in the job, and no run folder.
 
-    And for one of the run folder: stop files are put where SAVE_PATH says. arguments: Hydra has composed them.
+    Args:
+        recipe: the recipe.
+        arguments: overrides that Hydra has already composed.
+
+    Raises:
+        UserError: an override has a relative path, or sets the run folder: stop files are written to SAVE_PATH.
     """
     path_keys = {
         key
@@ -130,25 +150,28 @@ def refuse_relative_paths(recipe: Recipe, arguments: Sequence[str]) -> None:
     for argument in arguments:
         for key, value in override_leaves(argument):
             if key == RUN_FOLDER:
-                raise UserError(f"{argument}: set SAVE_PATH instead, which the submitter reads too")
+                raise UserError("cluster.run-folder", f"{argument}: set SAVE_PATH instead, which stop requests use too")
             is_path = key in path_keys or key.endswith((".path", "_dir", "_path", "_file", "_files"))
             if not is_path or not isinstance(value, str) or value in ("", "null"):
                 continue
             is_absolute = value.startswith(("/", "${")) or "://" in value
             if not is_absolute and not (HUB_KEYS.fullmatch(key) and hub.is_id(value)):
-                raise UserError(f"{argument}: a relative path means nothing on the cluster: give an absolute one")
+                raise UserError(
+                    "cluster.relative-path",
+                    f"{argument}: a relative path is not valid on the cluster: give an absolute one",
+                )
 
 
-def _upload_too(runtime_env: dict[str, Any], sources: Sequence[Path]) -> None:
-    """Make the working directory a folder of links to what travels and to these packages and modules.
+def _add_sources(runtime_env: dict[str, Any], sources: Sequence[Path]) -> None:
+    """Replace the working directory by a folder of links to the uploaded folders and to these packages and modules.
 
-    Not `py_modules`: Ray takes the `excludes` of the working directory to hold there too, which leaves nothing of a
+    Ray's `py_modules` would not do: Ray applies the `excludes` of the working directory to them, which removes a whole
     package, and its job client cannot upload a single file.
     """
     if not sources:
         return
     folder = Path(tempfile.mkdtemp(prefix="convrec-job-"))
-    atexit.register(shutil.rmtree, folder)  # removes links, not what they lead to
+    atexit.register(shutil.rmtree, folder)  # removes the links, not their targets
     included = [pattern.removeprefix("!/") for pattern in runtime_env["excludes"] if pattern.startswith("!/")]
     for path in [*(HERE / name for name in included), *sources]:
         (folder / path.name).symlink_to(path.resolve())

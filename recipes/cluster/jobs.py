@@ -1,4 +1,4 @@
-"""Ray jobs of a cluster: submit, follow, stop."""
+"""Submit, follow and stop the Ray jobs of a cluster."""
 
 import logging
 import math
@@ -22,13 +22,17 @@ from recipes.preflight import ray_token
 
 POLL_SECONDS = 1.0
 AGENT_SECONDS = 120.0
-NETWORK_SECONDS = 300.0  # that a cluster may be unreachable before its job is left alone
+NETWORK_SECONDS = 300.0  # limit on how long the cluster may be unreachable
 
 Answer = TypeVar("Answer")
 
 
 def connect(address: str) -> Any:
-    """A client of the cluster's job API. Raises UserError when it does not answer, refuses us, or has another Ray."""
+    """Return a client of the cluster's job API.
+
+    Raises:
+        UserError: the cluster does not answer, refuses the token, or runs another version of Ray.
+    """
     import ray
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
@@ -37,30 +41,36 @@ def connect(address: str) -> Any:
         client = JobSubmissionClient(address)
         cluster_version = client._do_request("GET", "/api/version").json()["ray_version"]
     except AuthenticationError as error:  # status 401 or 403
-        raise UserError(ray_token.describe_missing_token(address)) from error
+        raise UserError("cluster.refused-token", ray_token.describe_missing_token(address)) from error
     except Exception as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"RAY_ADDRESS={address}: no answer ({first_line}). It is the address of the dashboard, http://head:8265: "
-            "is Ray running there (`ray start --head --dashboard-host=...`), and the port reachable from here?"
+            "cluster.no-answer",
+            f"RAY_ADDRESS={address}: no answer ({first_line}). Give the address of the dashboard, http://head:8265. "
+            "Is Ray running there (`ray start --head --dashboard-host=...`), and is the port reachable from here?",
         ) from error
     if cluster_version != ray.__version__:
         raise UserError(
-            f"RAY_ADDRESS={address}: the cluster runs Ray {cluster_version}, here is Ray {ray.__version__}: install "
-            "the same version in both places"
+            "cluster.ray-version",
+            f"RAY_ADDRESS={address}: the cluster runs Ray {cluster_version}, but Ray {ray.__version__} is installed "
+            "here: install the same version in both places",
         )
     return client
 
 
 def warn_if_open(client: Any, address: str) -> None:
-    """Warn where the cluster asks for no token. The doctor says so by itself."""
+    """Print a warning if the cluster asks for no token. The doctor reports it by itself."""
     if client._do_request("GET", "/api/authentication_mode").json()["authentication_mode"] == "disabled":
         say(f"warning: RAY_ADDRESS={address}: {ray_token.OPEN}: {ray_token.CLOSE}")
 
 
 def submit_job(client: Any, **job: Any) -> None:
-    """Submit; a cluster that has just started has no agent to take the job yet, and says to try again later."""
-    logging.getLogger("ray").setLevel(logging.WARNING)  # a line for every .gitignore it meets
+    """Submit a job; retry for AGENT_SECONDS while a cluster that has just started has no agent yet.
+
+    Raises:
+        UserError: the cluster refuses the job.
+    """
+    logging.getLogger("ray").setLevel(logging.WARNING)  # on INFO it logs a line for every .gitignore
     deadline = time.monotonic() + AGENT_SECONDS
     while True:
         try:
@@ -68,33 +78,44 @@ def submit_job(client: Any, **job: Any) -> None:
             return
         except Exception as error:
             if "try again later" not in str(error) or time.monotonic() > deadline:
-                raise UserError(f"the cluster refuses the job: {str(error).strip()}") from error
+                raise UserError("cluster.refused-job", f"the cluster refuses the job: {str(error).strip()}") from error
             time.sleep(2 * POLL_SECONDS)
 
 
-def persist(ask: Callable[[], Answer], job: str) -> Answer:
-    """What the cluster answers. One that is out of reach is asked again for NETWORK_SECONDS; then UserError."""
+def call_with_retries(call: Callable[[], Answer], job: str) -> Answer:
+    """Call the cluster; retry for NETWORK_SECONDS while it is unreachable.
+
+    Args:
+        call: the request.
+        job: the job's id, for errors.
+
+    Raises:
+        UserError: the cluster has no such job, or stays unreachable.
+    """
     deadline = time.monotonic() + NETWORK_SECONDS
     while True:
         try:
-            return ask()
+            return call()
         except Exception as error:
             if "status code 404" in str(error):
                 where = f"the cluster at {os.environ.get('RAY_ADDRESS')}"
-                raise UserError(f"{job}: {where} knows no such job (any more); `ray job list` names them") from error
+                raise UserError(
+                    "cluster.unknown-job", f"{job}: {where} has no such job; `ray job list` lists its jobs"
+                ) from error
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"no answer from the cluster for {NETWORK_SECONDS / 60:.0f} minutes ({one_line(error)}): {job} "
-                    f"goes on without us. To follow it again: convrec submit --follow {job}"
+                    "cluster.unreachable",
+                    f"no answer from the cluster for {NETWORK_SECONDS / 60:.0f} minutes ({one_line(error)}): {job} may "
+                    f"still be running. To follow it again: convrec submit --follow {job}",
                 ) from error
             time.sleep(POLL_SECONDS)
 
 
-def wait_for(client: Any, job: str, seconds: float = math.inf) -> Any:
-    """The job's info when it has ended, or as it is after this time."""
+def wait_for_job(client: Any, job: str, seconds: float = math.inf) -> Any:
+    """Wait until a job has ended, at most this long; return its info."""
     deadline = time.monotonic() + seconds
     while True:
-        info = persist(lambda: client.get_job_info(job), job)
+        info = call_with_retries(lambda: client.get_job_info(job), job)
         if info.status.is_terminal() or time.monotonic() > deadline:
             return info
         time.sleep(POLL_SECONDS)
@@ -102,12 +123,15 @@ def wait_for(client: Any, job: str, seconds: float = math.inf) -> Any:
 
 DOCTOR_SECONDS = 900.0
 STOP_SECONDS = 60.0
-ASKED = "asked the job to save a checkpoint and end, at the end of its step"
+STOP_REQUESTED = "asked the job to save a checkpoint and end after the current step"
 
 
 def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
-    """Submit, print the job's log as it comes, and return its exit status (1 when it has none)."""
-    runtime_env = checked_environment(recipe, arguments)  # a wrong setting stops here, not on the cluster
+    """Submit a training run, print its log as it grows, and return its exit status (1 if it has none).
+
+    detach: return as soon as it is submitted.
+    """
+    runtime_env = prepare_runtime_environment(recipe, arguments)  # finds wrong settings before the job is submitted
     address = os.environ["RAY_ADDRESS"]
     client = connect(address)
     warn_if_open(client, address)
@@ -115,28 +139,38 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
     try:
         submit_training(client, recipe, arguments, runtime_env, job)
     except KeyboardInterrupt:
-        say(f"interrupted: {job} " + ("is stopped" if _withdraw(client, job) else "was not submitted"))
+        say(f"interrupted: {job} was {'stopped' if _withdraw(client, job) else 'not submitted'}")
         return 130
     say(f"submitted {job} to {address}; checkpoints, metrics and log: {runtime_env['env_vars']['SAVE_PATH']}")
     if detach:
-        ours = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {shlex.quote(sys.executable)} -m recipes submit"
-        say(f"follow: {ours} --follow {job}\nstop:   {ours} --stop {job}\nresume: the same command once more")
+        python = shlex.quote(sys.executable)
+        command = f"cd {shlex.quote(str(HERE))} && RAY_ADDRESS={address} {python} -m recipes submit"
+        say(f"follow: {command} --follow {job}\nstop:   {command} --stop {job}\nresume: the same command again")
         return 0
-    return follow(client, job, [ask_to_end, stop_now])
+    return follow(client, job, [report_stop_request, stop_now])
 
 
-def checked_environment(recipe: Recipe, arguments: Sequence[str]) -> dict[str, Any]:
-    """The job's `runtime_environment` by the variables here, with warnings about them."""
+def prepare_runtime_environment(recipe: Recipe, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the `runtime_environment` of a job from this process's variables, and print warnings about them."""
     for warning in (*misspelt_variables(os.environ), *withheld(os.environ)):
         say(f"warning: {warning}")
     return runtime_environment(recipe, compose_elsewhere(recipe, arguments), os.environ, arguments)
 
 
 def submit_training(
-    client: Any, recipe: Recipe, arguments: Sequence[str], runtime_env: Mapping[str, Any], job: str, **more: str
+    client: Any, recipe: Recipe, arguments: Sequence[str], runtime_env: Mapping[str, Any], job: str, **extra: str
 ) -> None:
-    """Submit the recipe under this id. more: variables of the job's environment."""
-    variables = {**runtime_env["env_vars"], **more, SUBMISSION_VARIABLE: job}
+    """Submit a training run.
+
+    Args:
+        client: the result of `connect`.
+        recipe: the recipe.
+        arguments: overrides of its command line.
+        runtime_env: Ray's runtime environment of the job.
+        job: the job's id.
+        **extra: further environment variables of the job.
+    """
+    variables = {**runtime_env["env_vars"], **extra, SUBMISSION_VARIABLE: job}
     submit_job(
         client,
         entrypoint=shlex.join(["python", "-m", "recipes", *recipe.command.split(), *arguments]),
@@ -147,69 +181,79 @@ def submit_training(
 
 
 def _withdraw(client: Any, job: str) -> bool:
-    """Stop the job where it has reached the cluster. Returns whether it has."""
-    if not any(info.submission_id == job for info in persist(client.list_jobs, job)):
+    """Stop the job if it has reached the cluster; return whether it has."""
+    if not any(info.submission_id == job for info in call_with_retries(client.list_jobs, job)):
         return False
     stop_now(client, job)
     return True
 
 
 def diagnose_there(recipe: Recipe, arguments: list[str], as_json: bool) -> int:
-    """Run the doctor as a job of the cluster, print what it prints, and return its exit status.
+    """Run the doctor as a job of the cluster, print its output, and return its exit status.
 
-    Raises UserError when it has not ended after DOCTOR_SECONDS; then, and on Ctrl-C, the job is stopped.
+    The job is stopped on Ctrl-C and after DOCTOR_SECONDS.
+
+    Raises:
+        UserError: the job has not ended after DOCTOR_SECONDS.
     """
-    runtime_env = checked_environment(recipe, arguments)
+    runtime_env = prepare_runtime_environment(recipe, arguments)
     client = connect(os.environ["RAY_ADDRESS"])
     command = ["python", "-m", "recipes", "doctor", recipe.name, *(["--json"] if as_json else []), *arguments]
     job = f"doctor-{uuid.uuid4().hex[:8]}"
     try:
         submit_job(client, entrypoint=shlex.join(command), runtime_env=runtime_env, submission_id=job)
-        info = wait_for(client, job, DOCTOR_SECONDS)
+        info = wait_for_job(client, job, DOCTOR_SECONDS)
     except KeyboardInterrupt:
         _withdraw(client, job)
         return 130
     if not info.status.is_terminal():
         stop_now(client, job)
         raise UserError(
-            f"the doctor has not ended in {DOCTOR_SECONDS / 60:.0f} minutes ({info.message}): its job is stopped. Is "
-            "the head node busy, or cannot it make the environment?"
+            "cluster.doctor-timeout",
+            f"the doctor has not ended after {DOCTOR_SECONDS / 60:.0f} minutes ({info.message}): its job was stopped. "
+            "Is the head node busy, or does it fail to set up the environment?",
         )
-    lines = persist(lambda: client.get_job_logs(job), job).splitlines()
-    wanted = [line for line in lines if line.startswith('{"ok"')] if as_json else lines
-    print("\n".join(wanted or lines or [str(info.message)]))
+    lines = call_with_retries(lambda: client.get_job_logs(job), job).splitlines()
+    output = [line for line in lines if line.startswith('{"ok"')] if as_json else lines
+    print("\n".join(output or lines or [str(info.message)]))
     return 0 if info.status.name == "SUCCEEDED" else 1
 
 
 def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], None]] = ()) -> int:
-    """Print the job's log as it comes until it has ended. Returns its exit status; 130 when it was interrupted here.
+    """Print a job's log as it grows until the job has ended.
 
-    on_interrupt: what the first Ctrl-C does, the second, ...; the one after them ends the following alone.
+    Args:
+        client: the result of `connect`.
+        job: the job's id.
+        on_interrupt: actions of the first Ctrl-C, the second, and so on; the one after them stops following.
+
+    Returns:
+        The job's exit status; 130 after a Ctrl-C here.
     """
-    left = list(on_interrupt)
-    act = None
-    printed = 0
+    actions = list(on_interrupt)
+    action = None
+    num_printed = 0
     while True:
-        try:  # all that takes time is in here, so that Ctrl-C is an answer to it, whatever it is
-            if act:
-                act(client, job)
-                act = None
-            info = persist(lambda: client.get_job_info(job), job)
+        try:  # everything slow is inside, so that a Ctrl-C always leads to the next action
+            if action:
+                action(client, job)
+                action = None
+            info = call_with_retries(lambda: client.get_job_info(job), job)
             has_ended = info.status.is_terminal()
             start = time.monotonic()
             log = _fetch_log(client, job, has_ended)
-            print(log[printed:], end="", flush=True)
-            printed = max(printed, len(log))
+            print(log[num_printed:], end="", flush=True)
+            num_printed = max(num_printed, len(log))
             if has_ended:
                 break
-            time.sleep(max(POLL_SECONDS, 9 * (time.monotonic() - start)))  # a long log takes a tenth of the time
+            time.sleep(max(POLL_SECONDS, 9 * (time.monotonic() - start)))  # fetch a long log a tenth of the time
         except KeyboardInterrupt:
-            if not left:
-                say(f"{job} goes on, unless it was told to end: ray job status {job}")
+            if not actions:
+                say(f"stopped following {job}. To see whether it still runs: ray job status {job}")
                 return 130
-            act = left.pop(0)
+            action = actions.pop(0)
     say(f"{job}: {info.status}")
-    if len(left) < len(on_interrupt):
+    if len(actions) < len(on_interrupt):
         return 130
     if info.status.name == "SUCCEEDED":
         return 0
@@ -217,65 +261,90 @@ def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], No
 
 
 def _fetch_log(client: Any, job: str, has_ended: bool) -> str:
-    """The whole log; "" where it cannot be had now, which is waited out, and said, when the job has ended."""
+    """Return the whole log so far; "" if the request fails. After the job's end, retry and report a failure."""
     try:
-        return persist(lambda: client.get_job_logs(job), job) if has_ended else client.get_job_logs(job)
-    except Exception as error:  # while it runs, its status decides
+        return call_with_retries(lambda: client.get_job_logs(job), job) if has_ended else client.get_job_logs(job)
+    except Exception as error:  # while the job runs, its status shows whether the cluster is lost
         if has_ended:
             say(f"the end of the log is missing: {one_line(error)}")
         return ""
 
 
-def ask_to_end(client: Any, job: str) -> None:
-    """For the first Ctrl-C: `ask_to_stop`, and say so, or why not."""
+def report_stop_request(client: Any, job: str) -> None:
+    """Call `request_stop` and print its result; the action of the first Ctrl-C."""
     try:
-        ask_to_stop(client, job)
-        said = ASKED
+        request_stop(client, job)
+        result = STOP_REQUESTED
     except UserError as error:
-        said = f"the job could not be asked to save and end: {error}"
-    say(f"{said}; Ctrl-C again ends it at once")
+        result = f"could not ask the job to save and end: {error}"
+    say(f"{result}; Ctrl-C again ends it at once")
 
 
-def ask_to_stop(client: Any, job: str) -> None:
-    """Make the file RUN/stop.<job> on the cluster, with a job of its own. Raises UserError when it cannot be made."""
-    metadata = persist(lambda: client.get_job_info(job), job).metadata or {}
-    folder, file = (shlex.quote(path) for path in (metadata["save_path"], f"{metadata['save_path']}/{STOP}.{job}"))
+def request_stop(client: Any, job: str) -> None:
+    """Create the file RUN/stop.<job> on the cluster, by another job: the run then saves and ends.
+
+    Raises:
+        UserError: the file cannot be created.
+    """
+    metadata = call_with_retries(lambda: client.get_job_info(job), job).metadata or {}
+    folder = shlex.quote(metadata["save_path"])
+    file = shlex.quote(f"{metadata['save_path']}/{STOP}.{job}")
     request = f"stop-{job}-{uuid.uuid4().hex[:4]}"
-    # a run that is still starting has no folder yet
+    # mkdir, because a run that is still starting has no folder yet
     submit_job(client, entrypoint=f"mkdir -p {folder} && touch {file}", submission_id=request)
-    info = wait_for(client, request, AGENT_SECONDS)
+    info = wait_for_job(client, request, AGENT_SECONDS)
     if info.status.name != "SUCCEEDED":
-        raise UserError(f"{file} could not be made ({info.message or info.status}): make it on the cluster")
+        raise UserError(
+            "cluster.stop-file",
+            f"{file}: cannot create this file ({info.message or info.status}): create it on the cluster",
+        )
 
 
 def stop_now(client: Any, job: str) -> None:
-    persist(lambda: client.stop_job(job), job)
-    if not wait_for(client, job, STOP_SECONDS).status.is_terminal():
-        raise UserError(f"{job} does not stop: ray job stop {job}, or look at the dashboard")
+    """Stop a job without a checkpoint.
+
+    Raises:
+        UserError: it has not ended after STOP_SECONDS.
+    """
+    call_with_retries(lambda: client.stop_job(job), job)
+    if not wait_for_job(client, job, STOP_SECONDS).status.is_terminal():
+        raise UserError(
+            "cluster.job-not-stopped", f"{job} does not stop: try ray job stop {job}, or look at the dashboard"
+        )
 
 
 def stop(client: Any, job: str) -> int:
-    """For `--stop`: as the first Ctrl-C of who follows it. Exit status."""
-    status = persist(lambda: client.get_job_info(job), job).status
+    """Ask a job to save a checkpoint and end, for `--stop`; return the exit status."""
+    status = call_with_retries(lambda: client.get_job_info(job), job).status
     if status.is_terminal():
         say(f"{job} has ended: {status}")
     else:
-        ask_to_stop(client, job)
-        say(f"{ASKED}; at once: ray job stop {job}")
+        request_stop(client, job)
+        say(f"{STOP_REQUESTED}; to end it at once: ray job stop {job}")
     return 0
 
 
 def connect_to_job(job: str) -> Any:
-    """A client of the cluster that has this job of ours. Raises UserError when there is none."""
+    """Return a client of the cluster of RAY_ADDRESS, which has this job.
+
+    Raises:
+        UserError: RAY_ADDRESS is not set, or the job is not a training run that convrec submitted.
+    """
     address = os.environ.get("RAY_ADDRESS", "")
     if not address.startswith("http"):
-        raise UserError("RAY_ADDRESS is not set: give the address of the cluster's dashboard, http://head:8265")
+        raise UserError(
+            "cluster.no-address",
+            f"RAY_ADDRESS={address}: give the address of the cluster's dashboard, http://head:8265",
+        )
     client = connect(address)
-    if "save_path" not in (persist(lambda: client.get_job_info(job), job).metadata or {}):
-        raise UserError(f"{job} is no training of ours, which alone can be followed and stopped here")
+    if "save_path" not in (call_with_retries(lambda: client.get_job_info(job), job).metadata or {}):
+        raise UserError(
+            "cluster.foreign-job",
+            f"{job} is not a training run of convrec; only these can be followed and stopped here",
+        )
     return client
 
 
 def say(text: str) -> None:
-    """A line on the terminal, above a bar where one is drawn."""
+    """Print a line on the terminal, above a progress bar if there is one."""
     tqdm.write(text, file=sys.stderr)

@@ -1,8 +1,8 @@
-"""A run of a matrix on a cluster: two jobs, its training and its evaluation, submitted and waited for.
+"""Run a matrix on a cluster: each run is two jobs, its training and its evaluation.
 
-A job is called `matrix-<of OUT>-<run>-train-1` or `...-evaluate-1`; the number is that of the attempt. One that still
-runs when the matrix is started again is known by its id and waited for. OUT is on storage that the cluster and this
-machine share: what is finished, and what the tables have, is read there.
+A job is called `matrix-<digest of OUT>-<run>-train-1` or `...-evaluate-1`; the number counts the attempts. If a job
+still runs when the matrix is started again, the matrix finds it by its id and waits for it. OUT is on storage that the
+cluster and this machine share: checkpoints and evaluations are read from there.
 """
 
 import re
@@ -19,7 +19,7 @@ from convrec.checkpoints.saving import SHARED_SECONDS
 from convrec.runs.folder import LATEST
 from convrec.settings.run import Run
 from recipes.cluster.job_environment import runtime_environment
-from recipes.cluster.jobs import POLL_SECONDS, persist, say, submit_job, submit_training
+from recipes.cluster.jobs import POLL_SECONDS, call_with_retries, say, submit_job, submit_training
 from recipes.evaluation.options import format_arguments
 from recipes.experiments.local_runs import make_evaluation_options
 from recipes.experiments.matrix_runs import MatrixRun, is_finished
@@ -27,27 +27,39 @@ from recipes.experiments.tables import metrics_file
 from recipes.launch.recipe import RECIPES
 from recipes.preflight.cluster_findings import WAITS_VARIABLE
 
-PATHS = ("data", "catalog", "train", "allow")  # of an evaluation
+PATHS = ("data", "catalog", "train", "allow")  # settings of an evaluation that are paths
 
 
 def count_slots(evaluate: Mapping[str, Any]) -> int:
-    """GPU slots of a node that an evaluation takes."""
+    """Return the GPU slots that an evaluation takes on one node.
+
+    evaluate: the section of the matrix file.
+    """
     replicas = evaluate.get("replicas", 1)
-    engines = replicas if isinstance(replicas, int) else 1  # "auto": what the GPUs of its job are enough for
+    engines = replicas if isinstance(replicas, int) else 1  # "auto": as many as fit on the GPUs of its job
     return evaluate.get("tensor_parallel", 1) * engines
 
 
 def check_slots(address: str, evaluate: Mapping[str, Any]) -> None:
-    """Raise UserError for an evaluation that needs more GPU slots than each of the cluster's nodes has."""
+    """Check that some node of the cluster has enough GPU slots for an evaluation.
+
+    Args:
+        address: the cluster's http address.
+        evaluate: the section of the matrix file.
+
+    Raises:
+        UserError: no node has enough.
+    """
     from ray.util.state import list_nodes
 
     nodes = list_nodes(address=address, filters=[("state", "=", "ALIVE")], limit=1000)
-    most = max((node.resources_total.get("GPU", 0) for node in nodes), default=0)
+    largest = max((node.resources_total.get("GPU", 0) for node in nodes), default=0)
     needed = count_slots(evaluate)
-    if needed > most:
+    if needed > largest:
         raise UserError(
-            f"evaluate: tensor_parallel x replicas = {needed} GPU slots of one node, and no node has more than "
-            f"{most:g}: lower them, or start Ray with more"
+            "matrix.too-few-slots",
+            f"evaluate: tensor_parallel x replicas = {needed} GPU slots on one node, but no node has more than "
+            f"{largest:g}: lower them, or start Ray with more",
         )
 
 
@@ -55,8 +67,9 @@ class MatrixJobs:
     """The jobs of one matrix on one cluster.
 
     Args:
-        client: of `recipes.cluster.jobs.connect`.
-        trainings: of the runs, by name.
+        client: the result of `recipes.cluster.jobs.connect`.
+        trainings: settings of each run, by name.
+        out: the matrix's folder.
         evaluate: the section of the matrix file.
     """
 
@@ -70,7 +83,11 @@ class MatrixJobs:
         self.stem = f"matrix-{digest(str(self.out))[:8]}"
 
     def train_and_evaluate(self, run: MatrixRun) -> Generator[None]:
-        """Yields while its jobs run. Raises UserError when one fails."""
+        """Train and evaluate a run; yield while its jobs run.
+
+        Raises:
+            UserError: a job fails.
+        """
         is_trained = is_finished(run, self.trainings[run.name], self.out)
         yield from self._job(run, "train", self.out / run.name / LATEST, is_trained)
         yield from self._job(run, "evaluate", metrics_file(self.out, run.name))
@@ -78,40 +95,50 @@ class MatrixJobs:
     def _job(
         self, run: MatrixRun, kind: Literal["train", "evaluate"], result: Path, is_done: bool = False
     ) -> Generator[None]:
-        """The job, until it has ended and its `result` is seen here; left alone where it is done and none runs."""
-        last = self._last(f"{run.name}-{kind}")
-        if last and not persist(lambda: self.client.get_job_info(last), last).status.is_terminal():
-            job = last
-            say(f"{job} runs already")
+        """Submit a job, or find the one that runs, and yield until it has ended and its `result` is visible here.
+
+        is_done: do not submit.
+        """
+        last_job = self._find_last_job(f"{run.name}-{kind}")
+        if last_job and not self._get_info(last_job).status.is_terminal():
+            job = last_job
+            say(f"{job} is already running")
         elif is_done:
             return
         else:
-            job = f"{self.stem}-{run.name}-{kind}-{int(last.rpartition('-')[2] or 0) + 1}"
+            job = f"{self.stem}-{run.name}-{kind}-{int(last_job.rpartition('-')[2] or 0) + 1}"
             self._submit(run, kind, job)
-            say(f"{job} is submitted")
+            say(f"submitted {job}")
         try:
-            while not (info := persist(lambda: self.client.get_job_info(job), job)).status.is_terminal():
+            while not (info := self._get_info(job)).status.is_terminal():
                 time.sleep(POLL_SECONDS)
                 yield
         except (KeyboardInterrupt, GeneratorExit):
-            say(f"{job} goes on; to end it: ray job stop {job}")
+            say(f"{job} is still running; to stop it: ray job stop {job}")
             raise
         if info.status.name != "SUCCEEDED":
-            log = self._kept_log(job, info.message or "")
-            raise UserError(f"{kind}: {info.status.name}, exit status {info.driver_exit_code}: {log}")
+            log = self._save_log(job, info.message or "")
+            raise UserError(
+                "matrix.failed-job",
+                f"{kind}: {info.status.name}, exit status {info.driver_exit_code}: {log}",
+            )
         deadline = time.monotonic() + SHARED_SECONDS  # NFS may show it late
         while not result.exists():
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{kind}: it ended well, and {self.out} here has nothing of it: out is no storage shared with the "
-                    "cluster"
+                    "matrix.out-not-shared",
+                    f"{kind}: the job succeeded, but {result} does not exist here: put out={self.out} on storage that "
+                    "this machine shares with the cluster",
                 )
             time.sleep(POLL_SECONDS)
 
-    def _last(self, name: str) -> str:
-        """The job of the last attempt, "" where there was none."""
+    def _get_info(self, job: str) -> Any:
+        return call_with_retries(lambda: self.client.get_job_info(job), job)
+
+    def _find_last_job(self, name: str) -> str:
+        """Return the job of the last attempt; "" if there was none."""
         attempt = re.compile(rf"{self.stem}-{re.escape(name)}-(\d+)")
-        infos = persist(self.client.list_jobs, "the list of jobs")
+        infos = call_with_retries(self.client.list_jobs, "the list of jobs")
         matches = [attempt.fullmatch(info.submission_id or "") for info in infos]
         attempts = {int(match[1]): match[0] for match in matches if match}
         return attempts[max(attempts)] if attempts else ""
@@ -119,7 +146,7 @@ class MatrixJobs:
     def _submit(self, run: MatrixRun, kind: str, job: str) -> None:
         recipe = RECIPES[run.recipe]
         training = self.trainings[run.name]
-        runtime_env = runtime_environment(recipe, training, run.environment(self.out), run.overrides)
+        runtime_env = runtime_environment(recipe, training, run.make_environment(self.out), run.overrides)
         if kind == "train":
             submit_training(self.client, recipe, run.overrides, runtime_env, job, **{WAITS_VARIABLE: "1"})
             return
@@ -132,10 +159,11 @@ class MatrixJobs:
             entrypoint_num_gpus=count_slots(self.evaluate),
         )
 
-    def _kept_log(self, job: str, message: str) -> str:
-        """Its log's last words on why it ended, and the file here that has it all; Ray's own message without a log."""
-        log = persist(lambda: self.client.get_job_logs(job), job) or message
+    def _save_log(self, job: str, message: str) -> str:
+        """Save a failed job's log, or Ray's message if it is empty, in OUT; return its last line and its path."""
+        log = call_with_retries(lambda: self.client.get_job_logs(job), job) or message
         file = self.out / "logs" / f"{job}.log"
         write_text(file, log)
-        said = [line for line in log.strip().splitlines() if not line.startswith("full log: ")]  # a recipe's last line
-        return f"{(said or ['no log'])[-1]}\n  log: {file}"
+        # A recipe's last line names a log on its own machine; the line before it has the error.
+        lines = [line for line in log.strip().splitlines() if not line.startswith("full log: ")]
+        return f"{(lines or ['no log'])[-1]}\n  log: {file}"

@@ -1,4 +1,4 @@
-"""What a matrix does on this machine: make its data, check its evaluation, train and evaluate a run."""
+"""Steps of a matrix on this machine: prepare the data, check the evaluation, train and evaluate a run."""
 
 import os
 import shlex
@@ -24,11 +24,16 @@ from recipes.experiments.matrix_file import Preparation
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.recipe import RECIPES
 
-OURS = {"python": [sys.executable], "convrec": [sys.executable, "-m", "recipes"]}  # of a preparation, not those on PATH
+# Commands of this environment, which a preparation and a run use instead of those on PATH.
+OURS = {"python": [sys.executable], "convrec": [sys.executable, "-m", "recipes"]}
 
 
 def prepare(steps: Sequence[Preparation]) -> None:
-    """Run each command whose `creates` is not there."""
+    """Run the command of each preparation whose `creates` does not exist.
+
+    Raises:
+        UserError: a command fails, or does not create its file.
+    """
     for step in steps:
         if Path(step.creates).exists():
             continue
@@ -36,44 +41,58 @@ def prepare(steps: Sequence[Preparation]) -> None:
         command = [*OURS.get(program, [program]), *arguments]
         print(f"preparing {step.creates}", file=sys.stderr)
         if subprocess.run(command, check=False).returncode:
-            raise UserError(f"prepare: `{step.run}` failed")
+            raise UserError("matrix.failed-preparation", f"prepare: `{step.run}` failed")
         if not Path(step.creates).exists():
-            raise UserError(f"prepare: `{step.run}` ended, but {step.creates}, which it creates, is not there")
+            raise UserError("matrix.failed-preparation", f"prepare: `{step.run}` did not create {step.creates}")
 
 
 def _list_length(settings: TrainingConfig) -> int:
-    """Return the items of a run's lists; SFT's are of the default length."""
+    """Return the number of items of a run's lists; SFT has the default."""
     return settings.num_items if isinstance(settings, ListSettings) else ListSettings().num_items
 
 
 def check_evaluation(settings: Mapping[str, Any], trainings: Mapping[str, Run[TrainingConfig]], out: Path) -> None:
-    """What an evaluation checks of its files and settings, as far as it needs no model; before anything is trained.
+    """Check the files and settings of an evaluation before anything is trained, except for the checks of its model.
 
-    settings: of `evaluate`. trainings: the runs; `ks` must fit the shortest of their lists. Raises UserError.
+    Args:
+        settings: the section `evaluate` of the matrix file.
+        trainings: the runs; `ks` must fit the shortest of their lists.
+        out: the matrix's folder.
+
+    Raises:
+        UserError: the evaluation would fail.
     """
     shortest = min(_list_length(training.settings) for training in trainings.values())
     options = {"num_items": shortest} | {name: value for name, value in settings.items() if value is not None}
-    constrained, allow = (options.pop(name, None) for name in ("constrained", "allow"))
-    # a baseline in the model's place; where no training split is given, of the split itself
+    constrained = options.pop("constrained", None)
+    allow = options.pop("allow", None)
+    # A baseline stands for the model. Without a training split, popularity is counted in the split itself.
     options = {"train": options.get("data")} | options | {"out": str(out / "evaluation"), "baselines": ["popularity"]}
     try:
         split = prepare_evaluation(EvaluationOptions(**options)).data.split
         if allow and not constrained:
-            raise UserError("allow: it says what constrained lists may hold; add constrained: true")
+            raise UserError(
+                "matrix.allow-without-constrained",
+                f"allow={allow}: it limits constrained lists only: add constrained: true",
+            )
         if allow:
             read_allowed(Path(allow), split.matcher)
     except UserError as error:
-        raise UserError(f"evaluate: {error}") from None
+        raise UserError(error.code, f"evaluate: {error}") from None
 
 
 def train(run: MatrixRun, out: Path) -> None:
-    """The recipe's command; a finished run is left alone, an unfinished one resumed. Raises UserError when it fails.
+    """Run the recipe's command: it resumes an unfinished run and returns at once for a finished one.
 
-    It ends with this process. Each Ctrl-C here is one there: after the first it saves, the second ends it at once.
+    The command ends with this process. Each Ctrl-C is passed on: after the first the run saves, the second ends it at
+    once.
+
+    Raises:
+        UserError: the command fails.
     """
     words = RECIPES[run.recipe].command
     command = [*OURS["convrec"], *words.split(), *run.overrides]
-    environment = run.environment(out)
+    environment = run.make_environment(out)
     status = None
     was_interrupted = False
     with subprocess.Popen(command, env=environment, preexec_fn=partial(die_with, os.getpid())) as process:
@@ -86,11 +105,23 @@ def train(run: MatrixRun, out: Path) -> None:
     if was_interrupted:
         raise KeyboardInterrupt
     if status:
-        raise UserError(f"convrec {words} ended with status {status}; the same command resumes")
+        raise UserError(
+            "matrix.failed-training",
+            f"convrec {words} ended with status {status}: start the matrix again to resume it",
+        )
 
 
 def train_and_evaluate(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> Generator[None]:
-    """settings: of `evaluate`. Yields between the two. Raises UserError when one fails."""
+    """Train and evaluate a run; yield once in between.
+
+    Args:
+        run: the run.
+        out: the matrix's folder.
+        settings: the section `evaluate` of the matrix file.
+
+    Raises:
+        UserError: the training or the evaluation fails.
+    """
     say(f"== {run.name}")
     if not run.model:
         train(run, out)
@@ -99,7 +130,7 @@ def train_and_evaluate(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -
 
 
 def make_evaluation_options(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of EvaluationOptions: the run against its start."""
+    """Return values for EvaluationOptions that compare a run with its start."""
     folder = out / "evaluation"
     against = str(folder / run.start) if run.start else None
     return {"model": run.model or str(out / run.name), "out": str(folder / run.name), "against": against, **settings}

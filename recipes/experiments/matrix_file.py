@@ -1,4 +1,4 @@
-"""What a matrix file may say. docs/examples/matrix.yaml is an annotated one."""
+"""The format of a matrix file. docs/examples/matrix.yaml is an annotated example."""
 
 import os
 import re
@@ -25,36 +25,40 @@ from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
 
 LIST_RECIPES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "lists"]
-NOT_OF_A_MATRIX = ("model", "out", "against", "run", "progress")  # given for each run, or no option of a command
-SEEDS = "a list in [], each of it an integer of at least 0"
+PER_RUN_OPTIONS = ("model", "out", "against", "run", "progress")  # set for each run, or not an option of the command
+SEEDS = "a list in [] of integers of at least 0"
 VARIABLES = "names with their values, such as {LR: 1e-6}"
 
 Text = Annotated[str, Field(min_length=1)]
-Checked = TypeVar("Checked", bound="Section")
+AnySection = TypeVar("AnySection", bound="Section")
 
 
 class Section(BaseModel):
-    """The description of a field is what an error says is expected there."""
+    """A part of the file. Errors quote a field's description as the expected value."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Preparation(Section):
+    """A command that makes data; it runs only if the file or folder `creates` does not exist."""
+
     creates: Text
     run: Text
 
 
 class RunSection(Section):
+    """An entry of `runs`: one run for each combination of listed values and seeds."""
+
     recipe: str = Field("rank_grpo", pattern=f"^({'|'.join(LIST_RECIPES)})$", description=" or ".join(LIST_RECIPES))
-    start: Text | None = Field(None, description="the name of a run that comes before it")
-    model: Text | None = Field(None, description="a model that is evaluated as it is")
+    start: Text | None = Field(None, description="the name of an earlier run")
+    model: Text | None = Field(None, description="a model that is evaluated without training")
     seeds: list[NonNegativeInt] | None = Field(None, description=SEEDS)
     variables: dict[str, Any] | None = Field(None, description=VARIABLES)
-    overrides: list[Text] | None = Field(None, description="a list in [], each of it text")
+    overrides: list[Text] | None = Field(None, description="a list in [] of texts")
 
 
 class Matrix(Section):
-    """The whole file. runs: a RunSection each. evaluate: an EVALUATION."""
+    """The whole file. The values of `runs` are RunSections, `evaluate` is an EVALUATION."""
 
     out: Text = Field(description="the name of a folder")
     prepare: list[Preparation] | None = Field(None, description="{creates: FILE, run: COMMAND} for each step")
@@ -64,59 +68,73 @@ class Matrix(Section):
     evaluate: dict[str, Any] = Field(description="names with their values, such as {data: test.parquet, ks: [5]}")
 
 
-def _evaluation() -> type[Section]:
-    """The EvaluationOptions that are the same for all runs."""
+def _make_evaluation_section() -> type[Section]:
+    """Return a section with the EvaluationOptions that are the same for all runs."""
     options: dict[str, Any] = {
-        one.name: (one.type, one.default) for one in fields(EvaluationOptions) if one.name not in NOT_OF_A_MATRIX
+        option.name: (option.type, option.default)
+        for option in fields(EvaluationOptions)
+        if option.name not in PER_RUN_OPTIONS
     }
     options["data"] = str, Field(description="the split to score, a parquet file")
-    options["catalog"] = str, Field(description="the catalog of its items, a parquet file")
+    options["catalog"] = str, Field(description="the catalog of items, a parquet file")
     options["ks"] = list[PositiveInt] | None, None
     options["sampling"] = Annotated[dict[str, Any], AfterValidator(check_sampling)] | None, None
     options["skip_damaged"] = float | None, None  # pydantic knows no DamagedShare
     return create_model("Evaluation", __base__=Section, **options)
 
 
-EVALUATION = _evaluation()
+EVALUATION = _make_evaluation_section()
 
 
 def read_matrix(path: Path) -> Matrix:
-    """The file with environment variables filled in. Raises UserError naming what is unset, unknown or missing."""
+    """Read a matrix file; environment variables in it are replaced by their values.
+
+    Raises:
+        UserError: a variable is unset, or a setting is unknown, missing or wrong.
+    """
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError("matrix.missing-file", f"{path}: no such file")
     try:
         text = os.path.expandvars(path.read_text(encoding="utf-8"))
         content = yaml.safe_load(text)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not readable as YAML ({error}); indent with spaces, close what is opened") from None
+        raise UserError(
+            "matrix.invalid-yaml",
+            f"{path}: not valid YAML ({error}). Indent with spaces, and close every bracket and quote.",
+        ) from None
     if unset := re.search(r"\$\{?([A-Za-z_]\w*)", "\n".join(line.split("#")[0] for line in text.splitlines())):
-        raise UserError(f"{path}: the environment variable {unset[1]} is not set")
+        raise UserError("matrix.unset-variable", f"{path}: the environment variable {unset[1]} is not set")
     try:
-        matrix = checked(Matrix, content if isinstance(content, dict) else {})
-        checked(EVALUATION, matrix.evaluate, "evaluate.")
+        matrix = validate_section(Matrix, content if isinstance(content, dict) else {})
+        validate_section(EVALUATION, matrix.evaluate, "evaluate.")
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(error.code, f"{path}: {error}") from None
     return matrix
 
 
-def checked(section: type[Checked], values: dict[str, Any], prefix: str = "") -> Checked:
-    """The section with these values. Raises UserError: which setting, what is expected there, what stands there.
+def validate_section(section: type[AnySection], values: dict[str, Any], prefix: str = "") -> AnySection:
+    """Return a section with these values.
 
-    prefix: what stands before a name in messages, `evaluate.` say.
+    Args:
+        section: its class.
+        values: setting -> value, as read from the file.
+        prefix: prefix of setting names in messages, for example `evaluate.`.
+
+    Raises:
+        UserError: a setting is unknown, missing or wrong; the message has the expected value.
     """
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        # first a name that is none: it may be what is missing, misspelt
-        mistake = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        # Unknown names first: such a name may be a misspelling of the missing one.
+        mistake = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
     name = str(mistake["loc"][0])
-    known = section.model_fields
+    settings = section.model_fields
     where = prefix + ".".join(map(str, mistake["loc"]))
-    if name not in known:
-        raise UserError(f"{where} is no setting here; {did_you_mean(name, known)}")
-    expected = known[name].description
+    if name not in settings:
+        raise UserError("matrix.unknown-setting", f"{where}: no such setting; {did_you_mean(name, settings)}")
+    expected = settings[name].description
     if mistake["loc"] == (name,) and mistake["type"] == "missing":
-        raise UserError(f"{where}: missing; give {expected}")
-    raise UserError(
-        f"{where}: {f'expected {expected}' if expected else mistake['msg']}; it is {shown(mistake['input'])}"
-    )
+        raise UserError("matrix.missing-setting", f"{where}: missing; give {expected}")
+    problem = f"expected {expected}" if expected else mistake["msg"]
+    raise UserError("matrix.wrong-setting", f"{where}={shown(mistake['input'])}: {problem}")

@@ -1,4 +1,4 @@
-"""The runs that a matrix file comes to: a training for each combination of lists among its variables and of seeds."""
+"""The runs of a matrix file: one training run for each combination of its listed values and seeds."""
 
 import itertools
 import os
@@ -12,33 +12,42 @@ from convrec.base.errors import UserError
 from convrec.runs.folder import latest_step
 from convrec.settings.run import Run
 from recipes.cluster.job_environment import check_for_cluster
-from recipes.experiments.matrix_file import Matrix, RunSection, checked
+from recipes.experiments.matrix_file import Matrix, RunSection, validate_section
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import compose_elsewhere
 from recipes.launch.variables import VARIABLES, overrides_from_environment
 from recipes.planning import work as planned_work
 
-OF_THE_MATRIX = ("evaluation", "plots", "logs")  # what else it writes into OUT
-COMMA_SEPARATED = ("LOGGER", "ASK")  # take several values at once: a list is one value, a list of lists is a grid
-LONGEST_NAME = 150  # a folder's name has 255 bytes at most, and a job's log is called by it too
+RESERVED_NAMES = ("evaluation", "plots", "logs")  # other folders that the matrix writes into OUT
+COMMA_SEPARATED = ("LOGGER", "ASK")  # variables with several values: a list is one value, a list of lists is a grid
+MAX_NAME_LENGTH = 150  # file names have at most 255 bytes, and the name of a job's log contains that of its run
 _FOLDER = re.compile(r"[A-Za-z0-9][\w.+=-]*", re.ASCII)
 _UNSAFE = re.compile(r"[^\w.+-]+")  # in the name of a folder
 
 
 @dataclass(frozen=True)
 class MatrixRun:
-    """One training, or a given model.
+    """A training run, or a given model that is only evaluated.
 
-    start: the run it starts from, None for MODEL_PATH. point: its values of the file's lists. model: evaluated instead.
+    Attributes:
+        name: its folder in OUT.
+        variant: the name without the seed.
+        recipe: key of RECIPES.
+        start: the run that it starts from; None for MODEL_PATH.
+        variables: the recipe's variables.
+        overrides: Hydra overrides.
+        group: its entry in the file.
+        point: its values of the variables that have lists in the file.
+        model: a model that is evaluated without training; None for a training run.
     """
 
     name: str
-    variant: str  # the name without the seed
+    variant: str
     recipe: str
     start: str | None
     variables: Mapping[str, str]
     overrides: Sequence[str] = ()
-    group: str = ""  # its name in the file
+    group: str = ""
     point: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
 
@@ -46,55 +55,60 @@ class MatrixRun:
     def seed(self) -> str:
         return self.variables["SEED"]
 
-    def environment(self, out: Path) -> dict[str, str]:
-        """This process's, with the run's variables, its folder in `out` and the model that it starts from."""
+    def make_environment(self, out: Path) -> dict[str, str]:
+        """Return this process's environment with the run's variables, SAVE_PATH and the MODEL_PATH of its start."""
         environment = {**os.environ, **self.variables, "SAVE_PATH": str(out / self.name)}
         return environment | ({"MODEL_PATH": str(out / self.start)} if self.start else {})
 
 
 def expand_matrix(matrix: Matrix) -> list[MatrixRun]:
-    """The trainings in order. Raises UserError that names the entry of `runs` and what is wrong with it.
+    """Return the runs of a matrix, in the order of the file.
 
-    `name-LR=1e-6-s3407`; the seed is in the name where there are several. A run starts from the run of its `start` that
-    has its seed, where that has several, and its values of the lists that both have.
+    A run is named like `name-LR=1e-6-s3407`; the seed is part of the name only if there are several. If its `start`
+    has several runs, it starts from the one with the same seed and the same values of the lists that both have.
+
+    Raises:
+        UserError: an entry of `runs` is wrong; the message names it.
     """
     runs: list[MatrixRun] = []
     for group, settings in matrix.runs.items():
         try:
-            if not isinstance(group, str) or not _FOLDER.fullmatch(group) or group in OF_THE_MATRIX:
+            if not isinstance(group, str) or not _FOLDER.fullmatch(group) or group in RESERVED_NAMES:
                 raise UserError(
-                    "the name of a run becomes a folder in out: letters, digits and . _ + = - alone, a letter or digit "
-                    f"first, and none of {', '.join(OF_THE_MATRIX)}"
+                    "matrix.run-name",
+                    "the name of a run becomes a folder in out: use letters, digits and . _ + = - only, begin with a "
+                    f"letter or digit, and do not use {', '.join(RESERVED_NAMES)}",
                 )
-            _add_runs(runs, group, checked(RunSection, settings or {}), matrix)
+            _add_runs(runs, group, validate_section(RunSection, settings or {}), matrix)
         except UserError as error:
-            raise UserError(f"runs.{group}: {error}") from None
+            raise UserError(error.code, f"runs.{group}: {error}") from None
     if not runs:
-        raise UserError("runs: there is none; name one, and a seed where seeds is given")
+        raise UserError("matrix.no-runs", "runs: the matrix has no runs: add one, and a seed if `seeds` is set")
     return runs
 
 
 def _add_runs(runs: list[MatrixRun], group: str, section: RunSection, matrix: Matrix) -> None:
     recipe = RECIPES[section.recipe]
-    before = [run for run in runs if not run.model]
+    trainings = [run for run in runs if not run.model]
     seeds = matrix.seeds if section.seeds is None else section.seeds
-    for values, point in combinations(recipe, matrix.variables or {}, section.variables or {}):
+    for values, point in expand_variables(recipe, matrix.variables or {}, section.variables or {}):
         variant = "-".join([group, *(f"{name}={_UNSAFE.sub('_', text).strip('_')}" for name, text in point.items())])
         for seed in seeds:
             variables = values | {"SEED": str(seed)}
-            overrides_from_environment(recipe, variables)  # what is wrong is said now
+            overrides_from_environment(recipe, variables)  # raises for a wrong value
             name = variant if len(seeds) == 1 else f"{variant}-s{seed}"
             if any(run.name == name for run in runs):
-                raise UserError(f"{name}: two runs have this name; name one otherwise, or give other values")
-            if len(name) > LONGEST_NAME:
+                raise UserError("matrix.duplicate-run", f"{name}: two runs have this name: rename one of them")
+            if len(name) > MAX_NAME_LENGTH:
                 raise UserError(
-                    f"{name}: longer than {LONGEST_NAME} letters; name it otherwise, or give shorter values"
+                    "matrix.long-name",
+                    f"{name}: longer than {MAX_NAME_LENGTH} characters: use a shorter name or shorter values",
                 )
             run = MatrixRun(
                 name=name,
                 variant=variant,
                 recipe=recipe.name,
-                start=_start(section.start, variables, before) if section.start else None,
+                start=_find_start(section.start, variables, trainings) if section.start else None,
                 variables=variables,
                 overrides=section.overrides or (),
                 group=group,
@@ -104,63 +118,74 @@ def _add_runs(runs: list[MatrixRun], group: str, section: RunSection, matrix: Ma
             runs.append(run)
 
 
-def _start(start: str, variables: Mapping[str, str], before: Sequence[MatrixRun]) -> str:
-    """The run that this start is for a run with these variables."""
+def _find_start(start: str, variables: Mapping[str, str], trainings: Sequence[MatrixRun]) -> str:
+    """Return the name of the earlier training run from which a run with these variables starts."""
     seed = variables["SEED"]
-    for run in before:
+    for run in trainings:
         if run.name in (start, f"{start}-s{seed}"):
             return run.name
-    candidates = [run for run in before if run.group == start]
+    candidates = [run for run in trainings if run.group == start]
     if len({run.seed for run in candidates}) > 1:
         candidates = [run for run in candidates if run.seed == seed]
     same = [run for run in candidates if all(variables.get(name, value) == value for name, value in run.point.items())]
     if len(same) == 1:
         return same[0].name
     if same:
-        raise UserError(f"start={start} is {len(same)} runs: name one of {', '.join(run.name for run in same)}")
-    known = f"; there are {', '.join(run.name for run in candidates)}" if candidates else ""
-    raise UserError(f"start={start}: no run of that name comes before it (seed {seed}{known})")
+        names = ", ".join(run.name for run in same)
+        raise UserError("matrix.ambiguous-start", f"start={start}: {len(same)} runs match: name one of {names}")
+    names = f"; there are {', '.join(run.name for run in candidates)}" if candidates else ""
+    raise UserError("matrix.unknown-start", f"start={start}: no earlier run matches (seed {seed}{names})")
 
 
-def combinations(
+def expand_variables(
     recipe: Recipe, common: Mapping[str, Any], own: Mapping[str, Any]
 ) -> list[tuple[dict[str, str], dict[str, str]]]:
-    """(variables, those of them that are from a list) of each run, the last list's values in turn first.
+    """Return the variables of each run of an entry, one run for each combination of listed values.
 
-    common: of the whole matrix; a list there that the recipe does not read is left out. own: the run's, which win.
-    Raises UserError for a variable that is none, a list that is empty or has a value twice, and a list that a recipe
-    does not read.
+    Args:
+        recipe: the entry's recipe.
+        common: variables of the whole matrix; lists that the recipe does not read are ignored.
+        own: variables of the entry, which override the common ones.
+
+    Returns:
+        (all variables, those with a value from a list) of each run; the last list varies fastest.
+
+    Raises:
+        UserError: a variable is unknown, a list is empty or repeats a value, or the recipe does not read a list.
     """
-    known = {variable.name: bool(variable.collect_keys(recipe)) for variable in VARIABLES}
+    is_read = {variable.name: bool(variable.collect_keys(recipe)) for variable in VARIABLES}
     fixed: dict[str, str] = {}
     lists: dict[str, list[str]] = {}
     for name, value in {**common, **own}.items():
-        if name not in known:
-            raise UserError(f"{name} is no variable of the recipes")
+        if name not in is_read:
+            raise UserError("matrix.unknown-variable", f"{name}: the recipes have no such variable")
         if name == "SAVE_PATH":
-            raise UserError("SAVE_PATH: a run's folder is its name in out; leave the variable out")
+            raise UserError("matrix.save-path", f"SAVE_PATH={value}: each run has a folder in out: remove the variable")
         nested = name in COMMA_SEPARATED
-        if not isinstance(value, list) or (nested and not all(isinstance(one, list) for one in value)):
-            fixed[name] = _text(value)
-        elif known[name]:
-            lists[name] = _values(name, value)
+        if not isinstance(value, list) or (nested and not all(isinstance(element, list) for element in value)):
+            fixed[name] = _to_text(value)
+        elif is_read[name]:
+            lists[name] = _read_list(name, value)
         elif name in own:
-            raise UserError(f"{name}={value}: {recipe.name} does not read it, so its runs would all be the same")
+            raise UserError(
+                "matrix.unused-list",
+                f"{name}={value}: {recipe.name} does not read it, so all its runs would be the same",
+            )
     points = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
     return [(fixed | point, point) for point in points]
 
 
-def _values(name: str, value: list[Any]) -> list[str]:
+def _read_list(name: str, value: list[Any]) -> list[str]:
     if name == "SEED":
-        raise UserError(f"SEED={value}: several seeds are `seeds: {value}`, beside `variables`")
-    texts = [_text(one) for one in value]
+        raise UserError("matrix.seed-variable", f"SEED={value}: write `seeds: {value}` next to `variables` instead")
+    texts = [_to_text(element) for element in value]
     if not texts or len(set(texts)) < len(texts):
-        raise UserError(f"{name}={value}: a list has one value or more, each once")
+        raise UserError("matrix.invalid-list", f"{name}={value}: give at least one value, and each value once")
     return texts
 
 
-def _text(value: Any) -> str:
-    """As it would be written in a shell: `console,file` of a list, `relevance: 1, diversity: 0.3` of a mapping."""
+def _to_text(value: Any) -> str:
+    """Write a value as in a shell: `console,file` for a list, `relevance: 1, diversity: 0.3` for a mapping."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, dict):
@@ -168,30 +193,39 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-ONE_DEVICE = ["trainer.n_gpus_per_node=1"]  # where nothing says another number
+ONE_DEVICE = ["trainer.n_gpus_per_node=1"]  # the default
 
 
 def composed(runs: Sequence[MatrixRun], out: Path, on_cluster: bool = False) -> dict[str, Run[Any]]:
-    """The settings of each run by its name; runs that differ in their seed share one, which takes up to a second.
+    """Compose the settings of each run; runs that differ only in their seed share them, as this takes up to a second.
 
-    Raises UserError that names the run for settings that cannot be used, on a cluster there.
+    Args:
+        runs: the runs of a matrix.
+        out: the matrix's folder.
+        on_cluster: the runs become jobs, so also check that they can be submitted.
+
+    Returns:
+        Name of a run -> its settings.
+
+    Raises:
+        UserError: settings are wrong; the message names the run.
     """
     by_variant: dict[str, Run[Any]] = {}
     for run in runs:
         if run.variant in by_variant:
             continue
         try:
-            training = compose_elsewhere(RECIPES[run.recipe], run.overrides, ONE_DEVICE, run.environment(out))
+            training = compose_elsewhere(RECIPES[run.recipe], run.overrides, ONE_DEVICE, run.make_environment(out))
             if on_cluster:
                 check_for_cluster(RECIPES[run.recipe], training, run.overrides)
         except UserError as error:
-            raise UserError(f"{run.name}: {error}") from None
+            raise UserError(error.code, f"{run.name}: {error}") from None
         by_variant[run.variant] = training
     return {run.name: by_variant[run.variant] for run in runs}
 
 
 def count_steps(training: Run[Any]) -> int | None:
-    """Return the steps of a run; None where they follow from epochs, and the data or the batch are not known yet."""
+    """Return the steps of a run; None if they depend on epochs and the data or the batch size are still unknown."""
     settings = training.settings
     if settings.train_batch_size is None and not settings.total_steps:
         return None  # SFT's default depends on the devices
@@ -202,17 +236,18 @@ def count_steps(training: Run[Any]) -> int | None:
 
 
 def is_finished(run: MatrixRun, training: Run[Any], out: Path) -> bool:
+    """Return whether a run has a checkpoint of its last step; a given model is always finished."""
     steps = 0 if run.model else count_steps(training)
     return steps is not None and latest_step(out / run.name) >= steps
 
 
 def described(runs: Sequence[MatrixRun], trainings: Mapping[str, Run[Any]], out: Path) -> str:
-    """The line that is printed before the matrix, and after each run."""
-    steps = {run.name: 0 if run.model else count_steps(trainings[run.name]) for run in runs}
-    known = {name: count for name, count in steps.items() if count is not None}
-    done = {name: min(latest_step(out / name), count) for name, count in known.items()}
-    finished = sum(done[name] == count for name, count in known.items())
-    text = f"{finished} of {len(runs)} runs finished; {sum(done.values()):,} of {sum(known.values()):,} steps"
-    if unknown := len(runs) - len(known):
-        text += f"; runs whose steps are unknown, as their data are not there yet: {unknown}"
+    """Return the progress of a matrix as one line: finished runs and steps."""
+    all_steps = {run.name: 0 if run.model else count_steps(trainings[run.name]) for run in runs}
+    steps = {name: count for name, count in all_steps.items() if count is not None}
+    steps_done = {name: min(latest_step(out / name), count) for name, count in steps.items()}
+    num_finished = sum(steps_done[name] == count for name, count in steps.items())
+    text = f"{num_finished} of {len(runs)} runs finished; {sum(steps_done.values()):,} of {sum(steps.values()):,} steps"
+    if num_unknown := len(runs) - len(steps):
+        text += f"; {num_unknown} with an unknown number of steps, because their data do not exist yet"
     return text

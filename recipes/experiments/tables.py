@@ -1,4 +1,4 @@
-"""Tables of all runs: a line for each, means over seeds, parts of the split, pairs of variants."""
+"""Tables of a matrix: one line per run, means over seeds, slices of the split, and variants compared in pairs."""
 
 import itertools
 import math
@@ -22,56 +22,72 @@ from recipes.evaluation.scoring import OF_MODEL, SCORED_WITH, load_metrics, mode
 from recipes.evaluation.slices import slice_lines
 from recipes.experiments.matrix_runs import MatrixRun
 
-# of an evaluation's settings; sha256 is of what the files held
+# Settings that two evaluations must share to stand in one table; sha256 is the digest of the files' contents.
 COMPARABLE = ("data", "catalog", "sha256", *SCORED_WITH, "max_tokens", "max_prompt_tokens")
 HOURS = "training hours"  # a column of table.csv
 Values = Mapping[str, Any]
-RowsOfSeed = dict[tuple[str, str], dict[str, Any]]  # (sample, prompt) -> row of an evaluation
-Column = tuple[str, Callable[[Sequence[Values], str], str], str]  # title, cell of a variant's rows, of what
+SeedRows = dict[tuple[str, str], dict[str, Any]]  # (sample, prompt) -> row of an evaluation
+Column = tuple[str, Callable[[Sequence[Values], str], str], str]  # title, formatter of a variant's rows, value's name
 
 
 def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
-    """Write OUT/table.csv, .md and .png of the baselines and of all runs evaluated as this one, of these slices.csv and
-    pairs.csv too, where there is something to be in them. Returns the names of the runs."""
+    """Write table.csv, table.md and table.png, and slices.csv and pairs.csv if they would have rows.
+
+    Args:
+        out: the matrix's folder.
+        runs: all runs of the matrix.
+        like: name of a run: the tables hold its baselines and the runs evaluated with the same settings.
+
+    Returns:
+        The names of the runs in the tables.
+    """
     from convrec.report.drawing import write_bars  # matplotlib
 
     metrics = load_metrics(metrics_file(out, like).parent)
     settings = metrics["settings"]
     k = max(metrics["settings"]["ks"])
-    of_runs = evaluated(runs, out, settings)
+    run_rows = read_evaluations(runs, out, settings)
     baselines = [name for name in metrics["results"][settings["protocols"][0]] if name not in OF_MODEL]
-    table = [{"run": name, "variant": name, "seed": ""} | model_line(metrics, name) for name in baselines] + of_runs
-    write_text(out / "table.md", markdown(table, k) + "\n")
-    names = [f"{metric}@{k}{held}" for held in ("", " constrained") for metric in ("recall", "ndcg")]
+    table = [{"run": name, "variant": name, "seed": ""} | model_line(metrics, name) for name in baselines] + run_rows
+    write_text(out / "table.md", format_markdown(table, k) + "\n")
+    names = [f"{metric}@{k}{suffix}" for suffix in ("", " constrained") for metric in ("recall", "ndcg")]
     write_bars(out / "table.png", table, [name for name in names if any(name in row for row in table)])
     slices = [
         {"run": row["run"], "variant": row["variant"], "seed": row["seed"]} | line
-        for row in of_runs
+        for row in run_rows
         for line in slice_lines(read_json(metrics_file(out, row["run"])).get("slices", {}))
     ]
-    compared = pairs(of_runs, out, k, settings["catalog_items"])
-    for name, lines in {"table": table, "slices": slices, "pairs": compared}.items():
+    pairs = compare_variants(run_rows, out, k, settings["catalog_items"])
+    for name, lines in {"table": table, "slices": slices, "pairs": pairs}.items():
         if lines:
             write_csv(out / f"{name}.csv", lines)
-    return [row["run"] for row in of_runs]
+    return [row["run"] for row in run_rows]
 
 
 def metrics_file(out: Path, name: str) -> Path:
+    """Return the path of a run's metrics.json in the matrix's folder."""
     return out / "evaluation" / name / "metrics.json"
 
 
-def evaluated(runs: Sequence[MatrixRun], out: Path, like: Values) -> list[dict[str, Any]]:
-    """table.csv's lines, one for each run with an evaluation in OUT; of a run evaluated unlike `like`, settings of an
-    evaluation, a warning says what differs."""
+def read_evaluations(runs: Sequence[MatrixRun], out: Path, like: Values) -> list[dict[str, Any]]:
+    """Return a line of table.csv for each run with an evaluation in OUT.
+
+    A run evaluated with other settings is left out with a warning.
+
+    Args:
+        runs: all runs of the matrix.
+        out: the matrix's folder.
+        like: settings of an evaluation; see COMPARABLE.
+    """
     table = []
     for run in runs:
         if not metrics_file(out, run.name).exists():
             continue
         metrics = load_metrics(metrics_file(out, run.name).parent)
         own, other = ({key: settings.get(key) for key in COMPARABLE} for settings in (metrics["settings"], like))
-        if unlike := differences(own, other):
-            warning = f"warning: {run.name}: evaluated with other settings, not in the table ({unlike[0]})"
-            print(warning, file=sys.stderr)
+        if changes := differences(own, other):
+            warning = f"warning: {run.name}: not in the table, because it was evaluated with other settings"
+            print(f"{warning} ({changes[0]})", file=sys.stderr)
         else:
             line: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.seed}
             table.append(line | model_line(metrics) | measure_hours(out / run.name))
@@ -79,48 +95,57 @@ def evaluated(runs: Sequence[MatrixRun], out: Path, like: Values) -> list[dict[s
 
 
 def measure_hours(run: Path) -> dict[str, float]:
-    """What its training took: each start, from its beginning to what it has logged last. {} where nothing is there."""
-    begun = [datetime.fromisoformat(start["time"]).timestamp() for start in read_starts(run)]
-    logged = [file.stat().st_mtime for file in (run / METRICS).glob("[0-9]*.jsonl")] if begun else []
-    seconds = sum(end - max(time for time in begun if time < end) for end in logged)
-    return {HOURS: seconds / 3600} if logged else {}
+    """Return the hours of a training run, {} if it has no log: from each start to the last metric that it logged.
+
+    run: the run's folder.
+    """
+    start_times = [datetime.fromisoformat(start["time"]).timestamp() for start in read_starts(run)]
+    end_times = [file.stat().st_mtime for file in (run / METRICS).glob("[0-9]*.jsonl")] if start_times else []
+    seconds = sum(end - max(time for time in start_times if time < end) for end in end_times)
+    return {HOURS: seconds / 3600} if end_times else {}
 
 
-def markdown(table: Sequence[Values], k: int) -> str:
-    """Variants in order: mean over seeds, standard deviation between seeds or of one the standard error, mean gain over
-    the start; of Recall and NDCG, then of what was measured beyond accuracy. Last, where there are constrained lists,
-    theirs and what they gain over the free ones. What is not known (NaN) is an empty cell."""
+def format_markdown(table: Sequence[Values], k: int) -> str:
+    """Format the tables of table.md, with one line per variant.
+
+    The first has Recall@k, NDCG@k and hours, the second the measures beyond accuracy, the third the constrained lists
+    and their gain over the free ones. A cell has the mean over seeds with the standard deviation between them (one
+    seed: its standard error), or the mean gain over the start. NaN is an empty cell.
+    """
     accuracy = [f"recall@{k}", f"ndcg@{k}"]
     beyond = [name for name in MEASURES if all(name in row for row in table)]
-    held = [name for name in (f"{name} constrained" for name in accuracy) if any(name in row for row in table)]
-    tables = [_mean_and_gain(accuracy, "gain"), _mean_and_gain(beyond, "gain"), _mean_and_gain(held, "minus free")]
+    constrained = [name for name in (f"{name} constrained" for name in accuracy) if any(name in row for row in table)]
+    tables = [
+        _make_mean_and_gain_columns(accuracy, "gain"),
+        _make_mean_and_gain_columns(beyond, "gain"),
+        _make_mean_and_gain_columns(constrained, "minus free"),
+    ]
     if any(HOURS in row for row in table):
-        tables[0].append((HOURS, _mean_cell, HOURS))
-    return "\n\n".join(_markdown_table(table, columns) for columns in tables if columns)
+        tables[0].append((HOURS, _format_mean, HOURS))
+    return "\n\n".join(_format_table(table, columns) for columns in tables if columns)
 
 
-def _mean_and_gain(names: Sequence[str], gain_title: str) -> list[Column]:
-    """Two columns for each of the metrics."""
+def _make_mean_and_gain_columns(names: Sequence[str], gain_title: str) -> list[Column]:
     columns: list[Column] = []
     for name in names:
-        columns.append((name, _mean_cell, name))
-        columns.append((gain_title, _gain_cell, f"{name} gain"))
+        columns.append((name, _format_mean, name))
+        columns.append((gain_title, _format_gain, f"{name} gain"))
     return columns
 
 
-def _markdown_table(table: Sequence[Values], columns: Sequence[Column]) -> str:
+def _format_table(table: Sequence[Values], columns: Sequence[Column]) -> str:
     lines = ["| variant | seeds | " + " | ".join(title for title, _, _ in columns) + " |"]
     lines.append("|---" * (2 + len(columns)) + "|")
     for variant in dict.fromkeys(row["variant"] for row in table):
         rows = [row for row in table if row["variant"] == variant]
         seeds = str(len(rows)) if rows[0]["seed"] else ""
-        cells = [cell(rows, name) for _, cell, name in columns]
+        cells = [format_cell(rows, name) for _, format_cell, name in columns]
         lines.append("| " + " | ".join([variant, seeds, *cells]) + " |")
     return "\n".join(lines)
 
 
-def _mean_cell(rows: Sequence[Values], name: str) -> str:
-    """Mean over the seeds that have it and the standard deviation between them; of one its standard error."""
+def _format_mean(rows: Sequence[Values], name: str) -> str:
+    """Format the mean over the seeds that have the value, with their standard deviation or the one standard error."""
     values = [row[name] for row in rows if name in row]
     mean = float(np.mean(values)) if values else math.nan
     if math.isnan(mean):
@@ -129,8 +154,8 @@ def _mean_cell(rows: Sequence[Values], name: str) -> str:
     return f"{mean:.4f}" + (f" (sd {np.std(values, ddof=1):.4f})" if len(values) > 1 else "".join(errors))
 
 
-def _gain_cell(rows: Sequence[Values], name: str) -> str:
-    """Mean over the seeds that have it, and the standard error of each."""
+def _format_gain(rows: Sequence[Values], name: str) -> str:
+    """Format the mean over the seeds that have the value, with the standard error of each."""
     rows = [row for row in rows if name in row]
     mean = float(np.mean([row[name] for row in rows])) if rows else math.nan
     if math.isnan(mean):
@@ -139,52 +164,60 @@ def _gain_cell(rows: Sequence[Values], name: str) -> str:
     return f"{mean:+.4f} (se of each {errors})"
 
 
-def pairs(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[dict[str, Any]]:
-    """Each two variants with the same seeds, or of which the earlier has one, as a start: the later minus the earlier.
+def compare_variants(table: Sequence[Values], out: Path, k: int, num_items: int) -> list[dict[str, Any]]:
+    """Compare variants in pairs, the later minus the earlier, conversation by conversation.
 
-    Conversation by conversation, a conversation's value being its mean over the seeds; se and p are over conversations.
-    A row that one seed lacks is left out. Differences between seeds are not in them: table.md has those. num_items:
-    different items of the catalog.
+    A pair has the same seeds, or its earlier variant has one seed, as a start has. A conversation's value is its mean
+    over the seeds; se and p are over conversations, so they do not contain the differences between seeds: table.md has
+    those. Only rows that every seed has are compared.
+
+    Args:
+        table: the lines of `read_evaluations`.
+        out: the matrix's folder.
+        k: depth of Recall@k and NDCG@k.
+        num_items: number of different items in the catalog.
+
+    Returns:
+        A line of pairs.csv for each pair.
     """
     seeds: dict[str, list[str]] = {}
-    sides: dict[str, list[RowsOfSeed]] = {}  # of a variant: its rows, seed by seed
+    seed_rows: dict[str, list[SeedRows]] = {}  # variant -> rows of each seed
     for line in table:
         rows = pq.read_table(out / "evaluation" / line["run"] / "rows.parquet").to_pylist()
         seeds.setdefault(line["variant"], []).append(line["seed"])
-        sides.setdefault(line["variant"], []).append({(row["sample_id"], row["prompt_id"]): row for row in rows})
-    compared = []
+        seed_rows.setdefault(line["variant"], []).append({(row["sample_id"], row["prompt_id"]): row for row in rows})
+    lines = []
     for first, second in itertools.combinations(seeds, 2):
         if set(seeds[first]) != set(seeds[second]) and len(seeds[first]) > 1:
             continue
         pair = {"variant": second, "minus": first, "seeds": len(seeds[second])}
-        compared.append(pair | _compare(sides[first], sides[second], k, num_items))
-    return compared
+        lines.append(pair | _compare(seed_rows[first], seed_rows[second], k, num_items))
+    return lines
 
 
-def _compare(first: Sequence[RowsOfSeed], second: Sequence[RowsOfSeed], k: int, num_items: int) -> dict[str, float]:
-    """`<metric> mean`, `se` and `p` of the second variant minus the first, on the rows that all seeds have."""
+def _compare(first: Sequence[SeedRows], second: Sequence[SeedRows], k: int, num_items: int) -> dict[str, float]:
+    """Return `<metric> mean`, `se` and `p` of the second variant minus the first, on the rows that all seeds have."""
     names = (f"recall@{k}", f"ndcg@{k}")
-    all_sides = [*first, *second]
+    all_seeds = [*first, *second]
     shared = [
         key
-        for key, row in all_sides[0].items()
-        if all(key in rows for rows in all_sides) and not math.isnan(row[names[0]])  # rows with ground truth
+        for key, row in all_seeds[0].items()
+        if all(key in rows for rows in all_seeds) and not math.isnan(row[names[0]])  # rows with ground truth
     ]
     before = [[rows[key] for key in shared] for rows in first]
     after = [[rows[key] for key in shared] for rows in second]
     contexts = [prompt for _, prompt in shared]
-    figures = paired(_means(before, names), _means(after, names), names, contexts)
+    figures = paired(_compute_means(before, names), _compute_means(after, names), names, contexts)
     figures |= compute_figures(after, contexts, num_items, minus=before)
     return {
-        f"{name} {what}": figure[what]
+        f"{name} {statistic}": figure[statistic]
         for name, figure in figures.items()
-        for what in ("mean", "se", "p")
-        if what in figure
+        for statistic in ("mean", "se", "p")
+        if statistic in figure
     }
 
 
-def _means(rows_of_seeds: Sequence[Sequence[Values]], names: Sequence[str]) -> list[dict[str, float]]:
+def _compute_means(seed_rows: Sequence[Sequence[Values]], names: Sequence[str]) -> list[dict[str, float]]:
     return [
-        {name: float(np.mean([row[name] for row in rows])) for name in names}
-        for rows in zip(*rows_of_seeds, strict=True)
+        {name: float(np.mean([row[name] for row in rows])) for name in names} for rows in zip(*seed_rows, strict=True)
     ]

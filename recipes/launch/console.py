@@ -1,4 +1,4 @@
-"""What the user sees of a run: our lines and a progress bar on the terminal, everything else in a log file."""
+"""The terminal of a run: a few lines and a progress bar; all other output goes to a log file."""
 
 import atexit
 import contextlib
@@ -16,34 +16,35 @@ from convrec.runs.folder import latest_step
 from convrec.settings.secrets import MaskedStream, mask_text
 from convrec.training.trackers import tracking
 
-MOST_LISTS = 0.9  # share of the responses without a stop token at which a run says so
+TRUNCATED_SHARE = 0.9  # a run warns if at least this share of its first responses has no stop token
 
 
 class Console:
-    """Writes to the terminal the process was started on, whatever stdout and stderr point to since."""
+    """Writes to the terminal on which the process was started, even after stdout and stderr were redirected."""
 
     def __init__(self) -> None:
         self.stream: TextIO = os.fdopen(os.dup(2), "w", buffering=1)
-        self.secrets: Collection[str] = ()  # of the run's settings, once they are read
+        self.secrets: Collection[str] = ()  # secrets among the run's settings, once they are read
 
     def say(self, text: str) -> None:
+        """Print a line, with secrets masked."""
         tqdm.write(self.mask(text), file=self.stream)
 
     def mask(self, text: str) -> str:
-        """Return the text without the run's secrets."""
+        """Return the text with the run's secrets masked."""
         return mask_text(text, self.secrets)
 
 
 @contextlib.contextmanager
 def output_to(log_file: Path, secrets: Collection[str] = ()) -> Iterator[None]:
-    """Append stdout and stderr of this process and its children, verl, Ray and vLLM, to the file.
+    """Append stdout and stderr of this process and its children (verl, Ray, vLLM) to a file.
 
-    Afterwards the terminal is back until the interpreter ends: what libraries print then (nanobind, of leaks) is for
-    the file too.
+    After the block they are the terminal again, until the interpreter exits: output of exit handlers, such as
+    nanobind's report of leaks, goes to the file too.
 
     Args:
-        log_file: is made where it is missing.
-        secrets: are masked in what this process prints: verl prints the settings, Ray what workers have printed.
+        log_file: created if it does not exist.
+        secrets: texts to mask in the output of this process: verl prints the settings, Ray the output of its workers.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -56,8 +57,8 @@ def output_to(log_file: Path, secrets: Collection[str] = ()) -> Iterator[None]:
             with _masked_output(secrets) if secrets else contextlib.nullcontext():
                 yield
         finally:
-            for bar in list(getattr(tqdm, "_instances", ())):  # verl's: an interrupted one would draw itself once more,
-                bar.close()  # on the terminal
+            for bar in list(getattr(tqdm, "_instances", ())):
+                bar.close()  # an interrupted bar of verl would be drawn once more, on the terminal
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError):  # the disk may be full
                     stream.flush()
@@ -79,9 +80,14 @@ def _masked_output(secrets: Collection[str]) -> Iterator[None]:
 def progress(
     console: Console, run_folder: Path, total: int | None, describe: str, show: Mapping[str, str]
 ) -> Iterator[None]:
-    """Progress by what the run logs in this process: a bar, or lines.
+    """Show the progress of a run, read from the metrics that it logs in this process, as a bar or as lines.
 
-    total: steps of the run, None where epochs decide. show: metric name -> short name beside the bar.
+    Args:
+        console: the terminal.
+        run_folder: the run's folder; a resumed run begins at its latest step.
+        total: steps of the run; None if the number of epochs decides.
+        describe: title of the bar.
+        show: metric -> short name of the metrics shown next to the bar.
     """
     bar = Progress(
         total=total,
@@ -96,10 +102,10 @@ def progress(
     latest: dict[str, float] = {}
 
     def follow(step: int, metrics: Mapping[str, Any]) -> None:
-        if not latest:  # the rate is that of steps, without the start and the first step, which warms up
+        if not latest:  # the rate leaves out the start and the first step, which warms up
             bar.initial = step
             bar.start_t = time.time()
-            if warning := cut_lists_warning(metrics):
+            if warning := describe_truncation(metrics):
                 console.say(f"warning: {warning}")
         latest.update({short: metrics[name] for name, short in show.items() if name in metrics})
         if step != bar.n:
@@ -111,19 +117,19 @@ def progress(
     try:
         yield
     except KeyboardInterrupt:
-        bar.leave = False  # the line that says so is all there is to see
+        bar.leave = False  # the line about the interrupt replaces the bar
         raise
     finally:
         tracking.FOLLOWERS.remove(follow)
         bar.close()
 
 
-def cut_lists_warning(metrics: Mapping[str, Any]) -> str:
-    """Return what to say where nearly all responses of a step have no stop token; "" where most have one."""
+def describe_truncation(metrics: Mapping[str, Any]) -> str:
+    """Return a warning if nearly all responses of a step have no stop token, else ""."""
     share = metrics.get("rank_grpo/truncated", 0.0)
-    if share < MOST_LISTS:
+    if share < TRUNCATED_SHARE:
         return ""
     return (
-        f"{share:.0%} of this step's responses were cut at MAX_RESPONSE_LENGTH: the model does not stop by itself. "
-        "Train it by SFT first, or raise MAX_RESPONSE_LENGTH"
+        f"{share:.0%} of the responses in this step were cut at MAX_RESPONSE_LENGTH: the model does not stop by "
+        "itself. Train it with SFT first, or raise MAX_RESPONSE_LENGTH."
     )

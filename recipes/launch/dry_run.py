@@ -1,4 +1,4 @@
-"""Answers `--print-config` and `--dry-run` of every recipe."""
+"""The flags `--print-config` and `--dry-run` of every recipe."""
 
 import os
 import sys
@@ -7,16 +7,17 @@ from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import Recipe
-from recipes.launch.settings import as_yaml, compose
+from recipes.launch.settings import compose, to_yaml
 from recipes.launch.variables import misspelt_variables
 
 FLAGS = {"--print-config", "--dry-run"}
 
 
 def answer(recipe: Recipe, arguments: list[str]) -> int | None:
-    """Print what the flags among the arguments ask for; the exit status, or None where a run is asked for.
+    """Print the config or the plan of a run if the arguments contain such a flag; start and write nothing.
 
-    0, or 2 where the run would be refused. Ray is not started, and nothing is written.
+    Returns:
+        The exit status: 0, or 2 if the run would be refused; None if the arguments have no flag.
     """
     flags = FLAGS & set(arguments)
     overrides = [argument for argument in arguments if argument not in FLAGS]
@@ -27,25 +28,25 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
     try:
         run = compose(recipe.name, overrides)
         if "--print-config" in flags:
-            print(as_yaml(run.verl_config), end="")
+            print(to_yaml(run.verl_config), end="")
         if "--dry-run" in flags:
-            print("\n".join(_described(recipe, run, recipe.check(run))))
+            print("\n".join(_describe_run(recipe, run, recipe.check(run))))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error.as_line(), file=sys.stderr)
         return 2
     return 0
 
 
-def _described(recipe: Recipe, run: Run[TrainingConfig], warnings: list[str]) -> list[str]:
-    """The run in lines of text. Raises UserError for what the doctor calls a failure."""
-    from recipes.planning.plan import summary
+def _describe_run(recipe: Recipe, run: Run[TrainingConfig], warnings: list[str]) -> list[str]:
+    """Return the plan of a run as lines; raise UserError for failures that the doctor would report."""
+    from recipes.planning.plan import summarize_plan
     from recipes.preflight import finding, findings
 
     where = f"{run.settings.num_nodes} x {run.gpus_per_node} {run.device}"
     lines = [f"{recipe.describe_method(run)} of {run.settings.model} on {where} into {run.folder}"]
     lines += [f"passes in {run.precision}"] if run.precision else []
-    lines += summary(run)
+    lines += summarize_plan(run)
     examined = findings.examine(run, on_cluster=False)
-    lines += [f"{found.check}: {found.what}" for found in examined if found.check in ("disk", "memory", "model")]
+    lines += [f"{result.check}: {result.what}" for result in examined if result.check in ("disk", "memory", "model")]
     warnings += finding.stop_on_failure(examined)
     return [*lines, *(f"warning: {warning}" for warning in warnings), "nothing was started (--dry-run)"]

@@ -1,4 +1,4 @@
-"""What verl, Ray and vLLM must be told about this machine, in environment variables."""
+"""Environment variables for verl, Ray and vLLM, and the start and end of a Ray on this machine."""
 
 import contextlib
 import os
@@ -18,40 +18,41 @@ RAY_STARTS = 3
 SHUTDOWN_SECONDS = 30.0
 SHUTDOWN_THREAD = "ray.shutdown"
 
-# Variables that every process of a run needs, the driver included. What the user has set is kept.
-OF_EVERY_RUN = {
-    "TRANSFER_QUEUE_ENABLE": "1",  # its value picks code paths when verl is imported
+# Variables of every process of a run, the driver included. Values set by the user win.
+RUN_VARIABLES = {
+    "TRANSFER_QUEUE_ENABLE": "1",  # selects code paths when verl is imported
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # it would be compiled at every start, by nvcc, which a machine with a driver alone lacks
+    # The sampler would be compiled at every start with nvcc, which a machine with only the driver does not have.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # verl: "1", as files were damaged when engines wrote at once; PyTorch writes them whole from 2.10 on
+    # verl sets "1", because engines that wrote at the same time damaged files. PyTorch 2.10 writes them atomically.
     "VLLM_DISABLE_COMPILE_CACHE": "0",
-    "RAY_DEDUP_LOGS": "0",  # metrics agents of Ray: noise in the log of a local run
+    "RAY_DEDUP_LOGS": "0",  # deduplication adds noise of Ray's metrics agents to the log of a local run
 }
-WITHOUT_ACCELERATOR = {
+CPU_VARIABLES = {
     "VERL_PLATFORM": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # vLLM compiles a count over log-probs: 7 s at every start (PyTorch keeps the header in the run's TMPDIR)
+    # vLLM compiles a count over log-probs, which takes 7 s at every start (PyTorch caches the header in TMPDIR only).
     "TORCH_COMPILE_DISABLE": "1",
 }
 
 
 def set_up_process() -> None:
-    """For a command that starts engines. Must run before torch and Ray are imported, which read these once.
+    """Set variables for a command that starts engines, before torch and Ray are imported, which read them once.
 
-    Waiting OpenMP threads soon sleep instead of spinning: training, rollout and Ray's processes share the cores, and
-    with two spinning pools on two busy cores a step took twice as long. Ray's workers inherit it. Asleep at once, SFT
-    of a small model took 1.3 times as long on two cores as with some microseconds of GOMP_SPINCOUNT. Without a cluster,
-    nothing of a run listens beyond 127.0.0.1; RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 undoes it: servers of Ray, verl, vLLM
-    and TransferQueue bind to what Ray calls this node's address, and Ray's own switch for "this node is the only one"
-    makes that the loopback.
+    Idle OpenMP threads sleep soon instead of spinning: training, rollout and Ray share the cores, and with two spinning
+    pools on two busy cores a step took twice as long. Ray's workers inherit this. With threads that sleep at once, SFT
+    of a small model took 1.3 times as long on two cores as with a GOMP_SPINCOUNT of some microseconds.
+
+    Without a cluster, no server of a run listens beyond 127.0.0.1: servers of Ray, verl, vLLM and TransferQueue bind to
+    the address that Ray has for this node, and Ray's own switch for a single node makes this the loopback address.
+    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 undoes it.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # GNU's OpenMP: torch
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # GNU OpenMP, which torch uses
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's: vLLM
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel OpenMP, which vLLM uses
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -59,21 +60,21 @@ def set_up_process() -> None:
 
 
 def process_environment(has_accelerator: bool) -> dict[str, str]:
-    """Return the variables of a run's processes on this machine, with the user's values where there are any."""
-    defaults = dict(OF_EVERY_RUN)
+    """Return the variables of a run's processes on this machine; values set by the user win."""
+    defaults = dict(RUN_VARIABLES)
     if not has_accelerator:
-        defaults |= WITHOUT_ACCELERATOR
-        # Ray gives an actor one thread unless told otherwise; actor and rollout take turns
+        defaults |= CPU_VARIABLES
+        # By default Ray gives an actor one thread. Actor and rollout take turns, so each can use all cores.
         defaults["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
     return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 def use_own_token(folder: Path) -> None:
-    """Give the Ray that this process will start a token of its own, in the run's folder, which its user alone enters.
+    """Give the Ray that this process will start its own token, in a folder that only this user can enter.
 
-    Must run before Ray is imported, which reads RAY_AUTH_MODE once. By itself Ray would take or make ~/.ray/auth_token:
-    readable for everybody where the umask says so, a failure where the home folder cannot be written, and a file that
-    turns on tokens for each later `ray start`. RAY_AUTH_MODE=disabled is kept.
+    Must run before Ray is imported, which reads RAY_AUTH_MODE once. Ray's default is ~/.ray/auth_token: with some
+    umasks everybody can read it, it fails if the home folder is not writable, and it turns tokens on for every later
+    `ray start`. RAY_AUTH_MODE=disabled is kept.
     """
     if os.environ.setdefault("RAY_AUTH_MODE", "token").lower() != "token":
         return
@@ -85,12 +86,12 @@ def use_own_token(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def without_cloud_lookup(folder: Path) -> Iterator[None]:
-    """Have a Ray that is started inside the block not ask in which cloud it runs.
+def skip_cloud_lookup(folder: Path) -> Iterator[None]:
+    """Keep a Ray that is started inside the block from asking in which cloud it runs.
 
-    Its dashboard process, which Ray always starts, asks 169.254.169.254 and metadata.google.internal for the report of
-    usage, even where that report is turned off; it does not where the home folder has a file of Ray's cluster launcher.
-    So that process, and no other, has the run's folder as its home.
+    Ray always starts a dashboard process, which asks 169.254.169.254 and metadata.google.internal for its usage report,
+    even if the report is turned off. It does not ask if the home folder has a file of Ray's cluster launcher, so this
+    process, and no other, gets the run's folder as its home.
     """
     import ray._private.ray_constants as constants
     import ray._private.services as services
@@ -111,10 +112,10 @@ def without_cloud_lookup(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_hidden_devices() -> Iterator[None]:
-    """Have a Ray that is started inside the block take the slots it is given where CUDA_VISIBLE_DEVICES hides all GPUs.
+def unhide_devices() -> Iterator[None]:
+    """Let a Ray that is started inside the block offer GPU slots although CUDA_VISIBLE_DEVICES hides all GPUs.
 
-    Slots of a run without a GPU are what Ray calls GPUs, and it refuses more of them than the variable names.
+    A run without a GPU uses Ray's GPU slots as logical ones, and Ray refuses more slots than the variable has GPUs.
     """
     hidden = os.environ.pop(DEVICES_VARIABLE) if gpus.is_hidden() else None
     try:
@@ -125,9 +126,9 @@ def without_hidden_devices() -> Iterator[None]:
 
 
 def init_ray(**options: Any) -> None:
-    """ray.init, more than once where the machine is busy.
+    """Call ray.init, and try again if Ray's agent did not start in time.
 
-    Ray gives its agent 15 s to start, which is little on busy cores; the next time its imports are cached.
+    Ray gives its agent 15 s, which is short on busy cores; the next attempt finds its imports in the page cache.
     """
     import ray
 
@@ -138,14 +139,14 @@ def init_ray(**options: Any) -> None:
         except Exception as error:
             if attempt == RAY_STARTS or "timed out during startup" not in str(error):
                 raise
-            print(f"Ray did not start ({error}); once more", file=sys.stderr)
+            print(f"Ray did not start ({error}): trying again", file=sys.stderr)
             ray.shutdown()
 
 
 def shut_down_ray(seconds: float = SHUTDOWN_SECONDS) -> None:
-    """ray.shutdown, but not for ever: it waits for an answer of Ray's gcs_server, which may be stopped.
+    """Call ray.shutdown, with a time limit: it waits for Ray's GCS server, which may be stopped.
 
-    What is there after so many seconds is left to the guard, which kills it.
+    The guard kills the processes that still run after the limit.
     """
     import ray
 
@@ -156,8 +157,8 @@ def shut_down_ray(seconds: float = SHUTDOWN_SECONDS) -> None:
         print(f"Ray has not ended within {seconds:g} s: its processes are killed", file=sys.stderr)
 
 
-def leave(status: int) -> int:
-    """The status; where Ray has not ended the process ends with it at once: Ray's exit handlers would wait again."""
+def exit_if_ray_hangs(status: int) -> int:
+    """Return the exit status; if ray.shutdown still hangs, exit with it at once: Ray's exit handlers would wait too."""
     if any(thread.name == SHUTDOWN_THREAD for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The help of the trainings, from the table of their settings: no config is composed for it."""
+"""The help of the training commands, made from the table of settings without composing a config."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from recipes.launch.variables import VARIABLES
 
 
 def training_help(recipe: Recipe) -> str:
-    """Return how a training is started, its environment variables with their defaults, and its flags."""
+    """Return the help of a recipe: its usage, its flags, and its environment variables with their defaults."""
     defaults = default_texts(recipe)
     rows = [
         (variable.name, defaults[variable.name], f"{variable.help} [{wanted(variable.kind)}]")
@@ -23,28 +23,28 @@ def training_help(recipe: Recipe) -> str:
         [
             f"usage: [VARIABLE=value ...] bash {recipe.script} [--dry-run] [--print-config] [hydra overrides]",
             "",
-            "  --dry-run       check everything and say what would run: steps, checkpoints, memory, hours",
-            "  --print-config  the whole config, before interpolation",
+            "  --dry-run       check everything and print the plan: steps, checkpoints, memory, hours",
+            "  --print-config  print the whole config, before interpolation",
             "",
-            "Variables, their defaults, what they are, and [what they take]:",
+            "Variables with their default, meaning and [allowed values]:",
             *table,
             "",
-            "With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.",
+            "With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster, and its log is followed.",
         ]
     )
 
 
 def default_texts(recipe: Recipe) -> dict[str, str]:
-    """Return, for each variable that the recipe reads, what it is where nobody sets it, in words."""
+    """Return the default of each variable that the recipe reads, in words."""
     rows = [row for row in recipe.rows.values() if row.setting.variable]
     return {row.setting.variable: _default_text(row) for row in rows}
 
 
 def _default_text(row: Row) -> str:
     if row.default is not None:
-        return _in_words(row.default)
+        return _to_words(row.default)
     return row.setting.default or row.setting.null
 
 
-def _in_words(value: Any) -> str:
+def _to_words(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list) else shown(value)

@@ -1,4 +1,4 @@
-"""Ray, started for what trains in the driver's process; and verl's trainer of every RL recipe."""
+"""Start Ray for a training run, and run verl's trainer of the RL recipes in the driver's process."""
 
 import contextlib
 import os
@@ -22,36 +22,37 @@ from recipes.launch.environment import (
     init_ray,
     process_environment,
     shut_down_ray,
+    skip_cloud_lookup,
+    unhide_devices,
     use_own_token,
-    without_cloud_lookup,
-    without_hidden_devices,
 )
 from recipes.preflight.ray_token import check_token
 
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
-LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # a cluster has its own; ray.init refuses them
+LOCAL_RAY_ONLY = ("num_gpus", "num_cpus", "include_dashboard")  # ray.init refuses them when it joins a cluster
 
 
 def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
-    """Join the cluster of RAY_ADDRESS; without one, start Ray on this machine.
+    """Join the cluster of RAY_ADDRESS, or start Ray on this machine if it is unset.
 
     Args:
-        config: the run's, of which `ray_kwargs.ray_init` are arguments of ray.init.
+        config: the run's config; `ray_kwargs.ray_init` has arguments of ray.init.
         environment: variables of Ray's workers.
 
     Raises:
-        UserError: The cluster asks for a token that this process has not.
+        UserError: the cluster asks for a token that this process does not have.
     """
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     runtime_env = get_ppo_ray_runtime_env(config)
-    asked_for = options.pop("runtime_env", None) or {}
-    runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **(asked_for.pop("env_vars", None) or {})}
+    own_runtime_env = options.pop("runtime_env", None) or {}
+    own_variables = own_runtime_env.pop("env_vars", None) or {}
+    runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **own_variables}
     runtime_env["worker_process_setup_hook"] = "convrec.runs.guard.join"
-    runtime_env |= asked_for
+    runtime_env |= own_runtime_env
     runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
-    # in a submitted job: both runtime environments, ours first where they name the same variable; else Ray refuses
+    # In a submitted job both runtime environments count, and ours wins; otherwise Ray refuses a shared variable.
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     if address := os.environ.get("RAY_ADDRESS"):
         check_token(address)
@@ -59,17 +60,17 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
         init_ray(runtime_env=runtime_env, **options)
         return
     folder = Path(os.environ[guard.FOLDER_VARIABLE])
-    # "local": never another cluster that happens to run here
+    # "local" starts a new Ray even if a cluster runs on this machine
     options = {"address": "local", "_temp_dir": str(folder / "ray")} | options
-    with without_cloud_lookup(folder), without_hidden_devices():
+    with skip_cloud_lookup(folder), unhide_devices():
         init_ray(runtime_env=runtime_env, **options)
 
 
-def begin(config: DictConfig) -> None:
-    """Prepare the Ray that this process will start; on a cluster there is nothing to prepare.
+def preload_workers(config: DictConfig) -> None:
+    """Prepare the Ray that this process will start; with RAY_ADDRESS do nothing.
 
-    Ray gets a token of its own. Without a GPU, what Ray's workers need is imported from now on, beside this process's
-    checks.
+    Ray gets its own token. On a CPU, another process starts to import the packages of Ray's workers, while this one
+    checks the run.
     """
     if os.environ.get("RAY_ADDRESS"):
         return
@@ -80,14 +81,21 @@ def begin(config: DictConfig) -> None:
 
 
 @contextlib.contextmanager
-def started_ray(config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
-    """Ray while something trains inside; a cluster's nodes are asked first whether they can.
+def use_ray(config: DictConfig, variables: Mapping[str, str]) -> Iterator[None]:
+    """Start or join Ray for the block, and check the nodes of a cluster.
 
-    more: environment variables of the workers. Raises UserError for a cluster that cannot train this.
+    Args:
+        config: the run's config.
+        variables: further environment variables of the workers.
+
+    Raises:
+        UserError: the cluster cannot train this run.
     """
     environment = process_environment(config.trainer.device != "cpu")
     folder = Path(os.environ[guard.FOLDER_VARIABLE])
-    environment |= {**guard.environment(folder), **more, registration.DRIVERS_DIGEST: registration.source_digest()}
+    environment |= guard.environment(folder)
+    environment |= variables
+    environment[registration.DRIVERS_DIGEST] = registration.source_digest()
     start_ray(config, environment)
     try:
         if os.environ.get("RAY_ADDRESS"):
@@ -102,38 +110,44 @@ def started_ray(config: DictConfig, more: Mapping[str, str]) -> Iterator[None]:
 
 
 def train(run: Run[Any]) -> None:
-    """Run verl's task in this process (its remote form costs one more process and its imports).
+    """Run verl's task in this process; as a remote task it would cost another process with its imports.
 
-    Starting is mostly imports: those of TransferQueue's processes go on while this one imports verl.
+    The start is mostly imports, so TransferQueue's processes import while this one imports verl.
     """
     from convrec.rollout import queue as rollout_queue
 
     config = run.verl_config
-    users = user_module_environment(run.settings.reward) if isinstance(run.settings, RankGRPOConfig) else {}
-    os.environ.update(users)  # the driver's digest covers the module too
+    variables: dict[str, str] = {}
+    if isinstance(run.settings, RankGRPOConfig):
+        variables = make_module_environment(run.settings.reward)
+    os.environ.update(variables)  # the driver's digest covers the user's module too
     if isinstance(run.settings, RankGRPOConfig) and run.settings.constrained:
         from convrec.features.constrained import checks as constrained
 
         constrained.use_trie(run)
-    with started_ray(config, users):
-        with ThreadPoolExecutor(1) as beside:
-            queue = beside.submit(rollout_queue.start, config.transfer_queue)
-            task = _task(config)
+    with use_ray(config, variables):
+        with ThreadPoolExecutor(1) as executor:
+            queue = executor.submit(rollout_queue.start, config.transfer_queue)
+            task = _make_task(config)
             queue.result()
         task.run(config)
 
 
-def user_module_environment(reward: str) -> dict[str, str]:
-    """What lets a run's processes import the user's reward, and check that all have the same; {} for one of ours."""
+def make_module_environment(reward: str) -> dict[str, str]:
+    """Return variables by which a run's processes import a custom reward and compare its source.
+
+    reward: REWARD; {} is returned for a built-in one.
+    """
     if not user_rewards.is_user_reward(reward):
         return {}
     folders = [str(source.parent) for source in user_rewards.own_sources(reward)]
-    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), *folders]  # last: another convrec may lie beside it
+    # The reward's folders come last: they may contain another convrec.
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), *folders]
     return {registration.USER_MODULE: user_rewards.parse_module_name(reward), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _task(config: DictConfig) -> Any:
-    """verl's, once the config is valid; imports all of verl's trainer."""
+def _make_task(config: DictConfig) -> Any:
+    """Validate the config and return verl's task; this imports all of verl's trainer."""
     from verl.trainer.main_ppo import TaskRunnerV1
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -145,6 +159,6 @@ def _task(config: DictConfig) -> Any:
 
 
 def register_trainers() -> None:
-    """Import the trainers that conf/ names, for their entries in verl's registry; the estimator and loss come along."""
+    """Import the modules whose trainers, advantage estimator and loss are registered with verl on import."""
     import convrec.judges.trainer
     import convrec.training.rank_trainer  # noqa: F401

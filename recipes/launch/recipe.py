@@ -1,7 +1,7 @@
-"""What a recipe is: one record each, from which everything else reads what differs.
+"""The recipes: one record each, with everything in which recipes differ.
 
-To add one: its record and its entry in RECIPES here, its settings in convrec/settings, conf/<name>.yaml, its curves in
-convrec/report/panels.py and its settings in convrec/report/run_summary.py (SETTINGS); its name in COMMANDS
+To add a recipe: its record and its entry in RECIPES here, its settings in convrec/settings, conf/<name>.yaml, its
+curves in convrec/report/panels.py, its settings in convrec/report/run_summary.py (SETTINGS), its name in COMMANDS
 (recipes/cli.py), and a script that starts it.
 """
 
@@ -18,25 +18,25 @@ from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig
 
-if TYPE_CHECKING:  # it imports OmegaConf, for which `--help` does not wait
+if TYPE_CHECKING:  # it imports OmegaConf, which would slow down `--help`
     from convrec.settings.run import Run
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of training.
+    """A kind of training run.
 
     Attributes:
-        name: of conf/<name>.yaml, which has the differences from verl's config.
-        title: what a run calls itself; {algorithm} stands for the algorithm's title.
-        command: convrec <command> starts it.
-        script: the same, from a shell without convrec.
-        settings: the class of its settings.
-        answers: of the trained model, which decides how it is evaluated.
-        check: raises UserError for what cannot train, returns warnings.
+        name: conf/<name>.yaml has the differences from verl's config.
+        title: name of the method in messages; {algorithm} stands for the algorithm's title.
+        command: `convrec <command>` starts a run.
+        script: the script that starts a run from a checkout.
+        settings: class of its settings.
+        answers: answers of the trained model, which decide how it is evaluated.
+        check: raises UserError for settings or data that cannot train; returns warnings.
         train: trains, in this process or on Ray.
-        shown: metric -> short name beside the progress bar.
-        host_group: the Hydra group of conf/ with the settings of hosts with and without GPUs.
+        shown: metric -> short name next to the progress bar.
+        host_group: Hydra group of conf/ with the settings of hosts with and without GPUs.
         is_sft: whether it is supervised, without rollouts.
     """
 
@@ -54,15 +54,15 @@ class Recipe:
 
     @property
     def rows(self) -> dict[str, Row]:
-        """Its settings by their keys in the config."""
+        """The settings of the recipe by their keys in the config."""
         return rows_by_key(self.settings)
 
     def describe_method(self, run: Run[Any]) -> str:
-        """Return what a run of this recipe calls itself."""
+        """Return the name of a run's method in messages."""
         return self.title.format(algorithm=ALGORITHMS.get(getattr(run.settings, "algorithm", ""), ""))
 
 
-# What checks and trains is imported late: it takes seconds, and a wrong variable is refused before, `--help` answered.
+# Checks and trainers are imported late, because that takes seconds: `--help` and errors in variables come first.
 def _check_sft(run: Run[SFTConfig]) -> list[str]:
     from recipes.preflight.checks import check_sft
 
@@ -119,7 +119,7 @@ RANK_GRPO = Recipe(
         "val/ndcg": "val NDCG",
         "rank_grpo/return@1": "return@1",
         "rank_grpo/dcg": "DCG",
-        "actor/kl_loss": "KL",  # of GRPO and GSPO, by verl; ours, which comes with `actor/kl`, is times the coefficient
+        "actor/kl_loss": "KL",  # verl's, for GRPO and GSPO; Rank-GRPO's is multiplied by the coefficient, hence `kl`
         "actor/kl": "KL",
     },
 )

@@ -1,15 +1,15 @@
-"""One run of a recipe: settings, checks, the run folder, training, and what the user is told of its end.
+"""One run of a recipe: settings, checks, the run folder, training, and the report of its end.
 
     run
       compose                        settings: conf/, variables, overrides
-      guard_run                      what the run starts is ended and removed, however this process ends
+      guard_run                      end all processes of the run, however this process ends
         recipe.check                 settings and data
-        hold                         no other start trains into the run folder
-          choose_start               a new run, one that is resumed, or one that is finished
+        hold                         lock the run folder against other starts
+          choose_start               start, resume, or find the run finished
           check_before_training      checkpoints, packages, this machine
           train                      the log, the progress bar, verl's trainer
 
-How a run can end, and with which exit status: ENDINGS.
+ENDINGS lists the ways in which a run can end, with their exit statuses.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch import dry_run, ray_training, same_run
 from recipes.launch.console import Console, output_to, progress
-from recipes.launch.environment import leave, process_environment, set_up_process
+from recipes.launch.environment import exit_if_ray_hangs, process_environment, set_up_process
 from recipes.launch.recipe import Recipe
-from recipes.launch.settings import compose, save_config, secrets_in
+from recipes.launch.settings import compose, find_secrets, save_config
 from recipes.launch.variables import misspelt_variables
 from recipes.preflight.cores import uses_ray
 
@@ -43,12 +43,19 @@ BAD_INPUT = 2
 
 @dataclass
 class Attempt:
-    """One start of a run, as far as it has got: its end is described with it."""
+    """The state of one start of a run, for the report of its end.
+
+    Attributes:
+        console: the terminal.
+        start: time.monotonic() at the start.
+        run_folder: None until the settings have been read.
+        log_file: None until training begins.
+    """
 
     console: Console
     start: float = field(default_factory=time.monotonic)
-    run_folder: Path | None = None  # None: the settings have not been read
-    log_file: Path | None = None  # None: training has not begun
+    run_folder: Path | None = None
+    log_file: Path | None = None
 
     @property
     def seconds(self) -> float:
@@ -57,25 +64,25 @@ class Attempt:
 
 
 def run(recipe: Recipe, arguments: list[str]) -> int:
-    """Compose, check and train.
+    """Compose, check and train a run.
 
     Args:
-        recipe: what to train.
-        arguments: overrides of the command line, or flags of `dry_run.FLAGS`, which are answered instead.
+        recipe: the recipe.
+        arguments: overrides of the command line; with a flag of `dry_run.FLAGS` nothing is trained.
 
     Returns:
-        The exit status: 0 trained (or finished before), 1 failed, 2 bad input, 75 hung, 130 stopped.
+        The exit status: 0 trained (or already finished), 1 failed, 2 bad input, 75 hung, 130 stopped.
     """
     answer_status = dry_run.answer(recipe, arguments)
     if answer_status is not None:
         return answer_status
     attempt = Attempt(Console())
     set_up_process()
-    say_warnings(attempt.console, misspelt_variables(os.environ))  # at once: they may explain an error
+    say_warnings(attempt.console, misspelt_variables(os.environ))  # first, because they may explain an error
     try:
         training = compose(recipe.name, arguments)
         attempt.run_folder = training.folder
-        attempt.console.secrets = secrets_in(training.verl_config)
+        attempt.console.secrets = find_secrets(training.verl_config)
         with guard_run(recipe, training):
             warnings = recipe.check(training)
             with hold(training.folder) as lock_warnings:
@@ -83,58 +90,77 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
                 status = run_in_folder(attempt, recipe, arguments, training, [*warnings, *lock_warnings])
     except (UserError, OSError) as error:
         status = report_end(attempt, error)
-    return leave(status)
+    return exit_if_ray_hangs(status)
 
 
 @contextlib.contextmanager
 def guard_run(recipe: Recipe, training: Run[TrainingConfig]) -> Iterator[None]:
-    """Have everything that the run starts ended, and its temporary files removed, when this block or process ends."""
+    """End all processes that the run starts, and remove its temporary files, when the block or this process ends."""
     os.environ.update(process_environment(training.uses_gpu))
     log_file = training.folder / "run.log"
     message = (
         f"{recipe.describe_method(training)}: its process is gone without a word (killed, or a process of Ray "
-        f"died): all it had started is ended. The log, {log_file}, may say why; the same command resumes."
+        f"died); all processes that it started have been ended. {log_file} may have the reason. The same command "
+        "resumes."
     )
     with guard.guarded(message) as temporary:
         supervisor.note(temporary=str(temporary))
         if uses_ray(training):
-            ray_training.begin(training.verl_config)
-        with memory.watched(temporary, memory_advice(training), lambda text: supervisor.note(memory=text)):
+            ray_training.preload_workers(training.verl_config)
+        with memory.watched(temporary, advise_on_memory(training), lambda text: supervisor.note(memory=text)):
             yield
 
 
-def memory_advice(training: Run[TrainingConfig]) -> str:
-    """Return what to do about a run whose processes need more of the host's memory than there is."""
+def advise_on_memory(training: Run[TrainingConfig]) -> str:
+    """Return the settings to change for a run that needs more host memory than there is."""
     if training.uses_gpu:
-        return "Lower N_GPUS_PER_NODE, take a node with more memory, or a smaller model"
+        return "Lower N_GPUS_PER_NODE, or use a node with more memory or a smaller model"
     length = "MAX_LENGTH" if training.is_sft else "MAX_RESPONSE_LENGTH"
-    return f"Lower {training.micro_batch_key}, TRAIN_BATCH_SIZE or {length}, or take a smaller model"
+    return f"Lower {training.micro_batch_key}, TRAIN_BATCH_SIZE or {length}, or use a smaller model"
 
 
 def run_in_folder(
     attempt: Attempt, recipe: Recipe, arguments: list[str], training: Run[TrainingConfig], warnings: list[str]
 ) -> int:
-    """Resume, check and train in the run folder, which this process holds. Returns the exit status.
+    """Resume, check and train in the run folder, which this process has locked.
 
-    Raises UserError for what cannot train, OSError for what cannot be written before training.
+    Args:
+        attempt: this start.
+        recipe: the recipe.
+        arguments: overrides of the command line.
+        training: the run.
+        warnings: warnings to print before those of the folder.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: the run cannot train.
+        OSError: a file cannot be written before training.
     """
     console = attempt.console
-    begin = choose_start(training)
-    warnings = [*warnings, *begin.warnings]
-    if begin.is_finished:
+    start = choose_start(training)
+    warnings = [*warnings, *start.warnings]
+    if start.is_finished:
         say_warnings(console, warnings)
         console.say(
-            f"{attempt.run_folder} already has its {begin.step} steps. To train longer raise TOTAL_STEPS; to start "
-            "anew choose another SAVE_PATH or move this folder away."
+            f"{attempt.run_folder} already has its {start.step} steps. To train longer, raise TOTAL_STEPS. To start "
+            "again, choose another SAVE_PATH or move this folder away."
         )
         return TRAINED
     say_warnings(console, [*warnings, *check_before_training(training, arguments)])
-    return train(attempt, recipe, training, begin.step)
+    return train(attempt, recipe, training, start.step)
 
 
 @dataclass(frozen=True)
 class StartPoint:
-    """The step after which training goes on, 0 in a new run; whether nothing is left to train; warnings."""
+    """Where a start of a run begins.
+
+    Attributes:
+        step: the checkpoint to resume from; 0 for a new run.
+        is_finished: nothing is left to train.
+        warnings: differences from earlier starts.
+    """
 
     step: int
     is_finished: bool
@@ -142,15 +168,16 @@ class StartPoint:
 
 
 def choose_start(training: Run[TrainingConfig]) -> StartPoint:
-    """Choose the checkpoint to resume from, and note in the config what the run trains on.
+    """Choose the checkpoint to resume from, and write digests of the model and data into the run's config.
 
-    Raises UserError for a folder whose checkpoints are another run's, or damaged.
+    Raises:
+        UserError: the folder's checkpoints are damaged, or belong to another run.
     """
     run_folder = training.folder
     warnings = []
     if run_folder.is_symlink():
         warnings.append(f"SAVE_PATH={run_folder} is a link: the run writes to {run_folder.resolve()}")
-    saving.forget_stops(run_folder)  # before what takes long: a stop that is asked for from now on counts
+    saving.forget_stops(run_folder)  # before the slow part, so that stop requests from now on count
     warnings += saving.choose_resume_step(run_folder)
     step = latest_step(run_folder)
     contents = same_run.digest_contents(training)
@@ -161,44 +188,57 @@ def choose_start(training: Run[TrainingConfig]) -> StartPoint:
     total_steps = training.settings.total_steps
     needs_validation = lacks_validation(run_folder, step, training.settings.test_freq, total_steps)
     if needs_validation:
-        warnings.append(f"the run ended between the checkpoint of step {step} and its validation, which is made now")
+        warnings.append(f"the run ended after the checkpoint of step {step}, before its validation: validating it now")
     is_finished = total_steps is not None and step >= total_steps and not needs_validation
     return StartPoint(step=step, is_finished=is_finished, warnings=warnings)
 
 
 def check_before_training(training: Run[TrainingConfig], arguments: Sequence[str]) -> list[str]:
-    """Check that checkpoints can be loaded and none is lost, and that this machine can train.
+    """Check that checkpoints can be loaded and will be kept, and that this machine can train.
 
     Returns:
         Warnings.
 
     Raises:
-        UserError: The run would fail, or remove what it should keep.
+        UserError: the run would fail, or remove checkpoints that were kept on purpose.
     """
-    from recipes.preflight import finding, findings  # late: a wrong variable is refused before these imports
+    from recipes.preflight import finding, findings  # slow, so errors in variables come first
 
     warnings = saving.check_shards_to_load(training.folder, training.num_devices)
     check_retention(training.folder, training.save_keep, arguments)
-    if not os.environ.get("RAY_ADDRESS"):  # a cluster's nodes are asked once Ray is there
+    if not os.environ.get("RAY_ADDRESS"):  # the nodes of a cluster are checked once Ray is connected
         warnings += finding.stop_on_failure(findings.examine(training, on_cluster=False))
     return warnings
 
 
 def check_retention(run_folder: Path, keep: int | None, arguments: Sequence[str]) -> None:
-    """Raise UserError where the default of SAVE_KEEP would remove checkpoints that an earlier start kept on purpose."""
+    """Check that the default of SAVE_KEEP does not remove checkpoints that an earlier start kept on purpose.
+
+    Args:
+        run_folder: the run's folder.
+        keep: number of newest checkpoints to keep; None keeps all.
+        arguments: overrides of the command line; an explicit setting is obeyed.
+
+    Raises:
+        UserError: the next checkpoint would remove more than one of them.
+    """
     is_explicit = os.environ.get("SAVE_KEEP", "").strip() or any("ckpt_to_keep" in text for text in arguments)
     if keep is None or is_explicit:
         return
     steps = saving.complete_steps(run_folder)
-    if len(steps) > keep + 2:  # the best one, and one that was written when the run was killed
+    if len(steps) > keep + 2:  # 2: the best one, and one that was being written when the run was killed
         raise UserError(
+            "launch.checkpoints-at-risk",
             f"{run_folder} holds {len(steps)} checkpoints, and the next one would remove all but the newest {keep} and "
-            f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them"
+            f"the best: SAVE_KEEP=all keeps them, SAVE_KEEP={keep} removes them",
         )
 
 
 def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resume_step: int) -> int:
-    """Write the run's records, then train with the output in RUN/run.log. Returns the exit status."""
+    """Write the run's records, train with the output in RUN/run.log, and return the exit status.
+
+    resume_step: the checkpoint to resume from; 0 for a new run.
+    """
     console = attempt.console
     run_folder = training.folder
     log_file = run_folder / "run.log"
@@ -222,23 +262,24 @@ def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resum
         with output_to(log_file, console.secrets), progress(console, run_folder, total_steps, title, recipe.shown):
             recipe.train(training)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        # here, not in `run`: a user who stopped the run reads the line before the guard has ended all processes
+        # here, not in `run`, so that the user reads the line before the guard has ended all processes
         return report_end(attempt, error)
     console.say(f"{title} finished in {attempt.seconds:.0f} s: {run_folder}")
     return TRAINED
 
 
 def say_warnings(console: Console, warnings: Sequence[str]) -> None:
+    """Print one line per warning."""
     for warning in warnings:
         console.say(f"warning: {warning}")
 
 
-# ---- how a run ends
+# ---- the end of a run
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What errors of these types mean for the user: an exit status, and a text."""
+    """The exit status and the text for errors of these types."""
 
     errors: tuple[type[BaseException], ...]
     status: int
@@ -246,23 +287,27 @@ class Ending:
 
 
 def describe_bad_input(error: BaseException, attempt: Attempt) -> str:
-    return f"error: {error}"
+    """Return a UserError's message and code."""
+    assert isinstance(error, UserError)
+    return error.as_line()
 
 
 def describe_stop_request(error: BaseException, attempt: Attempt) -> str:
+    """Return the line of a run that saved and stopped on request."""
     return f"{error}; the same command resumes"
 
 
 def describe_interrupt(error: BaseException, attempt: Attempt) -> str:
+    """Return the line of a run that was interrupted, with its latest checkpoint."""
     return supervisor.stop_line(attempt.run_folder)
 
 
 def describe_failure(error: BaseException, attempt: Attempt) -> str:
-    """Return the error's line; once training has begun also how long it took, the log, and where the run resumes."""
+    """Return the error's line; once training has begun, also the duration, the log and the step to resume from."""
     line = one_line(error)
     if names_full_disk(line):  # such an error does not name the disk
         places = " ".join(str(place) for place in (attempt.run_folder, "/tmp", "/dev/shm") if place)
-        line += f". Make room: `df -h {places}` and `quota -s` say where (SAVE_KEEP limits what is kept)"
+        line += f". Make room: `df -h {places}` and `quota -s` show where (SAVE_KEEP limits the checkpoints)"
     is_lost = isinstance(error, ProcessLost) and not isinstance(error, NoProgress)
     killed_for_memory = memory.explain(certain_only=not (is_lost or is_of_lost_process(error)))
     if killed_for_memory:
@@ -287,7 +332,7 @@ ENDINGS = (
 
 
 def report_end(attempt: Attempt, error: BaseException) -> int:
-    """Tell the user why the run has ended, and write the traceback of a failure to the log. Returns the exit status."""
+    """Print why the run has ended, write the traceback of a failure to the log, and return the exit status."""
     ending = next(ending for ending in ENDINGS if isinstance(error, ending.errors))
     is_failure = ending.describe is describe_failure
     if is_failure and attempt.log_file and supervisor.was_asked_to_stop():

@@ -1,4 +1,4 @@
-"""verl's SFT trainers: in the driver's process for one device of this machine, on Ray for several or a cluster."""
+"""Run verl's SFT trainers: in the driver's process for one device of this machine, on Ray for several devices."""
 
 import os
 from typing import Any
@@ -8,24 +8,24 @@ from omegaconf import DictConfig
 from convrec.checkpoints.plain_load import use_plain_load
 from convrec.settings.run import Run
 from convrec.training.trackers import tracking
-from recipes.launch.ray_training import started_ray
+from recipes.launch.ray_training import use_ray
 from recipes.preflight.cores import uses_ray
 
-# what torchrun would set; torch takes a free port
+# The variables that torchrun would set; with port 0 torch takes a free one.
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 ONE_PROCESS |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def train(run: Run[Any]) -> None:
-    """Run verl's SFT trainer to its end."""
+    """Run verl's SFT trainer until the run is finished."""
     config = run.verl_config
     if not uses_ray(run):
         _train_here(config)
         return
-    with started_ray(config, {}):
+    with use_ray(config, {}):
         from convrec.training.sft.on_ray import ConvRecRaySFTTrainer
 
-        use_plain_load()  # the place in the data is read here
+        use_plain_load()  # this process loads the position in the data
         ConvRecRaySFTTrainer(config).fit()
 
 

@@ -1,20 +1,20 @@
-"""What a run needs of memory and disk, from the model's config and the batch: estimates, on the high side.
+"""Estimate the memory and disk space of a run from the model's config and the batch, on the high side.
 
-P parameters over S processes that share one copy (all of them, or fsdp_size), T tokens of a micro-batch, V words,
-L layers, H hidden size, I size of the MLP:
+P parameters over S processes that share one copy (all of them, or fsdp_size), T tokens of a micro-batch, vocabulary
+size V, L layers, hidden size H, MLP size I:
 
     parameters       4 P / S, fp32;  gradients 4 P / S;  optimizer 8 P / S (Adam);  reference 4 P / S
-                     LoRA: the parameters alone
-    gathered layers  2 P / L, twice (the next one is fetched while one computes)
-    activations      T x H x L x 2 (a bf16 tensor a layer, the rest is recomputed); without recomputation
-                     T x L x (11 H + 4 I) x 2, what a Llama's layer keeps for its backward pass
-    logits           T x V x 12, at the peak: log-softmax, its gradient and the logits', fp32 each
-                     in chunks: of C tokens at a time C x V x 6 (bf16 and fp32), and the head's gradient, V x H x 6
+                     LoRA: only the parameters
+    gathered layers  2 P / L, twice (the next layer is fetched while one computes)
+    activations      T x H x L x 2 (one bf16 tensor per layer, the rest is recomputed); without recomputation
+                     T x L x (11 H + 4 I) x 2, which a Llama layer keeps for its backward pass
+    logits           T x V x 12, at the peak: log-softmax, its gradient and that of the logits, fp32 each
+                     in chunks of C tokens: C x V x 6 (bf16 and fp32), and the head's gradient, V x H x 6
     checkpoint       P x (4 weights + 8 Adam + 4 in Hugging Face form)
 
-On a CPU activations are counted in fp32, T counts the padding of rows too, and logits are made of trained tokens alone,
-16 bytes each. The training process holds the weights once more, as they are loaded and exported. What processes take
-besides was measured: notes/real-size-on-cpu.md. A run that is resumed takes more while it loads.
+On a CPU activations are in fp32, T includes the padding of rows, and logits exist for trained tokens only, 16 bytes
+each. The training process holds a second copy of the weights, to load and export them. The memory of processes without
+their tensors was measured: notes/real-size-on-cpu.md. A resumed run needs more while it loads.
 """
 
 from dataclasses import dataclass
@@ -29,54 +29,67 @@ from convrec.settings.training import RLConfig, TrainingConfig
 from recipes.planning.models import ModelSize
 
 GIB = 2**30
-CPU_PROCESSES = 12  # that import verl or vLLM, on a node with GPUs
+CPU_PROCESSES = 12  # processes that import verl or vLLM on a node with GPUs
 PROCESS_BYTES = 6 * GIB // 10  # 0.3-0.6 GiB each
-# What a run on a CPU takes besides its model, measured with a model of a million parameters.
+# Memory of a run on a CPU without its model, measured with a model of a million parameters.
 CPU_SFT_BYTES = 1 * GIB
 CPU_RL_BYTES = 47 * GIB // 10
-HEAP_SHARE = 0.15  # of activations and logits: freed memory that the C library keeps in pieces, measured
+HEAP_SHARE = 0.15  # freed memory that the C library keeps in fragments, per byte of activations and logits; measured
 
-# What a layer of a Llama keeps for its backward pass, in hidden states (around both norms, and of queries, keys, values
-# and their output) and in states of the MLP (gate, its activation, up, their product).
+# Tensors that a Llama layer keeps for its backward pass: of hidden size (around both norms; queries, keys, values and
+# their output) and of MLP size (gate, its activation, up, their product).
 KEPT_HIDDEN = 11
 KEPT_INTERMEDIATE = 4
-CPU_LOGIT_BYTES = 16  # of a trained token and a word: logits, log-softmax, and the gradients of both, in fp32
-# Bytes of a logit at the peak: measured in fp32 by benchmarks/bench_log_probs.py, counted for bf16 (notes/gpu.md).
-CHUNK_TOKENS = 1024  # convrec.training.token_log_probs.CHUNK, which would import torch
+CPU_LOGIT_BYTES = 16  # logit, log-softmax, and the gradients of both, in fp32
+# Bytes per logit at the peak: measured in fp32 by benchmarks/bench_log_probs.py, counted for bf16 (notes/gpu.md).
+CHUNK_TOKENS = 1024  # convrec.training.token_log_probs.CHUNK, repeated here because that module imports torch
 WHOLE_LOGIT_BYTES = 12
 CHUNKED_LOGIT_BYTES = 6
-HEAD_GRADIENT_BYTES = 6  # of a weight: a chunk's in bf16, and the sum over chunks in fp32
-SHARD_BYTES = 12  # of a parameter in a checkpoint's shards: fp32 weights and Adam's two moments
-EXPORT_BYTES = 4  # and in its Hugging Face form, fp32
-FULL = 0.9  # of a device's memory: with more the allocator runs out of it by fragments
-BASE_BYTES = 2 * GIB  # a process besides its tensors, assumed: CUDA context, NCCL, the allocator's slack
+HEAD_GRADIENT_BYTES = 6  # per weight: the gradient of a chunk in bf16, and the sum over chunks in fp32
+SHARD_BYTES = 12  # per parameter in a checkpoint's shards: fp32 weight and Adam's two moments
+EXPORT_BYTES = 4  # per parameter in the checkpoint's Hugging Face form, fp32
+FULL = 0.9  # usable share of a device's memory: above it, fragmentation makes allocations fail
+BASE_BYTES = 2 * GIB  # memory of a process without its tensors, assumed: CUDA context, NCCL, the allocator's slack
 ASLEEP_BYTES = 16 * GIB // 10  # vLLM asleep: measured on one H100, notes/gpu.md
-VLLM_BYTES = 4 * GIB  # vLLM besides weights and cache, assumed: activations, CUDA graphs
+VLLM_BYTES = 4 * GIB  # vLLM without weights and cache, assumed: activations, CUDA graphs
 PROMPT_TOKENS = 400.0  # assumed: conversation and instruction
-ITEM_TOKENS = 9.9  # mean of Reddit-v2's titles, with year and line break: notes/performance.md
+ITEM_TOKENS = 9.9  # mean over Reddit-v2's titles, with year and line break: notes/performance.md
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What memory and time follow from.
+    """The quantities that determine a run's memory and time.
 
     Attributes:
-        size: of the model.
-        prompt, response: tokens, on average.
-        passes: of log-probs, besides the update.
-        device: cpu, or torch's name of the accelerator.
-        prompts: of a step; rollouts: of each.
-        longest: tokens of the longest sequence.
-        longest_allowed: tokens that the settings allow a sequence.
-        packs: whether micro-batches are of `most_tokens` tokens, and not of `most_rows` sequences.
-        pads: whether the sequences of a micro-batch are padded to the longest of them.
-        mu: passes over a step's samples.
-        recomputes: whether activations are recomputed.
-        fsdp_size: processes that have one copy of the model between them; -1: all.
-        tensor_parallel: devices of a replica; 0 in SFT, which has no rollout.
-        max_sequences: that vLLM writes at once; memory_share: of a device, for vLLM.
-        chunks_logits: whether logits are in memory for a chunk of tokens at a time, and not for all of a micro-batch.
-        sleeps: whether vLLM gives its memory back while the run trains.
+        size: shape of the model.
+        prompt: mean length of a prompt, in tokens.
+        response: mean length of a response, in tokens.
+        passes: forward passes for log-probs, not counting the update.
+        device: "cpu", or torch's name of the accelerator.
+        nodes: number of nodes that train.
+        gpus_per_node: devices per node.
+        prompts: prompts per step.
+        rollouts: responses per prompt.
+        longest: length of the longest sequence, in tokens.
+        longest_allowed: maximum length of a sequence by the settings.
+        packs: micro-batches have at most `most_tokens` tokens; else `most_rows` sequences.
+        pads: the sequences of a micro-batch are padded to the longest.
+        most_tokens: maximum number of tokens of a micro-batch that packs.
+        most_rows: number of sequences of a micro-batch that does not pack.
+        mini_batch: prompts per update.
+        mu: passes over the samples of a step.
+        has_reference: a reference model is kept.
+        fsdp_size: processes that share one copy of the model; -1 means all.
+        offload_parameters: parameters wait in host memory while vLLM samples.
+        offload_optimizer: the optimizer's state waits in host memory while vLLM samples.
+        recomputes: activations are recomputed in the backward pass.
+        lora_rank: rank of the adapters; 0 without LoRA.
+        chunks_logits: logits exist for one chunk of tokens at a time, not for a whole micro-batch.
+        tensor_parallel: devices per replica; 0 in SFT, which has no rollout.
+        rollout_dtype: dtype of vLLM's weights; "" in SFT.
+        max_sequences: sequences that vLLM decodes at the same time.
+        memory_share: vLLM's share of a device's memory.
+        sleeps: vLLM releases its memory while the run trains.
     """
 
     size: ModelSize
@@ -115,41 +128,41 @@ class Workload:
 
     @property
     def sharing(self) -> int:
-        """Processes that have one copy of the model between them."""
+        """Number of processes that share one copy of the model."""
         return self.fsdp_size if 0 < self.fsdp_size < self.gpus else self.gpus
 
     @property
     def micro_tokens(self) -> int:
-        """Of a micro-batch, at most."""
+        """Maximum number of tokens of a micro-batch."""
         return max(self.longest, self.most_tokens) if self.packs else self.longest * self.most_rows
 
     @property
     def computed_tokens(self) -> float:
-        """Positions of a micro-batch, at most: with the padding of its rows, and not more than a step has."""
-        of_step = self.prompts * self.rollouts * self.longest / self.gpus
+        """Maximum number of positions of a micro-batch, with padding, limited to a device's share of a step."""
+        step_tokens = self.prompts * self.rollouts * self.longest / self.gpus
         if self.packs and self.pads:
-            return min(of_step, self.balanced_tokens * max(1.0, self.longest / (self.prompt + self.response)))
-        return min(of_step, self.micro_tokens)
+            return min(step_tokens, self.balanced_tokens * max(1.0, self.longest / (self.prompt + self.response)))
+        return min(step_tokens, self.micro_tokens)
 
     @property
     def balanced_tokens(self) -> float:
-        """Tokens of each micro-batch of an update: verl makes as few as it can, of equal size."""
-        of_update = self.mini_batch * self.rollouts * (self.prompt + self.response) / self.gpus
-        return of_update / ceil(of_update / self.micro_tokens)
+        """Tokens per micro-batch of an update: verl makes as few as possible, of equal size."""
+        update_tokens = self.mini_batch * self.rollouts * (self.prompt + self.response) / self.gpus
+        return update_tokens / ceil(update_tokens / self.micro_tokens)
 
     @property
     def trained_tokens(self) -> float:
-        """Tokens of a micro-batch that the loss is on."""
+        """Tokens of a micro-batch that contribute to the loss."""
         return self.balanced_tokens * self.response / (self.prompt + self.response)
 
     @property
     def tokens(self) -> float:
-        """Of a GPU's share of a step, in the mean."""
+        """Mean number of tokens in a GPU's share of a step."""
         return self.prompts * self.rollouts * (self.prompt + self.response) / self.gpus
 
     @property
     def micro_batches(self) -> int:
-        """Forward passes of a GPU over its share of a step."""
+        """Number of forward passes of a GPU over its share of a step."""
         return max(self.prompts // self.mini_batch, ceil(self.tokens / self.micro_tokens))
 
 
@@ -160,13 +173,14 @@ def make_workload(
     response: float | None = None,
     longest: int | None = None,
 ) -> Workload:
-    """Return what a run is in these terms.
+    """Return the workload of a run.
 
     Args:
-        run: of which the batch is known.
-        size: of its model.
-        prompt, response: tokens, on average; None: what is assumed of prompts and of lists.
-        longest: tokens of the longest sequence; None: as many as the settings allow.
+        run: a run with a batch size.
+        size: shape of its model.
+        prompt: mean length of a prompt, in tokens; None assumes PROMPT_TOKENS.
+        response: mean length of a response, in tokens; None assumes a list of ITEM_TOKENS per item.
+        longest: length of the longest sequence, in tokens; None assumes the maximum of the settings.
     """
     settings = run.settings
     rl = settings if isinstance(settings, RLConfig) else None
@@ -175,7 +189,7 @@ def make_workload(
     prompt = min(prompt or PROMPT_TOKENS + ITEM_TOKENS * _candidates(settings), max_prompt)
     max_response = rl.max_response_length if rl else longest_allowed - prompt
     num_items = settings.num_items if isinstance(settings, RankGRPOConfig) else ListSettings.num_items
-    response = min(response or ITEM_TOKENS * num_items + 1, max_response)  # + 1: its end
+    response = min(response or ITEM_TOKENS * num_items + 1, max_response)  # + 1: the stop token
     return Workload(
         size=size,
         prompt=prompt,
@@ -209,9 +223,10 @@ def make_workload(
 
 
 def _chunks_logits(run: Run[TrainingConfig]) -> bool:
-    """Whether the run has its logits in chunks: SFT does on a GPU, where nothing stands against it, without a setting.
+    """Return whether the run computes its logits in chunks; SFT on a GPU does so by default.
 
-    convrec.training.log_prob_head.leave_out_prompts says what does. A model that is still to be downloaded does not.
+    convrec.training.log_prob_head.leave_out_prompts has the exceptions. A model that still has to be downloaded is
+    assumed not to be one.
     """
     if run.uses_fused_kernels:
         return True
@@ -220,7 +235,7 @@ def _chunks_logits(run: Run[TrainingConfig]) -> bool:
 
 
 def _logit_bytes(workload: Workload) -> float:
-    """Return the bytes of a micro-batch's logits at the peak, with those of the head's gradient where it is summed."""
+    """Return the bytes of a micro-batch's logits at the peak, with the head's gradient if it is summed over chunks."""
     size = workload.size
     if workload.chunks_logits:
         chunk = min(workload.computed_tokens, CHUNK_TOKENS) * size.vocabulary * CHUNKED_LOGIT_BYTES
@@ -232,7 +247,7 @@ def _logit_bytes(workload: Workload) -> float:
 
 
 def _token_limits(settings: TrainingConfig) -> tuple[int, int]:
-    """(tokens of a sequence, tokens of a prompt), at most."""
+    """Return the maximum length of a sequence and of a prompt, in tokens."""
     if isinstance(settings, RLConfig):
         return settings.max_prompt_length + settings.max_response_length, settings.max_prompt_length
     assert isinstance(settings, SFTConfig)
@@ -244,12 +259,12 @@ def _candidates(settings: TrainingConfig) -> int:
 
 
 def host_bytes(workload: Workload) -> int:
-    """Of a host without GPUs, all processes together, at the peak of a step."""
+    """Return the memory of all processes on a host without GPUs, at the peak of a step."""
     return sum(host_parts(workload).values())
 
 
 def host_parts(workload: Workload) -> dict[str, int]:
-    """Of a host without GPUs, by part. vLLM keeps the rollout's weights up to three times: loaded, packed, and sent."""
+    """Return the memory on a host without GPUs by part; vLLM has up to three copies of the weights in an update."""
     training = training_parts(workload)
     parts = {name: workload.gpus_per_node * part for name, part in training.items()}
     parts["kept by the heap"] = int(HEAP_SHARE * (parts["activations"] + parts["logits"]))
@@ -259,18 +274,24 @@ def host_parts(workload: Workload) -> dict[str, int]:
 
 
 def gpu_host_bytes(workload: Workload) -> int:
-    """Of a node with GPUs: FSDP2 keeps the reference in pinned host memory, what is offloaded waits there, and one
-    process holds the model whole when it is loaded and exported."""
+    """Return the host memory of a node with GPUs.
+
+    FSDP2 keeps the reference in pinned host memory, offloaded tensors wait there, and one process holds the whole model
+    when it is loaded or exported.
+    """
     share = workload.size.parameters * 4 / workload.sharing
     reference = workload.has_reference * (not workload.lora_rank)
-    away = reference + workload.offload_parameters + 2 * workload.offload_optimizer
+    offloaded = reference + workload.offload_parameters + 2 * workload.offload_optimizer
     whole_model = EXPORT_BYTES * workload.size.parameters
     processes = CPU_PROCESSES + workload.gpus_per_node
-    return int(workload.gpus_per_node * share * away + whole_model + processes * PROCESS_BYTES)
+    return int(workload.gpus_per_node * share * offloaded + whole_model + processes * PROCESS_BYTES)
 
 
 def gpu_parts(workload: Workload, memory: float) -> tuple[dict[str, int], dict[str, int]]:
-    """What a GPU of so many bytes must hold, by part: while it trains, and while vLLM samples (empty in SFT)."""
+    """Return the memory of a GPU by part, in training and while vLLM samples ({} in SFT).
+
+    memory: bytes of the GPU.
+    """
     training = training_parts(workload)
     if not workload.tensor_parallel:
         return training, {}
@@ -282,69 +303,80 @@ def gpu_parts(workload: Workload, memory: float) -> tuple[dict[str, int], dict[s
 
 
 def training_parts(workload: Workload) -> dict[str, int]:
-    """Of a GPU, without vLLM; of a process on a CPU, without what it takes besides its tensors."""
+    """Return the memory of training by part: on a GPU without vLLM, on a CPU only the tensors of a process."""
     size = workload.size
     is_cpu = workload.device == "cpu"
     width = 4 if is_cpu else 2  # bytes of an activation
     share = size.parameters * 4 / workload.sharing
-    # LoRA's frozen weights have no gradients, and are the reference when the adapters are off
-    trained = 0 if workload.lora_rank else 1
+    # LoRA's frozen weights have no gradients, and without the adapters they are the reference
+    is_full = 0 if workload.lora_rank else 1
     parts = {
         "parameters": share,
-        "gradients": trained * share,
-        "optimizer": trained * share * 2,
-        "reference": trained * workload.has_reference * share * is_cpu,  # of GPUs: gpu_host_bytes
+        "gradients": is_full * share,
+        "optimizer": is_full * share * 2,
+        "reference": is_full * workload.has_reference * share * is_cpu,  # with GPUs: gpu_host_bytes
         "copy of the weights": share * is_cpu,
         "gathered layers": 2 * size.parameters / max(1, size.layers) * width if workload.gpus > 1 else 0,
-        "activations": workload.computed_tokens * _kept_of_token(workload) * width,
+        "activations": workload.computed_tokens * _count_activations(workload) * width,
         "logits": _logit_bytes(workload),
         "process": 0 if is_cpu else BASE_BYTES,
     }
     return {name: int(part) for name, part in parts.items()}
 
 
-def _kept_of_token(workload: Workload) -> int:
-    """Numbers that the forward pass keeps of a token for the backward pass."""
+def _count_activations(workload: Workload) -> int:
+    """Return how many numbers per token the forward pass keeps for the backward pass."""
     size = workload.size
-    of_layer = size.hidden if workload.recomputes else KEPT_HIDDEN * size.hidden + KEPT_INTERMEDIATE * size.intermediate
-    return size.layers * of_layer
+    if workload.recomputes:
+        return size.layers * size.hidden
+    return size.layers * (KEPT_HIDDEN * size.hidden + KEPT_INTERMEDIATE * size.intermediate)
 
 
 def rollout_weights(workload: Workload) -> int:
-    """Of each GPU of a replica; 0 in SFT."""
+    """Return the bytes of vLLM's weights on each GPU of a replica; 0 in SFT."""
     width = 4 if workload.rollout_dtype in ("float32", AUTO) else 2
     return workload.size.parameters * width // workload.tensor_parallel if workload.tensor_parallel else 0
 
 
 def cache_bytes(workload: Workload, memory: float) -> int:
-    """Of each GPU, for keys and values; below 0 where vLLM's share does not even hold the weights."""
+    """Return the bytes for keys and values on each GPU; below 0 if vLLM's share is too small for the weights."""
     return int(workload.memory_share * memory) - rollout_weights(workload) - VLLM_BYTES
 
 
 def cache_bytes_of_token(workload: Workload) -> float:
-    """Keys and values of every layer, in bf16. Their heads are dealt out whole over a replica's GPUs, or copied."""
+    """Return the bytes of a token's bf16 keys and values on each GPU; heads are split over a replica, or copied."""
     size = workload.size
     return 2 * 2 * size.layers * size.head_size * size.kv_heads / min(workload.tensor_parallel, size.kv_heads)
 
 
 def checkpoint_bytes(size: ModelSize) -> int:
+    """Return the bytes of a checkpoint, with its Hugging Face form."""
     return size.parameters * (SHARD_BYTES + EXPORT_BYTES)
 
 
-def lacks(workload: Workload, memory: float) -> dict[str, bool]:
-    """What does not fit into GPUs of so many bytes, in words -> whether that is certain. Empty where all fits."""
+def find_shortages(workload: Workload, memory: float) -> dict[str, bool]:
+    """Describe the parts of a run that do not fit into its GPUs.
+
+    Args:
+        workload: a run on GPUs.
+        memory: bytes of a GPU.
+
+    Returns:
+        Text of each shortage -> whether it is certain; {} if the run fits.
+    """
     room = FULL * memory
-    found = {}
-    # what training needs is an estimate on the high side
-    for name, parts, certain in zip(("training", "sampling"), gpu_parts(workload, memory), (1.5, 1.0), strict=True):
-        if (needed := sum(parts.values())) > room:
-            text = f"{name} needs {needed / GIB:.1f} GiB of a GPU, {room / GIB:.1f} can be used"
-            found[text] = needed > certain * memory
-    # one sequence of the greatest length: vLLM would refuse to start
-    short = 0.0
+    shortages = {}
+    training, sampling = gpu_parts(workload, memory)
+    # the estimate for training is on the high side, so its shortage is certain only at 1.5 times the memory
+    for name, parts, certain_above in (("training", training, 1.5 * memory), ("sampling", sampling, memory)):
+        needed = sum(parts.values())
+        if needed > room:
+            text = f"{name} needs {needed / GIB:.1f} GiB of a GPU, {room / GIB:.1f} are usable"
+            shortages[text] = needed > certain_above
     if workload.tensor_parallel:
-        short = workload.longest * cache_bytes_of_token(workload) - cache_bytes(workload, memory)
-    if short > 0:
-        text = f"vLLM's share lacks {short / GIB:.1f} GiB for its weights and a sequence of {workload.longest:,} tokens"
-        found[text] = True
-    return found
+        # without room for one sequence of maximum length, vLLM refuses to start
+        missing = workload.longest * cache_bytes_of_token(workload) - cache_bytes(workload, memory)
+        if missing > 0:
+            need = f"its weights and a sequence of {workload.longest:,} tokens"
+            shortages[f"vLLM's share lacks {missing / GIB:.1f} GiB for {need}"] = True
+    return shortages

@@ -1,6 +1,6 @@
-"""The figures that a plan computes with: GPUs by their data sheets, and what cannot be counted, as ranges.
+"""The constants of a plan: GPUs as in their data sheets, and ranges for quantities that cannot be computed.
 
-A plan prints every range with its source. docs/explanation/planning.md
+A plan prints every range with its source; see docs/explanation/planning.md.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ Range = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """A figure that is not computed.
+    """A measured or assumed quantity.
 
     Attributes:
-        name: as a plan prints it.
-        fast: its value where it makes a run fast.
-        slow: its value where it makes a run slow.
+        name: its name in a plan.
+        fast: optimistic value.
+        slow: pessimistic value.
         unit: "" for a share or a ratio.
-        source: where it was measured, or that it is assumed; "expected": by somebody who has run such clusters.
+        source: where it was measured, "assumed", or "expected" by engineers who have run such clusters.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Constant:
 
     @property
     def range(self) -> Range:
-        """(fast, slow): formulas compute with it as with a number, and give such arrays."""
+        """The array (fast, slow), with which formulas compute elementwise."""
         return np.array([self.fast, self.slow])
 
 
@@ -124,7 +124,7 @@ CONSTANTS = (
     START_SECONDS,
 )
 
-# torchtitan has published .33 to .39 of H100s' peak and .52 to .58 of A100s', by FSDP2 and compiled layers.
+# torchtitan has published .33 to .39 of the peak of H100s and .52 to .58 of A100s, with FSDP2 and compiled layers.
 HOPPER_TRAINING_SHARE = Constant(
     name="share of the peak in training",
     fast=0.39,
@@ -141,16 +141,16 @@ AMPERE_TRAINING_SHARE = Constant(
 
 @dataclass(frozen=True, kw_only=True)
 class GPU:
-    """A GPU in its SXM form, by NVIDIA's data sheet.
+    """A GPU in its SXM form, with the figures of NVIDIA's data sheet.
 
     Attributes:
-        name: as `convrec plan --gpu` takes it.
+        name: its name in `convrec plan --gpu`.
         flops: dense bf16 FLOP/s.
-        bandwidth: of its memory, bytes/s.
+        bandwidth: memory bandwidth in bytes/s.
         memory: bytes.
         nvlink: bytes/s in one direction.
-        network: bytes/s of an adapter in one direction; a GPU has one.
-        training_share: of the peak, in training.
+        network: bytes/s of a network adapter in one direction; there is one per GPU.
+        training_share: share of `flops` that training reaches.
     """
 
     name: str

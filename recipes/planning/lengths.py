@@ -1,4 +1,4 @@
-"""How long a run's prompts and lists are, by the first rows of its files."""
+"""Measure the lengths of a run's prompts and lists in the first rows of its files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from convrec.settings.run import Run
 from convrec.settings.training import RLConfig, TrainingConfig
 
 SAMPLED_ROWS = 512
-TEMPLATE_TOKENS = 32  # that a chat template writes around a prompt and an answer, assumed
+TEMPLATE_TOKENS = 32  # assumed number of tokens that a chat template adds to a prompt and an answer
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a run's sequences.
+    """The lengths of a run's sequences, in tokens.
 
     Attributes:
-        prompt: on average.
-        response: on average; None in RL, where the model writes the responses.
-        longest: of prompt and response together; in RL with a response of the greatest length.
+        prompt: mean length of a prompt.
+        response: mean length of a response; None in RL, where the model writes the responses.
+        longest: longest prompt and response together; in RL with a response of maximum length.
     """
 
     prompt: float
@@ -29,9 +29,9 @@ class Lengths:
 
 
 def sample_lengths(run: Run[TrainingConfig]) -> Lengths | None:
-    """Measure the first rows of the training data; None where they or the tokenizer cannot be read here.
+    """Measure the first rows of the training data; return None if they or the tokenizer cannot be read here.
 
-    The checks of the data report what is wrong with them.
+    Errors in the data are reported by the checks of the data.
     """
     from tokenizers import Tokenizer
 
@@ -64,7 +64,7 @@ def _mean(counts: Sequence[int]) -> float:
 
 
 def _read_texts(run: Run[TrainingConfig]) -> list[tuple[str, str]]:
-    """(prompt, completion) of the first rows; the completion is "" in RL."""
+    """Return (prompt, completion) of the first rows; the completion is "" in RL."""
     import pyarrow.parquet as pq
     from pyarrow import ArrowException
 

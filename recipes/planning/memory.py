@@ -1,4 +1,4 @@
-"""Memory of a host without a GPU: how much is free, and the micro-batch that fits into it."""
+"""Free memory of a host without a GPU, and the largest micro-batch that fits into it."""
 
 import os
 from bisect import bisect_left
@@ -22,10 +22,10 @@ TOKENS_STEP = 64  # micro-batches are lowered to multiples of this
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that new processes can take: of the machine, and of every cgroup that this process is in.
+    """Return the bytes that new processes can use, within the machine and every cgroup of this process.
 
     Args:
-        root: of the file system.
+        root: root of the file system.
     """
     free = [psutil.virtual_memory().available]
     for folder in cgroup_folders(root):
@@ -37,7 +37,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _free_in_cgroup(folder: Path, limit_name: str, usage_name: str) -> int | None:
-    """Limit minus usage, without the file cache, which the kernel gives up; None where there is no limit."""
+    """Return limit minus usage, not counting the file cache, which the kernel can drop; None without a limit."""
     try:
         limit = (folder / limit_name).read_text().strip()
         usage = int((folder / usage_name).read_text())
@@ -51,11 +51,11 @@ def _free_in_cgroup(folder: Path, limit_name: str, usage_name: str) -> int | Non
 
 
 def host_workload(run: Run[TrainingConfig]) -> Workload:
-    """Return the workload of a run on a CPU, by the lengths of its data.
+    """Return the workload of a run on a CPU, with the lengths of its data.
 
     Raises:
         OSError: the model's config is not here.
-        UserError: it is damaged.
+        UserError: the model's config is damaged.
     """
     size = model_size(run.settings.model)
     lengths = sample_lengths(run)
@@ -65,19 +65,19 @@ def host_workload(run: Run[TrainingConfig]) -> Workload:
 
 
 def fit_micro_batch(run: Run[TrainingConfig]) -> list[str]:
-    """Lower the micro-batch of a run on this CPU to what free memory holds, in its config.
+    """Lower the micro-batch in the config of a run on this CPU until it fits into free memory.
 
-    The gradients are the same: a batch is cut into more parts. A run that does not fit with the smallest micro-batch
-    keeps its own: the checks of the machine refuse it.
+    The gradients are the same: a batch is split into more parts. If even the smallest micro-batch does not fit, the
+    setting stays, and the checks of the machine refuse the run.
 
     Returns:
-        A line where the micro-batch was lowered.
+        One line if the micro-batch was lowered, else [].
     """
     if run.uses_gpu or not run.packs_micro_batches or os.environ.get("RAY_ADDRESS"):
         return []
     try:
         workload = host_workload(run)
-    except (OSError, ValueError):  # the checks of the model say so
+    except (OSError, ValueError):  # the checks of the model report it
         return []
     free = available_bytes()
     tokens = largest_micro_batch(workload, FULL * free)
@@ -86,15 +86,20 @@ def fit_micro_batch(run: Run[TrainingConfig]) -> list[str]:
     with open_dict(run.verl_config) as config:
         OmegaConf.update(config, run.micro_batch_key, tokens)
     return [
-        f"{run.micro_batch_key}={workload.most_tokens}: the {free / GIB:.1f} GiB of memory that are free hold "
-        f"micro-batches of {tokens} tokens, which the run takes; the gradients are the same"
+        f"{run.micro_batch_key}={workload.most_tokens}: lowered to {tokens}, which fits into the {free / GIB:.1f} GiB "
+        "of free memory; the gradients are the same"
     ]
 
 
 def largest_micro_batch(workload: Workload, room: float) -> int | None:
-    """Return the most tokens of a micro-batch, up to the workload's, that take at most `room` bytes.
+    """Return the largest micro-batch in tokens, up to the workload's, that fits into memory.
 
-    None where a single sequence of the greatest length takes more.
+    Args:
+        workload: a run on a CPU.
+        room: bytes that the run may take.
+
+    Returns:
+        The number of tokens; None if a single sequence of maximum length does not fit.
     """
 
     def fits(tokens: int) -> bool:

@@ -1,4 +1,4 @@
-"""The shape of a model and its parameters: of well-known models by their size, of others by their config.json."""
+"""The shape and the number of parameters of a model, from a table of well-known models or from its config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ class ModelSize:
     """The shape of a model.
 
     Attributes:
-        parameters: as transformers counts them.
-        layers: of the transformer.
-        hidden: numbers of a hidden state.
-        vocabulary: words.
-        heads: of the queries.
-        kv_heads: of keys and values.
-        head_size: numbers of a head.
-        intermediate: numbers between the matrices of an MLP, of all experts that a token passes.
-        experts: of a mixture, of which a token passes some.
+        parameters: number of parameters, as transformers counts them.
+        layers: number of transformer layers.
+        hidden: size of a hidden state.
+        vocabulary: number of tokens in the vocabulary.
+        heads: number of query heads.
+        kv_heads: number of key and value heads.
+        head_size: size of a head.
+        intermediate: size between the matrices of an MLP, summed over the experts that a token uses.
+        experts: number of experts; 1 for a dense model.
     """
 
     parameters: int
@@ -38,13 +38,18 @@ class ModelSize:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownModel:
-    """A model whose size is known without its config: its Hugging Face id and its shape."""
+    """A model whose size is known without its config.
+
+    Attributes:
+        hub_id: Hugging Face id.
+        size: its shape.
+    """
 
     hub_id: str
     size: ModelSize
 
 
-# What `--model` takes -> the model.
+# Name for `--model` -> the model.
 KNOWN_MODELS: Mapping[str, KnownModel] = {
     "0.5B": KnownModel(
         hub_id="Qwen/Qwen2.5-0.5B-Instruct",
@@ -125,15 +130,22 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
         ),
     ),
 }
-EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")  # config keys for the number of experts
 
 
 def model_size(model: str) -> ModelSize:
-    """Of a name or id of KNOWN_MODELS, a folder, or a Hugging Face id in the Hub's cache here.
+    """Return the shape and the number of parameters of a model.
 
-    A layer has q, k, v and o, three matrices of the MLP (times its experts), two norms, and in Qwen's biases or norms
-    of q, k and v; then come the embedding, the last norm and, where it is not the embedding, the head. Other models are
-    a thousandth off. Raises OSError without a config, UserError for one that is damaged or says too little.
+    A layer has q, k, v and o, three matrices of the MLP (times its experts), two norms, and in Qwen biases or norms of
+    q, k and v. Then come the embedding, the last norm and, if it is not tied to the embedding, the head. For other
+    families the number of parameters is off by about a thousandth.
+
+    Args:
+        model: a name or id of KNOWN_MODELS, a folder, or a Hugging Face id in the Hub's cache here.
+
+    Raises:
+        OSError: the config is not here.
+        UserError: the config is damaged or incomplete.
     """
     for name, known in KNOWN_MODELS.items():
         if model in (name, known.hub_id):
@@ -144,11 +156,13 @@ def model_size(model: str) -> ModelSize:
     try:
         return _size_from_config(config)
     except KeyError as error:
-        raise UserError(f"{file}: {error} is missing, so that the model's size is unknown") from error
+        raise UserError(
+            "plan.incomplete-model-config", f"{file}: {error} is missing, so the model's size is unknown"
+        ) from error
 
 
 def _size_from_config(config: Mapping[str, Any]) -> ModelSize:
-    """Count the parameters, as `model_size` says. Raises KeyError for a config that says too little."""
+    """Count the parameters as described in `model_size`; raise KeyError if a key is missing."""
     layers = config["num_hidden_layers"]
     hidden = config["hidden_size"]
     vocabulary = config["vocab_size"]
@@ -189,4 +203,4 @@ def _config_file(model: str) -> Path:
     try:
         return Path(hf_hub_download(model, "config.json", local_files_only=True))
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"{model}: neither a folder, nor in the Hub's cache here") from error
+        raise FileNotFoundError(f"{model}: not a folder, and not in the Hub's cache here") from error

@@ -1,4 +1,4 @@
-"""A run on a cluster that is not here, in figures: its work, a step's time by part, what a GPU and a disk hold."""
+"""Plan a run on a cluster: its steps, the time of a step by part, and the memory of a GPU, a host and a disk."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,44 +22,51 @@ from recipes.planning.work import count_checkpoints, count_training_rows, count_
 def make_plan(
     run: Run[TrainingConfig], workload: Workload, gpu: GPU, rows: int, validation_rows: int
 ) -> dict[str, Any]:
-    """Sections of figures by name: numbers, and ranges of two from fast to slow.
+    """Return the figures of a plan.
 
     Args:
-        run: its batch is known.
-        workload: of the run.
-        gpu: that every node has.
-        rows: of the training data.
-        validation_rows: 0 where they are unknown, and not counted.
+        run: a run with a batch size.
+        workload: the run's workload.
+        gpu: the GPU of every node.
+        rows: rows of the training data.
+        validation_rows: rows of the validation data; 0 if unknown, and then not counted.
+
+    Returns:
+        Title of a section -> its figures by name: numbers, or ranges (fast, slow).
 
     Raises:
-        UserError: something that a plan does not model.
+        UserError: the run is too small for a step, or of a kind that the plan does not support.
     """
-    _check_modelled(run, workload)
+    _check_supported(run, workload)
     if workload.tensor_parallel:
         has_old = not (run.rollout_correction.bypass or is_on_policy(run.verl_config))
         workload = replace(workload, passes=workload.has_reference + has_old)
     steps = count_training_steps(run, rows)
     if not steps:
-        raise UserError(f"{rows:,} rows are not one step: TRAIN_BATCH_SIZE={workload.prompts}; lower it (--rows)")
-    written, kept = count_checkpoints(run, steps)
-    # the last step is one of them; with -1 it is SFT's only one, and RL has none
-    every = run.settings.test_freq
-    most = run.max_validation_rows
-    validations = -(-steps // every) if every > 0 else int(not workload.tensor_parallel)
-    validated = min(validation_rows, most) if most > 0 else validation_rows
+        raise UserError(
+            "plan.too-few-rows",
+            f"TRAIN_BATCH_SIZE={workload.prompts}: {rows:,} rows do not fill a batch: lower it, or raise --rows",
+        )
+    num_written, num_kept = count_checkpoints(run, steps)
+    # The last step is always validated in SFT; in RL only if validation is on.
+    test_freq = run.settings.test_freq
+    max_rows = run.max_validation_rows
+    validations = -(-steps // test_freq) if test_freq > 0 else int(not workload.tensor_parallel)
+    validated_rows = min(validation_rows, max_rows) if max_rows > 0 else validation_rows
 
-    parts = step_parts(workload, gpu, written / steps, validations / steps if validated else 0.0, validated)
+    validations_per_step = validations / steps if validated_rows else 0.0
+    parts = step_parts(workload, gpu, num_written / steps, validations_per_step, validated_rows)
     step = np.sum(list(parts.values()), axis=0)
     hours = (START_SECONDS.range * bool(workload.tensor_parallel) + steps * step) / 3600
     training, sampling = estimate.gpu_parts(workload, gpu.memory)
     checkpoint = estimate.checkpoint_bytes(workload.size) / GIB
-    short = estimate.lacks(workload, gpu.memory)
+    shortages = estimate.find_shortages(workload, gpu.memory)
     return {
         "parameters": workload.size.parameters,
         "work": {
             "steps": steps,
             "hours": hours.tolist(),
-            "checkpoints": written,
+            "checkpoints": num_written,
             "validations": validations,
             "tokens of a prompt": workload.prompt,
             "tokens of a response": workload.response,
@@ -69,46 +76,54 @@ def make_plan(
         "GiB of a GPU in sampling": _in_gib(sampling),
         "storage and network": {
             "a checkpoint, GiB": checkpoint,
-            "kept at once, GiB": kept * checkpoint,
-            "written a day, GiB": (written * checkpoint * 24 / hours).tolist(),
+            "kept at once, GiB": num_kept * checkpoint,
+            "written a day, GiB": (num_written * checkpoint * 24 / hours).tolist(),
             "host memory of the first node for it, GiB": estimate.EXPORT_BYTES * workload.size.parameters / GIB,
             "a GPU receives in a step, GiB": received_bytes(workload) / GIB,
         },
-        "lacks": [*short],
+        "lacks": [*shortages],
         "constants": [asdict(constant) for constant in (*CONSTANTS, gpu.training_share)],
     }
 
 
-def _check_modelled(run: Run[TrainingConfig], workload: Workload) -> None:
+def _check_supported(run: Run[TrainingConfig], workload: Workload) -> None:
     if not run.uses_gpu:
-        raise UserError("trainer.device=cpu: a plan is for GPUs")
+        raise UserError("plan.unsupported-run", "trainer.device=cpu: convrec plan is for GPUs")
     if workload.size.experts > 1:
         raise UserError(
-            f"a mixture of {workload.size.experts} experts, which a plan does not model: give a dense --model"
+            "plan.unsupported-run",
+            f"the model is a mixture of {workload.size.experts} experts, which a plan does not support: use a dense "
+            "--model",
         )
     if workload.gpus % workload.sharing:
-        raise UserError(f"fsdp_size={workload.sharing} does not divide the {workload.gpus} GPUs: choose a divisor")
+        raise UserError(
+            "plan.indivisible-sharding",
+            f"fsdp_size={workload.sharing} does not divide the {workload.gpus} GPUs: choose a divisor",
+        )
     if not run.colocates_rollout:
-        raise UserError("+scale=separate_async: rollout beside training is not modelled; plan without it")
+        raise UserError(
+            "plan.unsupported-run",
+            "+scale=separate_async: a plan does not support a rollout on separate GPUs: plan without it",
+        )
     if isinstance(run.settings, JudgeConfig):
-        raise UserError("how long verdicts are is not modelled")
+        raise UserError("plan.unsupported-run", "a plan does not support judges: the length of verdicts is unknown")
 
 
 def _in_gib(parts: Mapping[str, int]) -> dict[str, float]:
-    held = {name: part / GIB for name, part in parts.items() if part}
-    return held | {"in all": sum(held.values())} if held else {}
+    gib = {name: part / GIB for name, part in parts.items() if part}
+    return gib | {"in all": sum(gib.values())} if gib else {}
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    """A section of figures after the other, what does not fit, then what it rests on."""
+    """Format a plan as lines: its sections, what does not fit, and the constants that it is based on."""
     lines = []
     for title, figures in plan.items():
         if isinstance(figures, dict) and figures:
             lines += ["", title, *(f"  {name:42}{shown(figure):>18}" for name, figure in figures.items())]
     lines += ["", f"does not fit: {'; '.join(plan['lacks'])}" if plan["lacks"] else "fits"]
     if plan["lacks"]:
-        lines.append("  try: more N_NODES or TENSOR_PARALLEL, fewer tokens a micro-batch, or offloading")
-    lines += ["", "rests on, from what makes a run fast to what makes it slow"]
+        lines.append("  try: more N_NODES or TENSOR_PARALLEL, fewer tokens per micro-batch, or offloading")
+    lines += ["", "based on (optimistic to pessimistic)"]
     for constant in plan["constants"]:
         ends = shown([constant["fast"], constant["slow"]])
         lines.append(f"  {constant['name']}: {ends} {constant['unit']}".rstrip() + f" ({constant['source']})")
@@ -116,31 +131,35 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
 
 
 def shown(figure: int | float | Sequence[float]) -> str:
-    """Counts whole, other numbers with three digits, ranges with two: `15,958`, `7.36`, `3.5 to 8.5`."""
+    """Format a figure: counts in full, other numbers with 3 digits, ranges with 2: `15,958`, `7.36`, `3.5 to 8.5`."""
     if isinstance(figure, int):
         return f"{figure:,}"
     digits, ends = (3, [figure]) if isinstance(figure, float) else (2, figure)
     return " to ".join(f"{float(f'{end:.{digits}g}'):,.12g}" for end in ends)
 
 
-def summary(run: Run[TrainingConfig]) -> list[str]:
-    """Of a dry run: steps, checkpoints and, on GPUs, hours. The files of the run are there (Recipe.check)."""
+def summarize_plan(run: Run[TrainingConfig]) -> list[str]:
+    """Return the plan's lines of a dry run: steps, checkpoints and, on GPUs, hours.
+
+    run: a run whose data files exist.
+    """
     rows = count_training_rows(run)
     steps = count_training_steps(run, rows)
-    test = run.settings.test_freq
-    written, kept = count_checkpoints(run, steps)
-    validations = f"a validation every {test} steps" if test > 0 else "no validation on the way"
-    text = [f"steps: {steps:,} of {run.train_batch_size:,} rows out of {rows:,}; {validations}"]
+    test_freq = run.settings.test_freq
+    num_written, num_kept = count_checkpoints(run, steps)
+    validations = f"a validation every {test_freq} steps" if test_freq > 0 else "no validation during training"
+    lines = [f"steps: {steps:,} of {run.train_batch_size:,} rows out of {rows:,}; {validations}"]
+    checkpoints = f"checkpoints: {num_written}, {num_kept} of them kept"
     try:
         size = model_size(run.settings.model)
     except (OSError, ValueError):
-        return [*text, f"checkpoints: {written}, {kept} of them kept; the model is not here, so their size is unknown"]
-    each = estimate.checkpoint_bytes(size) / GIB
-    text.append(f"checkpoints: {written}, {kept} of them kept: {each:.2f} GiB each, {kept * each:.1f} in all")
+        return [*lines, f"{checkpoints}; their size is unknown, because the model is not here"]
+    gib = estimate.checkpoint_bytes(size) / GIB
+    lines.append(f"{checkpoints}: {gib:.2f} GiB each, {num_kept * gib:.1f} in all")
     workload = estimate.make_workload(run, size)
     try:
         plan = make_plan(run, workload, H100, rows, count_validation_rows(run))
-    except UserError:  # what a plan does not model
-        return text
-    figures = f"{shown(plan['work']['hours'])} hours, {shown(plan['seconds of a step']['a step'])} s a step"
-    return [*text, f"time: {figures}, by a model of H100s, not a measurement (convrec plan says what it rests on)"]
+    except UserError:  # a run that a plan does not support
+        return lines
+    figures = f"{shown(plan['work']['hours'])} hours, {shown(plan['seconds of a step']['a step'])} s per step"
+    return [*lines, f"time: {figures}, modelled for H100s and not measured (`convrec plan` prints the assumptions)"]

@@ -1,18 +1,18 @@
-"""Seconds of each part of a step on GPUs, from counted operations and bytes: a model, nothing is measured here.
+"""Model the time of each part of a step on GPUs by counting operations and bytes; nothing is measured.
 
-P parameters, L layers, s tokens of a sequence; G rollouts of a prompt share its prefill. A forward pass of a token is
-2 P + 2 L s x heads x head size FLOP: the matrices, and attention to half of the sequence in the mean.
+P parameters, L layers, s tokens per sequence; the G rollouts of a prompt share its prefill. A token's forward pass is
+2 P + 2 L s x heads x head size FLOP: the matrices, and attention to half of the sequence on average.
 
-    rollout      a forward pass of each prompt's tokens; then token after token, a replica's responses at once, until
-                 the longest is done: what a token reads (weights and cache) or computes, or the least that it takes
-    log-probs    a forward pass of all tokens, of the reference and, unless mu = 1, of the old policy
-    update       3 forward passes, 4 with recomputation, 1 less for LoRA, for each of mu; and what one takes besides
-    weight sync  vLLM sleeps, wakes, and gets the weights
+    rollout      a forward pass over each prompt; then decoding, all responses of a replica together, until the longest
+                 is done. A step of decoding is bound by reads (weights and cache), by FLOP, or by a minimum time
+    log-probs    a forward pass over all tokens by the reference and, unless mu = 1, by the old policy
+    update       3 forward passes, 4 with recomputation, 1 less with LoRA, for each of mu; plus a constant per update
+    weight sync  vLLM sleeps, wakes, and receives the weights
     driver       one process handles every response
-    network      2 P bytes for each forward and each backward pass of a micro-batch, and 4 P of gradients; 4 P for the
-                 sync. FSDP fetches while it computes: from none of it to all of it is waited for
-    checkpoints  each process writes its shards, then the first one the Hugging Face form; their share of a step
-    validation   one response for each of its prompts, in SFT a forward pass; its share of a step
+    network      2 P bytes for each forward and each backward pass of a micro-batch, and 4 P for gradients; 4 P for the
+                 sync. FSDP fetches while it computes, so between none and all of this time is waited for
+    checkpoints  each process writes its shards, then the first one writes the Hugging Face form; averaged over steps
+    validation   one response per prompt, in SFT a forward pass; averaged over steps
 """
 
 from dataclasses import replace
@@ -36,14 +36,20 @@ from recipes.planning.models import ModelSize
 def step_parts(
     workload: Workload, gpu: GPU, checkpoints: float, validations: float, validation_rows: int
 ) -> dict[str, Range]:
-    """checkpoints, validations: in a step, so below 1."""
-    check = replace(workload, prompts=validation_rows, rollouts=1)
-    checked = rollout_seconds(check, gpu) if workload.tensor_parallel else forward_seconds(check, gpu)
-    saved = (
-        (SHARD_BYTES / workload.gpus + EXPORT_BYTES)
-        * workload.size.parameters
-        / (figures.WRITER_GB_PER_SECOND.range * 1e9)
-    )
+    """Return the seconds of each part of a step, as ranges (fast, slow).
+
+    Args:
+        workload: the run.
+        gpu: the GPU of every node.
+        checkpoints: checkpoints per step, at most 1.
+        validations: validations per step, at most 1.
+        validation_rows: prompts of a validation.
+    """
+    validation = replace(workload, prompts=validation_rows, rollouts=1)
+    time_validation = rollout_seconds if workload.tensor_parallel else forward_seconds
+    validation_seconds = time_validation(validation, gpu)
+    writer_bytes = (SHARD_BYTES / workload.gpus + EXPORT_BYTES) * workload.size.parameters
+    checkpoint_seconds = writer_bytes / (figures.WRITER_GB_PER_SECOND.range * 1e9)
     parts: dict[str, Range] = {}
     if workload.tensor_parallel:
         parts["rollout"] = rollout_seconds(workload, gpu)
@@ -51,55 +57,63 @@ def step_parts(
         parts["weight sync"] = figures.SYNC_SECONDS.range
         parts["driver"] = workload.prompts * workload.rollouts * figures.RESPONSE_MS.range / 1e3
     training = {"update": update_seconds(workload, gpu), "network": network_seconds(workload, gpu)}
-    return parts | training | {"checkpoints": checkpoints * saved, "validation": validations * checked}
+    saving = {"checkpoints": checkpoints * checkpoint_seconds, "validation": validations * validation_seconds}
+    return parts | training | saving
 
 
 def rollout_seconds(workload: Workload, gpu: GPU) -> Range:
+    """Return the seconds in which vLLM writes the responses of a step."""
     replicas = workload.gpus // workload.tensor_parallel
-    prompts = ceil(workload.prompts / replicas)  # of the busiest replica: all rollouts of a prompt
-    cache_of_token = cache_bytes_of_token(workload)
+    prompts = ceil(workload.prompts / replicas)  # on the busiest replica, which has all rollouts of a prompt
+    token_bytes = cache_bytes_of_token(workload)
     peak = workload.tensor_parallel * gpu.flops * figures.PREFILL_SHARE.range
     prefill = prompts * workload.prompt * forward_flops(workload.size, workload.prompt) / peak
-    room = int(cache_bytes(workload, gpu.memory) / (cache_of_token * (workload.prompt + workload.response)))
+    room = int(cache_bytes(workload, gpu.memory) / (token_bytes * (workload.prompt + workload.response)))
     rows = max(1, min(prompts * workload.rollouts, workload.max_sequences, room))
-    reads = rollout_weights(workload) + rows * (workload.prompt + workload.response / 2) * cache_of_token
-    reading = reads / (gpu.bandwidth * figures.BANDWIDTH_SHARE.range)
-    computing = rows * 2 * workload.size.parameters / peak
-    token = np.maximum(np.maximum(reading, computing), figures.DECODE_STEP_MS.range / 1e3)
+    read_bytes = rollout_weights(workload) + rows * (workload.prompt + workload.response / 2) * token_bytes
+    read_seconds = read_bytes / (gpu.bandwidth * figures.BANDWIDTH_SHARE.range)
+    compute_seconds = rows * 2 * workload.size.parameters / peak
+    token_seconds = np.maximum(np.maximum(read_seconds, compute_seconds), figures.DECODE_STEP_MS.range / 1e3)
     if workload.tensor_parallel > 1:
-        token += 2 * workload.size.layers * figures.ALL_REDUCE_US.range * 1e-6
-    # responses that wait for room come in turns; the last of them end with the longest
-    return prefill + workload.response * (prompts * workload.rollouts / rows - 1 + figures.LONGEST_ANSWER.range) * token
+        token_seconds += 2 * workload.size.layers * figures.ALL_REDUCE_US.range * 1e-6
+    # responses that do not fit wait for a turn; the last turn takes as long as the longest response
+    turns = prompts * workload.rollouts / rows - 1 + figures.LONGEST_ANSWER.range
+    return prefill + workload.response * turns * token_seconds
 
 
 def forward_flops(size: ModelSize, length: float) -> float:
-    """FLOP of a token's forward pass in a sequence of that length."""
+    """Return the FLOP of a token's forward pass in a sequence of this length."""
     return 2 * size.parameters + 2 * size.layers * length * size.heads * size.head_size
 
 
 def forward_seconds(workload: Workload, gpu: GPU) -> Range:
-    """Of a GPU's share of a step's tokens."""
+    """Return the seconds of a forward pass over a GPU's share of a step."""
     flops = workload.tokens * forward_flops(workload.size, workload.prompt + workload.response)
     return flops / (gpu.flops * gpu.training_share.range)
 
 
 def update_seconds(workload: Workload, gpu: GPU) -> Range:
-    """Of all updates of a step."""
+    """Return the seconds of all updates of a step."""
     passes = 3 - bool(workload.lora_rank) + workload.recomputes
     num_updates = workload.prompts // workload.mini_batch
     return workload.mu * (passes * forward_seconds(workload, gpu) + num_updates * figures.UPDATE_SECONDS.range)
 
 
 def received_bytes(workload: Workload) -> float:
-    """By a GPU in a step: what it gathers, and sums (a reduce-scatter moves the same), less its own part of it."""
-    gathered = ((4 if workload.lora_rank else 8) * workload.mu + 2 * workload.passes) * workload.micro_batches
-    if workload.tensor_parallel and not workload.lora_rank:  # adapters are below a hundredth of that
-        gathered += 4
-    return gathered * workload.size.parameters * (workload.sharing - 1) / workload.sharing
+    """Return the bytes that a GPU receives in a step from the other processes.
+
+    An all-gather and a reduce-scatter move the same number of bytes; a GPU does not receive its own part.
+    """
+    bytes_per_parameter = (
+        (4 if workload.lora_rank else 8) * workload.mu + 2 * workload.passes
+    ) * workload.micro_batches
+    if workload.tensor_parallel and not workload.lora_rank:  # adapters are less than a hundredth of the weights
+        bytes_per_parameter += 4
+    return bytes_per_parameter * workload.size.parameters * (workload.sharing - 1) / workload.sharing
 
 
 def network_seconds(workload: Workload, gpu: GPU) -> Range:
-    """Over NVLink, or all of a node's adapters together where they are narrower: as much enters each node."""
+    """Return the seconds of the traffic over NVLink, or over all network adapters of a node if they are slower."""
     link = gpu.nvlink
     if workload.sharing > workload.gpus_per_node:
         link = min(link, gpu.network * workload.gpus_per_node)

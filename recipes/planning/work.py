@@ -1,4 +1,4 @@
-"""How much a run will do, steps and checkpoints."""
+"""Count the steps, checkpoints and rows of a run."""
 
 from convrec.base.errors import UserError
 from convrec.runs.folder import listed
@@ -10,8 +10,8 @@ def count_training_steps(run: Run[TrainingConfig], rows: int | None = None) -> i
     """Return the steps of the whole run. verl drops the rows of an epoch that do not fill a batch.
 
     Args:
-        run: of which the batch is known.
-        rows: of the training data; None: those of the files, which may raise as `count_training_rows` does.
+        run: a run with a batch size.
+        rows: rows of the training data; None reads them from the files, with the errors of `count_training_rows`.
     """
     if run.settings.total_steps:
         return run.settings.total_steps
@@ -20,30 +20,32 @@ def count_training_steps(run: Run[TrainingConfig], rows: int | None = None) -> i
 
 
 def count_checkpoints(run: Run[TrainingConfig], steps: int) -> tuple[int, int]:
-    """(how many are written, how many lie there at once): the last step is always saved, the one being written and the
-    best are kept beside the newest SAVE_KEEP."""
-    written = max(1, -(-steps // run.settings.save_freq))
+    """Return the number of checkpoints that a run writes, and the largest number that exists at once.
+
+    The last step is always saved. Besides the newest SAVE_KEEP, the best and the one being written exist.
+    """
+    num_written = max(1, -(-steps // run.settings.save_freq))
     keep = run.save_keep
-    return written, min(written, keep + 2) if keep else written
+    return num_written, min(num_written, keep + 2) if keep else num_written
 
 
 def count_training_rows(run: Run[TrainingConfig]) -> int:
-    """Return how many rows of the training files are read.
+    """Return the number of rows that the run reads from its training files.
 
     Raises:
-        OSError: a file is not there.
-        UserError: a file is no parquet.
+        OSError: a file does not exist.
+        UserError: a file is not parquet.
     """
     return _count_rows(run.settings.train_file, run.max_training_rows)
 
 
 def count_validation_rows(run: Run[TrainingConfig]) -> int:
-    """As `count_training_rows`, of the validation files."""
+    """Return the number of rows that the run reads from its validation files; see `count_training_rows`."""
     return _count_rows(run.settings.val_file, run.max_validation_rows)
 
 
-def _count_rows(files: str | list[str], most: int) -> int:
-    import pyarrow.parquet as pq  # here: a wrong variable is to be told at once
+def _count_rows(files: str | list[str], max_rows: int) -> int:
+    import pyarrow.parquet as pq  # late, so that errors in variables do not wait for the import
     from pyarrow import ArrowInvalid
 
     rows = 0
@@ -51,5 +53,5 @@ def _count_rows(files: str | list[str], most: int) -> int:
         try:
             rows += pq.read_metadata(path).num_rows
         except ArrowInvalid as error:
-            raise UserError(f"{path}: not a parquet file, or cut off ({error})") from error
-    return min(rows, most) if most > 0 else rows
+            raise UserError("plan.damaged-file", f"{path}: not a parquet file, or truncated ({error})") from error
+    return min(rows, max_rows) if max_rows > 0 else rows

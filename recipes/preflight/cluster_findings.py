@@ -1,4 +1,4 @@
-"""What the nodes of a cluster, or this machine, have against what a run asks for."""
+"""Compare the nodes of a cluster, or this machine, with the needs of a run."""
 
 import ipaddress
 import time
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.preflight import node
-from recipes.preflight.cores import Slots, needed_slots
+from recipes.preflight.cores import Slots, count_run_slots
 from recipes.preflight.finding import GIB, Finding
 from recipes.preflight.node import NodeReport, NodeSlots
 
 BUSY = "another job holds them"
-WAITS_VARIABLE = "CONVREC_WAITS_FOR_SLOTS"  # of a job of a matrix: it waits where another start would be refused
+WAITS_VARIABLE = "CONVREC_WAITS_FOR_SLOTS"  # set for the jobs of a matrix: they wait for slots instead of failing
 WAIT_SECONDS = 5.0
 
 
 def node_findings(driver: NodeReport, nodes: Sequence[NodeReport]) -> list[Finding]:
-    """What the nodes report against what the driver has and the run asks for."""
+    """Compare the files, versions, network and memory of the nodes with those of the driver."""
     findings = []
     for report in nodes:
         where = report.where
@@ -43,59 +43,64 @@ def node_findings(driver: NodeReport, nodes: Sequence[NodeReport]) -> list[Findi
             fix = "open all TCP ports between the nodes, or give `ray start` the --node-ip-address of a network they "
             findings.append(Finding("ports", "failure", where, what, fix + "share"))
         if ipaddress.ip_address(report.address).is_global:
-            what = f"{report.address} is a public address: torch's store and NCCL ask nobody there for a key"
+            what = f"{report.address} is a public address: torch's store and NCCL accept connections without a key"
             fix = "give `ray start` the --node-ip-address of a private network, or close its ports to others"
             findings.append(Finding("network", "warning", where, what, fix))
         if report.build_problem:
             fix = "install gcc and Python's headers (Debian: gcc, libc6-dev, python3-dev), or set CC"
-            what = f"{report.build_problem}, and on GPUs vLLM's start builds with both"
+            what = f"{report.build_problem}; on GPUs vLLM compiles C code when it starts"
             findings.append(Finding("compiler", "failure", where, what, fix))
         if report.shm_free < node.SHM_BYTES:
             what = f"/dev/shm has {report.shm_free / GIB:.2f} GiB free, {node.SHM_BYTES / GIB:.2f} are needed"
-            fix = "mount it larger (docker: --shm-size=8g), or end what fills it"
+            fix = "mount a larger one (docker: --shm-size=8g), or end the processes that fill it"
             findings.append(Finding("shared memory", "failure", where, what, fix))
     return findings or [Finding("nodes", "ok", ", ".join(r.where for r in nodes), "files, versions and ports are fine")]
 
 
 def slot_findings(run: Run[TrainingConfig], nodes: Sequence[NodeSlots]) -> list[Finding]:
-    """Are there nodes with the GPU and CPU slots that the run asks for, and beside them those of a rollout of its own?
-    verl and TransferQueue would wait for them without a limit.
+    """Check that the cluster has the GPU and CPU slots of the run, and those of a separate rollout.
 
-    nodes: as `node.slots_of_cluster` gives them.
+    verl and TransferQueue would wait for missing slots without a limit.
+
+    Args:
+        run: names the nodes and GPUs that it needs.
+        nodes: the result of `node.slots_of_cluster`.
     """
-    needed = needed_slots(run)
+    needed = count_run_slots(run)
     keys = ("N_NODES={} with N_GPUS_PER_NODE={}", "{} with actor_rollout_ref.rollout.n_gpus_per_node={}")
-    asked = ", and ".join(key.format(*group) for key, group in zip(keys, needed.groups, strict=False))
-    each = " and ".join(f"{number} x ({gpus} GPU, {cpus} CPU)" for number, gpus, cpus in needed.groups)
-    have = [f"{n.where} {n.free_gpus:g} of {n.gpus:g} GPU and {n.free_cpus:g} of {n.cpus:g} CPU slots" for n in nodes]
-    what = f"{asked} take {each} slots, {needed.cpus} of CPUs in all; free: {', '.join(have) or 'no node'}"
+    settings = ", and ".join(key.format(*group) for key, group in zip(keys, needed.groups, strict=False))
+    slots = " and ".join(f"{number} x ({gpus} GPU, {cpus} CPU)" for number, gpus, cpus in needed.groups)
+    free = [f"{n.where} {n.free_gpus:g} of {n.gpus:g} GPU and {n.free_cpus:g} of {n.cpus:g} CPU slots" for n in nodes]
+    what = f"{settings} take {slots} slots, {needed.cpus} CPU slots in all; free: {', '.join(free) or 'no node'}"
     if not _have_room(needed, [(n.gpus, n.cpus) for n in nodes]):
-        fix = f"ask for less, add nodes, or start Ray with more slots: ray start --num-cpus=N ({needed.cpus} in all), "
-        fix += "on hosts without a GPU also --num-gpus=1"
+        fix = f"use fewer devices, add nodes, or start Ray with more slots: ray start --num-cpus=N ({needed.cpus} in "
+        fix += "all), on hosts without a GPU also --num-gpus=1"
         return [Finding("devices", "failure", "cluster", what, fix)]
     if not _have_room(needed, [(n.free_gpus, n.free_cpus) for n in nodes]):
-        fix = "wait for it, or end it: ray job list, ray job stop"
+        fix = "wait until it ends, or stop it: ray job list, ray job stop"
         return [Finding("devices", "failure", "cluster", f"{BUSY}; {what}", fix)]
     return [Finding("devices", "ok", "cluster", what)]
 
 
 def slots_for(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[NodeSlots]:
-    """`node.slots_of_cluster`; with WAITS_VARIABLE once no other job holds slots that the run asks for."""
-    said = ""
+    """Return `node.slots_of_cluster`; with WAITS_VARIABLE first wait until other jobs have freed the run's slots."""
+    is_waiting = False
     while True:
         slots = node.slots_of_cluster()
         busy = [finding.what for finding in slot_findings(run, slots) if BUSY in finding.what]
         if not (busy and environment.get(WAITS_VARIABLE)):
             return slots
-        if not said:
-            said = f"waiting: {busy[0]}"
-            print(said, flush=True)
+        if not is_waiting:
+            is_waiting = True
+            print(f"waiting: {busy[0]}", flush=True)
         time.sleep(WAIT_SECONDS)
 
 
 def _have_room(needed: Slots, slots: Sequence[tuple[float, float]]) -> bool:
-    """Whether each group finds as many nodes, that with most GPUs a node first, and all CPU slots are there. slots:
-    (GPU, CPU) of each node."""
+    """Return whether the nodes hold every group and all CPU slots; groups with more GPUs per node are placed first.
+
+    slots: GPU and CPU slots of each node.
+    """
     left = list(slots)
     for number, gpus, cpus in sorted(needed.groups, key=lambda group: -group[1]):
         left.sort(reverse=True)
@@ -113,25 +118,25 @@ def device_findings(
     nodes: Sequence[NodeReport],
     environment: Mapping[str, str],
 ) -> list[Finding]:
-    """Has a cluster what the driver chose by looking at its own node, GPUs or none?"""
+    """Check that the cluster has the device that the driver chose by its own node: GPUs, or none."""
     findings = []
     if not run.uses_gpu:
         if driver.device_memory:
-            return []  # the driver sees GPUs too: host=cpu was asked for
+            return []  # the driver sees GPUs too: the user chose host=cpu
         for report in nodes:
             if report.device_memory:
-                what = "has GPUs, and the driver's node has none, so that training would be on CPUs"
+                what = "has GPUs, but the driver's node has none, so training would run on CPUs"
                 group = "sft_host" if run.is_sft else "host"
                 fix = "start Ray's head on a node with GPUs, or add "
                 fix += f"{group}=gpu, N_GPUS_PER_NODE and VERL_PLATFORM=nvidia"
                 findings.append(Finding("devices", "failure", report.where, what, fix))
         return findings
     if not driver.device_memory and not environment.get("VERL_PLATFORM"):
-        what = "PyTorch sees no GPU here, and verl would take the driver's node for the others"
+        what = "PyTorch sees no GPU here, and verl would assume the same of the other nodes"
         findings.append(Finding("devices", "failure", "driver", what, "set VERL_PLATFORM=nvidia"))
     for report in nodes:
         if report.gpu_slots >= run.gpus_per_node and not report.device_memory:
-            what = "offers GPU slots to Ray, and PyTorch sees no GPU there"
+            what = "offers GPU slots to Ray, but PyTorch sees no GPU there"
             fix = "fix its driver (580 or newer) or environment, or start Ray there with --num-gpus=0"
             findings.append(Finding("devices", "failure", report.where, what, fix))
     return findings

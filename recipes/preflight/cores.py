@@ -1,10 +1,10 @@
-"""Ray's slots that a run asks for. verl and TransferQueue wait for them without a limit: they are counted before.
+"""Ray's CPU slots that a run needs, counted before it starts: verl and TransferQueue wait for them without a limit.
 
-SFT                 1 for each GPU, on the GPU's node, and nothing else
-training            3 for each GPU, on the GPU's node: verl's resource pools reserve them, used or not
-rollout of its own  2 for each of its GPUs
-TransferQueue       1 for its controller and 1 for each storage unit, on any node
-others              1: actors without a number of their own (reward, agent loop) are placed one after another
+SFT               1 per GPU, on the GPU's node, and nothing else
+RL training       3 per GPU, on the GPU's node: verl's resource pools reserve them, used or not
+separate rollout  2 per GPU of the rollout
+TransferQueue     1 for its controller and 1 per storage unit, on any node
+other actors      1: actors that reserve no slot (reward, agent loop) still need one while Ray places them, in turn
 """
 
 import os
@@ -15,14 +15,18 @@ from convrec.settings.training import TrainingConfig
 
 CPUS_PER_SFT_GPU = 1  # convrec.training.sft.on_ray
 CPUS_PER_GPU = 3  # verl's ResourcePoolManager.max_colocate_count
-CPUS_PER_ROLLOUT_GPU = 2  # of a rollout with GPUs of its own: RolloutReplica.init_standalone
+CPUS_PER_ROLLOUT_GPU = 2  # of a separate rollout: RolloutReplica.init_standalone
 CONTROLLER = 1
 PLACING = 1
 
 
 class Slots(NamedTuple):
-    """groups: (number of nodes, GPU and CPU slots on each of them), of those that train and of a rollout of its own.
-    anywhere: further CPU slots, of which each may be on any node."""
+    """Ray's slots that a run needs.
+
+    Attributes:
+        groups: (number of nodes, GPU slots per node, CPU slots per node) of the training and of a separate rollout.
+        anywhere: further CPU slots; each may be on any node.
+    """
 
     groups: list[tuple[int, int, int]]
     anywhere: int
@@ -33,11 +37,12 @@ class Slots(NamedTuple):
 
 
 def uses_ray(run: Run[TrainingConfig]) -> bool:
-    """Whether a run starts Ray, or joins a cluster's: SFT on one device of this machine needs none."""
+    """Return whether a run starts Ray or joins a cluster: SFT on one device of this machine needs neither."""
     return not run.is_sft or bool(os.environ.get("RAY_ADDRESS")) or run.num_devices > 1
 
 
-def needed_slots(run: Run[TrainingConfig]) -> Slots:
+def count_run_slots(run: Run[TrainingConfig]) -> Slots:
+    """Count the slots of a run by the rules above."""
     nodes = run.settings.num_nodes
     gpus = run.gpus_per_node
     if run.is_sft:

@@ -1,4 +1,4 @@
-"""One thing that the doctor and the recipes have found out, and what follows from a failure."""
+"""The result of one check by the doctor or a recipe, and how a recipe stops on failures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,15 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """Something looked at. `where` is a node or a setting; `fix` says what to do, empty when all is well."""
+    """The result of one check.
+
+    Attributes:
+        check: its subject, for example "disk".
+        status: a recipe stops on a failure and prints a warning.
+        where: the node or the setting.
+        what: the observation, in one line.
+        fix: the remedy; "" if the status is ok.
+    """
 
     check: str
     status: Literal["ok", "warning", "failure"]
@@ -21,8 +29,12 @@ class Finding:
 
 
 def stop_on_failure(findings: Sequence[Finding]) -> list[str]:
-    """Raise UserError with every failure; return the warnings as text. For the recipes."""
+    """Return the warnings, one line each.
+
+    Raises:
+        UserError: there are failures; the message has one line for each.
+    """
     failures = [f"{f.where}: {f.what}. Fix: {f.fix}" for f in findings if f.status == "failure"]
     if failures:
-        raise UserError("\n       ".join(failures))
+        raise UserError("preflight.failed-check", "\n       ".join(failures))
     return [f"{f.where}: {f.what} ({f.fix})" for f in findings if f.status == "warning"]

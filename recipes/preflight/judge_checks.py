@@ -1,4 +1,4 @@
-"""What the recipes of judges check before anything expensive starts."""
+"""Checks of a judge's settings and data, before anything expensive starts."""
 
 from convrec.judges.checks import check_orders
 from convrec.judges.schema import validate_judge_table
@@ -10,7 +10,7 @@ from recipes.preflight.checks import check_rl, check_tables, require_files
 
 
 def check_judge(run: Run[JudgeConfig]) -> list[str]:
-    """Raise UserError for settings or data that cannot train; return warnings."""
+    """Check the settings and data of a judge's run; see `checks.check_rank_grpo`."""
     settings = run.settings
     mode = "pairwise" if isinstance(settings, PairwiseJudgeConfig) else "pointwise"
     check_rl(run)

@@ -1,4 +1,4 @@
-"""What one machine has, as it sees it itself; run on every node of a cluster through Ray."""
+"""A report on one machine, made on the machine itself: Ray runs it on every node of a cluster."""
 
 import contextlib
 import os
@@ -26,21 +26,22 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one machine has.
+    """The state of one machine.
 
     Attributes:
-        where: its name in messages.
-        address: that its servers listen on.
-        gpu_slots: that it offers to Ray.
-        versions: package of PINNED -> its version, None where it is not installed.
-        digest: of this project's source there.
+        where: the machine's name in messages.
+        address: the address that its servers listen on.
+        gpu_slots: GPU slots that it offers to Ray.
+        versions: package of PINNED -> installed version, None if it is not installed.
+        digest: digest of this project's source on that machine.
         source: the folder of that source.
         unreadable: file -> why it cannot be read.
-        model_problem: why the model of the Hub cannot be had; "" where it can.
-        save_problem: why the run folder cannot be written to; "" where it can.
-        unreachable: why it cannot connect to the driver; "" where it can.
-        disk_free, shm_free, memory_available, device_memory: in bytes; device_memory of one GPU, 0 without one.
-        build_problem: what Triton's builds would miss; "" for nothing.
+        model_problem: why the model cannot be downloaded from the Hub; "" if it can.
+        save_problem: why the run folder is not writable; "" if it is.
+        unreachable: why the machine cannot connect to the driver; "" if it can.
+        disk_free, shm_free, memory_available: in bytes.
+        device_memory: bytes of one GPU; 0 without a GPU.
+        build_problem: what Triton lacks to compile; "" if nothing.
     """
 
     where: str
@@ -62,7 +63,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """Ray's slots of one node, all of them and those that nobody has taken."""
+    """Ray's slots of one node, in all and free."""
 
     where: str
     gpus: float
@@ -77,17 +78,17 @@ def report(
     """Report versions, files, disk and memory of this machine.
 
     Args:
-        files: that it must be able to read.
-        model: a folder, or an id of the Hub, which is asked for it; None: not looked at.
+        files: files that the machine must be able to read.
+        model: a folder, or an id that is looked up in the Hub; None skips the check.
         save_path: the run folder.
-        mark: of `marked`; a run folder of the driver's storage has it.
+        mark: a file from `marked`: a machine that shares the driver's storage sees it.
         driver: an address that this machine must be able to connect to.
     """
-    problem, free = _writable(save_path)
+    problem, free = _check_writable(save_path)
     if mark and not problem and not os.path.exists(mark):
-        problem = f"SAVE_PATH={save_path}: what the driver writes to {os.path.dirname(mark)} is not seen here"
+        problem = f"SAVE_PATH={save_path}: files that the driver writes to {os.path.dirname(mark)} are not visible here"
     folders = [model] if model and hub.is_folder(model) else []
-    unreadable = {path: _unreadable(path) for path in (*files, *folders)}
+    unreadable = {path: _find_read_problem(path) for path in (*files, *folders)}
     return NodeReport(
         where=socket.gethostname(),
         address="127.0.0.1",
@@ -98,7 +99,7 @@ def report(
         unreadable={path: problem for path, problem in unreadable.items() if problem},
         model_problem=hub.problem(model) if model and not folders else "",
         save_problem=problem,
-        unreachable=_unreachable(driver) if driver else "",
+        unreachable=_find_connection_problem(driver) if driver else "",
         disk_free=free,
         shm_free=shutil.disk_usage("/dev/shm").free,
         memory_available=available_bytes(),
@@ -109,15 +110,22 @@ def report(
 
 @contextlib.contextmanager
 def marked(save_path: str) -> Iterator[str]:
-    """A file in the run folder, or the nearest one above it that is there: who sees it has the same storage.
+    """Keep a file in the run folder, or in its nearest existing parent, by which other nodes recognise the storage.
 
-    Raises UserError when it cannot be written.
+    Yields:
+        The file's path.
+
+    Raises:
+        UserError: the folder is not writable.
     """
     file = _nearest_folder(save_path) / f".convrec-{uuid.uuid4().hex}"
     try:
         file.touch()
     except OSError as error:
-        raise UserError(f"SAVE_PATH={save_path}: {file.parent} may not be written to ({error.strerror})") from error
+        raise UserError(
+            "preflight.save-path-not-writable",
+            f"SAVE_PATH={save_path}: {file.parent} is not writable ({error.strerror})",
+        ) from error
     try:
         yield str(file)
     finally:
@@ -125,7 +133,14 @@ def marked(save_path: str) -> Iterator[str]:
 
 
 def connect() -> bool:
-    """Join the cluster of RAY_ADDRESS, if it is set. Returns whether there is one."""
+    """Join the cluster of RAY_ADDRESS.
+
+    Returns:
+        Whether there is one; False if RAY_ADDRESS is unset.
+
+    Raises:
+        UserError: the cluster does not answer, or refuses this process.
+    """
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return False
@@ -137,14 +152,18 @@ def connect() -> bool:
             ray.init(log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             raise UserError(
-                f"RAY_ADDRESS={address}: cannot join the cluster ({one_line(error)}). Is Ray running there, in the "
-                "same version?"
+                "preflight.cluster-unreachable",
+                f"RAY_ADDRESS={address}: cannot join the cluster ({one_line(error)}). Is the same version of Ray "
+                "running there?",
             ) from error
     return True
 
 
 def get_name(entry: dict[str, Any]) -> str:
-    """How a node of `ray.nodes()` is called in messages."""
+    """Return the name of a node in messages.
+
+    entry: an element of `ray.nodes()`.
+    """
     return f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})"
 
 
@@ -155,42 +174,47 @@ def _alive_nodes() -> list[dict[str, Any]]:
 
 
 def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[NodeReport]:
-    """One report a node, made there, with the address that its servers listen on and Ray's slots. Raises UserError for
-    a node that does not answer."""
+    """Return a report from each node of the cluster; see `report` for the arguments.
+
+    Raises:
+        UserError: a node does not answer, or cannot run this project.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=0)(report)
     reports = []
     with marked(save_path) as mark, free_port(ray.util.get_node_ip_address()) as driver:
-        asked = []
+        pending = []
         for entry in _alive_nodes():
-            there = NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False)
-            asked.append((entry, task.options(scheduling_strategy=there).remote(files, model, save_path, mark, driver)))
-        for entry, answer in asked:
+            placement = NodeAffinitySchedulingStrategy(entry["NodeID"], soft=False)
+            answer = task.options(scheduling_strategy=placement).remote(files, model, save_path, mark, driver)
+            pending.append((entry, answer))
+        for entry, answer in pending:
             where = get_name(entry)
             try:
-                seen = ray.get(answer, timeout=NODE_SECONDS)
+                own_report = ray.get(answer, timeout=NODE_SECONDS)
             except Exception as error:
                 raise UserError(
+                    "preflight.node-failed",
                     f"{where} cannot run this project: {one_line(error)}. Install the same environment there, and "
-                    "start Ray in it"
+                    "start Ray in it",
                 ) from error
             gpu_slots = entry["Resources"].get("GPU", 0)
-            reports.append(replace(seen, where=where, address=entry["NodeManagerAddress"], gpu_slots=gpu_slots))
+            reports.append(replace(own_report, where=where, address=entry["NodeManagerAddress"], gpu_slots=gpu_slots))
     return reports
 
 
 @contextlib.contextmanager
 def free_port(ip: str) -> Iterator[tuple[str, int]]:
-    """The address of a port that listens, as those of NCCL, vLLM and TransferQueue will."""
+    """Listen on a free port of this address, as NCCL, vLLM and TransferQueue will; yield (address, port)."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.create_server((ip, 0), family=family, backlog=1024) as server:
         yield server.getsockname()[:2]
 
 
-def _unreachable(address: tuple[str, int]) -> str:
-    """Why this machine cannot connect to the address; "" where it can."""
+def _find_connection_problem(address: tuple[str, int]) -> str:
+    """Return why this machine cannot connect to the address; "" if it can."""
     try:
         socket.create_connection(address, timeout=CONNECT_SECONDS).close()
     except OSError as error:
@@ -215,11 +239,11 @@ def slots_of_cluster() -> list[NodeSlots]:
     ]
 
 
-def _unreadable(path: str) -> str:
+def _find_read_problem(path: str) -> str:
     target = Path(path).expanduser()
     if not target.exists():
         return "not there"
-    return "" if os.access(target, os.R_OK | (os.X_OK if target.is_dir() else 0)) else "may not be read"
+    return "" if os.access(target, os.R_OK | (os.X_OK if target.is_dir() else 0)) else "not readable"
 
 
 def _nearest_folder(path: str) -> Path:
@@ -229,13 +253,13 @@ def _nearest_folder(path: str) -> Path:
     return folder
 
 
-def _writable(path: str) -> tuple[str, int]:
-    """(what is wrong, "" when nothing is; free bytes). Makes nothing: looks at the nearest folder that is there."""
+def _check_writable(path: str) -> tuple[str, int]:
+    """Return the problem ("" for none) and the free bytes of the folder or its nearest existing parent."""
     folder = _nearest_folder(path)
     if not folder.is_dir():
-        return f"SAVE_PATH={path}: {folder} is no folder", 0
+        return f"SAVE_PATH={path}: {folder} is not a folder", 0
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"SAVE_PATH={path}: {folder} may not be written to", 0
+        return f"SAVE_PATH={path}: {folder} is not writable", 0
     return "", shutil.disk_usage(folder).free
 
 
@@ -246,7 +270,7 @@ def _device_memory() -> int:
 
 
 def _build_problem() -> str:
-    """What Triton would miss, which builds a module of Python in C before its first kernel: vLLM's start would fail."""
+    """Return what Triton lacks to compile its C module for Python, without which vLLM would not start; "" for none."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "no C compiler is found"
     header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")

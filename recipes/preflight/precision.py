@@ -1,7 +1,7 @@
-"""bf16 or fp32 on a host without a GPU: what its processor trains this model faster in.
+"""Choose bf16 or fp32 on a host without a GPU, by the speed of its processor for this model.
 
-conf/host/cpu.yaml and conf/sft_host/cpu.yaml leave both open (`auto`): the dtype of the training passes, whose weights
-stay fp32, and the dtype of the rollout. Whoever sets one of them has it; a run that is resumed keeps its own.
+conf/host/cpu.yaml and conf/sft_host/cpu.yaml leave two settings open (`auto`): the dtype of the training passes, whose
+weights stay fp32, and the dtype of the rollout. A value set by the user wins; a resumed run keeps its dtypes.
 """
 
 import time
@@ -18,34 +18,34 @@ from recipes.planning.models import model_size
 BF16 = "bf16"
 FP32 = "fp32"
 ROLLOUT_DTYPES = {BF16: "bfloat16", FP32: "float32", "fp16": "float16"}
-# torch's names for instructions that multiply numbers in bf16. Without them torch computes bf16 in fp32, and rounds.
+# torch's names for instructions that multiply in bf16. Without them torch computes in fp32 and rounds to bf16.
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
-# So many times as fast as fp32 bf16 must be in an MLP: attention and the optimizer gain less, and fp32 is exact.
-LEAST_GAIN = 1.25
-# Of the MLP that is measured. Larger ones take longer and gain more.
+# bf16 must be this many times as fast as fp32 in an MLP: attention and the optimizer gain less, and fp32 is exact.
+MIN_SPEEDUP = 1.25
+# Sizes of the measured MLP. A larger one would take longer and gain more.
 MEASURED_TOKENS = 512
-MOST_HIDDEN = 1024
-MOST_INTERMEDIATE = 3072
+MAX_HIDDEN = 1024
+MAX_INTERMEDIATE = 3072
 MEASURED_REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtype of a run's passes, in verl's word, and the reason for it in words."""
+    """The dtype of a run's passes, as verl spells it, and the reason for the choice."""
 
     dtype: str
     reason: str
 
 
 def set_precision(run: Run[TrainingConfig]) -> None:
-    """Write the dtypes of passes and rollout into the run's config where they are open, and what the run says of it."""
+    """Write the dtypes of passes and rollout, where they are `auto`, and the reason into the run's config."""
     config = run.verl_config
-    given = str(OmegaConf.select(config, run.passes_dtype_key))
-    precision = choose_precision(run) if given == AUTO else Precision(given, f"by {run.passes_dtype_key}")
+    dtype = str(OmegaConf.select(config, run.passes_dtype_key))
+    precision = choose_precision(run) if dtype == AUTO else Precision(dtype, f"set by {run.passes_dtype_key}")
     with open_dict(config):
         OmegaConf.update(config, run.passes_dtype_key, precision.dtype)
         if not run.is_sft and run.rollout_memory.dtype == AUTO:
-            # The rollout samples from the policy as it is trained; another dtype would be another distribution.
+            # The rollout must sample from the policy that is trained: another dtype is another distribution.
             rollout_dtype = ROLLOUT_DTYPES.get(precision.dtype, precision.dtype)
             OmegaConf.update(config, "actor_rollout_ref.rollout.dtype", rollout_dtype)
         if not run.uses_gpu:
@@ -57,9 +57,9 @@ def choose_precision(run: Run[TrainingConfig]) -> Precision:
     if run.uses_gpu:
         return Precision(BF16, "a GPU multiplies in bf16")
     if latest_step(run.folder):
-        before = setting(read_config(run.folder), run.passes_dtype_key)
-        if before:
-            return Precision(str(before), "as the run was started")
+        saved_dtype = setting(read_config(run.folder), run.passes_dtype_key)
+        if saved_dtype:
+            return Precision(str(saved_dtype), "the dtype that this run started with")
     if not has_bf16_instructions():
         return Precision(FP32, "this processor has no instructions for bf16")
     hidden, intermediate = _measured_shape(run.settings.model)
@@ -69,19 +69,19 @@ def choose_precision(run: Run[TrainingConfig]) -> Precision:
 
 
 def compare_seconds(fp32_seconds: float, bf16_seconds: float) -> Precision:
-    """Return bf16 where it is faster by LEAST_GAIN, else fp32.
+    """Choose bf16 if it is at least MIN_SPEEDUP times as fast, else fp32.
 
     Args:
-        fp32_seconds: of the same work in fp32.
-        bf16_seconds: in bf16, with the casts of its fp32 weights.
+        fp32_seconds: time in fp32.
+        bf16_seconds: time of the same work in bf16, including the casts of its fp32 weights.
     """
-    gain = fp32_seconds / bf16_seconds
-    dtype = BF16 if gain >= LEAST_GAIN else FP32
-    return Precision(dtype, f"bf16 takes {1 / gain:.2f} of the time of fp32 at this model's size, measured now")
+    speedup = fp32_seconds / bf16_seconds
+    dtype = BF16 if speedup >= MIN_SPEEDUP else FP32
+    return Precision(dtype, f"measured now, at this model's size: bf16 takes {1 / speedup:.2f} of the time of fp32")
 
 
 def has_bf16_instructions() -> bool:
-    """Return whether torch finds instructions for bf16 in this processor."""
+    """Return whether this processor has instructions for bf16, according to torch."""
     import torch
 
     capabilities = torch.cpu.get_capabilities()
@@ -89,12 +89,12 @@ def has_bf16_instructions() -> bool:
 
 
 def measure_mlp_seconds(hidden: int, intermediate: int, dtype: str) -> float:
-    """Return the least seconds of a forward and a backward pass of one gated MLP with fp32 weights.
+    """Time one forward and backward pass of a gated MLP with fp32 weights; return the best of MEASURED_REPEATS.
 
     Args:
-        hidden: numbers of a hidden state.
-        intermediate: numbers between the matrices.
-        dtype: of the pass, bf16 or fp32.
+        hidden: size of a hidden state.
+        intermediate: size between the matrices.
+        dtype: dtype of the pass, bf16 or fp32.
     """
     import torch
 
@@ -120,9 +120,9 @@ def measure_mlp_seconds(hidden: int, intermediate: int, dtype: str) -> float:
 
 
 def _measured_shape(model: str) -> tuple[int, int]:
-    """Return the sizes of the MLP to measure: the model's, up to a limit; the limit where its config cannot be read."""
+    """Return the sizes of the MLP to measure: the model's, up to a limit; the limit if its config cannot be read."""
     try:
         size = model_size(model)
-    except (OSError, ValueError):  # the checks of the model say so
-        return MOST_HIDDEN, MOST_INTERMEDIATE
-    return min(size.hidden, MOST_HIDDEN), min(size.intermediate, MOST_INTERMEDIATE)
+    except (OSError, ValueError):  # the checks of the model report it
+        return MAX_HIDDEN, MAX_INTERMEDIATE
+    return min(size.hidden, MAX_HIDDEN), min(size.intermediate, MAX_INTERMEDIATE)

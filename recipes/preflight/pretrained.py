@@ -1,4 +1,4 @@
-"""Check the model that a run starts from, and fix in the run's config what would change its prompts."""
+"""Check the model that a run starts from, and fix the settings of its chat template in the run's config."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,16 +17,21 @@ KEY = "data.apply_chat_template_kwargs"
 
 
 def prepare(run: Run[TrainingConfig], titles: Sequence[str] = (), lists: bool = True) -> list[str]:
-    """Check the tokenizer, its chat template and its stop tokens; note in the config what the template is given.
+    """Check the tokenizer, its chat template and its stop tokens; write the template's arguments into the config.
 
-    A model of the Hub that is not to be had is not looked into: `findings` says so, of the machine that trains.
+    Skipped for a model that cannot be downloaded from the Hub here: `findings` reports it for the training machine.
 
     Args:
-        run: its verl_config gets the template's arguments and, where the template calls the clock, the template.
-        titles: what the model is to write.
-        lists: whether its answers are lists; a judge thinks before its verdict.
+        run: its verl_config gets the template's arguments and, if the template reads the clock, a template with a
+            fixed date.
+        titles: titles that the tokenizer must be able to write.
+        lists: whether the model answers with lists; a judge thinks before its verdict.
 
-    Returns a line for each thing that was fixed. Raises UserError for a model that cannot train.
+    Returns:
+        One line for each argument that was added.
+
+    Raises:
+        UserError: the model cannot train.
     """
     model = run.model_section
     if not hub.is_folder(model.path) and hub.problem(model.path):
@@ -39,8 +44,11 @@ def prepare(run: Run[TrainingConfig], titles: Sequence[str] = (), lists: bool = 
         tokenizer_path=run.tokenizer_path,
         chat_template=model.get("custom_chat_template"),
     )
-    given = _given_arguments(run, model.path)
-    arguments = template.list_arguments(tokenizer, given) if lists else template.date_arguments(tokenizer, given)
+    own_arguments = _read_arguments(run, model.path)
+    if lists:
+        arguments = template.list_arguments(tokenizer, own_arguments)
+    else:
+        arguments = template.date_arguments(tokenizer, own_arguments)
     if lists:
         template.check_answer(name, tokenizer, arguments)
     check_stops(name, tokenizer, model.path, arguments)
@@ -48,21 +56,22 @@ def prepare(run: Run[TrainingConfig], titles: Sequence[str] = (), lists: bool = 
         OmegaConf.update(config, KEY, arguments, force_add=True)
         if template.is_frozen(tokenizer):
             model.custom_chat_template = tokenizer.chat_template
-    return _fixed(name, given, arguments, template.is_frozen(tokenizer))
+    return _describe_additions(name, own_arguments, arguments, template.is_frozen(tokenizer))
 
 
-def _given_arguments(run: Run[TrainingConfig], model_path: str) -> dict[str, Any]:
-    """The user's arguments of the template, over those of the run that the model comes from."""
-    start = run_folder(model_path)
-    of_start = setting(read_config(start), KEY) if start else None
-    return {**(of_start or {}), **run.template_arguments}
+def _read_arguments(run: Run[TrainingConfig], model_path: str) -> dict[str, Any]:
+    """Return the template arguments of the run that trained the model, overridden by those of the user."""
+    source = run_folder(model_path)
+    saved_arguments = setting(read_config(source), KEY) if source else None
+    return {**(saved_arguments or {}), **run.template_arguments}
 
 
-def _fixed(name: str, given: dict[str, Any], arguments: dict[str, Any], is_frozen: bool) -> list[str]:
-    """A line for each argument that this run has added."""
+def _describe_additions(
+    name: str, own_arguments: dict[str, Any], arguments: dict[str, Any], is_frozen: bool
+) -> list[str]:
     lines = []
     for key, value in arguments.items():
-        if key in given:
+        if key in own_arguments:
             continue
         if value is False:
             lines.append(f"{name}: thinking is turned off for lists ({KEY}.{key}=false)")

@@ -1,4 +1,4 @@
-"""A Ray cluster's token: what is missing where the cluster asks for one, and the warning where it asks for none."""
+"""Check the token of a Ray cluster: an error if this process lacks it, a warning if the cluster needs none."""
 
 import os
 import re
@@ -10,43 +10,43 @@ DEFAULT_FILE = "~/.ray/auth_token"  # Ray's
 GCS_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 ANSWER_SECONDS = 5.0
 HOST_AND_PORT = re.compile(r"[^/]+:\d+")
-OPEN = "the cluster asks for no token: whoever reaches it runs programs there as you"
+OPEN = "the cluster asks for no token: anyone who can reach it can run programs there as you"
 CLOSE = "stop it, make a token (`ray get-auth-token --generate`), and export RAY_AUTH_MODE=token before `ray start`"
 
 
 def check_token(address: str) -> None:
-    """Ask Ray whether it lets this process in: ray.init would try for minutes, and not say why.
+    """Check that the cluster accepts this process's token: ray.init would retry for minutes without a reason.
 
     Args:
-        address: RAY_ADDRESS: host:port, or `auto` for a node of the cluster. The rest, as `ray://head:10001`, is left
-            to Ray.
+        address: RAY_ADDRESS: host:port, or `auto` on a node of the cluster. Other forms, such as `ray://head:10001`,
+            are not checked.
 
     Raises:
-        UserError: It asks for a token, and this process has none, another one, or would not send it.
+        UserError: the cluster asks for a token, and this process has none, has a different one, or does not send it.
     """
     takes_kubernetes_token = "RAY_ENABLE_K8S_TOKEN_AUTH" in os.environ  # a service account's, which Ray finds by itself
     gcs_address = _resolve_address(address)
     if takes_kubernetes_token or not gcs_address:
         return
     if _is_refused(gcs_address, "") and (not _sends_token() or _is_refused(gcs_address, _read_token())):
-        raise UserError(describe_missing_token(address))
+        raise UserError("preflight.refused-token", describe_missing_token(address))
 
 
 def describe_missing_token(address: str) -> str:
-    """Say why the cluster of RAY_ADDRESS, which asks for a token, refuses this process, and what to do."""
+    """Return why the cluster of RAY_ADDRESS, which asks for a token, refuses this process, and the remedy."""
     refusal = f"RAY_ADDRESS={address}: the cluster asks for a token"
     copy = f"copy the head node's {DEFAULT_FILE} to this machine"
-    place = _token_place()
+    place = _find_token_place()
     if not _sends_token():
         first = "" if place else f"{copy}, then "
         return f"{refusal}, and RAY_AUTH_MODE=token is not set here: {first}export RAY_AUTH_MODE=token"
     if not place:
-        return f"{refusal}, and there is none here: {copy} (RAY_AUTH_TOKEN_PATH says where else it lies)"
-    return f"{refusal}, and that in {place} is another one: {copy}"
+        return f"{refusal}, and there is none here: {copy}, or set RAY_AUTH_TOKEN_PATH to its path"
+    return f"{refusal}, and {place} holds a different one: {copy}"
 
 
 def is_open(address: str) -> bool:
-    """Whether Ray at this address, which is one of `check_token`, answers without a token."""
+    """Return whether Ray answers at this address without a token; see `check_token` for the address."""
     import grpc
 
     gcs_address = _resolve_address(address)
@@ -54,7 +54,7 @@ def is_open(address: str) -> bool:
 
 
 def _resolve_address(address: str) -> str:
-    """Return host and port of the gcs_server of RAY_ADDRESS; "" where it has none that can be asked."""
+    """Return host:port of the GCS server of RAY_ADDRESS; "" if the address has another form or no Ray runs here."""
     if address == "auto":
         from ray._private import services
 
@@ -72,7 +72,10 @@ def _is_refused(address: str, token: str) -> bool:
 
 
 def _ask(address: str, token: str) -> object:
-    """Return gRPC's status of a call that needs no argument. token: "" sends none."""
+    """Return gRPC's status of a call without arguments.
+
+    token: "" sends none.
+    """
     import grpc
 
     metadata = [("authorization", f"Bearer {token}")] if token else None
@@ -86,26 +89,27 @@ def _ask(address: str, token: str) -> object:
 
 
 def _sends_token() -> bool:
-    """Whether Ray in this process sends a token; where RAY_ADDRESS is set, a token file alone does not turn it on."""
+    """Return whether Ray in this process sends a token: with RAY_ADDRESS set, a token file alone is not enough."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
 def _read_token() -> str:
-    place = _token_place()
+    place = _find_token_place()
     if place in ("", "RAY_AUTH_TOKEN"):
         return os.environ.get("RAY_AUTH_TOKEN", "")
     try:
         return Path(place).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{place}: the cluster's token cannot be read here ({one_line(error)}): copy the head node's "
-            f"{DEFAULT_FILE} there, with mode 600 and you as its owner"
+            "preflight.unreadable-token",
+            f"{place}: cannot read the cluster's token ({one_line(error)}): copy the head node's {DEFAULT_FILE} there, "
+            "with mode 600 and you as its owner",
         ) from error
 
 
-def _token_place() -> str:
-    """Return the variable or the file from which Ray takes this process's token; "" where there is none."""
+def _find_token_place() -> str:
+    """Return the variable or the file from which Ray reads this process's token; "" if there is none."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN"
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or DEFAULT_FILE).expanduser()
-    return str(file) if os.path.isfile(file) else ""  # Path's raises for a folder that may not be entered
+    return str(file) if os.path.isfile(file) else ""  # Path.is_file raises for a folder without access

@@ -17,7 +17,7 @@ def test_a_rollout_that_is_not_the_policy_stops_the_run(trained, recipe, copy_of
 
 def test_a_worker_of_another_source_stops_the_run(trained, recipe, copy_of_project, tmp_path):
     stale = copy_of_project(
-        "convrec/training/registration.py", "    register_policy_loss(NAME)(_needs_the_trainer)\n", ""
+        "convrec/training/registration.py", "    register_policy_loss(NAME)(_require_trainer)\n", ""
     )
     status, stderr, _ = recipe(
         tmp_path / "run",
@@ -26,5 +26,5 @@ def test_a_worker_of_another_source_stops_the_run(trained, recipe, copy_of_proje
         TOTAL_STEPS="1",
     )
     assert status == 1
-    assert "runs another convrec than the driver" in stderr
+    assert "has another version of convrec than the driver" in stderr
     assert str(stale) in stderr

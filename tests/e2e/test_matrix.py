@@ -76,9 +76,9 @@ def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Pa
     assert first.returncode == 130, left
     assert second.returncode == 0, stdout + stderr
     assert "0 of 2 runs finished; 0 of 2 steps" in left
-    assert left.count(" goes on; to end it: ray job stop matrix-") == 2
+    assert left.count(" is still running; to stop it: ray job stop matrix-") == 2
     for name in RUNS:
-        assert [line for line in said if line.endswith(f"-{name}-train-1 runs already")]
+        assert [line for line in said if line.endswith(f"-{name}-train-1 is already running")]
         assert len(read_starts(out / name)) == 1  # not submitted twice
         assert trained_steps(out / name) == [1]
         evaluation = read_json(out / "evaluation" / name / "metrics.json")

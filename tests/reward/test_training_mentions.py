@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 from convrec.data.schema import RL_SCHEMA
 from convrec.titles.catalog import Catalog
 from convrec.titles.matching import Matcher
-from reward.catalog_match import training_mentions
+from reward.catalog_match import count_training_mentions
 
 
 def test_mentions_count_rows_under_the_items_first_spelling(tmp_path: Path) -> None:
@@ -22,5 +22,5 @@ def test_mentions_count_rows_under_the_items_first_spelling(tmp_path: Path) -> N
         rows = [{"prompt": [], "seen_titles": [], "groundtruth_with_release_year": truth} for truth in truths]
         files.append(str(tmp_path / f"{number}.parquet"))
         pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), files[-1])
-    assert training_mentions(files, Matcher(catalog)) == [2, 2, 0, 0]
-    assert training_mentions(files[1:], Matcher(catalog)) == [1, 1, 0, 0]
+    assert count_training_mentions(files, Matcher(catalog)) == [2, 2, 0, 0]
+    assert count_training_mentions(files[1:], Matcher(catalog)) == [1, 1, 0, 0]

@@ -1,1 +1,1 @@
-"""Attention where flash-attn is not installed."""
+"""Attention without flash-attn."""

@@ -1,11 +1,11 @@
 """Attention over packed sequences without flash-attn: `attn_implementation="varlen"` of transformers.
 
-verl packs a micro-batch into one row without padding (`use_remove_padding`); sequences are told apart by position ids
-that begin again at 0. flash-attn, which transformers takes for such rows, has no wheel on the package index. PyTorch
-has the same kernel for CUDA, with its gradient: `torch.nn.attention.varlen.varlen_attn`. On a CPU the same interface
-is computed sequence by sequence with scaled_dot_product_attention: no padding is computed there either.
+verl packs a micro-batch into one row without padding (`use_remove_padding`); the position ids of each sequence start at
+0. flash-attn, which transformers uses for such rows, has no wheel on the package index. PyTorch has the same kernel for
+CUDA, with its gradient: `torch.nn.attention.varlen.varlen_attn`. On a CPU, scaled_dot_product_attention is called for
+each sequence, so that no padding is computed either.
 
-Shapes: H query heads, K key/value heads (H is a multiple of K), T tokens of all sequences, D of a head, S sequences.
+Shapes: H query heads, K key/value heads (H is a multiple of K), T tokens of all sequences, D head size, S sequences.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ import torch
 NAME = "varlen"
 
 
-def sequence_starts(position_ids_1T: torch.Tensor) -> torch.Tensor:
-    """(S + 1,) int32: where each packed sequence begins, and T. A sequence begins where the position id is 0."""
+def find_sequence_starts(position_ids_1T: torch.Tensor) -> torch.Tensor:
+    """Return the first position of each packed sequence, where the position id is 0, and T: (S + 1,) int32."""
     positions_T = position_ids_1T.reshape(-1)
     starts = (positions_T == 0).nonzero().view(-1).to(torch.int32)
     if not len(starts) or starts[0] != 0:
@@ -25,10 +25,13 @@ def sequence_starts(position_ids_1T: torch.Tensor) -> torch.Tensor:
 
 
 def _packing(position_ids_1T: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """(sequence_starts, tokens of the longest sequence), kept on the tensor, which all layers of a forward share: each
-    makes the host wait for the device."""
+    """Return the starts of the sequences and the length of the longest one.
+
+    They are cached on the tensor, which all layers of a forward pass share, because computing them makes the host wait
+    for the device.
+    """
     if not hasattr(position_ids_1T, "packing"):
-        starts = sequence_starts(position_ids_1T)
+        starts = find_sequence_starts(position_ids_1T)
         position_ids_1T.packing = starts, int(starts.diff().max())
     packing: tuple[torch.Tensor, int] = position_ids_1T.packing
     return packing
@@ -43,11 +46,19 @@ def varlen_attention(
     scale: float | None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """(T, H, D): causal attention within each sequence. On a GPU key and value have as many heads as the query.
+    """Compute causal attention within each sequence.
 
     Args:
-        starts: (S + 1,) int32, as `sequence_starts` gives it; longest: tokens of the longest sequence.
-        window: a token sees itself and so many minus one before it; None for all.
+        query_THD: queries.
+        key_THD: keys; on a GPU with as many heads as the query.
+        value_THD: values, with as many heads as the keys.
+        starts: the result of `find_sequence_starts`.
+        longest: length of the longest sequence.
+        scale: factor of the scores; None means 1 / sqrt(D).
+        window: number of tokens that a token attends to, including itself; None means all.
+
+    Returns:
+        (T, H, D).
     """
     if query_THD.is_cuda:
         from torch.nn.attention.varlen import varlen_attn
@@ -59,7 +70,7 @@ def varlen_attention(
     lengths = starts.diff().tolist()
     outputs = []
     for parts in zip(*(tensor.split(lengths) for tensor in (query_THD, key_THD, value_THD)), strict=True):
-        # (1, heads, tokens, D): without the 1 PyTorch does not take its fast kernel
+        # (1, heads, tokens, D): without the leading 1 PyTorch does not use its fast kernel
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in parts)
         length = query.shape[2]
         mask = None
@@ -85,21 +96,25 @@ def attention_forward(
     position_ids: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query (1, H, T, D), key and value (1, K, T, D) -> (1, T, H, D).
+    """Compute attention with the interface of transformers: query (1, H, T, D), key and value (1, K, T, D).
 
-    Raises ValueError for what it does not compute: padded batches, dropout, soft-capped scores.
+    Returns:
+        (1, T, H, D), and None for the weights.
+
+    Raises:
+        ValueError: the batch is padded, or has dropout or soft-capped scores, which are not supported.
     """
     if query.shape[0] != 1 or attention_mask is not None:
-        raise ValueError("attn_implementation=varlen takes one packed row without a mask: set use_remove_padding=true")
+        raise ValueError("attn_implementation=varlen needs one packed row without a mask: set use_remove_padding=true")
     if dropout or kwargs.get("softcap"):
-        raise ValueError("attn_implementation=varlen has neither dropout nor soft-capped scores: use sdpa")
+        raise ValueError("attn_implementation=varlen supports neither dropout nor soft-capped scores: use sdpa")
     if position_ids is None:
-        raise ValueError("attn_implementation=varlen needs the position ids, which tell packed sequences apart")
+        raise ValueError("attn_implementation=varlen needs position ids, which separate packed sequences")
     starts, longest = _packing(position_ids)
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and query.is_cuda:
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
-    # fp32 weights (a norm kept in fp32, say) under autocast: the kernel takes 16-bit tensors only
+    # under autocast, fp32 weights such as those of a norm give fp32 tensors, but the kernel needs 16 bits
     dtype = torch.get_autocast_dtype("cuda") if query.is_cuda and query.dtype == torch.float32 else query.dtype
     query_THD, key_THD, value_THD = (
         tensor.squeeze(0).transpose(0, 1).to(dtype).contiguous() for tensor in (query, key, value)
@@ -109,12 +124,12 @@ def attention_forward(
 
 
 def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-    """A packed row needs none; a padded one is refused by `attention_forward`, unless nothing of it is padding."""
+    """Drop a mask without padding; `attention_forward` refuses other masks."""
     return None if attention_mask is None or bool(attention_mask.all()) else attention_mask
 
 
 def register() -> None:
-    """Make `varlen` known to transformers in this process. Calling it again does nothing."""
+    """Register `varlen` with transformers in this process; a second call has no effect."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention_forward)

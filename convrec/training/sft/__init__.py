@@ -1,1 +1,1 @@
-"""SFT: what its two trainers share, one for a device of this machine and one for a Ray cluster."""
+"""SFT: its loop, and the two trainers, one for a single device of this machine and one on Ray."""

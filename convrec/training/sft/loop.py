@@ -1,7 +1,7 @@
-"""Supervised fine-tuning, in the order in which it happens: batch, update, record, save, validate.
+"""The loop of supervised fine-tuning, with its phases in order: batch, update, record, save, validate.
 
-As in convrec.training.loop verl is the engine, and the order is ours. The data are read in this process; the workers
-are this process itself (one device) or Ray actors (several devices, or a cluster).
+As in convrec.training.loop, verl is the engine and the order is ours. This process reads the data; the worker is this
+process itself (one device) or the workers are Ray actors (several devices, or a cluster).
 """
 
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ class SFTLoop:
     """Trains on demonstrations.
 
     Args:
-        engine: a verl SFT trainer of ours (convrec.training.sft), set up, its checkpoint loaded.
-        run_folder: where a request to stop is looked for.
+        engine: a verl SFT trainer of ours (convrec.training.sft), initialised, with its checkpoint loaded.
+        run_folder: stop requests are files in this folder.
     """
 
     def __init__(self, engine: Any, run_folder: Path) -> None:
@@ -40,8 +40,8 @@ class SFTLoop:
         """Train up to the last step.
 
         Raises:
-            StopRequested: the run was asked to stop before it.
-            Diverged: a loss or a gradient norm is not a number.
+            StopRequested: the run was asked to stop earlier.
+            Diverged: a loss or a gradient norm is not finite.
         """
         engine = self.engine
         done = engine.resume_global_step
@@ -59,10 +59,10 @@ class SFTLoop:
                 raise saving.StopRequested(step.number)
 
     def finish_step(self, step: Step) -> bool:
-        """Save and validate where the step does so, and save where the run is asked to stop.
+        """Save and validate if the step does so, and save if the run was asked to stop.
 
         Returns:
-            Whether the run was asked to stop. The step is then saved, whenever in the step that was.
+            Whether the run was asked to stop during the step. The step is then saved.
         """
         save = self.engine.ckpt_handler.save_checkpoint
         stop_requested = saving.take_stops(self.run_folder)
@@ -78,7 +78,7 @@ class SFTLoop:
         return stop_requested
 
     def iter_batches(self, done: int) -> Iterator[Any]:
-        """Yield batches from where the loaded checkpoint ended, epoch after epoch, each in an order of its own."""
+        """Yield batches from the position of the loaded checkpoint on, epoch by epoch, each in its own order."""
         engine = self.engine
         first_epoch, batches_done = divmod(done, engine.steps_per_epoch)
         for epoch in range(first_epoch, engine.config.trainer.total_epochs):
@@ -86,11 +86,11 @@ class SFTLoop:
             yield from engine.train_dataloader
 
     def update(self, step: Step, batch: Any) -> dict[str, float]:
-        """Train on a batch; returns what is logged about it."""
+        """Train on a batch, and return its metrics."""
         engine = self.engine
         data = self.to_tensordict(batch)
         lengths_B = [int(length) for length in engine._get_batch_seqlens(data=data)]
-        # not a list: tensordict would make a stack of it
+        # NonTensorData, because tensordict would stack a list
         tensordict_utils.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(lengths_B))
         data = engine.balance_batch(data)
         if step.number == engine.start_profile_step:
@@ -107,7 +107,7 @@ class SFTLoop:
         """Log the mean loss of the validation batches, and note whether the step's checkpoint is the best so far.
 
         Returns:
-            What is logged; nothing without validation data.
+            The metrics; {} without validation data.
         """
         engine = self.engine
         if engine.val_dataloader is None:
@@ -119,7 +119,7 @@ class SFTLoop:
         return metrics
 
     def to_tensordict(self, batch: Any) -> TensorDict:
-        """Return a batch of the loader as verl's workers read it."""
+        """Return a batch of the loader in the form that verl's workers read."""
         engine = self.engine
         data = engine.config.data
         settings = {
@@ -136,6 +136,6 @@ class SFTLoop:
 
 
 def count_trained_tokens(run_folder: Path, done: int) -> int:
-    """Return the tokens of the steps up to the checkpoint that training goes on from."""
+    """Return the number of tokens of all steps up to the checkpoint from which the run resumes."""
     counts = [row[TOKENS] for row in read_metrics(run_folder) if row["step"] <= done and row.get(TOKENS) is not None]
     return round(counts[-1] * 1e9) if counts else 0

@@ -1,4 +1,4 @@
-"""verl's Ray SFT trainer as the engine of our loop: a worker for each device of the nodes, the data in the driver."""
+"""verl's Ray SFT trainer as the engine of our loop: one worker per device, and the data in the driver."""
 
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from convrec.training.worker import prepare_process, set_learning_rate
 
 
 class SFTWorker(TrainingWorker):
-    """verl's worker plus: the CPU engine where the host has no accelerator, and the learning rate of the settings."""
+    """verl's worker with the CPU engine on hosts without an accelerator, and the learning rate of the settings."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
         registration.register()
@@ -40,7 +40,7 @@ class SFTWorker(TrainingWorker):
 
 
 class ConvRecRaySFTTrainer(SFTEngine, sft_trainer_ray.SFTTrainer):
-    """On the devices of one node or several; `convrec.watchdog` as in RL."""
+    """SFT on the devices of one or more nodes, with `convrec.watchdog` as in RL."""
 
     has_nodes = True
 
@@ -53,11 +53,11 @@ class ConvRecRaySFTTrainer(SFTEngine, sft_trainer_ray.SFTTrainer):
         self.watch = liveness.Watch(self._actors, self.phases if is_watched else None)
 
     def fit(self) -> None:
-        with liveness.watched(self.watch):
+        with liveness.watch_processes(self.watch):
             super().fit()
 
     def _build_engine(self) -> None:
-        """verl's, with our worker, and one CPU slot for each where it asks for ten."""
+        """Build verl's engine with our worker, and one CPU slot per worker instead of ten."""
         sft_trainer_ray.TrainingWorker = SFTWorker
         verl_ray.RayResourcePool = partial(RayResourcePool, max_colocate_count=1)
         super()._build_engine()
@@ -77,7 +77,7 @@ class ConvRecRaySFTTrainer(SFTEngine, sft_trainer_ray.SFTTrainer):
         return {f"training worker {number}": worker for number, worker in enumerate(self.training_client.workers)}
 
     def balance_batch(self, data: Any) -> Any:
-        """Order the rows so that all workers have equal work, as verl's trainer does."""
+        """Order the rows so that all workers have equal work, as verl's RL trainer does."""
         if not self.config.trainer.balance_batch:
             return data
         workload_B = calculate_workload(torch.tensor([float(len(row)) for row in data["input_ids"].unbind()]))

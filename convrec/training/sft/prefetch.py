@@ -1,7 +1,7 @@
-"""Rows of SFT made in a thread, while the device trains on the rows before them.
+"""Encode the rows of SFT in a thread, while the device trains on earlier rows.
 
-A row costs a chat template and two or three calls of the tokenizer, more than a millisecond. Neither sampler nor loader
-know of it: their order and the state that a checkpoint holds stay as they are.
+A row needs a chat template and two or three calls of the tokenizer, more than a millisecond. Sampler and loader are not
+aware of it: their order and their state in a checkpoint do not change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,12 +13,12 @@ from torch.utils.data import Dataset
 
 
 class PrefetchedRows(Dataset):
-    """A dataset whose rows an executor makes, ahead of the loader where it knows what will be read.
+    """A dataset whose rows are encoded by an executor, ahead of the loader if the order of the rows is known.
 
     Args:
-        dataset: whose rows these are.
-        executor: with one thread: a tokenizer is not made for several.
-        num_ahead: rows that are made, or waiting to be made, and not read yet; at most.
+        dataset: the dataset that encodes the rows.
+        executor: has one thread, because tokenizers are not thread-safe.
+        num_ahead: maximum number of rows that are encoded, or wait to be, and have not been read.
     """
 
     def __init__(self, dataset: Any, executor: Executor, num_ahead: int) -> None:
@@ -32,7 +32,7 @@ class PrefetchedRows(Dataset):
         return len(self.dataset)
 
     def expect(self, order: Iterable[int]) -> None:
-        """Begin with the rows that will be read next, in their order. A row may be there once."""
+        """Start to encode the rows that will be read next, in their order; each row may occur once."""
         for future in self.pending.values():
             future.cancel()
         self.pending.clear()

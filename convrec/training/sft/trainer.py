@@ -1,4 +1,4 @@
-"""verl's SFT trainers as the engine of our loop: what both of them share, and the one for a single device."""
+"""verl's SFT trainers as the engine of our loop: their common part, and the trainer for a single device."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,36 +21,36 @@ from convrec.training.sft.prefetch import PrefetchedRows
 from convrec.training.trackers import tracking
 from convrec.training.worker import prepare_checkpoints, set_learning_rate
 
-BATCHES_AHEAD = 2  # that are encoded while the device trains
+BATCHES_AHEAD = 2  # number of batches that are encoded while the device trains
 
 
 def prepare_engine(engine: Any) -> None:
-    """Change verl's engine after it was built."""
+    """Set up verl's engine after it was built."""
     prepare_checkpoints(engine)
-    # A CPU has the memory for all logits of trained tokens; a GPU makes them twice to save it.
-    why = leave_out_prompts(engine, chunked=not is_cpu_host())
-    if why and engine.rank == 0:
-        print(f"logits are made for prompts too, all at once: {why}", flush=True)
+    # A CPU has memory for all logits of trained tokens; on a GPU they are computed twice to save memory.
+    obstacle = leave_out_prompts(engine, chunked=not is_cpu_host())
+    if obstacle and engine.rank == 0:
+        print(f"logits are computed for prompts too, all at once: {obstacle}", flush=True)
 
 
 class SFTEngine:
-    """Over verl's two SFT trainers: the order of the data, whole checkpoints, the best of them, the learning rate.
+    """A mixin for verl's two SFT trainers: order of the data, atomic and best checkpoints, learning rate.
 
-    In both of them one process reads all the data, so that a run may change from one to the other.
+    In both trainers one process reads all data, so a run may be resumed by the other one.
     """
 
-    has_nodes = False  # shards may be written elsewhere, and be seen later
+    has_nodes = False  # whether other nodes may write shards, which become visible later
 
     def __init__(self, config: Any) -> None:
         self.run_folder = Path(config.trainer.default_local_dir)
         self.row_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
         super().__init__(config)
-        # TOTAL_STEPS wins over epochs: verl would end at whichever comes first, without the last checkpoint
+        # TOTAL_STEPS overrides the epochs; verl would end at the first of both, without the last checkpoint
         epochs = -(-self.total_training_steps // self.steps_per_epoch)
         config.trainer.total_epochs = max(config.trainer.total_epochs, epochs)
         if self.resume_global_step % self.steps_per_epoch == 0:
-            # a loader's state saved after an epoch's last batch comes back exhausted, and would count as the next
-            # epoch; without a state the loader begins the epoch that the loop gives the sampler
+            # The state of a loader after the last batch of an epoch is restored as exhausted, and would count as the
+            # next epoch. Without a state the loader starts the epoch that the loop sets in the sampler.
             self.train_dataloader.next_iter_state = None
         self._set_learning_rate()
 
@@ -69,26 +69,26 @@ class SFTEngine:
 
     def _build_dataloader(self) -> None:
         super()._build_dataloader()
-        self.train_sampler.seed = self.config.data.seed  # verl leaves it at 0, whatever SEED is
-        # verl's Ray trainer has eight loading processes, whatever data.num_workers is
+        self.train_sampler.seed = self.config.data.seed  # verl ignores SEED and has 0
+        # verl's Ray trainer ignores data.num_workers and has eight loading processes
         self.train_dataloader: Any = self._loader(self.train_dataset, self.train_sampler, self.global_batch_size)
         if self.val_dataset is not None:
-            # verl would leave out what does not fill a batch, and have no number where that is all: as many batches,
-            # each smaller, leave out fewer rows than there are batches for each device
+            # verl would drop the rows that do not fill a batch, and would have no result if these are all rows. The
+            # same number of smaller batches drops less than one row per batch and device.
             devices = self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
             batches = -(-len(self.val_dataset) // self.global_batch_size)
             rows = len(self.val_dataset) // batches // devices * devices
             self.val_dataloader = self._loader(self.val_dataset, self.val_sampler, rows)
 
     def begin_epoch(self, epoch: int, batches_done: int) -> None:
-        """Give the sampler its epoch, and begin with the rows after those of the batches that were trained on."""
+        """Set the sampler's epoch, and start to encode the rows after those of the first `batches_done` batches."""
         self.train_sampler.set_epoch(epoch=epoch)
         rows = self.train_dataloader.dataset
         if isinstance(rows, PrefetchedRows):
             rows.expect(islice(self.train_sampler, batches_done * self.global_batch_size, None))
 
     def _loader(self, dataset: Any, sampler: Any, batch_size: int) -> StatefulDataLoader:
-        if not self.config.data.num_workers:  # else processes of the loader make the rows
+        if not self.config.data.num_workers:  # otherwise processes of the loader encode the rows
             dataset = PrefetchedRows(dataset, self.row_thread, BATCHES_AHEAD * batch_size)
         return StatefulDataLoader(
             dataset,
@@ -105,7 +105,7 @@ class SFTEngine:
         super()._build_ckpt_handler()
         handler = self.ckpt_handler
         self.max_checkpoints = handler.max_ckpt_to_keep
-        handler.max_ckpt_to_keep = None  # verl removes the last one before the next
+        handler.max_ckpt_to_keep = None  # verl would remove the last checkpoint before it writes the next one
         self._write_verls_checkpoint = handler.save_checkpoint
         handler.save_checkpoint = self._save_checkpoint
 
@@ -123,7 +123,7 @@ class SFTEngine:
 
 
 class ConvRecSFTTrainer(SFTEngine, sft_trainer.SFTTrainer):
-    """On one device, in this process."""
+    """SFT on one device, in this process."""
 
     def _set_learning_rate(self) -> None:
         set_learning_rate(self.engine)
@@ -137,7 +137,7 @@ class ConvRecSFTTrainer(SFTEngine, sft_trainer.SFTTrainer):
         aggressive_empty_cache(force_sync=True)
 
     def balance_batch(self, data: Any) -> Any:
-        """One device has all rows."""
+        """Return the data unchanged: one device has all rows."""
         return data
 
     def train_batch(self, data: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Trackers (SwanLab, W&B, TensorBoard, ...): where they write, and one curve for a run that was resumed."""
+"""Trackers (SwanLab, W&B, TensorBoard, ...): their folders and modes, and whole curves for resumed runs."""

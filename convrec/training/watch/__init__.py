@@ -1,1 +1,1 @@
-"""What watches the processes and nodes of a run."""
+"""Watch the processes and nodes of a run."""

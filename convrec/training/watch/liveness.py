@@ -1,9 +1,9 @@
-"""A thread of the driver that notices when a process of the run is gone or hangs, and ends the wait for it.
+"""A thread of the driver that notices when a process of the run has died or hangs, and ends the wait for it.
 
-verl waits without limit in several places for a process that may be dead: its queue for rollouts that will never come,
-and its weight transfer for a vLLM worker that will never read. Ray knows of the death at once, but tells those who ask.
-Of a process that is there and does nothing, a stopped vLLM engine say, nobody knows: that shows in phases of a step
-that do not end (convrec.runs.phases).
+In several places verl waits without limit for a process that may be dead: its queue for rollouts that will never come,
+its weight transfer for a vLLM worker that will never read. Ray knows of a death at once, but reports it only on
+request. A process that is alive but does nothing, such as a stopped vLLM engine, is only noticed by a phase of a step
+that does not end (convrec.runs.phases).
 """
 
 import contextlib
@@ -22,46 +22,45 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorErro
 from convrec.base.errors import NoProgress, ProcessLost, is_of_lost_process, one_line
 from convrec.runs import guard, memory, supervisor
 from convrec.runs.phases import Phases
-from convrec.training.watch.nodes import Nodes, hanging_processes
+from convrec.training.watch.nodes import Nodes, describe_hang
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 2.0
-UNREACHABLE_SECONDS = 60.0  # Ray's connections break and are made again; a node is given up after about 30 s
-DEATH_SECONDS = 3.0  # that Ray may take to know of a death whose first sign was another process's error
-SECONDS_TO_STOP = 20.0  # for what the driver does on its way out, which may wait for ended processes as well
+UNREACHABLE_SECONDS = 60.0  # Ray's connections may break and come back; Ray gives a node up after about 30 s
+DEATH_SECONDS = 3.0  # time for Ray to notice a death whose first sign was the error of another process
+SECONDS_TO_STOP = 20.0  # time for the driver to end, which may itself wait for dead processes
 
 
 class Watch:
-    """Asks each actor for an answer without waiting for it: a busy one answers later, and Ray says at once when one has
-    ended.
+    """Sends each actor a request without waiting: a busy actor answers later, and Ray reports a dead one at once.
 
     Args:
-        actors: gives name -> handle of those that are there by now.
-        phases: of the main thread; None: nothing is said of hangs.
+        actors: returns name -> handle of the actors that exist.
+        phases: phases of the main thread; None turns the search for hangs off.
     """
 
     def __init__(self, actors: Callable[[], Mapping[str, Any]], phases: Phases | None = None) -> None:
         self.actors = actors
         self.phases = phases
         self.nodes = Nodes()
-        self.why = ""  # the lost actor is gone
-        self.asked: dict[str, Any] = {}
+        self.why = ""  # reason of the lost actor's death
+        self.pending: dict[str, Any] = {}
         self.unreachable_since: dict[str, float] = {}
         self.error: ProcessLost | None = None
         self.stopped = threading.Event()
 
-    def lost_actor(self) -> str:
-        """The name of one that is gone, or that Ray has not reached for UNREACHABLE_SECONDS, or ""."""
+    def find_lost_actor(self) -> str:
+        """Return the name of an actor that is dead or unreachable for UNREACHABLE_SECONDS; "" if there is none."""
         for name, handle in self.actors().items():
             try:
-                if name in self.asked:
-                    answered, _ = ray.wait([self.asked[name]], timeout=0)
+                if name in self.pending:
+                    answered, _ = ray.wait([self.pending[name]], timeout=0)
                     if not answered:
                         continue
                     ray.get(answered[0])
                     self.unreachable_since.pop(name, None)
-                self.asked[name] = handle.__ray_ready__.remote()
+                self.pending[name] = handle.__ray_ready__.remote()
             except RayError as error:
                 is_dead = isinstance(error, OutOfMemoryError) or (
                     isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
@@ -70,31 +69,31 @@ class Watch:
                 if is_dead or time.monotonic() - since > UNREACHABLE_SECONDS:
                     self.why = _reason(error)
                     return name
-                logger.warning("the %s is not reached (%s): asking again", name, type(error).__name__)
-                self.asked.pop(name, None)
+                logger.warning("cannot reach the %s (%s): trying again", name, type(error).__name__)
+                self.pending.pop(name, None)
         return ""
 
-    def problem(self) -> ProcessLost | None:
-        """What ends the run, if there is something."""
-        if lost_gcs := self.nodes.lost_gcs():
+    def find_problem(self) -> ProcessLost | None:
+        """Return the error that ends the run; None if there is no problem."""
+        if lost_gcs := self.nodes.find_lost_gcs():
             return ProcessLost(lost_gcs)
-        if lost := self.lost_actor():
-            return ProcessLost(self.nodes.lost_node() or _gone(lost, self.why))
+        if lost := self.find_lost_actor():
+            return ProcessLost(self.nodes.find_lost_node() or _gone(lost, self.why))
         if self.phases is None or not (overdue := self.phases.overdue()):
             return None
-        where = hanging_processes(self.silent())
+        where = describe_hang(self.list_silent())
         if not self.phases.overdue():
-            logger.warning("%s, but it goes on", overdue)
+            logger.warning("%s, but it has ended now", overdue)
             return None
         return NoProgress(f"{overdue}: {where}")
 
-    def silent(self) -> list[str]:
-        """Names of the actors that have not answered; one that works does not, either."""
-        return [name for name, answer in self.asked.items() if not ray.wait([answer], timeout=0)[0]]
+    def list_silent(self) -> list[str]:
+        """Return the names of the actors that have not answered; busy ones are among them."""
+        return [name for name, answer in self.pending.items() if not ray.wait([answer], timeout=0)[0]]
 
     def start(self) -> None:
-        """Begin to watch; call it in the main thread, which will be interrupted."""
-        self.nodes.learn(self.actors())
+        """Start to watch; must be called in the main thread, which a problem interrupts."""
+        self.nodes.locate_actors(self.actors())
         if self.phases:
             self.phases.restart()
         signal.signal(signal.SIGUSR2, self._raise)
@@ -102,7 +101,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self.stopped.wait(CHECK_SECONDS):
-            error = self.problem()
+            error = self.find_problem()
             if error and not self.stopped.is_set():
                 self.error = error
                 logger.error("%s", error)
@@ -120,19 +119,24 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched(watch: Watch) -> Iterator[None]:
-    """Watch what runs inside. Ray's error for a process or a node that is lost becomes a ProcessLost that names it."""
+def watch_processes(watch: Watch) -> Iterator[None]:
+    """Watch the run's processes during the block.
+
+    Raises:
+        ProcessLost: a process or a node is lost, in place of Ray's error; the message names it.
+        NoProgress: a phase hangs.
+    """
     watch.start()
     try:
         yield
-    except RayError as error:  # the others notice that a process is gone, and of that only a closed connection
-        lost = watch.nodes.lost_node() or _lost_actor(watch)
+    except RayError as error:  # other processes notice a death only as a closed connection
+        lost = watch.nodes.find_lost_node() or _wait_for_lost_actor(watch)
         if lost or is_of_lost_process(error):
             supervisor.note(lost="yes")
         if lost:
             raise ProcessLost(lost) from error
         raise
-    except SystemError as error:  # so C code says that what was raised in the handler of a signal came through it
+    except SystemError as error:  # C code raises it if a signal handler has raised an error
         if watch.error:
             raise watch.error from error
         raise
@@ -140,15 +144,15 @@ def watched(watch: Watch) -> Iterator[None]:
         watch.stopped.set()
 
 
-def _lost_actor(watch: Watch) -> str:
+def _wait_for_lost_actor(watch: Watch) -> str:
     deadline = time.monotonic() + DEATH_SECONDS
-    while not (name := watch.lost_actor()) and time.monotonic() < deadline:
+    while not (name := watch.find_lost_actor()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return _gone(name, watch.why) if name else ""
 
 
 def _reason(error: RayError) -> str:
-    """Why the process is gone."""
+    """Return why the process has died."""
     by_ray = memory.explain_ray_kill(error)
     if by_ray:
         return by_ray

@@ -1,4 +1,4 @@
-"""Which node of the cluster holds what of a run, which one is lost, and what the processes on this one do."""
+"""Find the nodes of a run's actors, lost nodes, and the hanging processes on this node."""
 
 import logging
 import os
@@ -13,22 +13,24 @@ from convrec.runs import guard, stacks
 
 logger = logging.getLogger(__name__)
 
-GCS_SECONDS = 20.0  # one with an external store (KubeRay) may be restarted; Ray itself gives up after 60 s
+GCS_SECONDS = 20.0  # a gcs_server with an external store (KubeRay) may restart; Ray itself gives up after 60 s
 CONNECT_SECONDS = 2.0
-NODE_DEATH_SECONDS = 40.0  # Ray gives a node up when it has missed five checks, some 30 s; of a closed socket at once
+NODE_DEATH_SECONDS = 40.0  # Ray gives a node up after five missed checks, some 30 s, or at once if its socket closes
 
 
 class Nodes:
-    """The nodes of a run by Ray's ids, and the actors that each holds; and where Ray's gcs_server listens."""
+    """The nodes of a run by Ray's ids, with the actors on each, and the address of Ray's gcs_server."""
 
     def __init__(self) -> None:
-        self.held: dict[str, list[str]] = {}
+        self.actors_by_node: dict[str, list[str]] = {}
         self.gcs = ("", 0)
         self.refused_since: float | None = None
 
-    def lost_gcs(self) -> str:
-        """A sentence where the port of Ray's gcs_server has been closed for GCS_SECONDS; "" while it is open, and while
-        nothing is heard: of a lost node Ray says more."""
+    def find_lost_gcs(self) -> str:
+        """Return a message if the port of Ray's gcs_server has been closed for GCS_SECONDS, else "".
+
+        A host that does not answer at all is not reported here: Ray reports a lost node with more detail.
+        """
         try:
             socket.create_connection(self.gcs, timeout=CONNECT_SECONDS).close()
         except ConnectionRefusedError:
@@ -42,27 +44,31 @@ class Nodes:
         self.refused_since = None
         return ""
 
-    def learn(self, actors: Mapping[str, Any]) -> None:
-        """Ray forgets where an actor was when its node is gone. It has no public way to ask: a way that fails one day
-        costs a name in a message, and must not end a run."""
+    def locate_actors(self, actors: Mapping[str, Any]) -> None:
+        """Note the node of each actor, which Ray forgets when the node is lost.
+
+        Ray has no public function for this. If the private one fails one day, messages lack a name; the run goes on.
+        """
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         self.gcs = (host.strip("[]"), int(port))
         for name, handle in actors.items():
             try:
                 node = ray._private.state.actors(handle._actor_id.hex())["Address"]["NodeID"]
             except Exception:
-                logger.warning("the node of the %s is not known", name, exc_info=True)
+                logger.warning("cannot find the node of the %s", name, exc_info=True)
                 continue
-            self.held.setdefault(node, []).append(name)
+            self.actors_by_node.setdefault(node, []).append(name)
 
-    def lost_node(self) -> str:
-        """A sentence that names the node that is gone and what it held; "" when all are there. Waits for Ray to know,
-        where there is more than one."""
+    def find_lost_node(self) -> str:
+        """Return a message that names the lost node and its actors; "" if all nodes are alive.
+
+        With several nodes, wait up to NODE_DEATH_SECONDS for Ray to notice.
+        """
         deadline = time.monotonic() + NODE_DEATH_SECONDS
-        while len(self.held) > 1:
+        while len(self.actors_by_node) > 1:
             for node in ray.nodes():
-                if not node["Alive"] and node["NodeID"] in self.held:
-                    what = ", ".join(self.held[node["NodeID"]])
+                if not node["Alive"] and node["NodeID"] in self.actors_by_node:
+                    what = ", ".join(self.actors_by_node[node["NodeID"]])
                     where = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:8]})"
                     return f"the node {where} is lost; it held: {what}"
             if time.monotonic() > deadline:
@@ -71,17 +77,16 @@ class Nodes:
         return ""
 
 
-def hanging_processes(silent: Sequence[str]) -> str:
-    """Write the stacks of the run's processes on this node to the log. Returns which of them are to blame, as far as
-    that shows.
+def describe_hang(silent: Sequence[str]) -> str:
+    """Write the stacks of the run's processes on this node to the log, and return which of them seem to hang.
 
     silent: names of the actors that do not answer, on any node.
     """
     try:
         text, stuck = stacks.dump_stacks(os.environ.get(guard.FOLDER_VARIABLE, ""), socket.gethostname())
         logger.error("stacks of the run's processes\n%s", text)
-    except Exception:  # the run hangs all the same
-        logger.exception("the stacks cannot be read")
+    except Exception:  # the hang must be reported in any case
+        logger.exception("cannot read the stacks")
         stuck = []
     if stuck:
         return "; ".join(stuck)

@@ -1,4 +1,4 @@
-"""Processes that are forked, by the clients that Ray and multiprocessing start."""
+"""Processes forked for the clients that Ray and multiprocessing start."""
 
 import importlib
 import inspect
@@ -85,7 +85,7 @@ def test_ray_worker_is_a_fork_with_the_clients_context(client, tmp_path, monkeyp
     assert (tmp_path / "imports").read_text() == "import\n"  # the server's
 
 
-def test_a_fork_has_a_title_of_its_own(tmp_path, monkeypatch):
+def test_a_fork_has_its_own_title(tmp_path, monkeypatch):
     (tmp_path / "default_worker.py").write_text("import setproctitle as t; t.setproctitle('VLLM::Test'); input()")
     server = fork_server.start(tmp_path, ["ray"], {})
     asking = start(tmp_path / fork_server.CLIENT, str(tmp_path / "default_worker.py"), stdin=subprocess.PIPE)
@@ -128,7 +128,7 @@ def test_runtime_env_beyond_variables_is_set_up_by_ray(client, tmp_path, context
     assert said.decode().startswith(f"set up {tmp_path}/default_worker.py --a=1 --language=PYTHON")
 
 
-def test_without_a_server_python_runs_what_was_asked_for(client, tmp_path):
+def test_without_a_server_the_client_becomes_python(client, tmp_path):
     (tmp_path / "fork.sock").unlink()
     assert (
         subprocess.check_output([client, "-c", "import sys; print(sys.flags.isolated, *sys.argv[1:])", "x"]) == b"0 x\n"
@@ -183,7 +183,7 @@ def test_client_forwards_signals_and_exits_as_its_fork_does(waiting, tmp_path):
     assert not forked.is_running()
 
 
-def test_a_client_that_is_killed_takes_its_process_along(waiting):
+def test_the_process_of_a_killed_client_is_killed(waiting):
     process, forked = waiting
     process.kill()
     until(lambda: not forked.is_running())

@@ -1,12 +1,12 @@
-"""Rank-relative advantages and the units they train."""
+"""Rank-relative advantages, and the units to which they are assigned."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.base.errors import UserError
 from convrec.rank_grpo.advantages import assign_units, rank_advantages, zero_std_ranks
+from tests.user_errors import refuses
 
 F64 = torch.float64
 
@@ -107,7 +107,7 @@ def test_mask_truncated_drops_only_rows_without_a_stop_token(preset):
     assert units_of([0, 1, 1], 2, preset, mask_truncated=True) == units_of([0, 1, 1], 2, preset)
 
 
-def test_penalties_are_the_callers():
+def test_penalties_are_arguments():
     _, advantages = units_of([0, 0], 1, "paper", underflow_penalty=-3.0)
     assert advantages == [0.5, -3.0]
     _, advantages = units_of([0, 1, 2], 2, "paper", overflow_penalty=-2.0)
@@ -117,5 +117,5 @@ def test_penalties_are_the_callers():
 
 
 def test_unknown_preset_is_refused():
-    with pytest.raises(UserError, match="preset"):
+    with refuses("method.unknown-preset", "papper"):
         units_of([0], None, "papper")

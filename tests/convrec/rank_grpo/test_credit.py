@@ -1,4 +1,4 @@
-"""The credit of a step's lists, by hand, and where features take part."""
+"""The credit of a step's lists, computed by hand, and the hooks of features."""
 
 from typing import Any
 
@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from convrec.lists.token_ranks import table_from_bytes
-from convrec.rank_grpo.credit import Credit, CreditSettings, RankBatch, assign_credit, list_metrics, scalar_infos
+from convrec.rank_grpo.credit import (
+    Credit,
+    CreditSettings,
+    RankBatch,
+    assign_credit,
+    compute_list_metrics,
+    scalar_infos,
+)
 
 EOS, LINE = 0, 1
 TABLE = table_from_bytes([b"", b"\n", b" a", b" b", b" c"])
@@ -49,7 +56,7 @@ def test_a_padding_row_changes_nothing_and_has_no_unit() -> None:
     assert (credit.units_BT[2] == -1).all()
 
 
-def test_a_list_that_was_cut_off_is_masked_where_asked() -> None:
+def test_a_truncated_list_is_masked_on_request() -> None:
     credit = assign_credit(make_batch(), settings(mask_truncated=True))
     assert credit.loss_mask_BT.tolist() == [MASK[0].tolist(), [0] * 5, [0] * 5]
     assert (credit.units_BT[1] == -1).all()
@@ -58,20 +65,20 @@ def test_a_list_that_was_cut_off_is_masked_where_asked() -> None:
 def test_returns_of_tokens_are_those_of_their_rank() -> None:
     batch = make_batch()
     credit = assign_credit(batch, settings())
-    assert credit.returns_BT(batch.returns_BK)[0].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert credit.spread_returns(batch.returns_BK)[0].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_lists_are_logged_as_the_policy_wrote_them() -> None:
     batch = make_batch()
     batch.logged_infos[0] = {"rank_returns": [0.0, 0.0], "hits": 0}
-    metrics = list_metrics(batch, 2)
+    metrics = compute_list_metrics(batch, 2)
     assert metrics["rank_grpo/return@1"] == 0.0
     assert metrics["rank_grpo/no_hit"] == 1.0
-    assert list_metrics(make_batch(), 2)["rank_grpo/return@1"] == 0.5
+    assert compute_list_metrics(make_batch(), 2)["rank_grpo/return@1"] == 0.5
 
 
 class Noting:
-    """A feature that notes when it is asked, and what is known by then."""
+    """A feature that records its calls and the data that they get."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bool]] = []

@@ -1,4 +1,4 @@
-"""The loss against the recorded reference, against plain autograd, and its invariants."""
+"""The loss compared with the recorded reference and with plain autograd, and its invariants."""
 
 import math
 
@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.base.errors import UserError
 from convrec.lists.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from convrec.rank_grpo.policy_loss import AGGREGATIONS, BatchCounts, RankLossSettings, rank_policy_loss
+from tests.user_errors import refuses
 
 F64 = torch.float64
 
@@ -31,7 +31,7 @@ def rank_loss(log_prob, advantages, units, *, global_batch_size, batch_num_token
 
 
 def loss_and_grad(log_prob, *args, **kwargs):
-    """The gradient goes through a factor behind the loss, as mixed precision and FSDP have one."""
+    """The loss is multiplied by a factor before the backward pass, as mixed precision and FSDP do."""
     log_prob = log_prob.detach().clone().requires_grad_()
     loss, metrics = rank_loss(log_prob, *args, **kwargs)
     (loss * 0.25).backward()
@@ -175,7 +175,7 @@ PAPER_DIFFERENCES = {
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-7), (F64, 1e-11)])
-def test_paper_preset_matches_paper_loss_but_for_listed_cases(golden, dtype, atol):
+def test_paper_preset_matches_paper_loss_except_for_listed_cases(golden, dtype, atol):
     different = set()
     for case in golden("rank_loss_cases")["cases"]:
         ids, mask, table, eos, rank_adv, (new, old, _) = golden_inputs(case, dtype)
@@ -391,7 +391,7 @@ def test_old_log_prob_of_minus_infinity_hides_no_other_unit(advantage):
 
 def test_wrong_settings_are_refused():
     new, _, _, advantages, units, _ = random_batch(0)
-    with pytest.raises(UserError, match="aggregation"):
+    with refuses("method.unknown-aggregation", "'mean'"):
         RankLossSettings(num_ranks=4, aggregation="mean")
     with pytest.raises(ValueError, match="batch_num_tokens"):
         rank_loss(new, advantages, units, num_ranks=4, global_batch_size=6, aggregation="token-mean")

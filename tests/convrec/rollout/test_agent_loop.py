@@ -133,7 +133,7 @@ def test_questions_are_not_sampled_verls_way(catalog: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         world = RolloutWorld(catalog, patch, in_groups=False, **settings).run()
     assert world.rows["train/u0"][0]["status"] == "failure"
-    assert "sampled in groups only" in str(asyncio.run(world.worker.failure()))
+    assert "cannot be sampled in groups" in str(asyncio.run(world.worker.failure()))
     assert "generate" not in world.calls
 
 

@@ -1,4 +1,4 @@
-"""A prompt that failed ends the run at verl's replay buffers, which would train on the rest or refill for ever."""
+"""A failed prompt ends the run at verl's replay buffers, which would train on the rest or refill forever."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,14 +38,14 @@ class FakeQueue:
 
 
 def make_buffer(kind: type[ReplayBuffer], failure: Callable[[], str] = lambda: "the reward raised") -> ReplayBuffer:
-    """Return a buffer as verl's trainer makes it, told to stop; a refill, which would never end, fails the test."""
+    """Return a buffer like that of verl's trainer; a refill, which would never end, fails the test."""
 
     def refill(number: int) -> int:
         raise AssertionError(f"{number} prompts were dropped and replaced")
 
     mode = {ReplayBuffer: "sync", ReplayBufferAsync: "separate_async"}[kind]
     buffer = kind(mode, {}, 2, "drop", {}, poll_interval=0.0, refill_fn=refill)  # type: ignore[arg-type]
-    failures.stop_on_failure(buffer, failure)
+    failures.raise_on_failure(buffer, failure)
     return buffer
 
 
@@ -55,12 +55,12 @@ def test_failed_prompts_stop_the_run_with_the_first_reason(
     kind: type[ReplayBuffer], partition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeQueue(monkeypatch, partition, a="finished", b="failure", c="failure", d="running")
-    with pytest.raises(RuntimeError, match="2 prompts could not be rolled out or scored: the reward raised"):
+    with pytest.raises(RuntimeError, match="2 prompts could not be sampled or scored: the reward raised"):
         make_buffer(kind).sample(1, partition, 2)
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
-def test_without_failures_finished_prompts_are_handed_out(
+def test_finished_prompts_are_returned_without_failures(
     kind: type[ReplayBuffer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeQueue(monkeypatch, "train", a="finished", b="finished", c="running")

@@ -1,4 +1,4 @@
-"""Each run has a queue of its own; tests/e2e/test_matrix.py has two runs side by side on one cluster."""
+"""Each run has its own queue; tests/e2e/test_matrix.py has two runs on one cluster at the same time."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Namespaces:
-    """In the place of Ray's names: a controller in the namespace that TransferQueue names, which is another run's."""
+    """A fake of Ray's names: TransferQueue's namespace has the controller of another run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def test_a_run_does_not_attach_to_another_runs_queue(monkeypatch: pytest.MonkeyP
 
 
 def test_transfer_queue_alone_attaches_to_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason for our queue module: when this fails, TransferQueue has learned it."""
+    """The reason for our queue module: if this fails, TransferQueue separates runs, and the module can go."""
     monkeypatch.setattr(interface, "_maybe_create_tq_client", lambda settings: None)
     monkeypatch.setattr(ray, "get", lambda reference: {})
 
@@ -64,7 +64,7 @@ def test_transfer_queue_alone_attaches_to_any_run(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_rest_of_ray_is_rays() -> None:
-    rollout_queue.keep_to_this_run()
+    rollout_queue.use_own_queue()
     assert interface.ray.get is ray.get
 
 
@@ -76,7 +76,7 @@ def test_the_queue_gets_a_config_without_references(monkeypatch: pytest.MonkeyPa
     assert OmegaConf.to_container(OmegaConf.merge({}, given[0]), resolve=True) == {"units": 3}
 
 
-def test_its_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_of_the_queue_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "_TQ_CONTROLLER", "controller")
     monkeypatch.setattr(interface, "_TQ_STORAGE", {"SimpleStorage": {"TransferQueueStorageUnit#0": "unit"}})
     assert rollout_queue.actors() == {"TransferQueueController": "controller", "TransferQueueStorageUnit#0": "unit"}

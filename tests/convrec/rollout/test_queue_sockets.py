@@ -43,7 +43,7 @@ queue.start(settings) if is_ours else tq.init(settings)
 class Worker:
     def read(self, keys):
         if is_ours:
-            queue.keep_to_this_run()
+            queue.use_own_queue()
         tq.init()
         rows = tq.kv_batch_get(keys=keys, partition_id="train")
         return [row.tolist() for row in rows["numbers"].unbind()]
@@ -62,7 +62,7 @@ ROWS = [[0, 1, 2], [0, 1, 2, 3, 4]]
 
 @dataclass
 class StartedQueue:
-    """A queue in a process of its own."""
+    """A queue in a separate process."""
 
     process: subprocess.Popen[str]
     addresses: list[str]
@@ -96,7 +96,7 @@ def started_queue(whose: str, folder: Path) -> Iterator[StartedQueue]:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Short, as a run's: paths of Ray's sockets have at most 107 bytes."""
+    """A short folder, like a run's: paths of Ray's sockets have at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="convrec-", ignore_cleanup_errors=True) as name:
         yield Path(name)
 
@@ -108,7 +108,7 @@ def proof() -> Iterator[Path]:
         yield Path(name) / "it-ran"
 
 
-def test_a_stranger_is_not_let_in_and_the_run_goes_on(short_folder: Path, proof: Path) -> None:
+def test_a_stranger_is_refused_and_the_run_goes_on(short_folder: Path, proof: Path) -> None:
     other_key, _ = zmq.curve_keypair()
     with started_queue("ours", short_folder) as queue:
         assert len(queue.addresses) == 3  # the controller's two, and the storage unit's

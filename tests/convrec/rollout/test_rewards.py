@@ -1,4 +1,4 @@
-"""Rewards that raise, hang or lose their process: bounded in time and retries, and named."""
+"""Rewards that raise, hang or lose their process: limited in time and retries, and named in the error."""
 
 import asyncio
 import threading
@@ -8,10 +8,10 @@ import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from convrec.features.responses import TURN, SampledResponse
-from convrec.rollout.rewards import REWARD_ATTEMPTS, RewardClient, with_retries
+from convrec.rollout.rewards import REWARD_ATTEMPTS, RewardClient, await_with_retries
 from tests.convrec.rollout.fakes import FakeActor
 
-# ---- with_retries ----
+# ---- await_with_retries ----
 
 
 def test_a_reward_that_fails_once_is_called_again() -> None:
@@ -23,7 +23,7 @@ def test_a_reward_that_fails_once_is_called_again() -> None:
             raise ValueError("no catalog")
         return 7
 
-    assert asyncio.run(with_retries(attempt, "the reward", 5)) == 7
+    assert asyncio.run(await_with_retries(attempt, "the reward", 5)) == 7
     assert len(calls) == REWARD_ATTEMPTS
 
 
@@ -40,17 +40,17 @@ def test_a_reward_that_always_raises_ends_with_its_reason(error: Exception, reas
         raise error
 
     with pytest.raises(RuntimeError, match=rf"the reward of sample 3 failed \({reason}\), 3 times"):
-        asyncio.run(with_retries(attempt, "the reward of sample 3", 5))
+        asyncio.run(await_with_retries(attempt, "the reward of sample 3", 5))
 
 
 def test_a_reward_that_hangs_in_a_thread_times_out() -> None:
-    """The thread goes on, nobody waits for it."""
+    """The thread continues, but nobody waits for it."""
     go_on = threading.Event()
 
     async def run() -> None:
         try:
             with pytest.raises(RuntimeError, match=r"took more than 0\.05 s"):
-                await with_retries(lambda: asyncio.to_thread(go_on.wait, 60), "the reward", 0.05)
+                await await_with_retries(lambda: asyncio.to_thread(go_on.wait, 60), "the reward", 0.05)
         finally:
             go_on.set()
 

@@ -1,4 +1,4 @@
-"""Responses sampled in groups: which prompts share a call, what vLLM is asked for, and what it returns."""
+"""Responses sampled in groups: prompts that share a call, vLLM's parameters, and its answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -197,7 +197,7 @@ def test_the_first_rollouts_of_a_prompt_report_log_probs() -> None:
     ]
 
 
-def test_a_validation_that_wants_no_log_probs_gets_none() -> None:
+def test_a_validation_without_log_probs_gets_none() -> None:
     prompt = make_prompt("a", 2)
     prompt.sampling_params["logprobs"] = False
     responses = asyncio.run(make_sampler(FakeClient([5]), num_reported=1).sample([prompt]))

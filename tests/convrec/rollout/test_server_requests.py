@@ -1,4 +1,4 @@
-"""verl's vLLM server listens without a key: whoever finds its port gets no answer from the model."""
+"""verl's vLLM server listens without a key, so every request to its port is refused."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from convrec.rollout.server import ConvRecHttpServer, RefuseRequests
 
 
 def parse_options(server: type, with_prometheus: bool, **options: Any) -> Any:
-    """What vLLM's own parser makes of the options that the server starts it with, the user's among them."""
+    """Parse the options with which the server starts vLLM, including the user's, by vLLM's own parser."""
     one: Any = object.__new__(server)
     one.config = SimpleNamespace(prometheus=SimpleNamespace(enable=with_prometheus))
     one._preprocess_engine_kwargs(options)
@@ -33,7 +33,7 @@ def middleware_of(server: type, with_prometheus: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("server", [ConvRecHttpServer, CPUHttpServer])
-def test_vllm_is_told_to_refuse_requests(server: type) -> None:
+def test_vllm_refuses_requests(server: type) -> None:
     assert middleware_of(server, with_prometheus=False) == ["convrec.rollout.server.RefuseRequests"]
 
 

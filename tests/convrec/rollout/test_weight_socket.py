@@ -1,4 +1,4 @@
-"""Two runs of one machine, whose Ray jobs have one id, each hand their own weights to their own vLLM."""
+"""Two runs on one machine, whose Ray jobs have the same id, each send their weights to their own vLLM."""
 
 import asyncio
 import tempfile
@@ -32,7 +32,7 @@ def socket_of_vllm(extension: type = WorkerExtension) -> str:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short, as a run's: a socket's path has at most 107 bytes."""
+    """A short folder, like a run's: a socket's path has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="convrec-") as name:
         yield Path(name)
 
@@ -64,8 +64,8 @@ def test_two_senders_reach_their_own_receivers(folder: Path, monkeypatch: pytest
         assert [one.result(timeout=60) for one in received] == [[3.0], [6.0]]
 
 
-def test_every_device_has_it_in_the_runs_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's workers, the actor's worker, and the worker that takes weights for a rollout of its own."""
+def test_every_worker_has_its_socket_in_the_runs_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's workers, the actor's worker, and the worker that receives weights for a separate rollout."""
     monkeypatch.setenv("VERL_RAY_JOB_ID", "01000000")
     monkeypatch.setenv(guard.FOLDER_VARIABLE, str(folder))
     expected = f"ipc://{folder}/{Path(VERLS).name}"

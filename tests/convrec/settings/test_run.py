@@ -1,4 +1,4 @@
-"""The typed run of a composed config: our settings by name, and what others need of verl's."""
+"""The typed run of a composed config: our settings by name, and properties of verl's."""
 
 import dataclasses
 from typing import Any
@@ -60,7 +60,7 @@ def test_a_config_of_another_kind_is_refused() -> None:
         read_settings(config)
 
 
-def test_what_a_run_says_about_its_devices() -> None:
+def test_properties_of_the_devices() -> None:
     run = run_with("rank_grpo", "trainer.nnodes=2")
     assert (run.num_devices, run.uses_gpu, run.colocates_rollout, run.rollout_devices) == (16, True, True, (0, 0))
     beside = run_with("rank_grpo", "+scale=separate_async")
@@ -68,7 +68,7 @@ def test_what_a_run_says_about_its_devices() -> None:
     assert not run_with("sft", host="cpu").uses_gpu
 
 
-def test_what_a_run_says_about_its_model_and_its_memory() -> None:
+def test_properties_of_model_and_memory() -> None:
     run = run_with("rank_grpo", "+scale=tensor_parallel")
     assert (run.tensor_parallel, run.micro_batch_tokens) == (2, 8192)
     assert run.sharding == Sharding(fsdp_size=-1, offloads_parameters=True, offloads_optimizer=True)
@@ -77,7 +77,7 @@ def test_what_a_run_says_about_its_model_and_its_memory() -> None:
     assert run_with("sft").micro_batch_tokens == 12288
 
 
-def test_what_a_run_says_about_its_method() -> None:
+def test_properties_of_the_method() -> None:
     run = run_with("rank_grpo", "algorithm_preset=gspo", "actor_rollout_ref.rollout.temperature=0.5")
     assert (run.is_rank_level, run_with("rank_grpo").is_rank_level) == (False, True)
     assert run.sampling == Sampling(temperature=0.5, top_p=1.0, top_k=-1)

@@ -1,12 +1,12 @@
-"""One rule says what is a secret, for variables, settings and overrides; secrets are masked or refused."""
+"""One rule recognises secrets among variables, settings and overrides; they are masked or refused."""
 
 import io
 from typing import cast
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.settings import secrets
+from tests.user_errors import refuses
 
 SECRET = "sk-4f9a-secret"
 KWARGS = "reward.custom_reward_function.reward_kwargs"
@@ -19,7 +19,7 @@ KWARGS = "reward.custom_reward_function.reward_kwargs"
         *("AWS_SIGNATURE", "SENTRY_DSN", "dsn", "webhook_url", "auth", "ssh_passphrase", "TORCH_X_PWD"),
     ],
 )
-def test_a_name_that_says_so_is_a_secrets(name: str) -> None:
+def test_names_of_secrets(name: str) -> None:
     assert secrets.is_secret_name(name)
     assert secrets.is_secret(name, SECRET)
 
@@ -42,7 +42,7 @@ def test_a_name_that_says_so_is_a_secrets(name: str) -> None:
         ("custom_chat_template", "{{ 'to:x@y' }}"),
     ],
 )
-def test_columns_numbers_and_references_are_no_secrets(name: str, value: object) -> None:
+def test_columns_numbers_and_references_are_not_secrets(name: str, value: object) -> None:
     assert not secrets.is_secret(name, value)
 
 
@@ -54,7 +54,7 @@ def test_columns_numbers_and_references_are_no_secrets(name: str, value: object)
         "https://h/#id_token=x",
     ],
 )
-def test_a_url_with_a_password_is_a_secret_whatever_it_is_called(url: str) -> None:
+def test_a_url_with_a_password_is_a_secret_under_any_name(url: str) -> None:
     assert secrets.holds_password(url)
     assert secrets.is_secret("address", url)
 
@@ -62,12 +62,12 @@ def test_a_url_with_a_password_is_a_secret_whatever_it_is_called(url: str) -> No
 @pytest.mark.parametrize(
     "url", ["https://host/?encoder=x&bypass=1&compass=n", "s3://bucket/a@b", "mysql+pymysql://h/x"]
 )
-def test_another_url_is_none(url: str) -> None:
+def test_other_urls_are_not_secrets(url: str) -> None:
     assert not secrets.holds_password(url)
     assert secrets.is_url(url)
 
 
-def test_nested_settings_are_masked_and_nothing_else_of_them() -> None:
+def test_only_the_secrets_of_nested_settings_are_masked() -> None:
     settings = {
         "data": {"prompt_key": "prompt", "files": ["/a", "/b"]},
         "reward": {"kwargs": {"api_key": SECRET, "url": f"https://me:{SECRET}@host", "retries": 3}},
@@ -102,14 +102,14 @@ def test_printed_text_masks_secrets_and_their_long_words() -> None:
         (f"+ray_kwargs.ray_init.runtime_env.env_vars.proxy='me:{SECRET}@proxy'", "set the variable proxy"),
         (f"+trainer.hf_token={SECRET}", "set the variable HF_TOKEN"),
         (f"+trainer.wandb_proxy='http://me:{SECRET}@proxy'", "set the variable HTTPS_PROXY"),
-        (f"HF_TOKEN={SECRET}$(", "set the variable HF_TOKEN"),  # which Hydra cannot read
-        (f"+{KWARGS}.api_key={SECRET}", rf"write {KWARGS}\.api_key='\$\{{oc\.env:NAME\}}' with a NAME of your own"),
-        (f"+{KWARGS}.headers=[{SECRET}]", rf"write {KWARGS}\.headers='\$\{{oc\.env:NAME\}}'"),
-        (f"+{KWARGS}.url='https://me:{SECRET}@host/'", rf"write {KWARGS}\.url='\$\{{oc\.env:NAME\}}'"),
+        (f"HF_TOKEN={SECRET}$(", "set the variable HF_TOKEN"),  # Hydra cannot parse it
+        (f"+{KWARGS}.api_key={SECRET}", f"write {KWARGS}.api_key='${{oc.env:NAME}}'"),
+        (f"+{KWARGS}.headers=[{SECRET}]", f"write {KWARGS}.headers='${{oc.env:NAME}}'"),
+        (f"+{KWARGS}.url='https://me:{SECRET}@host/'", f"write {KWARGS}.url='${{oc.env:NAME}}'"),
     ],
 )
 def test_secret_in_overrides_is_refused_with_an_alternative(argument: str, instead: str) -> None:
-    with pytest.raises(UserError, match=instead) as error:
+    with refuses("settings.secret", instead) as error:
         secrets.refuse_secrets(["trainer.nnodes=2", argument])
     assert SECRET not in str(error.value)
     assert "\n" not in str(error.value)

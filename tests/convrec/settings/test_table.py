@@ -1,4 +1,4 @@
-"""The table of settings: each declared once, with a default of its kind, found by the names that others give it."""
+"""The table of settings: each is declared once, has a default of its kind, and is found by its names elsewhere."""
 
 import re
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def test_every_default_is_a_value_of_its_setting(config: type[Settings]) -> None
 
 
 def test_conf_repeats_no_setting_except_interpolations() -> None:
-    """The files of groups, a host or a scale, may change settings: they are chosen."""
+    """Files of groups, such as a host or a scale, may change settings: the user chooses them."""
     keys = {key for config in CONFIGS for key in rows_by_key(config)}
     for file in sorted(CONF.glob("*.yaml")):
         stated = dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
@@ -72,30 +72,34 @@ def test_a_path_may_be_an_object() -> None:
 def test_unknown_setting_suggests_the_intended_one(config: type[Settings], name: str, meant: str) -> None:
     with pytest.raises(UserError) as error:
         config(**{name: 1})
-    assert str(error.value).startswith(f"{name}: no such setting; did you mean {meant}")
+    assert str(error.value).startswith(name)
+    assert meant in str(error.value)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_the_synonyms_stand_for_settings_that_there_are(config: type[Settings]) -> None:
+def test_synonyms_stand_for_existing_settings(config: type[Settings]) -> None:
     rows = setting_rows(config)
     assert set(config.synonyms.values()) <= {*rows, *setting_rows(SFTConfig)}
     assert not set(config.synonyms) & rows.keys()
 
 
 @pytest.mark.parametrize(
-    ("config", "values", "sentence"),
+    ("config", "values", "beginning", "expected"),
     [
-        (RankGRPOConfig, {"num_generations": 0}, "num_generations=0: expected a positive integer"),
-        (RankGRPOConfig, {"gamma": 1}, "gamma=1: expected a number above 1, or None"),
-        (RankGRPOConfig, {"reward": None}, "reward=null: expected one of exp_inf"),
-        (SFTConfig, {"train_batch_size": "8"}, "train_batch_size=8: expected a positive integer, or None"),
-        (PairwiseJudgeConfig, {"orders": "both"}, "orders=both: expected one of separate, consistent, together"),
+        (RankGRPOConfig, {"num_generations": 0}, "num_generations=0: ", "a positive integer"),
+        (RankGRPOConfig, {"gamma": 1}, "gamma=1: ", "a number above 1, or None"),
+        (RankGRPOConfig, {"reward": None}, "reward=null: ", "one of exp_inf"),
+        (SFTConfig, {"train_batch_size": "8"}, "train_batch_size=8: ", "a positive integer, or None"),
+        (PairwiseJudgeConfig, {"orders": "both"}, "orders=both: ", "one of separate, consistent, together"),
     ],
 )
-def test_a_value_of_another_kind_is_refused(config: type[Settings], values: dict[str, Any], sentence: str) -> None:
+def test_a_value_of_another_kind_is_refused(
+    config: type[Settings], values: dict[str, Any], beginning: str, expected: str
+) -> None:
     with pytest.raises(UserError) as error:
         config(**values)
-    assert str(error.value).startswith(sentence)
+    assert str(error.value).startswith(beginning)
+    assert expected in str(error.value)
 
 
 def test_settings_cannot_be_changed() -> None:

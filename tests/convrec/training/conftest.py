@@ -32,7 +32,10 @@ MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 def build_training_worker(
     model_folder: Path, micro_batch: int = 4, model: dict[str, Any] | None = None, dtype: str = "fp32", **optimizer: Any
 ) -> Any:
-    """In the process group that there is. `micro_batch` rows, `model` further settings of it, `dtype` of its passes."""
+    """Make a worker in the existing process group.
+
+    micro_batch: its rows; model: further settings of the model; dtype: dtype of the passes.
+    """
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig

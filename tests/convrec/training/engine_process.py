@@ -27,7 +27,7 @@ def batch_of(rows: dict[str, list[list[Any]]], **settings: Any) -> Any:
 
 
 def train(worker: Any, data: Any) -> dict[str, Any]:
-    """What is logged of one update."""
+    """Return the metrics of one update."""
     from verl.utils.metric import Metric
     from verl.utils.tensordict_utils import get
 

@@ -41,7 +41,7 @@ MICRO_BATCHES: dict[str, dict[str, Any]] = {
 
 
 class Lists:
-    """Sampled lists of a model, as verl's engine gets them."""
+    """Lists sampled from a model, in the form of verl's engine."""
 
     def __init__(self, model_folder: Path) -> None:
         items = [(title, 1990 + place) for place, title in enumerate(TITLES)]
@@ -111,7 +111,7 @@ class Lists:
 
 
 def of_responses(output: Iterable[torch.Tensor], lists: Lists) -> list[np.ndarray]:
-    """verl has a token's value one place before it."""
+    """verl stores a token's value one position before it."""
     return [
         row[len(prompt) - 1 : len(prompt) - 1 + len(one)].numpy()
         for row, prompt, one in zip(output, PROMPTS, lists.lists, strict=False)
@@ -123,8 +123,8 @@ def lists(model_folder: Path) -> Lists:
     return Lists(model_folder)
 
 
-def test_without_the_constraint_log_probs_would_be_others(training_worker: Callable[..., Any], lists: Lists) -> None:
-    """So the comparison of rollout and actor, whose difference is below 1e-4 in fp32, fails without it."""
+def test_log_probs_differ_without_the_constraint(training_worker: Callable[..., Any], lists: Lists) -> None:
+    """The comparison of rollout and actor, whose difference is below 1e-4 in fp32, would then fail."""
     worker = training_worker()
     free = worker.infer_batch(batch_of(lists.rows(), compute_loss=False, **MICRO_BATCHES["one"]))["log_probs"]
     for row, one in zip(of_responses(free.unbind(), lists), lists.policies(lists.model), strict=True):
@@ -137,7 +137,7 @@ def test_without_the_constraint_log_probs_would_be_others(training_worker: Calla
 def test_log_probs_and_entropy_match_the_constrained_policy(
     training_worker: Callable[..., Any], lists: Lists, micro_batches: str, fused: bool
 ) -> None:
-    """Whatever verl's own setting of fused kernels says."""
+    """This holds for every value of verl's own setting of fused kernels."""
     worker = prepared(training_worker, micro_batches)
     constrain(worker.engine, lists.catalog)
     settings = {"calculate_entropy": True, "compute_loss": False, "use_fused_kernels": fused}
@@ -156,7 +156,7 @@ def prepared(training_worker: Callable[..., Any], micro_batches: str, **more: An
 
 
 @pytest.mark.parametrize("micro_batches", MICRO_BATCHES)
-def test_an_update_has_loss_and_gradient_of_the_definition(
+def test_an_update_has_the_loss_and_gradient_of_the_definition(
     training_worker: Callable[..., Any], lists: Lists, micro_batches: str
 ) -> None:
     worker = prepared(training_worker, micro_batches)
@@ -167,10 +167,8 @@ def test_an_update_has_loss_and_gradient_of_the_definition(
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-def test_a_head_that_is_the_embedding_too(
-    training_worker: Callable[..., Any], lists: Lists, model_folder: Path, tmp_path: Path
-) -> None:
-    """FSDP gathers it with the whole model then, not by itself."""
+def test_a_tied_head(training_worker: Callable[..., Any], lists: Lists, model_folder: Path, tmp_path: Path) -> None:
+    """FSDP gathers a tied head with the whole model, not separately."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, tie_word_embeddings=True)
     shutil.copytree(model_folder, tmp_path / "tied")
     model.save_pretrained(tmp_path / "tied")
@@ -183,9 +181,7 @@ def test_a_head_that_is_the_embedding_too(
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-def test_adapters_are_trained_and_the_reference_is_without_them(
-    training_worker: Callable[..., Any], lists: Lists
-) -> None:
+def test_adapters_are_trained_and_absent_from_the_reference(training_worker: Callable[..., Any], lists: Lists) -> None:
     worker = training_worker(model={"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"})
     with torch.no_grad():
         for name, parameter in worker.engine.module.named_parameters():

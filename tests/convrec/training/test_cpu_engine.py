@@ -37,7 +37,7 @@ def build_engine(make_worker: Callable[..., Any], dtype: str = "fp32") -> Any:
 
 
 def compute_gradients(engine: Any) -> dict[str, torch.Tensor]:
-    """Those of a batch, by the weight's name, with whatever gradient was there gone."""
+    """Return the gradients of a batch by weight name, after earlier gradients were cleared."""
     with engine.train_mode():
         engine.optimizer_zero_grad()
         engine.forward_backward_batch(demonstrations(), partial(sft_loss, config=None))
@@ -45,7 +45,7 @@ def compute_gradients(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def plain_gradients(folder: Path) -> dict[str, torch.Tensor]:
-    """Row by row without padding, by transformers' plainest attention."""
+    """Compute row by row, without padding, with transformers' eager attention."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").train()
     for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
         tokens = torch.tensor([prompt + completion])
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_a_plain_loop(
     dtype: str,
     bound: float,
 ) -> None:
-    """The second time too: weights that stay gathered between micro-batches must be those of now."""
+    """Also the second time: weights that stay gathered between micro-batches must be current."""
     engine = build_engine(training_worker, dtype)
     expected = plain_gradients(model_folder)
     assert relative_difference(compute_gradients(engine), expected) < bound
@@ -79,7 +79,7 @@ def test_gradients_are_those_of_a_plain_loop(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_passes_see_an_update_and_weights_that_are_put_back(
+def test_passes_use_updated_and_restored_weights(
     training_worker: Callable[..., Any],
     dtype: str,
 ) -> None:
@@ -115,7 +115,7 @@ def test_in_fp32_layers_compute_with_the_weights_themselves(training_worker: Cal
     assert projection.weight is weight
 
 
-def test_in_bf16_weights_are_cast_once_an_update(
+def test_in_bf16_weights_are_cast_once_per_update(
     training_worker: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

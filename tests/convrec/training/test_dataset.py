@@ -1,4 +1,4 @@
-"""What the rollout is prompted with, and what SFT learns from."""
+"""The prompts of the rollout, and the rows on which SFT trains."""
 
 import copy
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from convrec.data.schema import PROMPT_COLUMNS, RL_SCHEMA, SFT_SCHEMA, prompt_te
 from convrec.training import dataset
 from convrec.training.dataset import ConvRecDataset, DemonstrationDataset, draw_rows, encode, read_rows, render_prompt
 from recipes.tiny_model import train_tokenizer
+from tests.user_errors import refuses
 
 INSTRUCTION = prompt_text("")
 LONG = (
@@ -81,13 +82,13 @@ def test_files_of_different_arrow_types_are_one_table(tmp_path: Path) -> None:
 
 
 def _sent_by_verl(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    """The prompt tokens verl's agent loop makes of a row."""
+    """Return the prompt tokens that verl's agent loop makes from a row."""
     from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
     return list(ContinuousTokenBuilder(tokenizer).build_initial_tokens(messages))
 
 
-def test_a_row_is_what_rollout_and_reward_read(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_row_has_the_fields_of_rollout_and_reward(tmp_path: Path, tokenizer: Any) -> None:
     row = _row("USER: Heat, please.\n")
     item = _rl(tmp_path, tokenizer, [row])[0]
     assert item["raw_prompt"] == row["prompt"]
@@ -115,7 +116,7 @@ def test_truncation_keeps_the_instruction_and_the_end(tmp_path: Path, tokenizer:
     assert len(message["content"]) < len(prompt_text(LONG))
 
 
-def test_a_limit_below_the_instruction_says_so(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_limit_below_the_instruction_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(UserError, match="MAX_PROMPT_LENGTH"):
         _rl(tmp_path, tokenizer, [_row(LONG)], max_prompt_length=10)[0]
 
@@ -132,12 +133,12 @@ def test_max_samples_draws_the_same_rows_in_order(tmp_path: Path, tokenizer: Any
 
 
 def repeat_above_2_gib(table: pa.Table) -> pa.Table:
-    """The rows of a table again and again, in chunks that share their memory, until they have 2.5 GiB of text."""
+    """Repeat the rows of a table, in chunks that share their memory, up to 2.5 GiB of text."""
     return pa.concat_tables([table] * (5 * 2**29 // table.nbytes + 1))
 
 
 def allocated_by(call: Callable[[], Any]) -> int:
-    """Bytes that Arrow allocates in a call, freed ones too."""
+    """Return the bytes that Arrow allocates in a call, including freed ones."""
     pool = pa.default_memory_pool()
     before = pool.total_bytes_allocated()
     call()
@@ -183,8 +184,8 @@ def test_loss_covers_exactly_the_completion_and_end_of_turn(tmp_path: Path, toke
     assert torch.equal(item["position_ids"], torch.arange(len(item["input_ids"])))
 
 
-def test_a_template_that_strips_what_is_said_is_learned_from(tmp_path: Path, tokenizer: Any) -> None:
-    """As Llama's does."""
+def test_a_template_that_strips_messages_can_be_trained(tmp_path: Path, tokenizer: Any) -> None:
+    """Llama's template strips them."""
     template = tokenizer.chat_template.replace("message['content']", "message['content'] | trim")
     assert template != tokenizer.chat_template
     trimming = copy.deepcopy(tokenizer)
@@ -193,7 +194,7 @@ def test_a_template_that_strips_what_is_said_is_learned_from(tmp_path: Path, tok
     item = _sft(tmp_path, trimming, [row])[0]
     assert trimming.decode(item["input_ids"][item["loss_mask"] == 1]) == ANSWER + "<|im_end|>"
     trimming.chat_template = template.replace("message['content'] | trim", "'no'")
-    with pytest.raises(UserError, match="row-0: the chat template does not continue its own generation prompt"):
+    with refuses("training.chat-template", "row-0"):
         _sft(tmp_path, trimming, [row])[0]
 
 
@@ -209,7 +210,7 @@ def test_a_long_demonstration_loses_prompt_not_completion(tmp_path: Path, tokeni
 def test_a_demonstration_that_fits_is_tokenized_once(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call for the prompt and one for the completion, also where a prompt has more bytes than tokens may be."""
+    """One call for the prompt and one for the completion, even if the prompt has more bytes than allowed tokens."""
     texts: list[str] = []
 
     def note(tokenizer: Any, text: str) -> list[int]:
@@ -224,11 +225,11 @@ def test_a_demonstration_that_fits_is_tokenized_once(
 
 
 def test_a_completion_that_is_too_long_is_named(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(UserError, match=r"row-0: the completion alone has \d+ tokens.*raise MAX_LENGTH"):
+    with refuses("training.completion-too-long", "row-0", "MAX_LENGTH"):
         _sft(tmp_path, tokenizer, [_row("USER: Heat, please.\n")], max_length=8)[0]
 
 
-def test_validation_asks_each_conversation_once_for_all_its_rows(tmp_path: Path, tokenizer: Any) -> None:
+def test_validation_samples_each_conversation_once(tmp_path: Path, tokenizer: Any) -> None:
     rows = [_row("USER: Heat?\n", 0), _row("USER: Alien?\n", 1), _row("USER: Heat?\n", 2)]
     rows[2] |= {"groundtruth_with_release_year": [["Up", "2009"]], "seen_titles": []}
     dataset = _rl(tmp_path, tokenizer, rows)
@@ -243,7 +244,7 @@ def test_validation_asks_each_conversation_once_for_all_its_rows(tmp_path: Path,
     }
 
 
-def test_verls_loader_made_before_gives_each_conversation_once(tmp_path: Path, tokenizer: Any) -> None:
+def test_an_existing_loader_yields_each_conversation_once(tmp_path: Path, tokenizer: Any) -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
     from verl.utils.dataset.rl_dataset import collate_fn
 

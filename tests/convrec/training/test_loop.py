@@ -1,4 +1,4 @@
-"""The order of a training, by a loop over an engine that notes what it is asked for."""
+"""The order of the training loop, with an engine that records its calls."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ from convrec.training.rank_trainer import RankGRPOTrainer
 
 
 class Engine:
-    """In the place of a verl trainer: notes calls in `done`, and logs in `logged`."""
+    """A fake of a verl trainer: records calls in `done`, and metrics in `logged`."""
 
     parameter_sync_step = 1
     use_reference_policy = True
@@ -98,7 +98,7 @@ class Engine:
 
 
 class Method:
-    """Gives no credit; notes that it was asked."""
+    """Assigns no credit; records its calls."""
 
     def __init__(self, skips_old_log_probs: bool = False) -> None:
         self.is_on_policy = skips_old_log_probs
@@ -119,7 +119,7 @@ def make_loop(engine: Engine, run_folder: Path, method: Any = None, phases: Phas
     return engine.loop  # type: ignore[no-any-return]
 
 
-def test_a_step_happens_in_its_order(tmp_path: Path) -> None:
+def test_the_order_of_a_step(tmp_path: Path) -> None:
     engine = Engine(total=2)
     make_loop(engine, tmp_path).fit()
     update = ["reference", "credit", "update"]
@@ -137,7 +137,7 @@ def test_old_log_probs_are_skipped_on_policy_after_first_batch(tmp_path: Path) -
     assert engine.done.count("check") == 1
 
 
-def test_what_is_known_is_logged_before_the_checkpoint_once(tmp_path: Path) -> None:
+def test_early_metrics_are_logged_once_before_the_checkpoint(tmp_path: Path) -> None:
     engine = Engine(total=2)
     saved_after: list[int] = []
     engine._save_checkpoint = lambda: saved_after.append(len(engine.logged))  # type: ignore[method-assign]
@@ -163,7 +163,7 @@ def test_times_are_those_of_the_step_that_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped_in", [1, 2])
-def test_a_request_to_stop_saves_once_at_the_end_of_the_step(tmp_path: Path, stopped_in: int) -> None:
+def test_a_stop_request_saves_once_at_the_end_of_the_step(tmp_path: Path, stopped_in: int) -> None:
     """Step 2 would have been saved anyway."""
     engine = Engine(total=5)
     loop = make_loop(engine, tmp_path)
@@ -194,7 +194,7 @@ def test_a_request_to_stop_saves_once_at_the_end_of_the_step(tmp_path: Path, sto
 def test_a_late_stop_saves_its_step_and_trains_no_other(
     tmp_path: Path, asked_in: str, save_freq: int, end: list[str]
 ) -> None:
-    """A step that is saved after the rollout got its weights needs the memory of the training devices again."""
+    """Saving after the rollout has received its weights needs the memory of the training devices again."""
     engine = Engine(total=5, save_freq=save_freq, test_freq=1)
     call = getattr(engine, asked_in)
 
@@ -236,8 +236,8 @@ def test_a_step_saved_after_its_validation_may_be_best(tmp_path: Path) -> None:
     assert saving.best_step(tmp_path) == 2
 
 
-def test_a_signal_asks_for_a_checkpoint_from_the_first_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor is told when steps begin, and not while what comes before is done."""
+def test_a_signal_requests_a_checkpoint_from_the_first_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor knows when steps begin; signals before the first step end the run."""
     notes: list[tuple[str, dict[str, str]]] = []
     engine = Engine(total=1, val_before_train=True)
     monkeypatch.setattr(supervisor, "note", lambda **what: notes.append((engine.done[-1], what)))
@@ -255,7 +255,7 @@ def test_stop_request_in_the_last_step_finishes_the_run(tmp_path: Path) -> None:
     assert engine.done.count("save") == 1
 
 
-def test_a_resumed_run_trains_the_steps_that_are_left(tmp_path: Path) -> None:
+def test_a_resumed_run_trains_the_remaining_steps(tmp_path: Path) -> None:
     engine = Engine(total=4, done=3)
     make_loop(engine, tmp_path).fit()
     assert [name for name in engine.done if name.startswith("step")] == ["step 4"]
@@ -268,7 +268,7 @@ def test_validation_before_training_logs_the_loaded_step(tmp_path: Path) -> None
     assert engine.logged == [(2, {"val/ndcg": 0.3})]
 
 
-def test_the_phase_that_runs_is_watched_under_verls_name(tmp_path: Path) -> None:
+def test_the_current_phase_is_watched_under_verls_name(tmp_path: Path) -> None:
     engine = Engine(total=1)
     phases = Phases(smallest_limit=300)
     seen: dict[str, str] = {}
@@ -309,7 +309,7 @@ def test_steps_are_saved_and_validated_when_due_and_at_the_end() -> None:
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9), st.integers(-1, 9), st.booleans())
-def test_the_steps_of_any_training(done: int, total: int, save: int, validate: int, always_finishes: bool) -> None:
+def test_the_steps_of_any_run(done: int, total: int, save: int, validate: int, always_finishes: bool) -> None:
     steps = list(iter_steps(done, total, save, validate, always_finishes))
     assert [step.number for step in steps] == list(range(done + 1, total + 1))
     assert [step.is_last for step in steps] == [step.number == total for step in steps]
@@ -321,10 +321,10 @@ def test_the_steps_of_any_training(done: int, total: int, save: int, validate: i
 
 @pytest.mark.parametrize("name", ["actor/policy_loss", "actor/grad_norm", "actor/kl_loss"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_ends_the_run_unsaved(tmp_path: Path, name: str, value: float) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_unsaved(tmp_path: Path, name: str, value: float) -> None:
     engine = Engine(total=2, save_freq=1)
     engine._update_actor = lambda batch, metrics: metrics.update({name: value}) or batch  # type: ignore[method-assign]
-    with pytest.raises(Diverged, match=f"step 1: {name} is {value}.*there is no checkpoint yet"):
+    with pytest.raises(Diverged, match=f"step 1: {name} is {value}.*There is no checkpoint yet"):
         make_loop(engine, tmp_path).fit()
     assert engine.logged[0][1][name] == pytest.approx(value, nan_ok=True)
     assert "save" not in engine.done

@@ -1,4 +1,4 @@
-"""The loss in verl's FSDP engine, from the trainer's advantages to the number that is logged."""
+"""The loss in verl's FSDP engine, from the trainer's advantages to the logged metrics."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +52,7 @@ def computed(queue: Callable[..., Any]) -> Computed:
 
 
 @pytest.mark.parametrize("combination", ["sum", "normalised"])
-def test_one_part_of_weight_one_trains_as_the_reward_alone(computed: Computed, combination: str) -> None:
+def test_one_part_with_weight_one_trains_like_the_reward_alone(computed: Computed, combination: str) -> None:
     uid = ["a", "a", "b", "b"]
     plain, metrics = computed(rank_method(), [RETURNS], uid, RESPONSES)
     assert not any("part" in name for name in metrics)
@@ -170,7 +170,7 @@ def test_a_share_of_log_probs_changes_only_the_comparison(queue: Callable[..., A
             fields = {name: nested([row.tolist() for row in started.fields[name].unbind()[rows]]) for name in names}
             of_rows = torch.nested.as_nested_tensor(log_probs.unbind()[rows], layout=torch.jagged)
             data = get_tensordict(fields, counts)
-            loss, logged = rank_grpo_loss({"log_probs": of_rows}, data, settings=method.loss_settings())
+            loss, logged = rank_grpo_loss({"log_probs": of_rows}, data, settings=method.make_loss_settings())
             losses.append(loss)
             for name, metric in logged.items():
                 parts.setdefault(name, Metric(metric.aggregation)).append(metric)
@@ -223,7 +223,7 @@ def update(queue: Callable[..., Any], training_worker: Callable[..., Any]) -> Up
 
         def loss_fn(**arguments: Any) -> Any:
             micro_batches.append(len(arguments["data"]))
-            return rank_grpo_loss(**arguments, settings=method.loss_settings())
+            return rank_grpo_loss(**arguments, settings=method.make_loss_settings())
 
         worker = training_worker(micro_batch=micro_batch)
         worker.set_loss_fn(loss_fn)
@@ -236,7 +236,7 @@ def update(queue: Callable[..., Any], training_worker: Callable[..., Any]) -> Up
 
 @pytest.mark.parametrize("micro_batch", [4, 2, 1])
 def test_reference_token_mean_covers_kept_rows_only(update: Update, micro_batch: int) -> None:
-    """As in TRL's GRPO trainer, whose completion_mask is 0 in truncated rows. Strictly on-policy, so that w = 1."""
+    """As in TRL's GRPO trainer, whose completion_mask is 0 in truncated rows. Strictly on-policy, so w = 1."""
     loss, fields = update("reference", True, micro_batch=micro_batch)
     kept = [0, 2, 3]
     advantages = fields["advantages"].unbind()
@@ -294,7 +294,7 @@ def test_padding_turn_rows_affect_no_advantage_and_no_mean(queue: Callable[..., 
             {"batch_num_tokens": 23, "global_batch_size": rows, "dp_size": 1, "num_padding": padding},
         )
         log_probs = nested([[0.0] + [-1.0] * len(row) + [0.0] for row in responses])
-        loss, _ = rank_grpo_loss({"log_probs": log_probs}, data, settings=method.loss_settings())
+        loss, _ = rank_grpo_loss({"log_probs": log_probs}, data, settings=method.make_loss_settings())
         return started.fields["advantages"].unbind()[:4], metrics, loss.item()
 
     (plain, logged, loss), (filled, of_filled, of_all) = computed(0), computed(num_padding)

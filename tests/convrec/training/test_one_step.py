@@ -1,4 +1,4 @@
-"""docs/examples/one_step.py, which a newcomer reads, against what the trainer computes for the same lists."""
+"""docs/examples/one_step.py compared with the trainer on the same lists."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def example() -> Iterator[ModuleType]:
 
 
 def make_method(example: ModuleType) -> RankMethod:
-    """The paper's settings, but for what the example says or leaves out."""
+    """The paper's settings, except for those that the example sets or leaves out."""
     changes = [f"convrec.num_items={example.N}", "actor_rollout_ref.actor.use_kl_loss=false"]
     config = planned_run(RANK_GRPO, changes).verl_config
     table = table_from_bytes([word.encode() for word in example.WORDS])
@@ -50,7 +50,7 @@ def make_method(example: ModuleType) -> RankMethod:
     )
 
 
-def test_the_example_is_what_the_trainer_computes(
+def test_the_example_computes_what_the_trainer_computes(
     example: ModuleType, queue: Callable[..., Any], tmp_path: Path
 ) -> None:
     """From texts to the gradient of every weight: reward, advantages and loss as verl calls them, in its layout."""
@@ -94,7 +94,7 @@ def test_the_example_is_what_the_trainer_computes(
     counts = {"batch_num_tokens": sum(lengths), "global_batch_size": example.G, "dp_size": 1}
     data = get_tensordict({name: started.fields[name] for name in names}, counts)
     output = {"log_probs": torch.nested.as_nested_tensor(log_probs, layout=torch.jagged)}
-    loss, _ = rank_grpo_loss(output, data, settings=method.loss_settings())
+    loss, _ = rank_grpo_loss(output, data, settings=method.make_loss_settings())
     loss.backward()
     assert loss.item() == pytest.approx(found["loss"], abs=1e-7)
     for name, weight in policy.named_parameters():

@@ -1,4 +1,4 @@
-"""A worker with another convrec stops the run and says where and why."""
+"""A worker with another version of convrec stops the run with a message about place and reason."""
 
 import sys
 from pathlib import Path
@@ -23,12 +23,13 @@ def test_worker_with_matching_or_no_driver_digest_passes(
 
 
 @pytest.mark.parametrize("module", ["", "users_rewards"])
-def test_other_source_is_told_with_node_place_and_both_digests(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+def test_another_source_is_reported_with_its_place(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setenv(registration.USER_MODULE, module)
     monkeypatch.setenv(registration.DRIVERS_DIGEST, "0123456789abcdef")
     digest, source = registration.source_digest(), Path(registration.__file__).parents[1]
     what = f"convrec or {module}" if module else "convrec"
-    said = rf"10\.0\.0\.7 runs another {what} than the driver \({source}, {digest} instead of 0123456789abcdef\)"
+    place = rf"{source}, {digest} instead of 0123456789abcdef"
+    said = rf"a worker on 10\.0\.0\.7 has another version of {what} than the driver \({place}\)"
     with pytest.raises(RuntimeError, match=said):
         registration.check_worker()
 
@@ -79,7 +80,7 @@ def test_digest_covers_the_reward_that_this_process_would_import(
 
 
 def test_package_found_in_two_path_folders_is_hashed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without __init__.py both are its folders, as on a node that sees the driver's disk beside what was uploaded."""
+    """Without __init__.py both folders belong to it, as on a node that sees the driver's disk and the uploaded copy."""
     digests = []
     for folder in ("driver", "node"):
         (tmp_path / folder / "two_folders").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Rows that a repair has changed: they train as they are, and count nowhere as what the policy does."""
+"""Repaired rows: they train as they are, but do not count as samples of the policy in any metric."""
 
 from collections.abc import Callable
 from typing import Any

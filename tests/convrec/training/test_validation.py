@@ -23,7 +23,7 @@ def test_an_answer_scored_for_several_rows_counts_as_often() -> None:
 
 def test_a_single_prompt_has_no_error_of_the_mean() -> None:
     answers = ScoredAnswers(["reddit"], ["a"], {"reward": [0.5]})
-    assert answers.means() == {"val/reward": 0.5}
+    assert answers.compute_means() == {"val/reward": 0.5}
 
 
 @pytest.mark.parametrize("uids", ["abcdef", "aabbcc"])  # one answer a prompt, and two

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.training import registration, worker
-from convrec.training.worker import ConvRecWorker, prepare_checkpoints, send_weights_as
+from convrec.training.worker import ConvRecWorker, convert_sent_weights, prepare_checkpoints
 from tests.convrec.training.conftest import ALONE, MEETING, build_training_worker
 
 SCHEDULE = [(0, 1e-3), (3, 1e-4), (5, 1e-5)]
@@ -110,7 +110,7 @@ def test_rollout_gets_weights_in_its_dtype_and_adapters_as_is(start: Start) -> N
     """Rounded once, as vLLM would when it loads them: the rollout's weights are the same bits as before."""
     engine = start()
     expected = {name: weight.detach().clone() for name, weight in engine.get_per_tensor_param()[0]}
-    send_weights_as(engine, torch.bfloat16)
+    convert_sent_weights(engine, torch.bfloat16)
     sent = dict(engine.get_per_tensor_param(layered_summon=False, base_sync_done=True)[0])
     assert sent.keys() == expected.keys()
     assert all(weight.dtype == torch.float32 for weight in expected.values())
@@ -118,7 +118,7 @@ def test_rollout_gets_weights_in_its_dtype_and_adapters_as_is(start: Start) -> N
 
     adapter = [("lora_A", torch.ones(2))]
     engine = SimpleNamespace(get_per_tensor_param=lambda base_sync_done: (adapter, {"r": 2}))
-    send_weights_as(engine, torch.bfloat16)
+    convert_sent_weights(engine, torch.bfloat16)
     assert engine.get_per_tensor_param(base_sync_done=True)[0] is adapter
 
 

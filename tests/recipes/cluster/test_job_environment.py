@@ -1,4 +1,4 @@
-"""What of the caller's folder and environment a Ray job gets. tests/e2e/test_cluster.py submits to a real cluster."""
+"""The code and variables that a Ray job gets. tests/e2e/test_cluster.py submits to a real cluster."""
 
 import os
 import shutil
@@ -10,11 +10,11 @@ import pytest
 from ray._private.runtime_env.packaging import create_package
 
 from convrec.base import gpus
-from convrec.base.errors import UserError
 from convrec.runs import supervisor
 from recipes.cluster import job_environment
 from recipes.launch import settings
 from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
+from tests.user_errors import refuses
 
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
 SECRETS += ("SWANLAB_WEBHOOK", "SWANLAB_WEBHOOK_VALUE", "WANDB_PASS", "TORCH_X_PWD", "CLEARML_AUTH")
@@ -24,19 +24,19 @@ pytestmark = pytest.mark.usefixtures("outside")
 
 
 def variables(recipe: Recipe, given: dict[str, str], *arguments: str) -> dict[str, str]:
-    """Those of a job, of these in the submitter's environment."""
+    """Return the variables of a job for these variables of the submitter."""
     run = settings.compose_elsewhere(recipe, arguments, environment=given)
     return job_environment.job_environment(recipe, run, given)
 
 
 def runtime_environment(given: dict[str, str], *arguments: str) -> dict[str, Any]:
-    """Of a job of Rank-GRPO."""
+    """Return the runtime environment of a Rank-GRPO job."""
     run = settings.compose_elsewhere(RANK_GRPO, arguments, environment=given)
     return job_environment.runtime_environment(RANK_GRPO, run, given, arguments)
 
 
 def test_given_and_default_paths_are_made_absolute(tmp_path: Path) -> None:
-    """Space around a variable is none of it, as without a cluster."""
+    """Values are stripped, as without a cluster."""
     (tmp_path / "runs").mkdir()
     given = {"TRAIN_FILE": " data/a.parquet", "SAVE_PATH": "~/run ", "MODEL_PATH": "runs", "VAL_FILE": " "}
     assert variables(RANK_GRPO, given) == {
@@ -56,7 +56,7 @@ def test_the_run_folder_has_a_default_outside_the_unpacked_copy(tmp_path: Path) 
 
 
 def test_run_folder_on_cluster_is_named_after_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A recipe's own model, and one that an override names."""
+    """The model is a recipe's default, or named by an override."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "config.json").write_text("{}")
@@ -83,7 +83,7 @@ def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     assert wanted.items() <= values.items()
     assert not values.keys() & (others | holds_password).keys()
     assert "a-secret" not in values.values()
-    assert [told.split()[0] for told in job_environment.withheld(given)] == list(holds_password)
+    assert [warning.split()[0] for warning in job_environment.withheld(given)] == list(holds_password)
 
 
 def test_path_settings_are_made_absolute_and_switches_kept(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_path_settings_are_made_absolute_and_switches_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["MODEL_PATH", "SAVE_PATH", "HF_HOME"])
-def test_a_home_that_nobody_has_is_an_error_of_the_user(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name}=~nobody-of-this-name/x: there is no such user"):
+def test_the_home_of_an_unknown_user_is_refused(name: str) -> None:
+    with refuses("cluster.unknown-user", f"{name}=~nobody-of-this-name/x"):
         variables(RANK_GRPO, {name: "~nobody-of-this-name/x"})
 
 
@@ -122,22 +122,22 @@ def test_a_home_that_nobody_has_is_an_error_of_the_user(name: str) -> None:
     ],
 )
 def test_an_override_with_a_relative_path_is_refused(argument: str, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()  # so that here/model is no Hub id
-    with pytest.raises(UserError, match="give an absolute one"):
+    (tmp_path / "here").mkdir()  # so that here/model is not an id of the Hub
+    with refuses("cluster.relative-path", argument):
         job_environment.refuse_relative_paths(RANK_GRPO, [argument])
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "code", "value"),
     [
-        ("trainer.default_local_dir='/runs/a b'", "set SAVE_PATH instead"),
-        ("++trainer.default_local_dir=/runs/a", "set SAVE_PATH instead"),
-        ("+reward.api_key=a-secret", "a secret in an override can be read in the process list"),
-        ("data.train_files=~/a.parquet", r"data\.train_files=~/a\.parquet: "),  # Hydra cannot read it
+        ("trainer.default_local_dir='/runs/a b'", "cluster.run-folder", "SAVE_PATH"),
+        ("++trainer.default_local_dir=/runs/a", "cluster.run-folder", "SAVE_PATH"),
+        ("+reward.api_key=a-secret", "settings.secret", "reward.api_key"),
+        ("data.train_files=~/a.parquet", "settings.wrong-override", "data.train_files=~/a.parquet"),
     ],
 )
-def test_an_override_that_is_of_no_use_there_stops_here(argument: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_override_that_is_no_use_on_a_cluster_is_refused(argument: str, code: str, value: str) -> None:
+    with refuses(code, value):
         runtime_environment({}, argument)
 
 
@@ -150,15 +150,15 @@ def test_absolute_paths_ids_and_other_overrides_pass() -> None:
     job_environment.refuse_relative_paths(RANK_GRPO, arguments)
 
 
-def uploaded(runtime_env: dict[str, Any], target: Path) -> list[str]:
-    """Files that Ray puts into the package of this working directory."""
+def list_upload(runtime_env: dict[str, Any], target: Path) -> list[str]:
+    """Return the files that Ray packs for this runtime environment."""
     folder, excludes = runtime_env["working_dir"], runtime_env["excludes"]
     create_package(folder, target, include_gitignore=True, excludes=excludes)
     return [name for name in zipfile.ZipFile(target).namelist() if not name.endswith("/")]
 
 
 def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
-    """Packed by Ray itself, from a folder that also holds what a working copy collects."""
+    """Ray itself packs a folder that also has data, models and caches, as a working copy has."""
     folder, target = tmp_path / "copy", tmp_path / "package.zip"
     code = ("convrec", "reward", "data_prep", "recipes", "conf")
     for name in code:
@@ -168,7 +168,7 @@ def test_the_package_is_the_code_and_small(tmp_path: Path) -> None:
         (folder / name / "big.bin").write_bytes(os.urandom(3 * 2**20))
     (folder / "notes.parquet").write_bytes(b"x")
     (folder / ".env").write_text("OPENAI_API_KEY=a-secret")
-    names = uploaded(runtime_environment({}) | {"working_dir": str(folder)}, target)
+    names = list_upload(runtime_environment({}) | {"working_dir": str(folder)}, target)
     assert target.stat().st_size < 3 * 2**20
     assert {name.split("/")[0] for name in names} == set(code)
     assert {"conf/host/cpu.yaml", "data_prep/sample_data/films.csv"} <= set(names)
@@ -189,21 +189,21 @@ MODULE = "def halves(relevance, items):\n    return [rel / 2 for rel in relevanc
         ),
     ],
 )
-def test_the_users_rank_reward_travels_with_its_package(
+def test_a_custom_rank_reward_is_uploaded_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], reward: str, travels: list[str]
 ) -> None:
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    plain = uploaded(runtime_environment({}), tmp_path / "plain.zip")
-    names = uploaded(runtime_environment({}, f"convrec.reward={reward}"), tmp_path / "with.zip")
+    plain = list_upload(runtime_environment({}), tmp_path / "plain.zip")
+    names = list_upload(runtime_environment({}, f"convrec.reward={reward}"), tmp_path / "with.zip")
     assert sorted(set(names) - set(plain)) == travels
     assert set(plain) - set(names) == set()
     assert "conf/host/cpu.yaml" in plain
 
 
-def test_a_rank_reward_of_ours_changes_nothing() -> None:
+def test_a_built_in_rank_reward_changes_nothing() -> None:
     plain = runtime_environment({})
     assert runtime_environment({}, "convrec.reward=log_decay") == plain
     assert plain["working_dir"] == str(job_environment.HERE)

@@ -1,4 +1,4 @@
-"""A job submitted, followed, asked to stop and stopped. tests/e2e/test_cluster.py does it on a real cluster."""
+"""Submit, follow, and stop a job of a fake cluster. tests/e2e/test_cluster.py does it on a real one."""
 
 import contextlib
 import json
@@ -15,10 +15,10 @@ import pytest
 import ray
 from ray.job_submission import JobStatus
 
-from convrec.base.errors import UserError
 from recipes import doctor, submit
 from recipes.cluster import jobs as cluster_jobs
 from recipes.launch.recipe import RANK_GRPO
+from tests.user_errors import refuses
 
 Printed = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -27,44 +27,44 @@ pytestmark = pytest.mark.usefixtures("outside")
 
 
 MISSPELT = "warning: TRAINFILE is set, but no recipe reads it: did you mean TRAIN_FILE?"
-WRONG = [  # overrides, and variables
-    (["convrec.num_items=0"], {}, "convrec.num_items=0 (NUM_ITEMS): expected a positive integer"),
-    (["trainer.total_stepz=3"], {}, "trainer.total_stepz: no such setting; did you mean trainer.total_epochs"),
-    (["convrec.reward=no_module:f"], {}, "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
+WRONG = [  # overrides, variables, the text that the error contains
+    (["convrec.num_items=0"], {}, "convrec.num_items=0"),
+    (["trainer.total_stepz=3"], {}, "trainer.total_stepz"),
+    (["convrec.reward=no_module:f"], {}, "convrec.reward=no_module:f"),
     ([], {"LR": "fast"}, "LR=fast"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "variables", "said"), WRONG)
+@pytest.mark.parametrize(("arguments", "variables", "value"), WRONG)
 @pytest.mark.parametrize("command", [submit, doctor])
-def test_a_wrong_setting_is_refused_before_the_cluster_is_asked(
+def test_a_wrong_setting_is_refused_before_the_cluster_is_called(
     call: Call,
     monkeypatch: Patch,
     capsys: Printed,
     command: ModuleType,
     arguments: list[str],
     variables: dict[str, str],
-    said: str,
+    value: str,
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert call("rank_grpo", *arguments, command=command) != 0
     printed = capsys.readouterr()
-    assert said in printed.out + printed.err
+    assert value in printed.out + printed.err
     assert "no answer" not in printed.out + printed.err
 
 
-def test_what_cannot_be_submitted_is_an_error_of_the_user(call: Call, monkeypatch: Patch, capsys: Printed) -> None:
+def test_unknown_recipe_and_unreachable_cluster_are_errors(call: Call, monkeypatch: Patch, capsys: Printed) -> None:
     monkeypatch.setenv("TRAINFILE", "train.parquet")
     assert (call("ppo"), call("rank_grpo", "--detach")) == (2, 2)
     printed = capsys.readouterr().err
-    for said in ("sft, rank_grpo", MISSPELT, "no answer", "It is the address of the dashboard, http://head:8265"):
-        assert said in printed
+    for text in ("sft, rank_grpo", MISSPELT, "no answer", "http://head:8265", "[cluster.no-answer]"):
+        assert text in printed
 
 
 @contextlib.contextmanager
-def answering(monkeypatch: Patch, status: int, body: bytes) -> Iterator[str]:
-    """A dashboard with one answer to everything. Yields its address, which is RAY_ADDRESS."""
+def serve_answer(monkeypatch: Patch, status: int, body: bytes) -> Iterator[str]:
+    """Start a dashboard with one answer to every request; yield its address, which is RAY_ADDRESS."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -86,11 +86,15 @@ def answering(monkeypatch: Patch, status: int, body: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [(401, b"no", "asks for a token"), (403, b"no", "asks for a token"), (500, b"token 401 403", "no answer")],
+    ("status", "body", "code"),
+    [
+        (401, b"no", "cluster.refused-token"),
+        (403, b"no", "cluster.refused-token"),
+        (500, b"token 401 403", "cluster.no-answer"),
+    ],
 )
-def test_a_missing_token_is_known_by_the_status(monkeypatch: Patch, status: int, body: bytes, said: str) -> None:
-    with answering(monkeypatch, status, body) as address, pytest.raises(UserError, match=said):
+def test_a_missing_token_is_recognised_by_the_status(monkeypatch: Patch, status: int, body: bytes, code: str) -> None:
+    with serve_answer(monkeypatch, status, body) as address, refuses(code, address):
         cluster_jobs.connect(address)
 
 
@@ -99,15 +103,15 @@ def test_a_cluster_that_is_open_to_everybody_is_warned_about(
     monkeypatch: Patch, capsys: Printed, mode: str, is_open: bool
 ) -> None:
     body = {"version": "4", "ray_version": ray.__version__, "authentication_mode": mode}
-    with answering(monkeypatch, 200, json.dumps(body).encode()) as address:
+    with serve_answer(monkeypatch, 200, json.dumps(body).encode()) as address:
         cluster_jobs.warn_if_open(cluster_jobs.connect(address), address)
     assert ("the cluster asks for no token" in capsys.readouterr().err) is is_open
 
 
 class Jobs:
-    """In the place of Ray's client: one job, which ends when it is stopped or its stop file is there.
+    """A fake of Ray's client with one job, which ends when it is stopped or its stop file exists.
 
-    What is submitted besides is run in a shell, as Ray does. `on` is called with the name of every call.
+    Other jobs are run in a shell, as Ray does. `on` is called with the name of every call.
     """
 
     def __init__(self, save_path: Path, status: str = "RUNNING", exit_code: int | None = None) -> None:
@@ -153,7 +157,7 @@ class Jobs:
 
 @pytest.fixture
 def call() -> Call:
-    """`convrec submit`, or another command, with these arguments."""
+    """Run `convrec submit`, or another command, with these arguments."""
 
     def run(*arguments: str, command: ModuleType = submit) -> int:
         return command.main(list(arguments))
@@ -170,12 +174,12 @@ def jobs(tmp_path: Path, monkeypatch: Patch) -> Jobs:
 
 
 def follow(jobs: Jobs) -> int:
-    """As after a submission."""
-    return cluster_jobs.follow(jobs, "job-1", [cluster_jobs.ask_to_end, cluster_jobs.stop_now])
+    """Follow the job as after its submission."""
+    return cluster_jobs.follow(jobs, "job-1", [cluster_jobs.report_stop_request, cluster_jobs.stop_now])
 
 
 def interrupt_at(*calls: str) -> Callable[[str], None]:
-    """Ctrl-C at the first call of the first name, then at the next of the second, ..."""
+    """Raise Ctrl-C at the first call of the first name, then at the next call of the second, and so on."""
     left = list(calls)
 
     def on(name: str) -> None:
@@ -214,76 +218,78 @@ def test_log_is_printed_as_it_grows_despite_network_failures(capsys: Printed, jo
 
 
 @pytest.mark.parametrize("when", ["info", "log"])
-def test_ctrl_c_ends_the_following_alone(call: Call, capsys: Printed, jobs: Jobs, when: str) -> None:
-    asked: list[str] = []
+def test_ctrl_c_only_stops_following(call: Call, capsys: Printed, jobs: Jobs, when: str) -> None:
+    calls: list[str] = []
 
     def on(name: str) -> None:
-        asked.append(name)
-        if name == when and len(asked) > 1:  # the first call is of connect_to_job
+        calls.append(name)
+        if name == when and len(calls) > 1:  # connect_to_job makes the first call
             signal.raise_signal(signal.SIGINT)
 
     jobs.on = on
     assert call("--follow", "job-1") == 130
-    assert "job-1 goes on" in capsys.readouterr().err
+    assert "stopped following job-1" in capsys.readouterr().err
     assert jobs.info.status == JobStatus.RUNNING
     assert not jobs.others
 
 
 @pytest.mark.parametrize(
-    ("interrupts", "status", "said"),
+    ("interrupts", "status", "output"),
     [
-        (["info"], JobStatus.FAILED, cluster_jobs.ASKED),  # it ends by itself, with status 130
-        (["log"], JobStatus.FAILED, cluster_jobs.ASKED),
+        (["info"], JobStatus.FAILED, cluster_jobs.STOP_REQUESTED),  # it ends by itself, with status 130
+        (["log"], JobStatus.FAILED, cluster_jobs.STOP_REQUESTED),
         (["info", "submit"], JobStatus.STOPPED, "job-1: STOPPED"),  # the second one while the job is being asked
         (["info", "submit", "stop"], JobStatus.RUNNING, "ray job status job-1"),  # the third leaves
     ],
 )
 def test_ctrl_c_asks_for_a_checkpoint_then_stops_then_detaches(
-    capsys: Printed, jobs: Jobs, interrupts: list[str], status: JobStatus, said: str
+    capsys: Printed, jobs: Jobs, interrupts: list[str], status: JobStatus, output: str
 ) -> None:
-    """The run folder, where the stop file is made, is not there yet."""
+    """The run folder, in which the stop file is created, does not exist yet."""
     jobs.on = interrupt_at(*interrupts)
     assert follow(jobs) == 130
     assert jobs.info.status == status
     assert jobs.stop_file.exists() == (status == JobStatus.FAILED)
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
 
 
 def test_failed_stop_file_is_reported_and_next_ctrl_c_stops_job(monkeypatch: Patch, jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
-    told: list[str] = []
-    monkeypatch.setattr(cluster_jobs, "say", told.append)
-    first, second = interrupt_at("info"), interrupt_at("info")
-    jobs.on = lambda name: (second if told else first)(name)
+    lines: list[str] = []
+    monkeypatch.setattr(cluster_jobs, "say", lines.append)
+    first = interrupt_at("info")
+    second = interrupt_at("info")
+    jobs.on = lambda name: (second if lines else first)(name)
     assert follow(jobs) == 130
-    assert "could not be asked" in told[0]
-    assert cluster_jobs.ASKED not in told
+    assert "could not ask the job" in lines[0]
+    assert str(jobs.stop_file) in lines[0]
+    assert cluster_jobs.STOP_REQUESTED not in lines[0]
     assert jobs.info.status == JobStatus.STOPPED
 
 
-def interrupted_submission(jobs: Jobs, reached: bool) -> None:
-    """Ctrl-C comes while a job is submitted; it has reached the cluster, where it runs on, or not."""
+def interrupt_submission(jobs: Jobs, reached: bool) -> None:
+    """Raise Ctrl-C while a job is submitted. reached: the cluster has it, and it runs."""
     put = jobs.submit_job
 
-    def interrupted(entrypoint: str, submission_id: str, **rest: object) -> None:
+    def submit_and_interrupt(entrypoint: str, submission_id: str, **rest: object) -> None:
         if reached:
             put("true", submission_id)
             jobs.others[submission_id].status = JobStatus.RUNNING
         signal.raise_signal(signal.SIGINT)
 
-    jobs.submit_job = interrupted  # type: ignore[method-assign]
+    jobs.submit_job = submit_and_interrupt  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("reached", "said"), [(True, "is stopped"), (False, "was not submitted")])
-def test_ctrl_c_while_submitting(call: Call, capsys: Printed, jobs: Jobs, reached: bool, said: str) -> None:
-    interrupted_submission(jobs, reached)
+@pytest.mark.parametrize(("reached", "result"), [(True, "was stopped"), (False, "was not submitted")])
+def test_ctrl_c_while_submitting(call: Call, capsys: Printed, jobs: Jobs, reached: bool, result: str) -> None:
+    interrupt_submission(jobs, reached)
     assert call("rank_grpo") == 130
-    assert said in capsys.readouterr().err
+    assert result in capsys.readouterr().err
     assert [info.status for info in jobs.others.values()] == [JobStatus.STOPPED] * reached
 
 
 def test_ctrl_c_anywhere_else_is_no_traceback(call: Call, capsys: Printed, jobs: Jobs) -> None:
-    jobs.on = interrupt_at("info")  # of connect_to_job, before anything is followed
+    jobs.on = interrupt_at("info")  # in connect_to_job, before the job is followed
     assert call("--stop", "job-1") == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -294,14 +300,14 @@ def test_lost_cluster_leaves_job_running_and_tells_how_to_follow(monkeypatch: Pa
 
     jobs.on = break_down
     monkeypatch.setattr(cluster_jobs, "NETWORK_SECONDS", 0.05)
-    with pytest.raises(UserError, match=r"reset by peer.*goes on without us.*--follow job-1"):
+    with refuses("cluster.unreachable", "reset by peer", "--follow job-1"):
         follow(jobs)
 
 
 def test_stop_asks_for_a_checkpoint(call: Call, capsys: Printed, jobs: Jobs) -> None:
     assert call("--stop", "job-1") == 0
     assert jobs.stop_file.exists()
-    assert jobs.info.status == JobStatus.RUNNING  # it looks at the end of its step
+    assert jobs.info.status == JobStatus.RUNNING  # it looks for the file at the end of its step
     assert "save a checkpoint and end" in capsys.readouterr().err
     assert call("--stop", "job-1") == 0
     assert "job-1 has ended: FAILED" in capsys.readouterr().err  # with exit status 130
@@ -329,26 +335,28 @@ def test_a_doctor_that_does_not_end_is_stopped(jobs: Jobs, monkeypatch: Patch) -
 
     jobs.submit_job = start  # type: ignore
     monkeypatch.setattr(cluster_jobs, "DOCTOR_SECONDS", 0.05)
-    with pytest.raises(UserError, match="the doctor has not ended"):
+    with refuses("cluster.doctor-timeout"):
         cluster_jobs.diagnose_there(RANK_GRPO, [], as_json=False)
     assert [info.status for info in jobs.others.values()] == [JobStatus.STOPPED]
 
 
-def test_ctrl_c_takes_the_doctors_job_along(jobs: Jobs) -> None:
-    interrupted_submission(jobs, reached=True)
+def test_ctrl_c_stops_the_doctors_job(jobs: Jobs) -> None:
+    interrupt_submission(jobs, reached=True)
     assert cluster_jobs.diagnose_there(RANK_GRPO, [], as_json=False) == 130
     assert [info.status for info in jobs.others.values()] == [JobStatus.STOPPED]
 
 
 @pytest.mark.parametrize("option", ["--follow", "--stop"])
-def test_a_job_that_is_not_there_or_not_ours_and_no_address(
+def test_an_unknown_job_a_foreign_job_and_a_missing_address(
     call: Call, monkeypatch: Patch, capsys: Printed, jobs: Jobs, option: str
 ) -> None:
     assert call(option, "job-2") == 2
-    assert "job-2: the cluster at http://127.0.0.1:9 knows no such job" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "job-2: the cluster at http://127.0.0.1:9" in error
+    assert "[cluster.unknown-job]" in error
     jobs.info.metadata = None
     assert call(option, "job-1") == 2
-    assert "no training of ours" in capsys.readouterr().err
+    assert "[cluster.foreign-job]" in capsys.readouterr().err
     monkeypatch.delenv("RAY_ADDRESS")
     assert call(option, "job-1") == 2
-    assert "RAY_ADDRESS is not set" in capsys.readouterr().err
+    assert "[cluster.no-address]" in capsys.readouterr().err

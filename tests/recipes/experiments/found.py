@@ -1,4 +1,4 @@
-"""What an evaluation has found, as much as tables read of it."""
+"""Metrics of an evaluation, as far as the tables read them."""
 
 from typing import Any
 
@@ -6,11 +6,14 @@ NAMES = ("recall@5", "ndcg@5")
 
 
 def make_metrics(value: float, gain: float | None = None, se: float | None = 0.01, **settings: Any) -> dict[str, Any]:
-    """Of metrics.json. se: of the model's figures, twice that of its gains; None for JSON's form of NaN."""
+    """Make the contents of a metrics.json.
+
+    se: standard error of the model's figures, and half that of its gains; None is JSON's form of NaN.
+    """
     model: dict[str, Any] = {name: {"mean": value, "se": se} for name in NAMES}
     model |= {"catalog_hit_ratio": 1.0, "repeats_per_list": 0.0, "distinct_items": 3}
     model |= {"items_per_list": 5.0, "list_length_errors": 0, "n": 2}
-    found = {"settings": {"protocols": ["paper"], "ks": [5]} | settings, "results": {"paper": {"model": model}}}
+    metrics = {"settings": {"protocols": ["paper"], "ks": [5]} | settings, "results": {"paper": {"model": model}}}
     if gain is not None:
-        found["paired"] = {name: {"mean": gain, "se": se and 2 * se, "p": se and 0.5} for name in NAMES}
-    return found
+        metrics["paired"] = {name: {"mean": gain, "se": se and 2 * se, "p": se and 0.5} for name in NAMES}
+    return metrics

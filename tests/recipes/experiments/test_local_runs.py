@@ -1,4 +1,4 @@
-"""What a run is given on this machine; what recipes and vLLM do with it is tested elsewhere."""
+"""Environment, interrupts and checks of the runs of a matrix on this machine; a shell script replaces the recipes."""
 
 import os
 import signal
@@ -17,6 +17,7 @@ from recipes.experiments.matrix_file import Preparation
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.launch.recipe import RANK_GRPO, SFT
 from recipes.launch.settings import compose_elsewhere
+from tests.user_errors import refuses
 
 
 def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,24 +29,24 @@ def test_a_run_gets_its_variables_its_start_and_its_folder(tmp_path: Path, monke
     train(run, Path("out"))
     assert (tmp_path / "seen").read_text() == "out/sft out/r-s1 2 train rank-grpo a=b\n"
     monkeypatch.setenv("STATUS", "3")
-    with pytest.raises(UserError, match=r"^convrec train rank-grpo ended with status 3"):
+    with refuses("matrix.failed-training", "convrec train rank-grpo", "status 3"):
         train(run, Path("out"))
 
 
-def test_each_ctrl_c_is_one_of_the_training_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first it may save for minutes; the second ends it at once."""
+def test_each_ctrl_c_reaches_the_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first the run may save for minutes; the second ends it at once."""
     convrec = tmp_path / "convrec"
     convrec.write_text(
-        "trap 'trap \"echo at once >> said; exit 130\" INT; echo saves >> said' INT\n"
-        "echo trains > said; while true; do sleep 0.05; done\n"
+        "trap 'trap \"echo at once >> events; exit 130\" INT; echo saves >> events' INT\n"
+        "echo trains > events; while true; do sleep 0.05; done\n"
     )
     monkeypatch.setitem(local_runs.OURS, "convrec", ["bash", str(convrec)])
     monkeypatch.chdir(tmp_path)
-    said = tmp_path / "said"
+    events = tmp_path / "events"
 
     def interrupt_twice() -> None:
-        for line in ("trains\n", "trains\nsaves\n"):
-            while not said.exists() or said.read_text() != line:
+        for text in ("trains\n", "trains\nsaves\n"):
+            while not events.exists() or events.read_text() != text:
                 time.sleep(0.02)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -56,32 +57,31 @@ def test_each_ctrl_c_is_one_of_the_training_that_runs(tmp_path: Path, monkeypatc
             train(MatrixRun("r-s1", "r", "rank_grpo", "sft", {}, []), Path("out"))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert said.read_text() == "trains\nsaves\nat once\n"
+    assert events.read_text() == "trains\nsaves\nat once\n"
 
 
-def test_a_preparation_is_made_by_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its `convrec` and `python`, whatever PATH has."""
+def test_a_preparation_runs_in_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`convrec` and `python` are this environment's, not those on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     out = tmp_path / "data"
     prepare([Preparation(creates=str(out), run=f"convrec data sample --out {out} --train 3 --validation 3 --test 1")])
     assert (out / "train.parquet").is_file()
 
 
-def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    steps = [Preparation(creates=str(made), run=f"python -c \"open({str(made)!r}, 'a').write('x')\"")]
+def test_an_existing_file_is_not_prepared_again(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    steps = [Preparation(creates=str(file), run=f"python -c \"open({str(file)!r}, 'a').write('x')\"")]
     prepare(steps)
     prepare(steps)
-    assert made.read_text() == "x"
-    for command, problem in (
-        ("false", "`false` failed"),
-        ("true", "`true` ended, but .*never, which it creates, is not"),
-    ):
-        with pytest.raises(UserError, match=f"prepare: {problem}"):
-            prepare([Preparation(creates=str(tmp_path / "never"), run=command)])
+    assert file.read_text() == "x"
+    missing = tmp_path / "missing"
+    with refuses("matrix.failed-preparation", "`false`"):
+        prepare([Preparation(creates=str(missing), run="false")])
+    with refuses("matrix.failed-preparation", "`true`", missing):
+        prepare([Preparation(creates=str(missing), run="true")])
 
 
-TRAININGS = {  # SFT has no lists of its own
+TRAININGS = {  # SFT does not set the length of its lists
     "sft": compose_elsewhere(SFT, [], environment={}),
     "rank": compose_elsewhere(RANK_GRPO, ["convrec.num_items=10"], environment={}),
 }
@@ -101,21 +101,27 @@ def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("settings", "values"),
     [
-        ({"data": "gone.parquet"}, "evaluate: gone.parquet: "),
-        ({"catalog": "gone.parquet"}, "evaluate: catalog gone.parquet: no such file"),
-        ({"train": "gone.parquet"}, "evaluate: gone.parquet: "),
-        ({"ks": [20]}, "evaluate: --ks 20: must be from 1 to the 10 items of a list"),
-        ({"num_items": 5, "ks": [10]}, "evaluate: --ks 10: must be from 1 to the 5 items of a list"),
-        ({"slices": ["country"]}, "evaluate: --slices country: no column of"),
-        ({"matching": "fuzy"}, "evaluate: .*fuzy"),
-        ({"allow": "part.txt"}, "evaluate: allow: it says what constrained lists may hold; add constrained: true"),
-        ({"allow": "part.txt", "constrained": True}, "evaluate: --allow part.txt: no such file"),
+        ({"data": "gone.parquet"}, ["gone.parquet"]),
+        ({"catalog": "gone.parquet"}, ["gone.parquet"]),
+        ({"train": "gone.parquet"}, ["gone.parquet"]),
+        ({"ks": [20]}, ["--ks 20", "10"]),
+        ({"num_items": 5, "ks": [10]}, ["--ks 10", "5"]),
+        ({"slices": ["country"]}, ["--slices country"]),
+        ({"matching": "fuzy"}, ["fuzy"]),
+        ({"allow": "part.txt", "constrained": True}, ["--allow part.txt"]),
     ],
 )
-def test_what_an_evaluation_cannot_use_is_said(
-    files: dict[str, str], tmp_path: Path, wrong: dict[str, Any], message: str
+def test_a_setting_that_an_evaluation_cannot_use_is_named(
+    files: dict[str, str], tmp_path: Path, settings: dict[str, Any], values: list[str]
 ) -> None:
-    with pytest.raises(UserError, match=message):
-        check_evaluation(files | wrong, TRAININGS, tmp_path)
+    with pytest.raises(UserError) as error:
+        check_evaluation(files | settings, TRAININGS, tmp_path)
+    assert str(error.value).startswith("evaluate: ")
+    assert all(value in str(error.value) for value in values)
+
+
+def test_allow_needs_constrained_lists(files: dict[str, str], tmp_path: Path) -> None:
+    with refuses("matrix.allow-without-constrained", "evaluate: allow=part.txt", "constrained: true"):
+        check_evaluation(files | {"allow": "part.txt"}, TRAININGS, tmp_path)

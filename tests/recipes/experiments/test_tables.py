@@ -1,4 +1,4 @@
-"""The tables' numbers, and two variants compared conversation by conversation."""
+"""The numbers in the tables, and variants compared conversation by conversation."""
 
 import csv
 import json
@@ -14,11 +14,11 @@ import pytest
 
 from recipes.evaluation.scoring import model_line
 from recipes.experiments.matrix_runs import MatrixRun
-from recipes.experiments.tables import evaluated, markdown, measure_hours, pairs, write_tables
+from recipes.experiments.tables import compare_variants, format_markdown, measure_hours, read_evaluations, write_tables
 from tests.recipes.experiments.found import NAMES, make_metrics
 
 
-def run_of(name: str, variant: str) -> MatrixRun:
+def make_run(name: str, variant: str) -> MatrixRun:
     return MatrixRun(name, variant, "rank_grpo", None, {"SEED": "1"})
 
 
@@ -28,39 +28,39 @@ def make_row(run: MatrixRun, metrics: dict[str, Any]) -> dict[str, Any]:
 
 def test_table_shows_means_over_seeds_and_gains_over_the_start() -> None:
     table = [
-        make_row(run_of("sft", "sft"), make_metrics(0.1, None)),
-        make_row(run_of("a-s1", "a"), make_metrics(0.2, 0.1)),
-        make_row(run_of("a-s2", "a"), make_metrics(0.3, 0.2)),
+        make_row(make_run("sft", "sft"), make_metrics(0.1, None)),
+        make_row(make_run("a-s1", "a"), make_metrics(0.2, 0.1)),
+        make_row(make_run("a-s2", "a"), make_metrics(0.3, 0.2)),
     ]
     # a: mean (0.2 + 0.3) / 2, sd sqrt(2 * 0.05^2 / 1) = 0.0707, gain (0.1 + 0.2) / 2
-    assert markdown(table, 5).splitlines()[2:] == [
+    assert format_markdown(table, 5).splitlines()[2:] == [
         "| sft | 1 | 0.1000 ±0.0100 |  | 0.1000 ±0.0100 |  |",  # of one seed: over conversations
         "| a | 2 | 0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) | "
         "0.2500 (sd 0.0707) | +0.1500 (se of each 0.0200/0.0200) |",
     ]
 
 
-def test_what_is_not_known_is_an_empty_cell() -> None:
+def test_nan_is_an_empty_cell() -> None:
     table = []
     for seed in "12":
         metrics = make_metrics(0.5, 0.1)
         metrics["results"]["paper"]["model"]["novelty"] = {"mean": math.nan, "se": math.nan}
         metrics["paired"]["novelty"] = {"mean": math.nan, "se": math.nan}
-        table.append(make_row(run_of(f"a-s{seed}", "a"), metrics))
-    text = markdown(table, 5)
+        table.append(make_row(make_run(f"a-s{seed}", "a"), metrics))
+    text = format_markdown(table, 5)
     assert "nan" not in text
     assert text.splitlines()[-3:] == ["| variant | seeds | novelty | gain |", "|---|---|---|---|", "| a | 2 |  |  |"]
 
 
-def test_constrained_lists_are_a_table_of_their_own() -> None:
-    table = [make_row(run_of("sft", "sft"), make_metrics(0.1))]  # evaluated without them
+def test_constrained_lists_have_their_own_table() -> None:
+    table = [make_row(make_run("sft", "sft"), make_metrics(0.1))]  # evaluated without them
     for gain in (0.1, 0.2):
         metrics = make_metrics(0.5)
         metrics["results"]["paper"]["constrained"] = {name: {"mean": 0.5 + gain, "se": 0.02} for name in NAMES}
         metrics["constrained"] = {"paired": {name: {"mean": gain, "se": 0.03, "p": 0.5} for name in NAMES}}
-        table.append(make_row(run_of(f"a-{gain}", "a"), metrics))
-    assert markdown(table[:1], 5).count("variant") == 1
-    assert markdown(table, 5).split("\n\n")[-1].splitlines() == [
+        table.append(make_row(make_run(f"a-{gain}", "a"), metrics))
+    assert format_markdown(table[:1], 5).count("variant") == 1
+    assert format_markdown(table, 5).split("\n\n")[-1].splitlines() == [
         "| variant | seeds | recall@5 constrained | minus free | ndcg@5 constrained | minus free |",
         "|---|---|---|---|---|---|",
         "| sft | 1 |  |  |  |  |",
@@ -81,7 +81,7 @@ def test_table_puts_baselines_first_with_gains_costs_and_a_plot(tmp_path: Path) 
     (folder / "metrics.json").write_text(json.dumps(metrics))
     row = {"sample_id": "x", "prompt_id": "x", "recommended": [1]} | dict.fromkeys(NAMES, 0.5)
     pq.write_table(pa.Table.from_pylist([row]), folder / "rows.parquet")
-    # two starts, of 1,800 and 5,400 seconds until they logged last; one between them logged nothing
+    # two starts that logged for 1,800 and 5,400 seconds; one between them logged nothing
     times = ("08:00:00", "09:00:00", "10:00:00")
     (run / "starts.jsonl").write_text("".join(f'{{"time": "2026-01-02T{time}+00:00"}}\n' for time in times))
     for number, seconds in ((1, 1800), (2, 2 * 3600 + 5400)):
@@ -89,7 +89,7 @@ def test_table_puts_baselines_first_with_gains_costs_and_a_plot(tmp_path: Path) 
         end = datetime(2026, 1, 2, 8, tzinfo=UTC).timestamp() + seconds
         os.utime(run / "metrics" / f"{number:04d}.jsonl", (end, end))
 
-    assert write_tables(tmp_path, [run_of("a", "a")], "a") == ["a"]
+    assert write_tables(tmp_path, [make_run("a", "a")], "a") == ["a"]
     with (tmp_path / "table.csv").open() as file:
         popularity, of_run = csv.DictReader(file)
     assert (popularity["run"], popularity["ndcg@5"], popularity["ndcg@5 se"]) == ("popularity", "0.2", "0.03")
@@ -122,14 +122,15 @@ def test_evaluation_with_other_contents_or_scoring_is_left_out(
         (tmp_path / "evaluation" / run).mkdir(parents=True)
         (tmp_path / "evaluation" / run / "metrics.json").write_text(json.dumps(make_metrics(0.1, **settings)))
     metrics = make_metrics(0.1, **like)
-    table = evaluated([run_of("a", "a"), run_of("b", "b")], tmp_path, metrics["settings"])
+    table = read_evaluations([make_run("a", "a"), make_run("b", "b")], tmp_path, metrics["settings"])
     assert [row["run"] for row in table] == ["a"]
-    warning = f"warning: b: evaluated with other settings, not in the table ({name} was "
-    assert capsys.readouterr().err.startswith(warning)
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: b: not in the table")
+    assert f"({name} was " in warning
 
 
 def test_variants_are_compared_per_conversation_over_seeds(tmp_path: Path) -> None:
-    """ndcg@5 of y: a 0.2 and 0.4, b 0.5 and 0.5, so +0.2; of x +0.1: mean +0.15. z has no truth and does not count."""
+    """ndcg@5: y has 0.2 and 0.4 in a, 0.5 and 0.5 in b: +0.2; x has +0.1; mean +0.15. z has no truth: not counted."""
     values = {"a-1": [0.1, 0.2], "a-2": [0.1, 0.4], "b-1": [0.2, 0.5], "b-2": [0.2, 0.5]}
     table = []
     for run, (x, y) in values.items():
@@ -146,7 +147,7 @@ def test_variants_are_compared_per_conversation_over_seeds(tmp_path: Path) -> No
         table.append({"variant": run[0], "seed": run[2], "run": run})
     table.append({"variant": "c", "seed": "1", "run": "a-1"})  # one of their seeds: compared with neither
     table.insert(0, {"variant": "start", "seed": "1", "run": "a-1"})
-    of_start, *others, found = pairs(table, tmp_path, 5, 4)
+    of_start, *others, found = compare_variants(table, tmp_path, 5, 4)
     assert [(pair["variant"], pair["minus"]) for pair in (of_start, *others)] == [(name, "start") for name in "abc"]
     assert of_start["ndcg@5 mean"] == pytest.approx(0.05)  # y: 0.3 - 0.2
     assert (found["variant"], found["minus"], found["seeds"]) == ("b", "a", 2)
@@ -164,5 +165,5 @@ def test_a_row_that_one_seed_lacks_is_left_out(tmp_path: Path) -> None:
         (tmp_path / "evaluation" / run).mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "evaluation" / run / "rows.parquet")
     table = [{"variant": run[0], "seed": run[2], "run": run} for run in values]
-    (pair,) = pairs(table, tmp_path, 5, 4)
+    (pair,) = compare_variants(table, tmp_path, 5, 4)
     assert pair["ndcg@5 mean"] == pytest.approx(0.2)

@@ -1,4 +1,4 @@
-"""What a run says on the terminal of its first step."""
+"""The warnings of a run about its first step."""
 
 from pathlib import Path
 
@@ -9,12 +9,11 @@ from recipes.launch.console import Console, progress
 
 
 @pytest.mark.parametrize(("shares", "warnings"), [((0.95, 1.0), 1), ((0.5, 1.0), 0)])
-def test_a_run_whose_lists_are_cut_says_so_once(
+def test_a_run_warns_once_about_truncated_lists(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], shares: tuple[float, ...], warnings: int
 ) -> None:
     with progress(Console(), tmp_path, 3, "Rank-GRPO", {"shown": "x"}):
         for step, share in enumerate(shares, 1):
             for follow in tracking.FOLLOWERS:
                 follow(step, {"rank_grpo/truncated": share, "shown": 1.0})
-    said = capfd.readouterr().err
-    assert said.count("were cut at MAX_RESPONSE_LENGTH") == warnings
+    assert capfd.readouterr().err.count("were cut at MAX_RESPONSE_LENGTH") == warnings

@@ -1,4 +1,4 @@
-"""What the processes of a run are told about their machine."""
+"""The environment variables of a run's processes, and the Ray that a run starts."""
 
 import json
 import os
@@ -31,7 +31,7 @@ LOCAL_RAY = """
 import contextlib, json, os, sys, time
 from recipes.launch.environment import process_environment, set_up_process
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what has a machine with GPUs train on its CPU
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as on a machine with GPUs that trains on its CPU
 set_up_process()
 os.environ.update(process_environment(False))
 import psutil
@@ -46,7 +46,7 @@ config = OmegaConf.create({
 })
 with guard.guarded("gone") as folder:
     if sys.argv[1] == "ours":
-        ray_training.begin(config)
+        ray_training.preload_workers(config)
         ray_training.start_ray(config, process_environment(True))
     else:
         import ray
@@ -70,7 +70,7 @@ with guard.guarded("gone") as folder:
 STOPPED_GCS = """
 import psutil, ray
 from convrec.runs import guard
-from recipes.launch.environment import leave, set_up_process, shut_down_ray
+from recipes.launch.environment import exit_if_ray_hangs, set_up_process, shut_down_ray
 
 set_up_process()
 with guard.guarded("gone") as folder:
@@ -80,12 +80,12 @@ with guard.guarded("gone") as folder:
     shut_down_ray(1.0)
 psutil.wait_procs([gcs], timeout=20)
 print("gcs_server is there:", psutil.pid_exists(gcs.pid))
-raise SystemExit(leave(7))
+raise SystemExit(exit_if_ray_hangs(7))
 """
 
 
 def test_without_a_cluster_ray_calls_this_node_by_its_loopback() -> None:
-    """Ray's switch, and that it is read when Ray is imported. tests/e2e/test_deaths.py looks at a run's sockets."""
+    """Ray reads its switch on import. tests/e2e/test_deaths.py looks at the sockets of a run."""
     hidden = ("RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     asked = subprocess.run(
@@ -104,8 +104,7 @@ def test_on_a_cluster_addresses_are_left_alone(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_vllm_starts_without_nvcc_and_keeps_what_it_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In every process of a run, where verl says otherwise, and in engines that stand alone; what the user has set
-    stays."""
+    """In every process of a run, against verl's defaults, and in separate engines; values set by the user win."""
     from convrec.inference.engines.engine_settings import engine_settings
 
     expected = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_DISABLE_COMPILE_CACHE": "0"}
@@ -126,7 +125,7 @@ def test_vllm_starts_without_nvcc_and_keeps_what_it_compiled(monkeypatch: pytest
 
 
 class Questions(BaseHTTPRequestHandler):
-    """A proxy that answers nobody, and keeps what was asked for."""
+    """A proxy that refuses every request and records its path."""
 
     asked: ClassVar[list[str]] = []
 
@@ -141,7 +140,7 @@ class Questions(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def proxy() -> Iterator[dict[str, str]]:
-    """The variables by which whatever leaves this machine over HTTP goes to `Questions`."""
+    """Variables that send all HTTP requests to other machines to `Questions`."""
     Questions.asked.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Questions)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -152,7 +151,7 @@ def proxy() -> Iterator[dict[str, str]]:
 
 
 def start_local_ray(whose: str, home: str, proxy: dict[str, str]) -> dict[str, Any]:
-    """Start a Ray in a process of its own, as a run does ("ours") or by itself, and end it. Returns what it was."""
+    """Start and end a Ray in another process, as a run does ("ours") or with Ray's defaults; return its properties."""
     hidden = ("RAY_", "HTTP", "NO_PROXY")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     done = subprocess.run(
@@ -182,8 +181,8 @@ def test_unwritable_home_does_not_keep_ray_from_starting(proxy: dict[str, str]) 
     assert start_local_ray("ours", "/dev/null/home", proxy)["mode"] == "token"
 
 
-def test_ray_alone_asks_for_its_cloud(proxy: dict[str, str], tmp_path: Path) -> None:
-    """The reason for `without_cloud_lookup`: when this fails, Ray has learned it."""
+def test_ray_by_itself_asks_for_its_cloud(proxy: dict[str, str], tmp_path: Path) -> None:
+    """The reason for `skip_cloud_lookup`: if this fails, Ray no longer asks, and it can go."""
     start_local_ray("theirs", str(tmp_path), proxy)
     assert any("metadata.google.internal" in url for url in Questions.asked)
 
@@ -204,7 +203,7 @@ def test_a_user_may_turn_the_token_off(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_stopped_ray_process_does_not_keep_a_run_from_ending() -> None:
-    """`make chaos` has met it: ray.shutdown waits for gcs_server without a limit."""
+    """Found by `make chaos`: ray.shutdown waits for gcs_server without a limit."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
         [sys.executable, "-c", STOPPED_GCS], env=environment, capture_output=True, text=True, check=False, timeout=120

@@ -1,4 +1,4 @@
-"""The help of a training has its variables, with the defaults of a run that nobody has set anything for."""
+"""The help of a training command has its variables with the defaults of a run without settings."""
 
 import subprocess
 import sys
@@ -35,12 +35,12 @@ def test_the_command_prints_the_help_of_its_recipe(name: str, capsys) -> None:
 @pytest.mark.parametrize(
     ("recipe", "defaults"),
     [
-        ("sft", {"LR": "5e-5", "SAVE_KEEP": "all", "TRAIN_BATCH_SIZE": "96 a device", "LOGGER": "console, file"}),
-        ("rank_grpo", {"ALGORITHM": "rank_grpo", "TRAIN_BATCH_SIZE": "48", "REWARDS": "REWARD alone"}),
-        ("judge_pairwise", {"TENSOR_PARALLEL": "N_GPUS_PER_NODE", "N_GPUS_PER_NODE": "what the machine has"}),
+        ("sft", {"LR": "5e-5", "SAVE_KEEP": "all", "TRAIN_BATCH_SIZE": "96 per device", "LOGGER": "console, file"}),
+        ("rank_grpo", {"ALGORITHM": "rank_grpo", "TRAIN_BATCH_SIZE": "48", "REWARDS": "only REWARD"}),
+        ("judge_pairwise", {"TENSOR_PARALLEL": "N_GPUS_PER_NODE", "N_GPUS_PER_NODE": "all of the machine"}),
     ],
 )
-def test_a_default_is_what_the_config_has_or_what_its_null_does(recipe: str, defaults: dict[str, str]) -> None:
+def test_a_default_is_the_value_in_the_config_or_the_meaning_of_null(recipe: str, defaults: dict[str, str]) -> None:
     assert default_texts(RECIPES[recipe]).items() >= defaults.items()
 
 
@@ -57,7 +57,7 @@ def test_a_default_is_what_the_config_has_or_what_its_null_does(recipe: str, def
         ),
     ],
 )
-def test_a_default_in_words_is_what_conf_has(name: str, variable: str, key: str, in_conf: str) -> None:
+def test_a_default_in_words_agrees_with_conf(name: str, variable: str, key: str, in_conf: str) -> None:
     recipe = RECIPES[name]
     config = compose_files(recipe, [], [f"{recipe.host_group}=gpu"], environment={})
     assert str(setting(OmegaConf.to_container(config, resolve=False), key)) == in_conf
@@ -72,11 +72,11 @@ def test_defaults_outside_the_settings_table_are_the_known_ones() -> None:
         for row in recipe.rows.values()
         if row.setting.variable and row.default is None and not row.setting.null
     }
-    # N_GPUS_PER_NODE is asked of the machine
+    # N_GPUS_PER_NODE depends on the machine
     assert outside == {"N_GPUS_PER_NODE", "ALGORITHM", "GPU_MEMORY_UTILIZATION", "TENSOR_PARALLEL"}
 
 
-def test_help_waits_for_no_config_and_no_trainer() -> None:
+def test_help_imports_neither_config_nor_trainer() -> None:
     code = (
         "import sys, recipes.launch.help_text; print({'torch', 'ray', 'hydra', 'omegaconf', 'verl'} & set(sys.modules))"
     )

@@ -1,4 +1,4 @@
-"""What Hydra refuses is told in one line, with the nearest name there is."""
+"""An error of Hydra's is one line with the most similar setting."""
 
 import subprocess
 import sys
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from convrec.base.errors import UserError
 from recipes.launch.recipe import RANK_GRPO, RECIPES
 from recipes.launch.settings import compose_files
+from tests.user_errors import refuses
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def no_variables(set_variables: Callable[[Mapping[str, str]], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "override", "said"),
+    ("recipe", "override", "beginning"),
     [
         (
             "rank_grpo",
@@ -34,19 +34,19 @@ def no_variables(set_variables: Callable[[Mapping[str, str]], None]) -> None:
         (
             "rank_grpo",
             "trainer.zebra=1",
-            "trainer.zebra: no such setting; to add it all the same, write +trainer.zebra=",
+            "trainer.zebra: no such setting; to add it anyway, write +trainer.zebra=",
         ),
         ("sft", "convrec.num_items=5", "convrec.num_items: no such setting; to add it"),
         ("rank_grpo", "host=tpu", "host=tpu: expected one of cpu, gpu"),
         ("rank_grpo", "+scale=loraa", "scale=loraa: expected one of lora, separate_async, separate_async_cpu, tensor"),
-        ("rank_grpo", "convrec.delimiter=,", "convrec.delimiter=,: Hydra cannot read it; put 'single quotes' around"),
+        ("rank_grpo", "convrec.delimiter=,", "convrec.delimiter=,: Hydra cannot parse it; put 'single quotes' around"),
         ("rank_grpo", "~zebra", "settings: Could not delete from config. 'zebra' does not exist."),
     ],
 )
-def test_one_line_that_names_the_override_and_what_there_is(recipe: str, override: str, said: str) -> None:
-    with pytest.raises(UserError) as error:
+def test_the_error_names_the_override_and_similar_settings(recipe: str, override: str, beginning: str) -> None:
+    with refuses("settings.wrong-override") as error:
         compose_files(RECIPES[recipe], [override])
-    assert str(error.value).startswith(said)
+    assert str(error.value).startswith(beginning)
     assert "\n" not in str(error.value)
 
 

@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.runs.folder import find_recipe, read_config, start_model
 from convrec.settings.choices import ALGORITHMS
 from recipes import doctor
@@ -20,6 +19,7 @@ from recipes.cluster.job_environment import job_environment
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.preflight import findings
+from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[3]
 SetVariables = Callable[[Mapping[str, str]], None]
@@ -43,7 +43,10 @@ def test_a_wrong_variable_is_refused_before_torch_is_imported(recipe: Recipe, tm
     assert not imported & {"torch", "verl", "ray", "transformers", "pyarrow", "hydra"}
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: LR=abc: expected a number of at least 0\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: LR=abc: expected a number of at least 0 [variable.wrong-value]\n",
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -88,7 +91,7 @@ def test_added_recipe_and_algorithm_compose_check_and_run(
     assert (first.check, first.status, first.where) == ("settings and data", "ok", "short_lists")
     monkeypatch.setenv("ROLLOUT_N", "1")
     refusal, *_ = doctor.diagnose(added, [])
-    assert "ROLLOUT_N=1: advantages compare the rollouts of a prompt" in refusal.what
+    assert refusal.what.startswith("ROLLOUT_N=1: ")
     monkeypatch.delenv("ROLLOUT_N")
     with monkeypatch.context() as default:
         default.delenv("CATALOG_FILE")
@@ -100,22 +103,22 @@ def test_added_recipe_and_algorithm_compose_check_and_run(
     with mock.patch.dict(os.environ):  # `run` sets some
         assert runner.run(replace(added, train=lambda *args: trained.append(args)), ["convrec.gamma=2"]) == 0
     assert trained[0][0].settings.gamma == 2
-    said = capfd.readouterr().err
-    assert f"Wide GRPO of short lists of {variables['MODEL_PATH']} into {tmp_path / 'run'}" in said
-    assert "Wide GRPO of short lists finished" in said
+    output = capfd.readouterr().err
+    assert f"Wide GRPO of short lists of {variables['MODEL_PATH']} into {tmp_path / 'run'}" in output
+    assert "Wide GRPO of short lists finished" in output
     assert find_recipe(read_config(tmp_path / "run")) == "short_lists"
     assert start_model(tmp_path / "run") == variables["MODEL_PATH"]
 
 
-def test_an_algorithm_that_is_no_entry_is_refused(
+def test_an_unregistered_algorithm_is_refused(
     added: Recipe, variables: dict[str, str], set_variables: SetVariables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_variables(variables)
     monkeypatch.delitem(ALGORITHMS, "wide_grpo")
-    with pytest.raises(UserError, match="ALGORITHM=wide_grpo: expected one of rank_grpo, grpo, gspo"):
+    with refuses("variable.wrong-value", "ALGORITHM=wide_grpo", "rank_grpo, grpo, gspo"):
         settings.compose("short_lists", [])
     monkeypatch.delenv("ALGORITHM")
-    with pytest.raises(UserError, match=r"algorithm_preset=wide_grpo \(ALGORITHM\): expected one of rank_grpo, grpo"):
+    with refuses("settings.wrong-value", "algorithm_preset=wide_grpo (ALGORITHM)", "rank_grpo, grpo"):
         settings.compose("short_lists", ["algorithm_preset=wide_grpo"])
 
 
@@ -129,7 +132,7 @@ def test_an_algorithm_that_is_no_entry_is_refused(
         ("judge_pairwise", [], "GRPO of a pairwise judge"),
     ],
 )
-def test_a_run_calls_itself_by_what_it_does(
+def test_a_run_is_named_after_its_method(
     recipe: str, overrides: list[str], title: str, set_variables: SetVariables
 ) -> None:
     set_variables({})

@@ -1,4 +1,4 @@
-"""What the user sees of a run, and the exit status a script gets: trained, failed, interrupted, resumed."""
+"""The terminal output and the exit status of a run: trained, failed, interrupted, resumed."""
 
 import errno
 import json
@@ -28,6 +28,7 @@ from convrec.training.trackers import tracking
 from recipes.launch import runner
 from recipes.launch.recipe import SFT
 from recipes.preflight import findings
+from tests.user_errors import refuses
 
 Run = Callable[..., tuple[int, str]]
 
@@ -36,7 +37,7 @@ Run = Callable[..., tuple[int, str]]
 def run(
     tmp_path: Path, model: Path, set_variables: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Run]:
-    """Run a recipe of the test's own with SFT's settings into tmp_path/run; returns (exit status, stderr)."""
+    """Run a recipe with SFT's settings and the test's own `train`; it returns the exit status and stderr."""
 
     def start(
         train: Callable[[Any], None], check: Any = lambda training: [], arguments: Any = (), **variables: str
@@ -44,8 +45,8 @@ def run(
         files = {"TRAIN_FILE": str(tmp_path / "train.parquet"), "VAL_FILE": str(tmp_path / "validation.parquet")}
         for file in files.values():
             Path(file).touch()
-        given = {"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9", "MODEL_PATH": str(model)} | files | variables
-        set_variables(given)
+        own = {"SAVE_PATH": str(tmp_path / "run"), "TOTAL_STEPS": "9", "MODEL_PATH": str(model)}
+        set_variables(own | files | variables)
         recipe = replace(SFT, title="Training", check=check, train=train)
         status = runner.run(recipe, [*arguments])
         out, err = capfd.readouterr()
@@ -56,8 +57,8 @@ def run(
         yield start
 
 
-def saved(run: Path, step: int) -> None:
-    """A checkpoint of one process."""
+def save_checkpoint(run: Path, step: int) -> None:
+    """Write a checkpoint of one process."""
 
     def write() -> None:
         (run / f"global_step_{step}").mkdir()
@@ -86,23 +87,24 @@ def test_a_run_is_a_few_lines_and_the_rest_is_in_the_log(run: Run, tmp_path: Pat
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_without_a_terminal_lines_say_how_far_a_run_is(
+def test_progress_is_printed_as_lines_without_a_terminal(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """stderr of this test is a file. The run goes on when the line that is waited for is there."""
+    """stderr of this test is a file. The run continues once the expected line was printed."""
     monkeypatch.setattr("convrec.base.progress.SECONDS", 0.1)
-    told, tell = list[int](), Progress._print
+    printed_steps: list[int] = []
+    original_print = Progress._print
 
-    def noted(bar: Progress) -> None:
+    def print_and_record(bar: Progress) -> None:
         step = bar.n
-        tell(bar)
-        told.append(step)
+        original_print(bar)
+        printed_steps.append(step)
 
-    monkeypatch.setattr(Progress, "_print", noted)
+    monkeypatch.setattr(Progress, "_print", print_and_record)
 
     def wait_for_line(step: int) -> None:
         deadline = time.monotonic() + 60
-        while step not in told and time.monotonic() < deadline:
+        while step not in printed_steps and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def train(training: Any) -> None:
@@ -154,7 +156,7 @@ def test_failure_after_an_oom_kill_is_reported_as_out_of_memory(
 def test_secrets_appear_in_neither_log_terminal_nor_config(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What verl prints of the settings at the start, what a library says, and the traceback."""
+    """verl prints the settings at the start, a library prints a key, and the traceback has it."""
     monkeypatch.setenv("OF_THE_TEST", "sk-4f9a-secret")
     for number, name in ((1, "stdout"), (2, "stderr")):  # as in a process of its own
         monkeypatch.setattr(sys, name, os.fdopen(number, "w", buffering=1, closefd=False))
@@ -192,7 +194,7 @@ def test_failure_exits_1_with_its_reason_and_logs_the_traceback(run: Run, tmp_pa
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
-        (UserError("VAL_FILE: fix it"), 2, "error: VAL_FILE: fix it"),
+        (UserError("data.example", "VAL_FILE: fix it"), 2, "error: VAL_FILE: fix it [data.example]"),
         (saving.StopRequested(4), 130, "stopped on request after step 4; the same command resumes"),
         (KeyboardInterrupt(), 130, "stopped after step 0; the same command resumes"),
         (SystemExit(1), 130, "stopped after step 0; the same command resumes"),
@@ -201,7 +203,7 @@ def test_failure_exits_1_with_its_reason_and_logs_the_traceback(run: Run, tmp_pa
         (RuntimeError("a wrong shape"), 1, "a wrong shape"),
     ],
 )
-def test_each_end_of_a_training_has_its_exit_status_and_its_line(
+def test_each_end_of_a_run_has_its_exit_status_and_its_line(
     run: Run, tmp_path: Path, error: BaseException, status: int, line: str
 ) -> None:
     def train(training: Any) -> None:
@@ -215,8 +217,8 @@ def test_each_end_of_a_training_has_its_exit_status_and_its_line(
     assert ("Traceback" in (tmp_path / "run" / "run.log").read_text()) == is_failure
 
 
-def test_what_fails_after_a_signal_was_stopped_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler's signal ends other processes of the run as well, which this one notices as errors."""
+def test_an_error_after_a_signal_is_reported_as_a_stop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler's signal also ends other processes of the run, which this one sees as errors."""
     monkeypatch.setattr(supervisor, "_asked", b"\1")
 
     def train(training: Any) -> None:
@@ -249,7 +251,7 @@ def test_full_disk_is_a_one_line_error_wherever_it_shows(run: Run, tmp_path: Pat
     assert "Traceback" not in err
 
 
-def test_a_quota_that_is_used_up_is_said_as_a_full_disk_is(run: Run, tmp_path: Path) -> None:
+def test_an_exceeded_quota_is_reported_like_a_full_disk(run: Run, tmp_path: Path) -> None:
     def train(training: Any) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "shard.pt")
 
@@ -261,7 +263,7 @@ def test_a_quota_that_is_used_up_is_said_as_a_full_disk_is(run: Run, tmp_path: P
 
 def test_changed_validation_set_is_reported_and_resets_the_best(run: Run, tmp_path: Path) -> None:
     def train(training: Any) -> None:
-        saved(tmp_path / "run", 4)
+        save_checkpoint(tmp_path / "run", 4)
         saving.note_validation(tmp_path / "run", 4, {"val/loss": 1.0})
 
     assert run(train)[0] == 0
@@ -273,14 +275,14 @@ def test_changed_validation_set_is_reported_and_resets_the_best(run: Run, tmp_pa
         saving.note_validation(tmp_path / "run", 4, {"val/loss": 2.0})
 
     _, err = run(validate)
-    assert f"{tmp_path}/validation.parquet has changed since (data.val_files)" in err
+    assert f"changed data: {tmp_path}/validation.parquet (data.val_files)" in err
     assert "best.json: step 4 was the best on another validation set" in err
     assert json.loads((tmp_path / "run" / saving.BEST).read_text())["val/loss"] == 2.0
 
 
 def test_a_stop_says_that_the_same_command_resumes(run: Run, tmp_path: Path) -> None:
     def train(training: Any) -> None:
-        saved(tmp_path / "run", 4)
+        save_checkpoint(tmp_path / "run", 4)
         raise KeyboardInterrupt
 
     status, err = run(train)
@@ -298,39 +300,39 @@ def test_saved_but_unvalidated_step_is_validated_on_restart(run: Run, tmp_path: 
 
     def train(training: Any) -> None:
         log(**{RL_TRAINED: 9, "loss": 2.5})
-        saved(tmp_path / "run", 9)
+        save_checkpoint(tmp_path / "run", 9)
 
     run(train)
     status, err = run(lambda config: None, TEST_FREQ="4")  # killed before it validated
     assert status == 0
-    assert "warning: the run ended between the checkpoint of step 9 and its validation, which is made now" in err
+    assert "warning: the run ended after the checkpoint of step 9, before its validation" in err
     run(lambda config: log(**{"val/loss": 1.0}), TEST_FREQ="4")
     status, err = run(pytest.fail, TEST_FREQ="4")
     assert (status, "already has its 9 steps" in err, "warning" in err) == (0, True, False)
 
 
 def test_finished_run_is_left_alone_and_reports_changed_settings(run: Run, tmp_path: Path) -> None:
-    run(lambda config: saved(tmp_path / "run", 9))
+    run(lambda config: save_checkpoint(tmp_path / "run", 9))
     before = sorted((tmp_path / "run").rglob("*"))
     status, err = run(pytest.fail, LR="0.5")
     assert status == 0
     assert "already has its 9 steps" in err
-    assert "resumes with another setting: optim.lr: 5e-5 -> 0.5" in err
+    assert "resumes with a changed setting: optim.lr: 5e-5 -> 0.5" in err
     (tmp_path / "train.parquet").write_text("other rows")
     _, err = run(pytest.fail)
-    assert f"{tmp_path}/train.parquet has changed since (data.train_files)" in err
+    assert f"changed data: {tmp_path}/train.parquet (data.train_files)" in err
     assert sorted((tmp_path / "run").rglob("*")) == before
 
 
 def test_a_refusal_leaves_no_folder(run: Run, tmp_path: Path) -> None:
     def check(training: Any) -> list[str]:
-        raise UserError("TRAIN_FILE: fix it")
+        raise UserError("data.example", "TRAIN_FILE: fix it")
 
     status, err = run(pytest.fail, check=check)
-    assert (status, err) == (2, "error: TRAIN_FILE: fix it\n")
+    assert (status, err) == (2, "error: TRAIN_FILE: fix it [data.example]\n")
     assert not (tmp_path / "run").exists()
     _, err = run(pytest.fail, check=check, LEARNING_RATE="1e-5")
-    assert err.startswith("warning: LEARNING_RATE is set, but no recipe reads it")  # it may be why there is an error
+    assert err.startswith("warning: LEARNING_RATE is set, but no recipe reads it")  # it may explain the error
     assert not (tmp_path / "run").exists()
 
 
@@ -351,9 +353,7 @@ def test_folder_of_a_running_training_is_refused_and_untouched(run: Run, tmp_pat
     assert not (tmp_path / "run" / RUNNING).exists()
 
 
-def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_request_during_the_start_counts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = tmp_path / "run" / saving.STOP
     stop.parent.mkdir()
     stop.touch()  # of an earlier start
@@ -369,13 +369,13 @@ def test_a_stop_that_is_asked_for_while_the_run_starts_counts(
     assert seen == [True]
 
 
-def test_sft_is_resumed_with_the_batch_that_it_was_started_with(run: Run, tmp_path: Path) -> None:
-    """96 a device, where nobody says it: two devices would have 192."""
+def test_sft_resumes_with_its_first_batch_size(run: Run, tmp_path: Path) -> None:
+    """The default is 96 per device: two devices would have 192."""
     seen = []
 
     def train(training: Any) -> None:
         seen.append(training.train_batch_size)
-        saved(tmp_path / "run", 4)
+        save_checkpoint(tmp_path / "run", 4)
 
     assert run(train)[0] == 0
     assert run(lambda training: seen.append(training.train_batch_size), N_GPUS_PER_NODE="2")[0] == 0
@@ -383,11 +383,11 @@ def test_sft_is_resumed_with_the_batch_that_it_was_started_with(run: Run, tmp_pa
 
 
 def test_checkpoints_kept_earlier_are_removed_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six are there; of three to keep there are five at most, with the best and one of a run that was killed."""
+    """Six exist; with three to keep there are at most five: also the best, and one of a killed run."""
     monkeypatch.delenv("SAVE_KEEP", raising=False)
     for step in range(1, 7):
-        saved(tmp_path, step)
-    with pytest.raises(UserError, match=r"holds 6 checkpoints.*SAVE_KEEP=all keeps them"):
+        save_checkpoint(tmp_path, step)
+    with refuses("launch.checkpoints-at-risk", tmp_path, "6 checkpoints", "SAVE_KEEP=all"):
         runner.check_retention(tmp_path, 3, [])
     runner.check_retention(tmp_path, 4, [])
     runner.check_retention(tmp_path, None, [])
@@ -396,8 +396,8 @@ def test_checkpoints_kept_earlier_are_removed_only_on_request(tmp_path: Path, mo
     runner.check_retention(tmp_path, 3, [])
 
 
-def in_a_process(log: Path, code: str) -> str:
-    """What Python code leaves on the terminal; `output` is the context in which it goes to the log."""
+def run_python(log: Path, code: str) -> str:
+    """Run Python code and return its terminal output; in the context `output` it writes to the log."""
     start = (
         f"import pathlib; from recipes.launch import console; output = console.output_to(pathlib.Path({str(log)!r}))"
     )
@@ -412,7 +412,7 @@ with output:
     os.write(2, b'the run ')
 os.write(2, b'after it ')
 """
-    assert in_a_process(tmp_path / "run.log", code) == "after it "
+    assert run_python(tmp_path / "run.log", code) == "after it "
     assert (tmp_path / "run.log").read_text() == "the run the end "
 
 
@@ -428,5 +428,5 @@ try:
 except KeyboardInterrupt:
     held.clear()
 """
-    assert in_a_process(tmp_path / "run.log", code) == ""
+    assert run_python(tmp_path / "run.log", code) == ""
     assert "Training" in (tmp_path / "run.log").read_text()

@@ -1,4 +1,4 @@
-"""A run folder is resumed as the run that it is."""
+"""A run folder can only be resumed by the run that it holds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from recipes.launch.same_run import compare_with_folder, digest_contents
 from recipes.launch.settings import save_config
+from tests.user_errors import refuses
 
 MODEL = "actor_rollout_ref__model__path"
 
 
-def make_run(**changed: Any) -> Run[Any]:
+def make_run(**changes: Any) -> Run[Any]:
     config = OmegaConf.create(
         {
             "run": {"recipe": "rank_grpo", "algorithm": "rank_grpo"},
@@ -33,7 +33,7 @@ def make_run(**changed: Any) -> Run[Any]:
             "ray_kwargs": {"ray_init": {"num_cpus": 4}},
         }
     )
-    for key, value in changed.items():
+    for key, value in changes.items():
         OmegaConf.update(config, key.replace("__", "."), value)
     return Run.from_config(config)
 
@@ -50,14 +50,14 @@ def test_changed_training_settings_are_named_on_resume(tmp_path: Path) -> None:
     save_config(make_run().verl_config, tmp_path)
     now = make_run(actor_rollout_ref__actor__optim__lr=3e-4, convrec__reward="log_decay", data__train_batch_size=32)
     assert compare_with_folder(now, tmp_path) == [
-        f"{tmp_path} resumes with another setting: actor_rollout_ref.actor.optim.lr: 0.001 -> 0.0003",
-        f"{tmp_path} resumes with another setting: convrec.reward: exp_inf -> log_decay",
-        f"{tmp_path} resumes with another setting: data.train_batch_size: 16 -> 32",
+        f"{tmp_path} resumes with a changed setting: actor_rollout_ref.actor.optim.lr: 0.001 -> 0.0003",
+        f"{tmp_path} resumes with a changed setting: convrec.reward: exp_inf -> log_decay",
+        f"{tmp_path} resumes with a changed setting: data.train_batch_size: 16 -> 32",
     ]
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "change"),
     [
         ("actor_rollout_ref.actor.clip_ratio", 0.3, "0.2 -> 0.3"),
         ("actor_rollout_ref.actor.clip_ratio_low", 0.1, "${.clip_ratio} -> 0.1"),
@@ -68,23 +68,23 @@ def test_changed_training_settings_are_named_on_resume(tmp_path: Path) -> None:
         ("trainer.total_training_steps", 200, "100 -> 200"),
     ],
 )
-def test_a_setting_of_verls_or_ours_that_has_changed_is_said(tmp_path: Path, key: str, value: Any, said: str) -> None:
+def test_every_changed_setting_is_reported(tmp_path: Path, key: str, value: Any, change: str) -> None:
     save_config(make_run().verl_config, tmp_path)
-    warning = f"{tmp_path} resumes with another setting: {key}: {said}"
+    warning = f"{tmp_path} resumes with a changed setting: {key}: {change}"
     assert compare_with_folder(make_run(**{key.replace(".", "__"): value}), tmp_path) == [warning]
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "change"),
     [
         ("actor_rollout_ref__model__path", "elsewhere/a", "model was 'models/a' and is 'elsewhere/a'"),
         ("run__algorithm", "grpo", "algorithm was 'rank_grpo' and is 'grpo'"),
         ("run__recipe", "judge_pairwise", "recipe was 'rank_grpo' and is 'judge_pairwise'"),
     ],
 )
-def test_another_run_is_refused(tmp_path: Path, key: str, value: str, said: str) -> None:
+def test_another_run_is_refused(tmp_path: Path, key: str, value: str, change: str) -> None:
     save_config(make_run().verl_config, tmp_path)
-    with pytest.raises(UserError, match=f"{said}. Choose another SAVE_PATH"):
+    with refuses("launch.another-run", tmp_path, change):
         compare_with_folder(make_run(**{key: value}), tmp_path)
 
 
@@ -100,7 +100,7 @@ def files(tmp_path: Path, sound_model: Callable[..., Path]) -> dict[str, str]:
 
 
 def start(folder: Path, files: dict[str, str]) -> Run[Any]:
-    """Start a run, whose config is kept where there is none."""
+    """Make a run, and write its config if the folder has none."""
     training = make_run(**files)
     training.note_contents(digest_contents(training))
     if not (folder / "config.yaml").exists():
@@ -116,15 +116,16 @@ def test_changed_data_is_reported_and_a_changed_model_is_refused(
     for name, key in (("train", "data.train_files"), ("catalog", "convrec.catalog_file")):
         (tmp_path / f"{name}.parquet").write_text("others")
         (warning, *_) = compare_with_folder(start(run, files), run)
-        assert f"{tmp_path}/{name}.parquet has changed since ({key})" in warning
+        assert "changed data" in warning
+        assert f"{tmp_path}/{name}.parquet ({key})" in warning
         (tmp_path / f"{name}.parquet").write_text({"train": "rows", "catalog": "items"}[name])
     assert compare_with_folder(start(run, files), run) == []
     sound_model(tmp_path / "model", weight=0.25)
-    with pytest.raises(UserError, match=f"the files of the model {tmp_path}/model have changed. Choose another"):
+    with refuses("launch.another-run", tmp_path / "model"):
         compare_with_folder(start(run, files), run)
 
 
-def test_a_model_and_data_in_another_place_are_the_same(tmp_path: Path, files: dict[str, str]) -> None:
+def test_a_moved_model_and_moved_data_are_the_same(tmp_path: Path, files: dict[str, str]) -> None:
     run = tmp_path / "run"
     start(run, files)
     moved = {}

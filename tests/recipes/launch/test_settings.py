@@ -1,5 +1,7 @@
-"""The shipped configs compose, say what the paper says, and what makes a run fast at full scale is on without asking
-(docs/explanation/performance.md, last table)."""
+"""The shipped configs compose, have the paper's settings, and turn the fast settings on for a run at full scale.
+
+docs/explanation/performance.md has the fast settings in its last table.
+"""
 
 import os
 from collections.abc import Callable, Mapping
@@ -18,7 +20,8 @@ from convrec.settings.choices import ALGORITHMS
 from convrec.settings.run import AUTO
 from recipes.launch import settings
 from recipes.launch.recipe import RECIPES
-from recipes.launch.settings import as_yaml, compose, register_defaults, save_config, secrets_in
+from recipes.launch.settings import compose, find_secrets, register_defaults, save_config, to_yaml
+from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[3]
 JUDGES = [recipe.name for recipe in RECIPES.values() if recipe.answers == "verdicts"]
@@ -269,11 +272,11 @@ def test_no_config_or_environment_of_a_job_holds_a_secret(
 @pytest.mark.parametrize(
     ("save_path", "problem"),
     [
-        ("model", "it is MODEL_PATH, the model that the run starts from"),
-        ("link", "it is MODEL_PATH, the model that the run starts from"),
-        ("run/global_step_4", "it is inside the checkpoint"),
-        ("run/global_step_4/actor/more", "it is inside the checkpoint"),
-        ("other", "it holds the weights of a model"),
+        ("model", "MODEL_PATH"),
+        ("link", "MODEL_PATH"),
+        ("run/global_step_4", "run/global_step_4"),
+        ("run/global_step_4/actor/more", "run/global_step_4"),
+        ("other", "weights"),
     ],
 )
 @pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
@@ -291,7 +294,7 @@ def test_a_run_folder_among_the_files_of_a_model_is_refused(
     monkeypatch.setenv("MODEL_PATH", str(tmp_path / "model"))
     monkeypatch.setenv("SAVE_PATH", str(tmp_path / save_path))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=f"^SAVE_PATH={tmp_path / save_path}: {problem}.*: choose a folder for the run"):
+    with refuses("settings.run-folder", f"SAVE_PATH={tmp_path / save_path}", problem):
         compose(recipe, [])
     assert sorted(tmp_path.rglob("*")) == before
     monkeypatch.setenv("SAVE_PATH", str(tmp_path / "run"))
@@ -299,10 +302,10 @@ def test_a_run_folder_among_the_files_of_a_model_is_refused(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_no_setting_of_ours_and_verls_passes_for_a_secret(recipe: str, defaults: dict[str, DictConfig]) -> None:
+def test_no_default_setting_is_taken_for_a_secret(recipe: str, defaults: dict[str, DictConfig]) -> None:
     config = defaults[recipe]
-    assert OmegaConf.create(as_yaml(config)) == OmegaConf.create(OmegaConf.to_yaml(config))
-    assert secrets_in(config) == set()
+    assert OmegaConf.create(to_yaml(config)) == OmegaConf.create(OmegaConf.to_yaml(config))
+    assert find_secrets(config) == set()
 
 
 def test_secret_from_a_variable_reaches_the_run_but_no_file(
@@ -311,26 +314,24 @@ def test_secret_from_a_variable_reaches_the_run_but_no_file(
     monkeypatch.setenv("OF_THE_TEST", "a-secret")
     config = compose("rank_grpo", ["+reward.server={api_key: '${oc.env:OF_THE_TEST}', model: judge}"]).verl_config
     assert config.reward.server.api_key == "a-secret"
-    assert secrets_in(config) == {"a-secret"}
+    assert find_secrets(config) == {"a-secret"}
     save_config(config, tmp_path)
     written = OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml").reward.server, resolve=False)
     assert written == {"api_key": "${oc.env:OF_THE_TEST}", "model": "judge"}
     OmegaConf.resolve(config)  # as verl does
-    assert OmegaConf.create(as_yaml(config)).reward.server == {"api_key": "***", "model": "judge"}
+    assert OmegaConf.create(to_yaml(config)).reward.server == {"api_key": "***", "model": "judge"}
 
 
 def test_a_setting_that_names_an_unset_variable_is_one_line(node: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        UserError, match=r"^reward\.other_key: .*Environment variable 'NOT_SET_HERE' not found"
-    ) as error:
-        secrets_in(compose("rank_grpo", ["+reward.other_key='${oc.env:NOT_SET_HERE}'"]).verl_config)
+    with refuses("settings.unresolved", "reward.other_key", "'NOT_SET_HERE'") as error:
+        find_secrets(compose("rank_grpo", ["+reward.other_key='${oc.env:NOT_SET_HERE}'"]).verl_config)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     "argument", ["HF_TOKEN=a-secret", "reward.api_key=a-secret", "+reward.api_key=a-secret$(", "+convrec.key=a-secret"]
 )
-def test_what_is_refused_does_not_say_the_secret(node: pytest.MonkeyPatch, argument: str) -> None:
+def test_an_error_does_not_contain_the_secret(node: pytest.MonkeyPatch, argument: str) -> None:
     with pytest.raises(UserError) as error:
         compose("rank_grpo", [argument])
     assert "a-secret" not in str(error.value)

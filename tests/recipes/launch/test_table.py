@@ -1,4 +1,4 @@
-"""One table says what a setting may be, as a variable and as an override; the composed defaults fit it."""
+"""One table has the allowed values of a setting, as a variable and as an override; the defaults satisfy it."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -14,8 +14,9 @@ from convrec.lists.reward_parts import PART_NAMES
 from convrec.settings.choices import VERL_TRACKERS
 from convrec.titles.matching import MATCHERS
 from recipes.launch.recipe import RANK_GRPO, RECIPES
-from recipes.launch.settings import check, compose_files
+from recipes.launch.settings import check_config, compose_files
 from recipes.launch.variables import VARIABLES, overrides_from_environment
+from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[3]
 NO_VARIABLES: Mapping[str, str] = {}
@@ -33,7 +34,7 @@ def refused(composed: dict[str, DictConfig]) -> Callable[..., str]:
         config = deepcopy(composed[recipe])
         OmegaConf.update(config, key, value, force_add=True)
         with pytest.raises(UserError) as error:
-            check(config, RECIPES[recipe])
+            check_config(config, RECIPES[recipe])
         assert "\n" not in str(error.value)
         return str(error.value)
 
@@ -44,7 +45,7 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "key", "value", "said"),
+    ("recipe", "key", "value", "problem"),
     [
         ("rank_grpo", f"{ACTOR}.optim.lr", "abc", "=abc (LR): expected a number of at least 0"),
         ("rank_grpo", f"{ACTOR}.ppo_epochs", 0, "=0 (MU): expected a positive integer"),
@@ -62,8 +63,8 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("sft", "trainer.logger", ["tensorbord"], "=['tensorbord'] (LOGGER): expected one or several of console, file"),
         ("sft", "trainer.resume_mode", "disable", "=disable: expected auto; SAVE_PATH decides what is resumed"),
         ("sft", "trainer.default_local_dir", "${NOWHERE}/x", ": Interpolation key 'NOWHERE' not found"),
-        ("sft", "trainer", 5, "=5: it is a section: set what is below it, trainer."),
-        ("rank_grpo", "convrec", 5, "=5: it is a section: set what is below it, convrec."),
+        ("sft", "trainer", 5, "=5: this is a section: set a key of it, such as trainer."),
+        ("rank_grpo", "convrec", 5, "=5: this is a section: set a key of it, such as convrec."),
         ("rank_grpo", "convrec.reward", "foo", "=foo (REWARD): expected one of exp_inf, log_decay, exp_gamma, or pack"),
         ("rank_grpo", "convrec.reward", None, "=null (REWARD): expected one of exp_inf"),
         ("rank_grpo", "convrec.matching", "foo", "=foo: expected one of fuzzy, lenient, exact, reference, or null"),
@@ -81,8 +82,8 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("judge_pointwise", "convrec.malformed_reward", 1, "=1: expected a number of at most 0"),
     ],
 )
-def test_a_value_of_another_kind(refused: Callable[..., str], recipe: str, key: str, value: Any, said: str) -> None:
-    assert refused(recipe, key, value).startswith(key + said)
+def test_a_value_of_another_kind(refused: Callable[..., str], recipe: str, key: str, value: Any, problem: str) -> None:
+    assert refused(recipe, key, value).startswith(key + problem)
 
 
 @pytest.mark.parametrize(
@@ -95,28 +96,28 @@ def test_a_schedule_begins_at_step_0_and_rises(
     assert ": expected (step, lr) pairs in rising order" in refused("judge_pairwise", "convrec.lr_schedule", wrong)
     config = deepcopy(composed["judge_pairwise"])
     config.convrec.lr_schedule = [[0, 1e-6], [8000, 1e-7]]
-    check(config, RECIPES["judge_pairwise"])
+    check_config(config, RECIPES["judge_pairwise"])
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "code", "values"),
     [
-        ("trainer.total_epochs=abc", r"trainer\.total_epochs=abc \(TOTAL_EPOCHS\): expected"),
-        ("data=null", "settings: Config group override"),
-        ("convrec.catalog_file=${NOWHERE}", r"convrec\.catalog_file: Interpolation key 'NOWHERE' not found"),
-        ("~convrec.reward", r"convrec\.reward: missing; leave ~convrec\.reward out"),
+        ("trainer.total_epochs=abc", "settings.wrong-value", ["trainer.total_epochs=abc (TOTAL_EPOCHS)"]),
+        ("data=null", "settings.wrong-override", ["data"]),
+        ("convrec.catalog_file=${NOWHERE}", "settings.unresolved", ["convrec.catalog_file", "'NOWHERE'"]),
+        ("~convrec.reward", "settings.missing-key", ["~convrec.reward"]),
     ],
 )
-def test_composing_checks_before_anything_uses_a_value(override: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_composing_checks_before_anything_uses_a_value(override: str, code: str, values: list[str]) -> None:
+    with refuses(code, *values):
         compose_files(RANK_GRPO, [override], environment=NO_VARIABLES)
 
 
-def test_what_verl_takes_passes(composed: dict[str, DictConfig]) -> None:
+def test_values_that_verl_accepts_pass(composed: dict[str, DictConfig]) -> None:
     for key, value in (("trainer.logger", "tensorboard"), ("trainer.test_freq", -1), ("optim.lr", 0)):
         config = deepcopy(composed["sft"])
         OmegaConf.update(config, key, value)
-        check(config, RECIPES["sft"])
+        check_config(config, RECIPES["sft"])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_variable_and_the_override_of_its_key_have_one_rule(name: str, text: s
     assert expected[0] == expected[1]
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_has_help() -> None:
     assert all(row.setting.help for recipe in RECIPES.values() for row in recipe.rows.values())
 
 
@@ -152,11 +153,11 @@ def test_registry_entries_alone_make_rewards_and_matchings_known(
 ) -> None:
     config = deepcopy(composed["rank_grpo"])
     config.convrec.reward, config.convrec.matching = "new", "newer"
-    with pytest.raises(UserError, match="exp_inf"):
+    with refuses("variable.wrong-value", "REWARD=new", "exp_inf"):
         overrides_from_environment(RANK_GRPO, {"REWARD": "new"})
     monkeypatch.setitem(RANK_REWARDS, "new", RANK_REWARDS[DEFAULT_REWARD])
     monkeypatch.setitem(MATCHERS, "newer", MATCHERS["fuzzy"])
-    check(config, RANK_GRPO)
+    check_config(config, RANK_GRPO)
     assert overrides_from_environment(RANK_GRPO, {"REWARD": "new"}) == ["convrec.reward='new'"]
 
 

@@ -1,4 +1,4 @@
-"""Figures of whole plans, what does not fit, and the lines of a dry run."""
+"""Figures of whole plans, shortages of memory, and the lines of a dry run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, open_dict
 
-from convrec.base.errors import UserError
 from convrec.settings.run import Run
 from convrec.training import token_log_probs
 from recipes.launch.recipe import RANK_GRPO, SFT
-from recipes.planning.estimate import CHUNK_TOKENS, GIB, Workload, gpu_parts, lacks, make_workload
+from recipes.planning.estimate import CHUNK_TOKENS, GIB, Workload, find_shortages, gpu_parts, make_workload
 from recipes.planning.figures import GPUS, START_SECONDS
 from recipes.planning.models import KNOWN_MODELS, ModelSize, model_size
-from recipes.planning.plan import make_plan, shown, summary
+from recipes.planning.plan import make_plan, shown, summarize_plan
 from recipes.preflight.findings import memory_findings
+from tests.user_errors import refuses
 
 Config = Callable[..., DictConfig]
 Plan = dict[str, Any]
@@ -35,8 +35,7 @@ def plan_of(config: DictConfig, model: str = "0.5B", rows: int = 4_000, val_rows
 
 
 def test_steps_checkpoints_and_validations(config_with: Config) -> None:
-    """4,000 rows are 83 batches of 48 (16 rows are dropped); 2 epochs; every 200th step is saved and validated, and the
-    last: 1."""
+    """4,000 rows are 83 batches of 48 (16 rows are dropped), twice; every 200th and the last step are saved: 1."""
 
     def work(recipe: str = "rank_grpo", **keys: Any) -> list[int]:
         figures = plan_of(config_with(recipe, {f"trainer.{name}": value for name, value in keys.items()}))["work"]
@@ -45,7 +44,7 @@ def test_steps_checkpoints_and_validations(config_with: Config) -> None:
     assert work() == [166, 1, 1]
     assert work(save_freq=50, test_freq=40, total_epochs=3) == [249, 5, 7]
     assert work(test_freq=-1)[2] == 0
-    assert work("sft", test_freq=-1)[2] == 1  # SFT validates at the end all the same
+    assert work("sft", test_freq=-1)[2] == 1  # SFT always validates at the end
     assert work(total_training_steps=1_000)[0] == 1_000
 
 
@@ -67,9 +66,9 @@ def test_hours_are_the_start_and_the_steps(config_with: Config) -> None:
             assert plan["work"]["hours"][end] == pytest.approx((start[end] + plan["work"]["steps"] * step[end]) / 3600)
 
 
-def test_a_micro_batch_holds_as_many_sequences_as_are_asked_for(config_with: Config) -> None:
+def test_a_micro_batch_holds_the_set_number_of_sequences(config_with: Config) -> None:
     def activations(**actor: Any) -> float:
-        keys = {f"actor_rollout_ref.actor.{name}": given for name, given in actor.items()}
+        keys = {f"actor_rollout_ref.actor.{name}": value for name, value in actor.items()}
         return plan_of(config_with(keys=keys))["GiB of a GPU in training"]["activations"]
 
     one = activations(use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=1)
@@ -79,8 +78,9 @@ def test_a_micro_batch_holds_as_many_sequences_as_are_asked_for(config_with: Con
 
 
 def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
-    """8,030,261,248 x 4 / 8 bytes of weights; as many of gradients, twice as many of Adam; the reference is the host's.
-    vLLM has half of the card: 16.06 GB of weights, 4 GiB besides, the rest is cache. What is offloaded is away then.
+    """Weights take 8,030,261,248 x 4 / 8 bytes, gradients the same, Adam twice that; the reference is on the host.
+
+    vLLM has half of the card: 16.06 GB of weights, 4 GiB of other memory, and the cache. Offloaded parts are not there.
     """
     config = config_with()
     training, sampling = gpu_parts(workload(config, KNOWN_MODELS["8B"].size), CARD)
@@ -97,7 +97,7 @@ def test_memory_of_8b_on_eight_gpus(config_with: Config) -> None:
 
 
 def test_sft_logits_on_gpus_are_planned_in_chunks_if_possible(config_with: Config, tmp_path: Path) -> None:
-    """12,288 tokens of 151,936 words take 12 bytes each, 20.9 GiB; in chunks 1,024 take 6, as the head's gradient."""
+    """12,288 tokens x 151,936 words x 12 bytes are 20.9 GiB; in chunks, 1,024 tokens take 6 bytes, as does the head."""
     size = KNOWN_MODELS["0.5B"].size
     head = size.vocabulary * size.hidden
     chunked = 1024 * size.vocabulary * 6 + head * 6
@@ -116,17 +116,16 @@ def test_sft_logits_on_gpus_are_planned_in_chunks_if_possible(config_with: Confi
     assert micro_batch == 32_768 * size.vocabulary * 12
 
 
-def test_a_plan_knows_the_chunk_of_the_program() -> None:
+def test_the_plan_has_the_chunk_size_of_training() -> None:
     assert CHUNK_TOKENS == token_log_probs.CHUNK
 
 
 def test_old_log_probs_are_planned_when_the_batch_is_used_twice(config_with: Config) -> None:
-    """As the trainer does; mu = 1 has none, and GRPO, which verl's own trainer runs, always, but in bypass mode."""
+    """With mu = 1 the trainer computes none. verl's own trainer, for GRPO, always does, except in bypass mode."""
 
     def log_probs(**keys: Any) -> float:
-        return plan_of(config_with(keys={name.replace("__", "."): given for name, given in keys.items()}))[
-            "seconds of a step"
-        ]["log-probs"][0]
+        plan = plan_of(config_with(keys={name.replace("__", "."): value for name, value in keys.items()}))
+        return plan["seconds of a step"]["log-probs"][0]
 
     reference, correction = log_probs(), "algorithm__rollout_correction__"
     for keys in (
@@ -140,27 +139,27 @@ def test_old_log_probs_are_planned_when_the_batch_is_used_twice(config_with: Con
     assert log_probs(actor_rollout_ref__actor__use_kl_loss=False) == 0
 
 
-def test_responses_are_as_long_as_the_lists_that_are_asked_for(config_with: Config) -> None:
+def test_responses_are_as_long_as_the_lists(config_with: Config) -> None:
     size = KNOWN_MODELS["0.5B"].size
     assert workload(config_with(keys={"convrec.num_items": 5}), size).response == pytest.approx(5 * 9.9 + 1)
-    named = config_with(keys={"convrec.candidates": 50})  # in its prompts
-    assert workload(named, size).prompt == pytest.approx(workload(config_with(), size).prompt + 50 * 9.9)
-    given = workload(config_with(), size, 500, 700)
-    assert (given.prompt, given.response) == (500, 700)
+    with_candidates = config_with(keys={"convrec.candidates": 50})
+    assert workload(with_candidates, size).prompt == pytest.approx(workload(config_with(), size).prompt + 50 * 9.9)
+    measured = workload(config_with(), size, 500, 700)
+    assert (measured.prompt, measured.response) == (500, 700)
     short = workload(config_with(keys={"data.max_response_length": 64, "data.max_prompt_length": 128}), size)
     assert (short.prompt, short.response) == (128, 64)
     cut = workload(config_with("sft", {"data.max_length": 450}), size)
     assert (cut.prompt, cut.response) == (400, 50)
 
 
-def test_what_is_not_modelled_is_refused(config_with: Config) -> None:
-    with pytest.raises(UserError, match="10 rows are not one step: TRAIN_BATCH_SIZE=48"):
+def test_unsupported_runs_are_refused(config_with: Config) -> None:
+    with refuses("plan.too-few-rows", "10 rows", "TRAIN_BATCH_SIZE=48"):
         plan_of(config_with(), rows=10)
-    with pytest.raises(UserError, match="separate_async: rollout beside training is not modelled"):
+    with refuses("plan.unsupported-run", "+scale=separate_async"):
         plan_of(config_with(keys={"trainer.v1.trainer_mode": "rank_grpo_separate_async"}))
-    with pytest.raises(UserError, match="fsdp_size=3 does not divide the 8 GPUs"):
+    with refuses("plan.indivisible-sharding", "fsdp_size=3", "8 GPUs"):
         plan_of(config_with(keys={"actor_rollout_ref.actor.fsdp_config.fsdp_size": 3}))
-    with pytest.raises(UserError, match=r"trainer\.device=cpu"):
+    with refuses("plan.unsupported-run", "trainer.device=cpu"):
         plan_of(config_with(keys={"trainer.device": "cpu"}))
 
 
@@ -168,7 +167,7 @@ def test_what_is_not_modelled_is_refused(config_with: Config) -> None:
     ("figure", "text"),
     [(15_958, "15,958"), (0.5970001, "0.597"), (0.0, "0"), (1990.4, "1,990"), ([3.46, 8.512], "3.5 to 8.5")],
 )
-def test_how_figures_are_written(figure: Any, text: str) -> None:
+def test_format_of_figures(figure: Any, text: str) -> None:
     assert shown(figure) == text
 
 
@@ -182,31 +181,32 @@ def test_a_copy_a_node_takes_its_memory(config_with: Config) -> None:
     assert copied == one == 16 * shared
 
 
-# ---- what does not fit ----
+# ---- shortages ----
 
 
 def test_the_papers_run_fits_and_70b_on_a_node_lacks_everything(config_with: Config) -> None:
     """20 bytes x 70.55e9 / 8 = 164 GiB of state alone; 141 GB of weights are more than vLLM's 40."""
-    assert lacks(workload(config_with(keys={"trainer.n_gpus_per_node": 4}), KNOWN_MODELS["0.5B"].size), CARD) == {}
-    said = lacks(workload(config_with(), KNOWN_MODELS["70B"].size), CARD)
-    assert [text.split()[0] for text in said] == ["training", "sampling", "vLLM's"]
-    assert "71.7 can be used" in next(iter(said))
-    assert all(said.values())
+    four_gpus = config_with(keys={"trainer.n_gpus_per_node": 4})
+    assert find_shortages(workload(four_gpus, KNOWN_MODELS["0.5B"].size), CARD) == {}
+    shortages = find_shortages(workload(config_with(), KNOWN_MODELS["70B"].size), CARD)
+    assert [text.split()[0] for text in shortages] == ["training", "sampling", "vLLM's"]
+    assert "71.7" in next(iter(shortages))
+    assert all(shortages.values())
     enough = config_with(keys={"data.train_batch_size": 256, N_NODES: 4, TENSOR_PARALLEL: 2})  # as the page says
-    assert lacks(workload(enough, KNOWN_MODELS["32B"].size), CARD) == {}
+    assert find_shortages(workload(enough, KNOWN_MODELS["32B"].size), CARD) == {}
 
 
 def test_plan_finds_3b_on_one_card_trains_but_cannot_sample(config_with: Config) -> None:
-    """3,212,749,824 x 12 bytes of weights and Adam = 35.9 GiB stay beside vLLM's half of 79.6 GiB."""
+    """3,212,749,824 x 12 bytes of weights and Adam = 35.9 GiB stay on the GPU with vLLM's half of 79.6 GiB."""
     config = config_with(keys={"trainer.n_gpus_per_node": 1})
-    found = workload(config, KNOWN_MODELS["3B"].size)
-    (what,) = lacks(found, CARD)
-    assert what == "sampling needs 75.7 GiB of a GPU, 71.7 can be used"
-    training, sampling = (sum(parts.values()) / GIB for parts in gpu_parts(found, CARD))
+    three_b = workload(config, KNOWN_MODELS["3B"].size)
+    (shortage,) = find_shortages(three_b, CARD)
+    assert shortage == "sampling needs 75.7 GiB of a GPU, 71.7 are usable"
+    training, sampling = (sum(parts.values()) / GIB for parts in gpu_parts(three_b, CARD))
     assert (round(training, 1), round(sampling, 1)) == (59.7, 75.7)
     node: Any = SimpleNamespace(where="here", device_memory=CARD, memory_available=500 * GIB)
-    said = memory_findings(found, [node])[0]  # of the doctor, the dry run and every start
-    assert (said.status, said.what, plan_of(config, "3B")["lacks"]) == ("warning", what, [what])
+    result = memory_findings(three_b, [node])[0]  # in the doctor, the dry run and every start
+    assert (result.status, result.what, plan_of(config, "3B")["lacks"]) == ("warning", shortage, [shortage])
 
 
 # ---- the dry run ----
@@ -214,9 +214,9 @@ def test_plan_finds_3b_on_one_card_trains_but_cannot_sample(config_with: Config)
 
 @pytest.fixture
 def config_of(config_with: Config, sample: Path, model: Path) -> Callable[[str], DictConfig]:
-    """Of a recipe, on the sample: 40 rows of training, batches of 8."""
+    """Return the config of a recipe on the sample: 40 rows of training data, batches of 8."""
 
-    def of(recipe: str) -> DictConfig:
+    def make_config(recipe: str) -> DictConfig:
         key = "model.path" if recipe == "sft" else "actor_rollout_ref.model.path"
         files = {
             "data.train_files": str(sample / "train.parquet"),
@@ -224,25 +224,25 @@ def config_of(config_with: Config, sample: Path, model: Path) -> Callable[[str],
         }
         return config_with(recipe, {key: str(model), "data.train_batch_size": 8, **files})
 
-    return of
+    return make_config
 
 
 @pytest.mark.parametrize("recipe", [RANK_GRPO, SFT], ids=lambda recipe: recipe.name)
-def test_hours_of_a_dry_run_are_the_plans(recipe, config_of: Callable[[str], DictConfig], model: Path) -> None:
+def test_a_dry_run_has_the_hours_of_the_plan(recipe, config_of: Callable[[str], DictConfig], model: Path) -> None:
     config = config_of(recipe.name)
     config.trainer.total_epochs = 3
-    steps, checkpoints, time = summary(Run.from_config(config))
+    steps, checkpoints, time = summarize_plan(Run.from_config(config))
     assert steps.startswith("steps: 15 of 8 rows out of 40; ")
     assert checkpoints.startswith("checkpoints: 1, 1 of them kept: 0.00 GiB each")
     plan = make_plan(Run.from_config(config), workload(config, model_size(str(model))), GPUS["H100"], 40, 10)
     hours, seconds = shown(plan["work"]["hours"]), shown(plan["seconds of a step"]["a step"])
-    assert time.startswith(f"time: {hours} hours, {seconds} s a step, by a model of H100s, not a measurement")
+    assert time.startswith(f"time: {hours} hours, {seconds} s per step, modelled for H100s")
 
 
 def test_no_hours_without_gpus_nor_for_verdicts(config_of: Callable[[str], DictConfig]) -> None:
     on_cpu, judge = config_of("rank_grpo"), config_of("rank_grpo")
     on_cpu.trainer.device = "cpu"
     with open_dict(judge):
-        judge.convrec.malformed_reward = 0.0  # a setting of judges alone
+        judge.convrec.malformed_reward = 0.0  # only judges have this setting
     for config in (on_cpu, judge):
-        assert len(summary(Run.from_config(config))) == 2
+        assert len(summarize_plan(Run.from_config(config))) == 2

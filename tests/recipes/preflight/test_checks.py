@@ -1,4 +1,7 @@
-"""Bad input is one clear message and exit status 2, before Ray, torch.distributed or a run folder exists."""
+"""Bad input is one clear message and exit status 2, before Ray, torch.distributed or a run folder exists.
+
+Errors of other packages are asserted by the offending value alone: tests of those packages assert their codes.
+"""
 
 import json
 import os
@@ -27,6 +30,7 @@ from convrec.settings.run import Run
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
 from recipes.preflight import checks, findings
+from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[3]
 Refused = Callable[..., str]
@@ -49,7 +53,7 @@ def refused(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Refused:
-    """Run a recipe with these variables and overrides; assert that it is refused, and return the message."""
+    """Run a recipe with these variables and overrides; assert that it fails, and return the message with its code."""
     import ray
 
     def run(*overrides: str, recipe: str = "rank_grpo", **variables: str) -> str:
@@ -75,7 +79,7 @@ def refused(
 
 @pytest.fixture
 def warned(good: dict[str, str], good_sft: dict[str, str], set_variables: SetVariables) -> Callable[..., list[str]]:
-    """The warnings of a run that may start, with lists for which its 128 tokens have room."""
+    """The warnings of a run that may start; its lists fit into the 128 tokens of a response."""
 
     def run(recipe: str = "rank_grpo", **variables: str) -> list[str]:
         short = good | {"NUM_ITEMS": "4"}
@@ -85,8 +89,8 @@ def warned(good: dict[str, str], good_sft: dict[str, str], set_variables: SetVar
     return run
 
 
-def _changed(source: Path, target: Path, change: Callable[[list[dict[str, Any]]], Any]) -> str:
-    """A copy of the RL table with `change` made to its rows."""
+def _copy_changed(source: Path, target: Path, change: Callable[[list[dict[str, Any]]], Any]) -> str:
+    """Write a copy of the RL table with `change` applied to its rows; return its path."""
     rows = pq.read_table(source).to_pylist()
     change(rows)
     pq.write_table(pa.Table.from_pylist(rows, RL_SCHEMA), target)
@@ -99,77 +103,133 @@ def test_the_settings_these_tests_break_are_good(warned: Callable[..., list[str]
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "code", "values"),
     [
-        ({"MODEL_PATH": "/no/such/model"}, "MODEL_PATH=/no/such/model: no such folder, and not a Hugging Face id"),
-        ({"TRAIN_FILE": "/no/train.parquet"}, "TRAIN_FILE=/no/train.parquet: no such file"),
-        ({"VAL_FILE": "/no/val.parquet"}, "VAL_FILE=/no/val.parquet: no such file"),
-        ({"CATALOG_FILE": "/no/catalog.parquet"}, "CATALOG_FILE=/no/catalog.parquet: no such file"),
-        ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt, so at least 2"),
-        ({"REWARD": "no_module:f"}, "convrec.reward=no_module:f: importing no_module raised ModuleNotFoundError"),
-        ({"REWARD": "exp_gamma"}, "REWARD=exp_gamma needs convrec.gamma, a number above 1, not null"),
-        ({"N_GPUS_PER_NODE": "3"}, "TRAIN_BATCH_SIZE=4 x ROLLOUT_N=2 = 8 responses do not divide over 3 devices"),
-        ({"TENSOR_PARALLEL": "2"}, "TENSOR_PARALLEL=2 does not divide the 1 devices"),
-        ({"TRAIN_BATCH_SIZE": "41"}, "TRAIN_FILE has 40 rows, fewer than TRAIN_BATCH_SIZE=41"),
-        ({"MAX_RESPONSE_LENGTH": "800"}, "MAX_PROMPT_LENGTH=256 + MAX_RESPONSE_LENGTH=800: more tokens than the 1024"),
+        ({"TRAIN_FILE": "/no/train.parquet"}, "preflight.missing-file", ["TRAIN_FILE=/no/train.parquet"]),
+        ({"VAL_FILE": "/no/val.parquet"}, "preflight.missing-file", ["VAL_FILE=/no/val.parquet"]),
+        ({"CATALOG_FILE": "/no/catalog.parquet"}, "preflight.missing-file", ["CATALOG_FILE=/no/catalog.parquet"]),
+        ({"ROLLOUT_N": "1"}, "preflight.too-few-rollouts", ["ROLLOUT_N=1"]),
+        ({"REWARD": "exp_gamma"}, "preflight.reward-parameter", ["REWARD=exp_gamma", "convrec.gamma=null"]),
+        (
+            {"N_GPUS_PER_NODE": "3"},
+            "preflight.indivisible-batch",
+            ["TRAIN_BATCH_SIZE=4 x ROLLOUT_N=2 = 8", "3 devices"],
+        ),
+        ({"TENSOR_PARALLEL": "2"}, "preflight.tensor-parallel", ["TENSOR_PARALLEL=2", "1 devices"]),
+        ({"TRAIN_BATCH_SIZE": "41"}, "preflight.too-few-rows", ["40 rows", "TRAIN_BATCH_SIZE=41"]),
+        (
+            {"MAX_RESPONSE_LENGTH": "800"},
+            "preflight.sequence-too-long",
+            ["MAX_PROMPT_LENGTH=256 + MAX_RESPONSE_LENGTH=800", "1024"],
+        ),
     ],
 )
-def test_wrong_variable(refused: Refused, variables: dict[str, str], said: str) -> None:
+def test_wrong_variable(refused: Refused, variables: dict[str, str], code: str, values: list[str]) -> None:
     message = refused(**variables)
-    assert message.startswith(said)
+    assert message.endswith(f" [{code}]")
+    assert all(value in message for value in values)
     assert len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("variables", "beginning"),
     [
-        ("convrec.rewards={relevance: 0}", "weights other than 0"),
-        ("convrec.rewards={catalog.safety: 1}", "has no column safety. Add it, or remove the part"),
-        ("convrec.rewards={catalog.title: 1}", "has type string, but the part needs numbers. Columns with numbers:"),
-        ("algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs=token_k1: it takes tokens out of verl's"),
-        ("algorithm.rollout_correction.rollout_is=word", "rollout_is=word: expected token, rank, sequence or null"),
-        ("actor_rollout_ref.rollout.top_p=0.9", "top_p=0.9"),
-        ("actor_rollout_ref.rollout.temperature=0.7", "temperature=0.7"),
-        ("actor_rollout_ref.rollout.top_k=50", "top_k=50"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=3", "TRAIN_BATCH_SIZE=4 is not a multiple of"),
-        (
-            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=383",
-            "a micro-batch has 383 tokens, and MAX_PROMPT_LENGTH=256 + MAX_RESPONSE_LENGTH=128 do not fit: raise it",
-        ),
-        ("actor_rollout_ref.rollout.temprature=1", "temprature: no such setting; did you mean"),
-        ("convrec.reward=convrec.lists.rank_rewards:dgc", "has no function dgc; did you mean dcg"),
-        ("convrec.reward=convrec.lists.rank_rewards:exp_inf", "it raised TypeError"),
-        ("reward.custom_reward_function.path=/no/reward.py", "custom_reward_function.path=/no/reward.py: no such file"),
-        ("reward.custom_reward_function.path=pkg://reward.none", "path=pkg://reward.none: No module named"),
-        ("reward.custom_reward_function.name=score", "name=score: pkg://reward.catalog_match has no such function"),
+        ({"MODEL_PATH": "/no/such/model"}, "MODEL_PATH=/no/such/model: "),
+        ({"REWARD": "no_module:f"}, "convrec.reward=no_module:f: "),
     ],
 )
-def test_wrong_override(refused: Refused, override: str, said: str) -> None:
-    assert said in refused(override)
+def test_a_wrong_variable_of_another_package(refused: Refused, variables: dict[str, str], beginning: str) -> None:
+    message = refused(**variables)
+    assert message.startswith(beginning)
+    assert len(message.splitlines()) == 1
 
 
 CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_groups", "convrec.repair=zero"
+REWARD_FUNCTION = "reward.custom_reward_function"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "code", "values"),
     [
-        (["algorithm_preset=grpo", "convrec.rewards={relevance: 1}"], "GRPO and GSPO train only on DCG@N"),
-        (["algorithm_preset=gspo", f"{CORRECTION}.rollout_is=rank"], "GRPO and GSPO have no ranks"),
+        ([f"{CORRECTION}.rollout_rs=token_k1"], "preflight.rollout-correction", ["rollout_rs=token_k1"]),
+        ([f"{CORRECTION}.rollout_is=word"], "preflight.rollout-correction", ["rollout_is=word"]),
         (
-            [
-                "convrec.rewards={relevance: 1}",
-                "convrec.reward_combination=normalised",
-                "algorithm.norm_adv_by_std_in_grpo=false",
-            ],
-            "would equal sum. Set convrec.reward_combination=sum",
+            ["algorithm_preset=gspo", f"{CORRECTION}.rollout_is=rank"],
+            "preflight.rollout-correction",
+            ["rollout_is=rank", "GRPO and GSPO"],
+        ),
+        (
+            [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=rank"],
+            "preflight.rollout-correction",
+            ["rollout_is=rank", "bypass_mode=true"],
+        ),
+        (
+            [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"],
+            "preflight.rollout-correction",
+            ["loss_type=reinforce"],
+        ),
+        (["actor_rollout_ref.rollout.top_p=0.9"], "preflight.sampling-parameters", ["top_p=0.9"]),
+        (["actor_rollout_ref.rollout.temperature=0.7"], "preflight.sampling-parameters", ["temperature=0.7"]),
+        (["actor_rollout_ref.rollout.top_k=50"], "preflight.sampling-parameters", ["top_k=50"]),
+        (
+            ["actor_rollout_ref.actor.ppo_mini_batch_size=3"],
+            "preflight.indivisible-batch",
+            ["TRAIN_BATCH_SIZE=4", "ppo_mini_batch_size=3"],
+        ),
+        (
+            ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=383"],
+            "preflight.micro-batch-too-small",
+            ["ppo_max_token_len_per_gpu=383", "MAX_PROMPT_LENGTH=256 + MAX_RESPONSE_LENGTH=128"],
+        ),
+        ([f"{REWARD_FUNCTION}.path=/no/reward.py"], "preflight.reward-function", ["path=/no/reward.py"]),
+        ([f"{REWARD_FUNCTION}.path=pkg://reward.none"], "preflight.reward-function", ["path=pkg://reward.none"]),
+        (
+            [f"{REWARD_FUNCTION}.name=score"],
+            "preflight.reward-function",
+            ["name=score", "pkg://reward.catalog_match"],
         ),
         (
             [
                 "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
                 "actor_rollout_ref.model.use_fused_kernels=true",
             ],
-            "cuts responses, which fused log-probs read whole",
+            "preflight.sequence-parallel",
+            ["ulysses_sequence_parallel_size=2", "use_fused_kernels=false"],
+        ),
+        (["critic.enable=true"], "preflight.critic", ["critic.enable=true"]),
+        (["algorithm.adv_estimator=gae"], "preflight.critic", ["algorithm.adv_estimator=gae"]),
+        (["reward.reward_model.enable=true"], "preflight.colocated-reward-model", ["reward.reward_model.enable=true"]),
+        ([f"{FILTER}.enable=true", f"{FILTER}.metric=hits"], "preflight.group-filter", ["metric=hits"]),
+        (
+            [f"{FILTER}.enable=true", "convrec.rewards={repeats: -1}"],
+            "preflight.group-filter",
+            [f"{FILTER}.enable=true", "REWARDS"],
+        ),
+    ],
+)
+def test_wrong_overrides(refused: Refused, overrides: list[str], code: str, values: list[str]) -> None:
+    message = refused(*overrides)
+    assert message.endswith(f" [{code}]")
+    assert all(value in message for value in values)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "value"),
+    [
+        (["convrec.rewards={relevance: 0}"], "convrec.rewards"),
+        (["convrec.rewards={catalog.safety: 1}"], "safety"),
+        (["convrec.rewards={catalog.title: 1}"], "title"),
+        (["actor_rollout_ref.rollout.temprature=1"], "temprature"),
+        (["convrec.reward=convrec.lists.rank_rewards:dgc"], "dgc"),
+        (["convrec.reward=convrec.lists.rank_rewards:exp_inf"], "TypeError"),
+        (["algorithm_preset=grpo", "convrec.rewards={relevance: 1}"], "GRPO and GSPO"),
+        (
+            [
+                "convrec.rewards={relevance: 1}",
+                "convrec.reward_combination=normalised",
+                "algorithm.norm_adv_by_std_in_grpo=false",
+            ],
+            "convrec.reward_combination=sum",
         ),
         (
             [
@@ -177,37 +237,27 @@ CORRECTION, FILTER, REPAIR = "algorithm.rollout_correction", "algorithm.filter_g
                 "actor_rollout_ref.model.target_modules=[lm_head]",
                 "actor_rollout_ref.model.use_fused_kernels=true",
             ],
-            "(LoRA on lm_head): add actor_rollout_ref.model.use_fused_kernels=false",
+            "actor_rollout_ref.model.use_fused_kernels=false",
         ),
-        ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=rank"], "would weight by nothing"),
-        ([f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"], "leave it ppo_clip"),
-        (["critic.enable=true"], "no critic is trained"),
-        (["algorithm.adv_estimator=gae"], "no critic is trained"),
-        (["reward.reward_model.enable=true"], "scores too late for lists"),
-        ([f"{FILTER}.enable=true", f"{FILTER}.metric=hits"], "metric=hits: rollouts can differ in their ranks"),
-        ([f"{FILTER}.enable=true", "convrec.rewards={repeats: -1}"], "says nothing about REWARDS"),
-        ([REPAIR, "convrec.repair_ranks=21"], "convrec.repair_ranks=21: more than NUM_ITEMS=20"),
-        ([REPAIR, "algorithm_preset=gspo"], "GRPO and GSPO would credit the whole list for one title"),
-        ([REPAIR, "convrec.preset=reference"], "a line may get another line's rank"),
-        ([REPAIR, "convrec.matching=reference"], "a line may get another line's rank"),
-        ([REPAIR, f"{CORRECTION}.bypass_mode=true"], "a title that no rollout sampled has no old log-probs"),
-        (
-            [REPAIR, "reward.custom_reward_function.path=pkg://reward.judge_pointwise"],
-            "does not tell which lines are hits. Set REWARD to a function",
-        ),
-        ([REPAIR, "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"], "repair needs single_turn_agent"),
-        (["convrec.ask=[mood]"], "ASK mood: the catalog"),
-        (["convrec.ask=[genre]", "convrec.max_turns=1"], "MAX_TURNS=1: the only turn is the list"),
+        ([REPAIR, "convrec.repair_ranks=21"], "convrec.repair_ranks=21"),
+        ([REPAIR, "algorithm_preset=gspo"], "GRPO and GSPO"),
+        ([REPAIR, "convrec.preset=reference"], "PRESET=reference"),
+        ([REPAIR, "convrec.matching=reference"], "matching=reference"),
+        ([REPAIR, f"{CORRECTION}.bypass_mode=true"], "bypass_mode"),
+        ([REPAIR, f"{REWARD_FUNCTION}.path=pkg://reward.judge_pointwise"], "pkg://reward.judge_pointwise"),
+        ([REPAIR, "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"], "tool_agent"),
+        (["convrec.ask=[mood]"], "mood"),
+        (["convrec.ask=[genre]", "convrec.max_turns=1"], "MAX_TURNS=1"),
         (["convrec.ask=[genre]", "convrec.ask_cost=0"], "convrec.ask_cost=0"),
-        (["convrec.ask=[genre]", "algorithm_preset=grpo"], "Set ALGORITHM=rank_grpo and PRESET=paper"),
-        (["convrec.ask=[genre]", REPAIR], "repair cannot change lists that follow an answer"),
-        (["convrec.ask=[genre]", f"{FILTER}.enable=true"], "ignores the cost of questions"),
-        (["convrec.ask=[genre]", "actor_rollout_ref.rollout.full_determinism=true"], "without full_determinism"),
-        (["convrec.ask=[genre]", "actor_rollout_ref.actor.use_dynamic_bsz=false"], "use_dynamic_bsz at their defaults"),
+        (["convrec.ask=[genre]", "algorithm_preset=grpo"], "ALGORITHM=rank_grpo"),
+        (["convrec.ask=[genre]", REPAIR], "repair"),
+        (["convrec.ask=[genre]", f"{FILTER}.enable=true"], "filter_groups"),
+        (["convrec.ask=[genre]", "actor_rollout_ref.rollout.full_determinism=true"], "full_determinism"),
+        (["convrec.ask=[genre]", "actor_rollout_ref.actor.use_dynamic_bsz=false"], "use_dynamic_bsz"),
     ],
 )
-def test_overrides_that_do_not_go_together(refused: Refused, overrides: list[str], said: str) -> None:
-    assert said in refused(*overrides)
+def test_overrides_that_another_package_refuses(refused: Refused, overrides: list[str], value: str) -> None:
+    assert value in refused(*overrides)
 
 
 @pytest.fixture
@@ -220,27 +270,30 @@ def test_model_lacking_a_tokenizer_or_with_code_is_refused(
     refused: Refused, own: Path, model: Path, recipe: str
 ) -> None:
     (own / "tokenizer.json").unlink()
-    said = refused(recipe=recipe, MODEL_PATH=str(own))
-    assert said.startswith(f"MODEL_PATH={own}: the tokenizer has 3 ids, the embedding ")
+    assert refused(recipe=recipe, MODEL_PATH=str(own)).startswith(f"MODEL_PATH={own}: ")
     shutil.copy(model / "tokenizer.json", own)
     torch.save({"w": Path("/")}, own / "pytorch_model.bin")  # pickled as a call of a function
-    assert refused(recipe=recipe, MODEL_PATH=str(own)).startswith(f"{own}/pytorch_model.bin: contains pathlib.")
+    message = refused(recipe=recipe, MODEL_PATH=str(own))
+    assert message.startswith(f"{own}/pytorch_model.bin: ")
+    assert "pathlib." in message
 
 
 @pytest.mark.parametrize(
-    ("overrides", "asked"),
+    ("overrides", "purpose"),
     [
-        (["actor_rollout_ref.model.use_fused_kernels=true"], "fused log-probs: "),
-        (["convrec.constrained=true"], "CONSTRAINED=1 (convrec.constrained): "),
+        (["actor_rollout_ref.model.use_fused_kernels=true"], "fused log-probs"),
+        (["convrec.constrained=true"], "CONSTRAINED=1"),
     ],
 )
-def test_a_model_that_changes_its_logits_behind_the_head(
-    refused: Refused, own: Path, overrides: list[str], asked: str
+def test_a_model_that_changes_its_logits_after_the_head(
+    refused: Refused, own: Path, overrides: list[str], purpose: str
 ) -> None:
     file = own / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"final_logit_softcapping": 30.0}))
-    said = refused(*overrides, MODEL_PATH=str(own))
-    assert said.startswith(f"{asked}{own} changes its logits after the output head (final_logit_softcapping): ")
+    message = refused(*overrides, MODEL_PATH=str(own))
+    assert message.startswith(purpose)
+    assert str(own) in message
+    assert "final_logit_softcapping" in message
 
 
 def test_a_model_that_cannot_write_the_catalog(refused: Refused, own: Path, tmp_path: Path) -> None:
@@ -251,22 +304,21 @@ def test_a_model_that_cannot_write_the_catalog(refused: Refused, own: Path, tmp_
     file.write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocabulary}}))
     catalog = tmp_path / "catalog.parquet"
     pq.write_table(pa.table({"title": ["七人の侍", "七人"], "year": pa.array([1954, 1960], pa.int32())}), catalog)
-    said = refused(MODEL_PATH=str(own), CATALOG_FILE=str(catalog))
-    assert said.startswith(f"MODEL_PATH={own}: the tokenizer cannot encode '七人の侍'")
+    message = refused(MODEL_PATH=str(own), CATALOG_FILE=str(catalog))
+    assert message.startswith(f"MODEL_PATH={own}: ")
+    assert "'七人の侍'" in message
 
 
 @pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
-def test_a_model_of_the_hub_is_looked_into_where_it_can_be_had(
+def test_a_model_of_the_hub_is_checked_if_it_can_be_downloaded(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
     monkeypatch.setattr(hub, "problem", lambda model: "")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    said = refused(recipe=recipe, MODEL_PATH="nobody/nothing")
-    assert said.startswith("MODEL_PATH=nobody/nothing: ")
-    assert "Give a folder or an id that this machine can load" in said
+    assert refused(recipe=recipe, MODEL_PATH="nobody/nothing").startswith("MODEL_PATH=nobody/nothing: ")
 
 
-def test_a_rank_reward_of_the_users_own_is_tried_out(
+def test_a_custom_rank_reward_is_called_once(
     warned: Callable[..., list[str]], refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "checked_rewards.py").write_text(
@@ -274,48 +326,49 @@ def test_a_rank_reward_of_the_users_own_is_tried_out(
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert warned(REWARD="checked_rewards:good") == []
-    message = refused(REWARD="checked_rewards:bad")
-    assert message.startswith("convrec.reward=checked_rewards:bad: it returned 1 numbers for 20 ranks")
+    assert refused(REWARD="checked_rewards:bad").startswith("convrec.reward=checked_rewards:bad: ")
 
 
 @pytest.mark.parametrize(("variable", "table"), [("TRAIN_FILE", "train"), ("VAL_FILE", "validation")])
 def test_bad_rows_are_named_with_their_file(
     refused: Refused, sample: Path, tmp_path: Path, variable: str, table: str
 ) -> None:
-    """tests/convrec/data/test_validation.py has all that can be wrong with a table."""
+    """tests/convrec/data/test_validation.py has every error in a table."""
 
     def empty(rows: list[dict[str, Any]]) -> None:
         rows[3]["groundtruth_with_release_year"] = rows[7]["groundtruth_with_release_year"] = []
 
-    file = _changed(sample / f"{table}.parquet", tmp_path / "empty.parquet", empty)
-    message = refused(**{variable: file})
-    assert message.startswith(f"{file}: rows 3, 7: no ground truth")
-    assert "drop these rows" in message
+    file = _copy_changed(sample / f"{table}.parquet", tmp_path / "empty.parquet", empty)
+    assert refused(**{variable: file}).startswith(f"{file}: rows 3, 7: ")
 
 
 @pytest.mark.parametrize("recipe", ["rank_grpo", "sft"])
-def test_prompts_name_as_many_candidates_as_the_run_says(
+def test_prompts_name_as_many_candidates_as_the_setting(
     refused: Refused, good_sft: dict[str, str], good: dict[str, str], tmp_path: Path, recipe: str, warned: Any
 ) -> None:
+    def check_refusal(file: str, counted: int, candidates: int, **files: str) -> None:
+        variables = files if candidates == 0 else files | {"CANDIDATES": str(candidates)}
+        message = refused(recipe=recipe, **variables)
+        assert message.startswith(f"{file}: ")
+        assert f"{counted} candidates" in message
+        assert f"CANDIDATES={candidates}" in message
+
     source, file = (good if recipe == "rank_grpo" else good_sft)["VAL_FILE"], str(tmp_path / "named.parquet")
     table = pq.read_table(source)
     rows = table.to_pylist()
     for row in rows:
         row["prompt"][0]["content"] = with_candidates(row["prompt"][0]["content"], ["Heat (1995)", "Alien (1979)"])
     pq.write_table(pa.Table.from_pylist(rows, table.schema), file)
-    said = f"{file}: prompts name 2 candidates, but CANDIDATES={{}}. {{}}"
-    take = "Use tables from `convrec retrieval candidates --count {}`."
-    assert refused(recipe=recipe, VAL_FILE=file) == said.format(0, "Set CANDIDATES=2.")
-    assert refused(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="1") == said.format(1, take.format(1))
-    message = refused(recipe=recipe, CANDIDATES="2")
-    assert message == f"{source}: prompts name 0 candidates, but CANDIDATES=2. {take.format(2)}"
+    check_refusal(file, 2, 0, VAL_FILE=file)
+    check_refusal(file, 2, 1, VAL_FILE=file, TRAIN_FILE=file)
+    check_refusal(source, 0, 2)
     assert warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="2") == []
-    fewer = f"{file}: prompts name at most 2 candidates, but CANDIDATES=50, and serving names 50"
-    assert warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="50") == [fewer, fewer]
+    warnings = warned(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="50")
+    assert len(warnings) == 2
+    assert all(line.startswith(f"{file}: ") and "CANDIDATES=50" in line for line in warnings)
     rows[1] = pq.read_table(source).to_pylist()[1]
     pq.write_table(pa.Table.from_pylist(rows, table.schema), file)
-    mixed = f"{file}: prompts name 0 candidates, but CANDIDATES=2. {take.format(2)}"
-    assert refused(recipe=recipe, VAL_FILE=file, TRAIN_FILE=file, CANDIDATES="2") == mixed
+    check_refusal(file, 0, 2, VAL_FILE=file, TRAIN_FILE=file)
 
 
 @pytest.mark.parametrize("years", ["no column", "all null"])
@@ -329,7 +382,7 @@ def test_catalog_without_years_for_ground_truth_with_years(
     pq.write_table(pa.table(columns), file)
     message = refused(CATALOG_FILE=str(file))
     assert (str(file) if years == "no column" else f"{good['TRAIN_FILE']}: rows 0, 1, 2, 3, 4 and 35 more") in message
-    assert ("column year is missing" if years == "no column" else "the catalog has no years") in message
+    assert "year" in message
 
 
 def test_undated_data_trains_but_not_with_reference_matching(
@@ -341,14 +394,16 @@ def test_undated_data_trains_but_not_with_reference_matching(
 
     names = {"TRAIN_FILE": "train", "VAL_FILE": "validation"}
     files = {
-        variable: _changed(sample / f"{name}.parquet", tmp_path / f"{name}.parquet", undate)
+        variable: _copy_changed(sample / f"{name}.parquet", tmp_path / f"{name}.parquet", undate)
         for variable, name in names.items()
     }
     titles = pq.read_table(sample / "catalog.parquet")["title"]
     files["CATALOG_FILE"] = str(tmp_path / "catalog.parquet")
     pq.write_table(pa.table({"title": titles, "year": pa.nulls(len(titles), pa.int32())}), files["CATALOG_FILE"])
     assert warned(**files) == []
-    assert "no years, which convrec.matching=reference" in refused(**files, PRESET="reference")
+    message = refused(**files, PRESET="reference")
+    assert message.startswith("convrec.matching=reference")
+    assert message.endswith(" [preflight.catalog-without-years]")
 
 
 def test_a_broken_year_is_only_a_warning(warned: Callable[..., list[str]], sample: Path, tmp_path: Path) -> None:
@@ -362,55 +417,55 @@ def test_a_broken_year_is_only_a_warning(warned: Callable[..., list[str]], sampl
 
 
 @pytest.mark.parametrize(
-    ("recipe", "present", "said"),
+    ("recipe", "present", "setting"),
     [
-        ("rank_grpo", 2, "N_GPUS_PER_NODE=4, but this machine has 2 GPUs"),
-        ("sft", 2, "N_GPUS_PER_NODE=4, but this machine has 2 GPUs"),
-        ("separate_async", 6, r"N_GPUS_PER_NODE=4 and 1 x 4 for the rollout .* this machine has 6 GPUs"),
+        ("rank_grpo", 2, "N_GPUS_PER_NODE=4"),
+        ("sft", 2, "N_GPUS_PER_NODE=4"),
+        ("separate_async", 6, "N_GPUS_PER_NODE=4 and 1 x 4 for the rollout"),
     ],
 )
-def test_more_gpus_than_this_machine_has_are_a_clusters(
+def test_more_gpus_than_this_machine_has_need_a_cluster(
     good: dict[str, str],
     good_sft: dict[str, str],
     set_variables: SetVariables,
     monkeypatch: pytest.MonkeyPatch,
     recipe: str,
     present: int,
-    said: str,
+    setting: str,
 ) -> None:
     set_variables((good_sft if recipe == "sft" else good) | {"N_GPUS_PER_NODE": "4"})
     monkeypatch.setattr(gpus, "usable_gpus", lambda: present)
     name, overrides = (recipe, []) if recipe in RECIPES else ("rank_grpo", [f"+scale={recipe}"])
     config = settings.compose(name, overrides).verl_config
-    with pytest.raises(UserError, match=said):
+    with refuses("preflight.too-few-gpus", setting, f"{present} GPUs"):
         RECIPES[name].check(Run.from_config(config))
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     config.trainer.nnodes, config.data.train_batch_size = 2, 8
     if recipe == "separate_async" and not find_spec("cupy"):
-        with pytest.raises(UserError, match=r"weights go through cupy, .* pip install cupy-cuda13x==14\.0\.1"):
+        with refuses("preflight.missing-cupy", "pip install cupy-cuda13x==14.0.1"):
             RECIPES[name].check(Run.from_config(config))
         monkeypatch.setattr(checks, "find_spec", lambda package: package)
     RECIPES[name].check(Run.from_config(config))
 
 
-@pytest.mark.parametrize(("address", "devices", "asked"), [("", 1, [False]), ("", 2, [False]), ("head:6379", 1, [])])
-def test_sfts_own_machine_is_examined_where_it_trains_there(
+@pytest.mark.parametrize(("address", "devices", "expected"), [("", 1, [False]), ("", 2, [False]), ("head:6379", 1, [])])
+def test_sft_examines_this_machine_only_if_it_trains_here(
     good_sft: dict[str, str],
     set_variables: SetVariables,
     monkeypatch: pytest.MonkeyPatch,
     address: str,
     devices: int,
-    asked: list[bool],
+    expected: list[bool],
 ) -> None:
-    """A cluster's nodes are examined once Ray is there."""
-    found: list[bool] = []
-    monkeypatch.setattr(findings, "examine", lambda config, on_cluster: found.append(on_cluster) or [])
+    """The nodes of a cluster are examined once Ray is connected."""
+    calls: list[bool] = []
+    monkeypatch.setattr(findings, "examine", lambda config, on_cluster: calls.append(on_cluster) or [])
     monkeypatch.setitem(RECIPES, "sft", replace(RECIPES["sft"], train=lambda *args: None))
     set_variables(good_sft | {"N_GPUS_PER_NODE": str(devices)})
     monkeypatch.setenv("RAY_ADDRESS", address)
     with mock.patch.dict(os.environ):
         assert runner.run(RECIPES["sft"], []) == 0
-    assert found == asked
+    assert calls == expected
 
 
 def test_sft_with_fewer_validation_rows_than_devices(
@@ -420,33 +475,40 @@ def test_sft_with_fewer_validation_rows_than_devices(
     pq.write_table(pq.read_table(good_sft["VAL_FILE"]).slice(0, 3), three)
     message = refused(recipe="sft", N_GPUS_PER_NODE="4", VAL_FILE=three)
     assert message.startswith("VAL_FILE has 3 rows, fewer than the 4 devices")
+    assert message.endswith(" [preflight.too-few-rows]")
 
 
 def test_sft_without_completions(refused: Refused, sample: Path) -> None:
     file = sample / "train.parquet"
     message = refused(recipe="sft", TRAIN_FILE=str(file))
-    assert message.startswith(f"{file}: no column completion; it has prompt, ")
+    assert message.startswith(f"{file}: ")
+    assert "completion" in message
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "code", "values"),
     [
-        ({"MODEL_PATH": "/no/such/model"}, "MODEL_PATH=/no/such/model: no such folder"),
-        ({"TRAIN_FILE": "/no/train.parquet"}, "TRAIN_FILE=/no/train.parquet: no such file"),
-        ({"N_GPUS_PER_NODE": "3"}, "TRAIN_BATCH_SIZE=4 does not divide over 3 devices"),
-        ({"MAX_LENGTH": "2048"}, "MAX_LENGTH=2048: more tokens than the 1024 positions"),
-        ({"SEED": "today"}, "SEED=today: expected an integer"),
-        ({"N_NODES": "2"}, "N_NODES=2: more than this node are a Ray cluster's: set RAY_ADDRESS"),
-        ({"SAVE_PATH": "/proc/run"}, "SAVE_PATH=/proc/run: No such file or directory: choose a folder that can"),
+        ({"TRAIN_FILE": "/no/train.parquet"}, "preflight.missing-file", ["TRAIN_FILE=/no/train.parquet"]),
+        ({"N_GPUS_PER_NODE": "3"}, "preflight.indivisible-batch", ["TRAIN_BATCH_SIZE=4", "3 devices"]),
+        ({"MAX_LENGTH": "2048"}, "preflight.sequence-too-long", ["MAX_LENGTH=2048", "1024 positions"]),
+        ({"N_NODES": "2"}, "preflight.no-cluster", ["N_NODES=2", "RAY_ADDRESS"]),
     ],
 )
-def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], said: str) -> None:
-    assert refused(recipe="sft", **variables).startswith(said)
+def test_wrong_variable_of_sft(refused: Refused, variables: dict[str, str], code: str, values: list[str]) -> None:
+    message = refused(recipe="sft", **variables)
+    assert message.endswith(f" [{code}]")
+    assert all(value in message for value in values)
+
+
+@pytest.mark.parametrize("variable", ["MODEL_PATH=/no/such/model", "SEED=today", "SAVE_PATH=/proc/run"])
+def test_a_wrong_variable_of_sft_in_another_package(refused: Refused, variable: str) -> None:
+    name, _, value = variable.partition("=")
+    assert refused(recipe="sft", **{name: value}).startswith(f"{variable}: ")
 
 
 @pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])
-def test_an_activated_environment_that_has_us_is_the_scripts(script: str, tmp_path: Path) -> None:
-    """Not the repository's .venv beside it, which may be the one for CPUs."""
+def test_scripts_use_an_activated_environment_with_convrec(script: str, tmp_path: Path) -> None:
+    """The repository's .venv, which may be built for CPUs, is only the fallback."""
     mine, none_of_ours = tmp_path / "mine" / "bin", tmp_path / "other" / "bin"
     for folder in (mine, none_of_ours):
         folder.mkdir(parents=True)
@@ -454,14 +516,14 @@ def test_an_activated_environment_that_has_us_is_the_scripts(script: str, tmp_pa
         (folder / "python").chmod(0o755)
     (mine / "convrec").write_text("#!/bin/sh\n")
     (mine / "convrec").chmod(0o755)
-    told = {}
+    outputs = {}
     for folder in (mine, none_of_ours):
         environment = {"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(folder.parent)}
         command = ["bash", str(ROOT / script), "--help"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        told[folder] = done.stdout.strip()
-    assert told[mine] == str(mine)
-    assert told[none_of_ours] != str(none_of_ours)
+        outputs[folder] = done.stdout.strip()
+    assert outputs[mine] == str(mine)
+    assert outputs[none_of_ours] != str(none_of_ours)
 
 
 @pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])
@@ -472,32 +534,33 @@ def test_script_from_another_folder(script: str, good: dict[str, str], tmp_path:
         ["bash", str(ROOT / script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert f"error: TRAIN_FILE={tmp_path}/here/train.parquet: no such file" in done.stderr
+    assert f"error: TRAIN_FILE={tmp_path}/here/train.parquet: " in done.stderr
+    assert "[preflight.missing-file]" in done.stderr
 
 
 @pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pointwise.sh"])
 def test_wrong_value_stops_before_it_is_submitted(script: str, tmp_path: Path) -> None:
-    """Nothing listens at the address: the variable is looked at first."""
+    """Nothing listens at the address: the variable is checked first."""
     environment = {**os.environ, "RAY_ADDRESS": "http://127.0.0.1:9", "SEED": "today", "PYTHON": sys.executable}
     done = subprocess.run(
         ["bash", str(ROOT / script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert "error: SEED=today: expected an integer" in done.stderr
+    assert "error: SEED=today: " in done.stderr
 
 
 @pytest.mark.parametrize("recipe", ["rank_grpo", "sft"])
 def test_weights_of_another_architecture_are_refused(
     refused: Refused, model: Path, tmp_path: Path, recipe: str
 ) -> None:
-    """tests/convrec/checkpoints/test_architecture.py has what can be wrong."""
+    """tests/convrec/checkpoints/test_architecture.py has every mismatch."""
     folder = shutil.copytree(model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     more = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
     (folder / "config.json").write_text(json.dumps(config | more))
     message = refused(recipe=recipe, MODEL_PATH=str(folder))
-    assert message.startswith(f"MODEL_PATH={folder}: the weights do not match the architecture in config.json")
-    assert "missing: model.layers.1." in message
+    assert message.startswith(f"MODEL_PATH={folder}: ")
+    assert "model.layers.1." in message
 
 
 @pytest.mark.parametrize(("variable", "value"), [("CONSTRAINED", "1"), ("ASK", "genre")])
@@ -509,12 +572,13 @@ def test_a_model_of_images_lists_no_catalog(
     (folder / "config.json").write_text(json.dumps(config | {"vision_config": {}}))
     message = refused(MODEL_PATH=str(folder), **{variable: value})
     assert message.startswith(variable)
-    assert f"MODEL_PATH={folder} reads images (vision_config)" in message
+    assert message.endswith(" [preflight.vision-model]")
+    assert f"MODEL_PATH={folder}" in message
 
 
 def test_a_rollout_on_a_cpu_needs_vllm_built_for_it(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
-        raise UserError("no GPU is visible, and vLLM is built for GPUs")
+        raise UserError("gpus.no-gpu", "no GPU is visible")
 
     monkeypatch.setattr(gpus, "check_vllm_runs_on_cpu", refuse)
-    assert refused() == "no GPU is visible, and vLLM is built for GPUs"
+    assert refused() == "no GPU is visible [gpus.no-gpu]"

@@ -1,4 +1,4 @@
-"""CONSTRAINED=1: what it refuses before Ray starts, and what it gives the rollout."""
+"""CONSTRAINED=1: the settings that it refuses before Ray starts, and the trie that the rollout gets."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

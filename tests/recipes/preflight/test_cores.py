@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from convrec.settings.run import Run
 from recipes.launch.settings import compose
-from recipes.preflight.cores import Slots, needed_slots
+from recipes.preflight.cores import Slots, count_run_slots
 
 
 def make_run(nodes: int, gpus: int, units: int, rollout: tuple[int, int] = (0, 0)) -> Run[Any]:
@@ -26,17 +26,17 @@ def make_run(nodes: int, gpus: int, units: int, rollout: tuple[int, int] = (0, 0
 
 @pytest.mark.parametrize(("gpus", "cores"), [(1, 13), (4, 22), (8, 34)])
 def test_cores_with_verls_own_eight_storage_units(gpus: int, cores: int) -> None:
-    """3 a GPU, TransferQueue's 1 + 8, and 1 to place actors: counted in the field for 1, 4 and 8 GPUs."""
-    assert needed_slots(make_run(1, gpus, units=8)).cpus == cores
+    """3 per GPU, TransferQueue's 1 + 8, and 1 to place actors: as observed on 1, 4 and 8 GPUs."""
+    assert count_run_slots(make_run(1, gpus, units=8)).cpus == cores
 
 
 def test_sft_needs_one_for_each_gpu_and_no_others() -> None:
     sft = OmegaConf.create({"trainer": {"nnodes": 2, "n_gpus_per_node": 8}})
-    assert needed_slots(Run.from_config(sft)) == Slots([(2, 8, 8)], 0)
+    assert count_run_slots(Run.from_config(sft)) == Slots([(2, 8, 8)], 0)
 
 
 def test_separate_rollout_gpus_need_two_slots_each() -> None:
-    assert needed_slots(make_run(2, 8, units=2, rollout=(1, 4))) == Slots([(2, 8, 24), (1, 4, 8)], 4)
+    assert count_run_slots(make_run(2, 8, units=2, rollout=(1, 4))) == Slots([(2, 8, 24), (1, 4, 8)], 4)
 
 
 @pytest.mark.parametrize(("devices", "slots"), [("1", 16), ("6", 21)])

@@ -1,4 +1,4 @@
-"""A judge's bad input is one clear message before Ray starts; good input passes."""
+"""Bad input for a judge is one clear message before Ray starts; good input passes."""
 
 import shutil
 from collections.abc import Callable
@@ -36,18 +36,28 @@ def test_the_settings_these_tests_break_are_good(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "code", "values"),
     [
-        ({"TRAIN_FILE": "none.parquet"}, "none.parquet: no such file; name one, or make sample data: .*judge-sample"),
-        ({"ROLLOUT_N": "1"}, "ROLLOUT_N=1: advantages compare the rollouts of a prompt"),
-        ({"N_GPUS_PER_NODE": "3", "TRAIN_BATCH_SIZE": "3"}, "TENSOR_PARALLEL=3 does not divide the 4 attention heads"),
-        ({"N_GPUS_PER_NODE": "4", "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "3"}, "mini_batch_size=2 x ROLLOUT_N=3: .* 4"),
+        ({"TRAIN_FILE": "none.parquet"}, "preflight.missing-file", ["none.parquet", "convrec data judge-sample"]),
+        ({"ROLLOUT_N": "1"}, "preflight.too-few-rollouts", ["ROLLOUT_N=1"]),
+        (
+            {"N_GPUS_PER_NODE": "3", "TRAIN_BATCH_SIZE": "3"},
+            "preflight.tensor-parallel",
+            ["TENSOR_PARALLEL=3", "4 attention heads"],
+        ),
+        (
+            {"N_GPUS_PER_NODE": "4", "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "3"},
+            "preflight.indivisible-batch",
+            ["mini_batch_size=2", "ROLLOUT_N=3", "4 devices"],
+        ),
     ],
 )
-def test_wrong_variables(run: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str) -> None:
+def test_wrong_variables(
+    run: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], code: str, values: list[str]
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=said):
+    with refuses(code, *values):
         checks.check_judge(settings.compose("judge_pairwise", []))
 
 
@@ -80,7 +90,7 @@ def test_data_of_the_other_judge_mode_is_refused(run: Path, capfd: Any) -> None:
     assert not (run / "run").exists()
 
 
-# ---- evaluation: what is refused before vLLM starts, and how its numbers are shown
+# ---- evaluation: errors before vLLM starts, and the printed metrics
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a run fixes in its config, and refuses, of the model that it starts from: composed as the recipes do."""
+"""The template arguments that a run fixes in its config, and the models that it refuses."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ def change_json(folder: Path, name: str, **settings: Any) -> None:
 
 @pytest.mark.parametrize("recipe", ["rank_grpo", "sft"])
 @pytest.mark.parametrize(
-    ("text", "expected", "said"),
+    ("text", "expected", "notes"),
     [
         (TURNS + BEGINS, {}, []),
         (MODE, {"enable_thinking": False}, ["thinking is turned off for lists"]),
@@ -70,19 +70,19 @@ def change_json(folder: Path, name: str, **settings: Any) -> None:
         (CLOCK, {}, [f"it is {FIXED} (custom_chat_template)"]),
     ],
 )
-def test_a_run_keeps_what_its_template_is_given(
+def test_a_run_keeps_the_arguments_of_its_template(
     prepared: Callable[..., tuple[DictConfig, list[str]]],
     folder: Path,
     recipe: str,
     text: str,
     expected: dict[str, Any],
-    said: list[str],
+    notes: list[str],
 ) -> None:
     write_template(folder, text)
     config, lines = prepared(recipe=recipe)
     assert config.data.apply_chat_template_kwargs == expected
-    assert len(lines) == len(said)
-    assert all(sentence in line for sentence, line in zip(said, lines, strict=True))
+    assert len(lines) == len(notes)
+    assert all(note in line for note, line in zip(notes, lines, strict=True))
     template = Run.from_config(config).model_section.custom_chat_template
     assert (template or "").endswith(text if text == CLOCK else "")
     assert bool(template) == (text == CLOCK)
@@ -91,7 +91,7 @@ def test_a_run_keeps_what_its_template_is_given(
 def test_sft_learns_a_list_from_its_first_item_on(
     prepared: Callable[..., tuple[DictConfig, list[str]]], folder: Path, good_sft: dict[str, str]
 ) -> None:
-    """Under a template that writes an empty thought in front of each answer, as Qwen3's."""
+    """The template writes an empty thought before each answer, as Qwen3's does."""
     from transformers import AutoTokenizer
 
     from convrec.training.dataset import DemonstrationDataset
@@ -113,7 +113,7 @@ def test_a_judge_thinks(prepared: Callable[..., tuple[DictConfig, list[str]]], f
     assert lines == []
 
 
-def test_a_run_from_a_run_gives_the_template_what_that_one_gave(
+def test_a_run_takes_over_the_template_arguments_of_its_model(
     prepared: Callable[..., tuple[DictConfig, list[str]]], folder: Path, tmp_path: Path
 ) -> None:
     write_template(folder, DATED)

@@ -1,4 +1,4 @@
-"""A cluster that asks for a token: one sentence says what is missing on this machine, and says it at once."""
+"""A cluster that asks for a token: one sentence names what this machine lacks, at once."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +9,10 @@ import grpc
 import pytest
 from ray._private import services
 
-from convrec.base.errors import UserError
 from recipes.preflight import node
 from recipes.preflight.findings import token_findings
 from recipes.preflight.ray_token import GCS_METHOD, check_token, describe_missing_token
+from tests.user_errors import refuses
 
 ADDRESS = "http://head:8265"
 
@@ -31,34 +31,38 @@ def write_token(home: Path) -> None:
     (home / ".ray" / "auth_token").write_text("0" * 64)
 
 
-def test_without_the_mode_a_token_that_is_there_is_not_sent(home: Path) -> None:
+def test_a_token_is_not_sent_without_the_mode(home: Path) -> None:
     write_token(home)
-    expected = "RAY_AUTH_MODE=token is not set here: export RAY_AUTH_MODE=token"
-    assert describe_missing_token(ADDRESS) == f"RAY_ADDRESS={ADDRESS}: the cluster asks for a token, and {expected}"
+    text = describe_missing_token(ADDRESS)
+    assert text.startswith(f"RAY_ADDRESS={ADDRESS}: ")
+    assert text.endswith(": export RAY_AUTH_MODE=token")  # the token itself is there
 
 
-def test_without_mode_and_token_both_are_named() -> None:
-    said = describe_missing_token(ADDRESS)
-    assert said.endswith("copy the head node's ~/.ray/auth_token to this machine, then export RAY_AUTH_MODE=token")
+def test_missing_mode_and_missing_token_are_both_named() -> None:
+    text = describe_missing_token(ADDRESS)
+    assert text.endswith("copy the head node's ~/.ray/auth_token to this machine, then export RAY_AUTH_MODE=token")
 
 
 @pytest.mark.parametrize("file", ["", "/not/there"])
 def test_with_the_mode_a_missing_token_is_named(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", file)
-    assert "there is none here: copy the head node's ~/.ray/auth_token" in describe_missing_token(ADDRESS)
+    text = describe_missing_token(ADDRESS)
+    assert "copy the head node's ~/.ray/auth_token" in text
+    assert "RAY_AUTH_TOKEN_PATH" in text
+    assert "RAY_AUTH_MODE" not in text
 
 
 def test_a_token_that_is_refused_is_named_with_its_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     write_token(home)
-    assert f"that in {home}/.ray/auth_token is another one" in describe_missing_token(ADDRESS)
+    assert f"{home}/.ray/auth_token holds a different one" in describe_missing_token(ADDRESS)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "1" * 64)
-    assert "that in RAY_AUTH_TOKEN is another one" in describe_missing_token(ADDRESS)
+    assert "RAY_AUTH_TOKEN holds a different one" in describe_missing_token(ADDRESS)
 
 
 class Gcs(grpc.GenericRpcHandler):
-    """Ray's service that is asked; with a token, as it answers then."""
+    """The service of Ray that the check calls; with a token it refuses calls without it."""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -78,27 +82,25 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a cluster; the parameter is its token."""
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers([Gcs(request.param)])
-    port = server.add_insecure_port("0.0.0.0:0")  # as Ray's, which a node finds by its own address
+    port = server.add_insecure_port("0.0.0.0:0")  # like Ray's, which listens on all addresses of its node
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None)
 
 
 @pytest.mark.parametrize("cluster", ["1" * 64], indirect=True)
-def test_who_would_be_refused_is_told_before_ray_tries(
-    cluster: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_reported_before_ray_connects(cluster: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster)
-    with pytest.raises(UserError, match="RAY_AUTH_MODE=token is not set here"):
+    with refuses("preflight.refused-token", cluster, "RAY_AUTH_MODE=token"):
         node.connect()
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(UserError, match="there is none here"):
+    with refuses("preflight.refused-token", cluster, "RAY_AUTH_TOKEN_PATH"):
         node.connect()
     write_token(home)
-    with pytest.raises(UserError, match="is another one"):
+    with refuses("preflight.refused-token", cluster, home / ".ray" / "auth_token"):
         node.connect()
     (home / ".ray" / "auth_token").write_bytes(b"\xff" * 64)
-    with pytest.raises(UserError, match=r"auth_token: the cluster's token cannot be read here"):
+    with refuses("preflight.unreadable-token", home / ".ray" / "auth_token"):
         node.connect()
     (home / ".ray" / "auth_token").write_text("1" * 64 + "\n")
     check_token(cluster)
@@ -119,7 +121,7 @@ def test_an_open_cluster_lets_in_and_is_a_finding(cluster: str) -> None:
 
 @pytest.fixture
 def folder_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Ray looks for the cluster that this machine has joined; it sees no gcs_server that runs here."""
+    """The folder in which Ray notes the cluster that this machine has joined; no GCS server runs on this machine."""
     services.find_gcs_addresses.cache_clear()
     monkeypatch.setattr(services, "_find_address_from_flag", lambda flag: set())
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -129,13 +131,13 @@ def folder_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("cluster", ["1" * 64], indirect=True)
-def test_a_node_of_the_cluster_without_its_token_is_told(
+def test_a_node_of_the_cluster_without_its_token_is_refused(
     cluster: str, folder_of_ray: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `ray start` leaves the head's address, which RAY_ADDRESS=auto stands for."""
+    """RAY_ADDRESS=auto stands for the head's address, which `ray start` writes into this file."""
     (folder_of_ray / "ray_current_cluster").write_text(cluster)
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    with pytest.raises(UserError, match="RAY_ADDRESS=auto: the cluster asks for a token, and RAY_AUTH_MODE=token is"):
+    with refuses("preflight.refused-token", "RAY_ADDRESS=auto", "RAY_AUTH_MODE=token"):
         node.connect()
     assert token_findings("auto") == []
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from convrec.training.attention import varlen
-from convrec.training.attention.varlen import sequence_starts, varlen_attention
+from convrec.training.attention.varlen import find_sequence_starts, varlen_attention
 from recipes.tiny_model import make_tiny_model
 from tests.convrec.training.conftest import build_training_worker
 from tests.convrec.training.engine_process import batch_of, train
@@ -67,15 +67,15 @@ def test_a_window_of_tokens_is_that_of_a_banded_mask() -> None:
 
 
 def test_sequences_begin_where_positions_begin_again() -> None:
-    assert sequence_starts(torch.tensor([[0, 1, 2, 0, 0, 1]])).tolist() == [0, 3, 4, 6]
+    assert find_sequence_starts(torch.tensor([[0, 1, 2, 0, 0, 1]])).tolist() == [0, 3, 4, 6]
     with pytest.raises(ValueError, match="must be 0"):
-        sequence_starts(torch.tensor([[1, 2, 0]]))
+        find_sequence_starts(torch.tensor([[1, 2, 0]]))
 
 
 def test_where_sequences_begin_is_asked_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer makes the host wait for the device; all layers of a forward share the position ids."""
     asked = []
-    monkeypatch.setattr(varlen, "sequence_starts", lambda ids: asked.append(ids) or torch.tensor([0, 2, 5]))
+    monkeypatch.setattr(varlen, "find_sequence_starts", lambda ids: asked.append(ids) or torch.tensor([0, 2, 5]))
     module, position_ids = torch.nn.Identity(), torch.tensor([[0, 1, 0, 1, 2]])
     query, key = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
     for _ in range(3):
@@ -96,8 +96,8 @@ def test_in_verls_engine_it_is_asked_once_a_micro_batch(
     worker = build_training_worker(folder, model={"enable_gradient_checkpointing": recomputes})
     worker.engine.module.config._attn_implementation = varlen.NAME
     asked, layers = [], []
-    starts, attention = varlen.sequence_starts, varlen.varlen_attention
-    monkeypatch.setattr(varlen, "sequence_starts", lambda *ids: asked.append(ids) or starts(*ids))
+    starts, attention = varlen.find_sequence_starts, varlen.varlen_attention
+    monkeypatch.setattr(varlen, "find_sequence_starts", lambda *ids: asked.append(ids) or starts(*ids))
     monkeypatch.setattr(varlen, "varlen_attention", lambda *given: layers.append(given) or attention(*given))
     train(worker, batch_of(rows(), **PACKED))
     assert (len(asked), len(layers)) == (2, 2 * 3 * (1 + recomputes))

@@ -8,7 +8,7 @@ from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import restore_dynamic_batch
 
 from convrec.training.attention import without_flash as micro_batches
-from convrec.training.attention.without_flash import SHORTEST, group_by_length, log_probs_of_labels
+from convrec.training.attention.without_flash import MIN_LENGTH_SHARE, group_by_length, log_probs_of_labels
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -22,7 +22,7 @@ def test_every_row_once_within_the_limit_and_of_like_length(lengths: list[int], 
     for group in groups:
         longest = max(lengths[row] for row in group)
         assert len(group) * longest <= limit
-        assert min(lengths[row] for row in group) >= SHORTEST * longest
+        assert min(lengths[row] for row in group) >= MIN_LENGTH_SHARE * longest
 
 
 def test_padding_is_a_fraction_of_what_one_micro_batch_has() -> None:

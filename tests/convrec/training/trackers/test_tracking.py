@@ -205,5 +205,10 @@ def test_verl_does_not_log_in_to_an_offline_swanlab(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("SWANLAB_API_KEY", "a-secret")
     monkeypatch.setenv("SWANLAB_MODE", mode)
     keys: list[str | None] = []
-    tracking._opened("swanlab", lambda: keys.append(os.environ.get("SWANLAB_API_KEY")) or SimpleNamespace(logger={}))
+
+    def open_swanlab() -> SimpleNamespace:
+        keys.append(os.environ.get("SWANLAB_API_KEY"))
+        return SimpleNamespace(logger={})
+
+    tracking._open_tracker("swanlab", open_swanlab)
     assert keys == [None]

@@ -28,8 +28,8 @@ class Actors:
         self.state = {"training worker 0": "busy", "vLLM server 0.0": "alive"}
         monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if self.state[r] != "busy"], []))
         monkeypatch.setattr(ray, "get", self.get)
-        monkeypatch.setattr(liveness.Nodes, "learn", lambda nodes, actors: None)
-        monkeypatch.setattr(liveness.Nodes, "lost_gcs", lambda nodes: "")
+        monkeypatch.setattr(liveness.Nodes, "locate_actors", lambda nodes, actors: None)
+        monkeypatch.setattr(liveness.Nodes, "find_lost_gcs", lambda nodes: "")
         monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.01)
 
     def get(self, name: str) -> None:
@@ -59,26 +59,26 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actors]:
 
 def test_a_busy_process_is_no_dead_one_and_a_dead_one_is_named(actors: Actors) -> None:
     watch = liveness.Watch(actors.handles)
-    assert watch.lost_actor() == ""  # asked
-    assert watch.lost_actor() == ""
+    assert watch.find_lost_actor() == ""  # sends the requests
+    assert watch.find_lost_actor() == ""
     actors.state["vLLM server 0.0"] = "dead"
-    assert watch.lost_actor() == "vLLM server 0.0"
-    assert str(watch.problem()) == "the vLLM server 0.0 is gone (killed, or out of memory); the log may say why"
+    assert watch.find_lost_actor() == "vLLM server 0.0"
+    assert str(watch.find_problem()) == "the vLLM server 0.0 is gone (killed, or out of memory); the log may say why"
 
 
 def test_process_killed_by_ray_for_memory_is_named_with_usage(actors: Actors) -> None:
     actors.state["vLLM server 0.0"] = "killed by Ray"
     watch = liveness.Watch(actors.handles)
-    watch.lost_actor()  # asked
+    watch.find_lost_actor()  # sends the requests
     used = "30.11 GB of the node's 31.50 GB were in use"
-    assert str(watch.problem()).startswith(f"the vLLM server 0.0 is gone (killed by Ray's memory monitor: {used})")
+    assert str(watch.find_problem()).startswith(f"the vLLM server 0.0 is gone (killed by Ray's memory monitor: {used})")
 
 
 def test_a_process_whose_start_failed_is_named_with_its_error(actors: Actors) -> None:
     actors.state["vLLM server 0.0"] = "not started"
     watch = liveness.Watch(actors.handles)
-    watch.lost_actor()  # asked
-    assert str(watch.problem()) == "the vLLM server 0.0 is gone (ValueError: no GPU); the log may say why"
+    watch.find_lost_actor()  # sends the requests
+    assert str(watch.find_problem()) == "the vLLM server 0.0 is gone (ValueError: no GPU); the log may say why"
 
 
 @pytest.mark.parametrize("trouble", ["unreachable", "lost object"])
@@ -88,17 +88,17 @@ def test_one_that_is_not_reached_is_asked_again_but_not_for_ever(
     now = 0.0
     monkeypatch.setattr(liveness.time, "monotonic", lambda: now)
     watch = liveness.Watch(actors.handles)
-    watch.lost_actor()  # asked
+    watch.find_lost_actor()  # sends the requests
     actors.state["vLLM server 0.0"] = trouble
-    assert watch.lost_actor() == ""
+    assert watch.find_lost_actor() == ""
     actors.state["vLLM server 0.0"] = "alive"
-    assert [watch.lost_actor() for _ in range(3)] == ["", "", ""]
+    assert [watch.find_lost_actor() for _ in range(3)] == ["", "", ""]
 
     now = 1000.0
     actors.state["vLLM server 0.0"] = trouble
-    assert [watch.lost_actor() for _ in range(3)] == ["", "", ""]  # it was there in between
+    assert [watch.find_lost_actor() for _ in range(3)] == ["", "", ""]  # it was there in between
     now += liveness.UNREACHABLE_SECONDS + 1
-    assert "vLLM server 0.0" in [watch.lost_actor() for _ in range(2)]
+    assert "vLLM server 0.0" in [watch.find_lost_actor() for _ in range(2)]
 
 
 def wait_behind(cause: Callable[[], object]) -> None:
@@ -122,7 +122,7 @@ def test_the_main_thread_is_interrupted_while_it_waits(actors: Actors) -> None:
 def test_what_c_code_makes_of_a_loss_is_told_as_the_loss(actors: Actors, is_lost: bool) -> None:
     watch = liveness.Watch(actors.handles)
     expected = pytest.raises(ProcessLost, match="worker 0 is gone") if is_lost else pytest.raises(SystemError)
-    with expected, liveness.watched(watch):
+    with expected, liveness.watch_processes(watch):
         actors.state["training worker 0"] = "dead" if is_lost else "alive"
         try:
             time.sleep(30 if is_lost else 0.1)
@@ -159,7 +159,7 @@ def test_endless_phase_ends_the_run_and_names_the_culprit(actors: Actors, monkey
     phases = Phases(0.05)
     with phases.phase("gen"):
         pass  # its median is next to nothing
-    monkeypatch.setattr(liveness, "hanging_processes", lambda silent: f"no answer from {', '.join(silent)}")
+    monkeypatch.setattr(liveness, "describe_hang", lambda silent: f"no answer from {', '.join(silent)}")
     watch = liveness.Watch(actors.handles, phases)
     watch.start()
     try:
@@ -178,30 +178,33 @@ def test_lost_gcs_server_is_named_but_a_restarted_one_is_not(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as server:
         watched = nodes.Nodes()
         watched.gcs = server.getsockname()
-        assert watched.lost_gcs() == ""
-    assert watched.lost_gcs() == ""  # for a moment
+        assert watched.find_lost_gcs() == ""
+    assert watched.find_lost_gcs() == ""  # for a moment
     now += nodes.GCS_SECONDS + 1
     gone = f"Ray's gcs_server at 127.0.0.1:{watched.gcs[1]} is gone (killed, or out of memory)"
-    assert watched.lost_gcs() == gone
+    assert watched.find_lost_gcs() == gone
     watch = liveness.Watch(dict)
     watch.nodes = watched
-    assert str(watch.problem()) == gone
+    assert str(watch.find_problem()) == gone
     with socket.create_server(watched.gcs):
-        assert watched.lost_gcs() == ""
-    assert watched.lost_gcs() == ""  # counted anew
+        assert watched.find_lost_gcs() == ""
+    assert watched.find_lost_gcs() == ""  # counted anew
 
 
 def test_a_lost_node_is_named_with_what_it_held(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = liveness.Watch(actors.handles)
-    watch.nodes.held = {"aaaaaaaaaa": ["training worker 0"], "bbbbbbbbbb": ["training worker 1", "vLLM server 1.0"]}
+    watch.nodes.actors_by_node = {
+        "aaaaaaaaaa": ["training worker 0"],
+        "bbbbbbbbbb": ["training worker 1", "vLLM server 1.0"],
+    }
     alive = {"NodeManagerHostname": "n2", "NodeManagerAddress": "10.0.0.2"}
     monkeypatch.setattr(
         ray,
         "nodes",
         lambda: [{"NodeID": "aaaaaaaaaa", "Alive": True}, {"NodeID": "bbbbbbbbbb", "Alive": False, **alive}],
     )
-    watch.lost_actor()
+    watch.find_lost_actor()
     actors.state["vLLM server 0.0"] = "dead"
-    assert str(watch.problem()) == (
+    assert str(watch.find_problem()) == (
         "the node n2 (10.0.0.2, bbbbbbbb) is lost; it held: training worker 1, vLLM server 1.0"
     )
