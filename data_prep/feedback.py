@@ -1,4 +1,6 @@
-"""Turn the feedback log of `convrec serve --feedback` into the tables of `convrec data own`. docs/how-to/data.md
+"""Turn the feedback log of `convrec serve --feedback` into the tables of `convrec data own`.
+
+docs/how-to/collect-feedback.md
 
 OUT.jsonl has the rows as `convrec data own` reads them, the folder OUT the tables.
 """

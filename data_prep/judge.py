@@ -1,4 +1,4 @@
-"""Convert preferences and ratings to the judges' parquet (convrec.judges.schema). Rules: docs/how-to/judges.md."""
+"""Convert preferences and ratings to the judges' parquet (convrec.judges.schema). Rules: docs/how-to/judge-data.md."""
 
 import json
 import sys

@@ -1,7 +1,7 @@
 """Turn judge rows into SFT demonstrations: the judge's prompt and an answer with the right verdict.
 
 The thinking in an answer is the row's `reason`, or empty. With --answers, the right answers of another model are used
-instead (rejection sampling). docs/how-to/judges.md
+instead (rejection sampling). docs/how-to/judge-data.md
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,6 @@
-"""Convert your own data set to the parquet that the recipes read. docs/how-to/data.md explains the files and splits.
+"""Convert your own data set to the parquet that the recipes read.
+
+docs/how-to/convert-conversations.md explains the keys of the files and the splits.
 
 Every line is checked before anything is written; up to 20 problems are reported at once, with file, line and fix. Then
 OUT appears as a whole. Every line stays a row; nothing is aggregated. Tables without rows are not written.

@@ -1,4 +1,4 @@
-"""Turn ratings into conversations, in the folder that `convrec data own` writes. docs/how-to/data.md
+"""Turn ratings into conversations, in the folder that `convrec data own` writes. docs/how-to/convert-ratings.md
 
 The items that a user liked become a question ("I liked A, B and C. What next?"), the next items its ground truth.
 """

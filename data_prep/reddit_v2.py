@@ -1,4 +1,6 @@
-"""Convert the released Reddit-v2 download to the parquet that the recipes read. docs/how-to/data.md has the details.
+"""Convert the released Reddit-v2 download to the parquet that the recipes read.
+
+docs/how-to/reproduce-paper.md has a table of its files.
 
 Rows are streamed: memory holds one batch, one row group and 64 bits per row. OUT appears as a whole or not at all.
 """

@@ -243,7 +243,7 @@ def _has_lists(record: Record) -> bool:
 _A_OR_B = _make_label_reader({"A": "A", "B": "B", "tie": None})
 _A_OVER_B = _make_label_reader({"A>B": "A", "B>A": "B", "A=B": None})
 _1_OR_2 = _make_label_reader({1: "A", 2: "B", "1": "A", "2": "B"})
-FORMATS: Mapping[str, Format] = {  # docs/how-to/judges.md lists the data sets in each format
+FORMATS: Mapping[str, Format] = {  # docs/how-to/judge-data.md lists the data sets in each format
     "rows": Format(("input", "output"), read_rows),
     "reward_bench_2": Format(("prompt", "chosen", "rejected"), read_reward_bench_2, _has_lists),
     "chosen_rejected": Format(("chosen", "rejected"), read_chosen_rejected),
@@ -278,7 +278,7 @@ def parse_record(record: Record, name: str | None = None, scores: Scores = SCORE
         if form is None:
             raise BadRecord(
                 f"unknown format with the columns {', '.join(map(str, record)) or '(none)'}; give prompt with chosen "
-                "and rejected, or another format of docs/how-to/judges.md"
+                "and rejected, or another format of docs/how-to/judge-data.md"
             )
     else:
         form = FORMATS[name]

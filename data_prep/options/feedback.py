@@ -12,7 +12,8 @@ from data_prep.options.output import OutputOptions
 class FeedbackOptions:
     """Convert the feedback log of `convrec serve --feedback` to the tables of `convrec data own`.
 
-    OUT.jsonl has the rows as `convrec data own` reads them, the folder --out the tables. docs/how-to/data.md
+    OUT.jsonl has the rows as `convrec data own` reads them, the folder --out the tables.
+    docs/how-to/collect-feedback.md
 
     convrec data feedback --catalog data/own/catalog.parquet --out data/feedback
     """

@@ -26,7 +26,7 @@ FormatName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """Convert preferences and ratings to the rows that judges are trained and evaluated on. docs/how-to/judges.md
+    """Convert preferences and ratings to the rows that judges are trained and evaluated on. docs/how-to/judge-data.md
 
     convrec data judge --mode pairwise --input preferences.jsonl --out data/judge
     """
@@ -58,7 +58,7 @@ class JudgeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeDemonstrationsOptions:
-    """Make SFT demonstrations for judges. docs/how-to/judges.md
+    """Make SFT demonstrations for judges. docs/how-to/judge-data.md
 
     convrec data judge-demonstrations --mode pairwise --data data/judge/train.parquet \\
         --out data/judge/sft_train.parquet

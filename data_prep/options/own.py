@@ -71,7 +71,7 @@ def read_columns(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnOptions:
-    """Convert your own data set to the parquet that the recipes read. docs/how-to/data.md
+    """Convert your own data set to the parquet that the recipes read. docs/how-to/convert-conversations.md
 
     Every line is checked before anything is written; problems are reported with file, line and fix. Then --out appears
     as a whole.

@@ -14,7 +14,7 @@ Count = Annotated[PositiveInteger, Parameter(metavar="N")]
 
 @dataclass(frozen=True, kw_only=True)
 class RatingsOptions:
-    """Convert users' ratings to conversations, in the folder that `convrec data own` writes. docs/how-to/data.md
+    """Convert users' ratings to conversations, as `convrec data own` writes them. docs/how-to/convert-ratings.md
 
     The items that a user liked become a question ("I liked A, B and C. What next?"), the next items its ground truth.
 

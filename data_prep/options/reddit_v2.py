@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class RedditOptions:
-    """Convert the released Reddit-v2 download to the parquet that the recipes read. docs/how-to/data.md
+    """Convert the released Reddit-v2 download to the parquet that the recipes read. docs/how-to/reproduce-paper.md
 
     convrec data reddit-v2 --source processed_datasets --out data/reddit_v2
     """

@@ -1,4 +1,4 @@
-"""Read cells that hold items: ground truth, seen, demonstration. docs/how-to/data.md has the table of cells.
+"""Read cells that hold items: ground truth, seen, demonstration. docs/how-to/item-cells.md has a table of them.
 
 A cell is a list, or text that holds one as JSON, Python, numpy, Spark or YAML writes it. Any other text is split into
 items by data_prep/own_data/division.py. All code that reads items uses this module.

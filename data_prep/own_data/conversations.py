@@ -278,7 +278,7 @@ def _describe_unknown(path: Path, record: Record) -> str:
     first = first if len(first) <= LONGEST_EXAMPLE else f"{first[:LONGEST_EXAMPLE]}..."
     return (
         f"{path}: unknown format; its keys are {keys}, its first record is {first}. The closest format is --format "
-        f"{closest}, e.g. {example}. Rename keys with --columns OURS=THEIRS; docs/how-to/data.md lists all formats."
+        f"{closest}, e.g. {example}. Rename keys with --columns OURS=THEIRS; docs/how-to/exports.md lists all formats."
     )
 
 

@@ -1,4 +1,4 @@
-"""Split a text that names several items. docs/how-to/data.md has the table of cells.
+"""Split a text that names several items. docs/how-to/item-cells.md has the table of cells.
 
 Line breaks, `|`, numbers and bullets always split a text. `;` and `,` split it according to RULES, if that leaves items
 and nothing else. An ambiguous text is refused, and the message shows both readings.

@@ -1,6 +1,6 @@
 """Read a record of your own conversations and report everything that is wrong with it.
 
-docs/how-to/data.md lists the keys and the ways to write an item; `cells` reads items.
+docs/how-to/convert-conversations.md lists the keys and the ways to write an item; `cells` reads items.
 """
 
 import ast

@@ -88,7 +88,7 @@ def test_no_text_makes_the_reader_fail(cell: str, of: ItemReader) -> None:
 
 @pytest.mark.parametrize(
     ("cell", "titles"),
-    [  # among them the table of docs/how-to/data.md
+    [  # among them the table of docs/how-to/item-cells.md
         ("Heat (1995)\nAlien (1979)", ["Heat", "Alien"]),
         ("1. Heat (1995)\n2. **Alien (1979)** - a ship", ["Heat", "Alien"]),
         ("Dune (2021), Alien (1979)", ["Dune", "Alien"]),
