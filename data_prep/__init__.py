@@ -1,1 +1,1 @@
-"""Commands that make data. See docs/reference/commands.md."""
+"""Commands that prepare data. See docs/reference/commands.md."""

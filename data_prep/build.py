@@ -1,14 +1,14 @@
-"""Remap-Reflect-Adjust: SFT demonstrations for a catalog, stage by stage.
+"""Build SFT demonstrations for a catalog with Remap-Reflect-Adjust, stage by stage.
 
 Stages, each with its parquet in --out and a record STAGE.json of settings and summary:
 
     rows            rows.parquet, catalog.parquet           the conversations: a share of train, all of validation
-    teacher         teacher.parquet, items.parquet          a list for each, and every item that is met
-    metadata        metadata.parquet                        words for each item
-    remap           remap.parquet, item_vectors.npy         the best candidates with s, and what s is made of
+    teacher         teacher.parquet, items.parquet          a list for each, and every item that occurs
+    metadata        metadata.parquet                        text for each item
+    remap           remap.parquet, item_vectors.npy         the best candidates with their scores s, and the vectors
     reflect         reflect.parquet                         their ratings, and s + gamma * rating
-    adjust          adjusted.parquet, adjust_weights.parquet  w s + b, and w, b and what they moved
-    demonstrations  sft_train.parquet, sft_validation.parquet  what run_sft.sh reads
+    adjust          adjusted.parquet, adjust_weights.parquet  w s + b; w, b and their effect
+    demonstrations  sft_train.parquet, sft_validation.parquet  the input of run_sft.sh
 """
 
 import json
@@ -26,11 +26,13 @@ from convrec.base.options import command
 from convrec.judges.criteria import criteria_text, read_criteria
 from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
-from data_prep.stages.asking import MODEL_JUDGES, failed_again, make_asker, make_llm, write_failed
+from data_prep.stages.asking import MODEL_JUDGES, describe_failed, make_asker, make_llm, write_failed
 from data_prep.stages.embeddings import check_embedding
 from data_prep.stages.record import SettingsT, Stage, Summary, read_record, refuse_foreign, run_stage
 
-STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that each reads, the files that it writes
+STAGES: dict[
+    str, tuple[Sequence[str], Sequence[str]]
+] = {  # stage -> the stages that it reads, the files that it writes
     "rows": ([], [rows.ROWS, rows.CATALOG]),
     "teacher": (["rows"], [teacher.FILE, teacher.ITEMS]),
     "metadata": (["rows", "teacher"], [metadata.FILE]),
@@ -43,7 +45,7 @@ STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # the stages that ea
 
 @dataclass(frozen=True)
 class Plan(Generic[SettingsT]):
-    """A stage as the command line wants it: what runs it, and the settings that its result depends on."""
+    """A stage as the command line configures it: the function that runs it, and the settings its result depends on."""
 
     run: Callable[[Path, SettingsT], Summary]
     settings: SettingsT
@@ -53,11 +55,11 @@ def plan(name: str, options: DemonstrationsOptions) -> Plan[Any]:
     """Plan a stage of STAGES.
 
     Raises:
-        UserError: What can be seen to be wrong before anything is computed.
+        UserError: An option or a file is wrong in a way that shows before anything is computed.
     """
     if name == "rows":
         return plan_rows(options)
-    num_items = _num_items(Path(options.out), name)
+    num_items = _read_num_items(Path(options.out), name)
     workers = options.workers or len(os.sched_getaffinity(0))
     if name == "teacher":
         asker = make_asker(options, "teacher", "teacher") if options.teacher == "llm" else None
@@ -86,14 +88,14 @@ def plan(name: str, options: DemonstrationsOptions) -> Plan[Any]:
     return Plan(demonstrations.run, demonstrations.ListLength(num_items))
 
 
-def _remap_record(options: DemonstrationsOptions) -> dict[str, Any]:
-    """Return the settings that remap was run with; {} where it was not."""
+def _read_remap_settings(options: DemonstrationsOptions) -> dict[str, Any]:
+    """Return the settings that remap was run with; {} if it was not run."""
     record = read_record(Path(options.out), "remap") or {}
     return record.get("settings", {})
 
 
 def plan_rows(options: DemonstrationsOptions) -> Plan[rows.RowsSettings]:
-    sources = _sources(options)
+    sources = _find_sources(options)
     settings = rows.RowsSettings(
         share=options.share,
         seed=options.seed,
@@ -106,9 +108,9 @@ def plan_rows(options: DemonstrationsOptions) -> Plan[rows.RowsSettings]:
 
 
 def plan_remap(options: DemonstrationsOptions, num_items: int, workers: int) -> Plan[remap.RemapSettings]:
-    kind = options.remap or ("" if options.redo else _remap_record(options).get("remap"))
+    kind = options.remap or ("" if options.redo else _read_remap_settings(options).get("remap"))
     if not kind:
-        kind = "none" if remap.compares_titles(Path(options.out), options.embedding) else "full"
+        kind = "none" if remap.compares_only_titles(Path(options.out), options.embedding) else "full"
     if kind == "full":
         check_embedding(options.embedding)
     _check_candidates(options, num_items)
@@ -127,7 +129,7 @@ def plan_remap(options: DemonstrationsOptions, num_items: int, workers: int) -> 
 
 def plan_reflect(options: DemonstrationsOptions) -> Plan[reflect.ReflectSettings]:
     asker = make_asker(options, "judge", options.judge) if options.judge in MODEL_JUDGES else None
-    candidates = _remap_record(options).get("candidates", options.candidates)
+    candidates = _read_remap_settings(options).get("candidates", options.candidates)
     criteria = None
     if options.criteria and options.judge == "pointwise":
         criteria = criteria_text(read_criteria(options.criteria, options.judge), options.judge)
@@ -143,35 +145,47 @@ def plan_reflect(options: DemonstrationsOptions) -> Plan[reflect.ReflectSettings
 
 
 def plan_adjust(options: DemonstrationsOptions, workers: int) -> Plan[adjust.AdjustSettings]:
-    softmax = "catalog" if _remap_record(options).get("remap") == "full" else "candidates"  # what has scores
+    # the softmax is over the items that have scores
+    softmax = "catalog" if _read_remap_settings(options).get("remap") == "full" else "candidates"
     penalty = adjust.PENALTY[softmax] if options.penalty is None else options.penalty
     return Plan(partial(adjust.run, workers=workers), adjust.AdjustSettings(softmax, penalty, options.max_epochs))
 
 
-def _sources(options: DemonstrationsOptions) -> dict[str, str]:
-    """The files to read; what is not given is the file of the first time."""
+def _find_sources(options: DemonstrationsOptions) -> dict[str, str]:
+    """Return the files to read; for options that are not given, those of the first run."""
     sources = {name: getattr(options, name) for name in ("train", "validation", "catalog")}
     record = read_record(Path(options.out), "rows")
     for name, path in sources.items():
         if path is None and record is not None:
             path = sources[name] = record["summary"]["sources"][name]
         if path is None:
-            raise UserError(f"--{name} is not given: the file to read")
+            raise UserError("demonstrations.missing-option", f"--{name}: missing; give the file to read")
         if not Path(path).is_file():
-            raise UserError(f"--{name} {path}: no such file")
+            raise UserError("demonstrations.missing-file", f"--{name} {path}: no such file")
         if Path(path).resolve().parent == Path(options.out).resolve():
-            raise UserError(f"--{name} {path}: in the folder of the stages, which would replace it; give another --out")
+            raise UserError(
+                "demonstrations.input-in-output-folder",
+                f"--{name} {path}: is in --out, where the stages would replace it; give another --out",
+            )
     return sources
 
 
-def _num_items(folder: Path, name: str) -> int:
+def _read_num_items(folder: Path, name: str) -> int:
     record = read_record(folder, "rows")
     if record is None:
-        raise UserError(f"{folder}: the stage `rows` is not there yet; `{name}` reads it: run it first, or `all`")
+        raise UserError(
+            "demonstrations.rows-not-run",
+            f"{folder}: the stage `rows` has not been run, but `{name}` needs it; run it first, or run `all`",
+        )
     return record["settings"]["num_items"]
 
 
 def build(options: DemonstrationsOptions) -> None:
+    """Run a stage, or all stages in order, and print their summaries.
+
+    Raises:
+        UserError: A stage cannot be run.
+    """
     folder = Path(options.out)
     if options.stage == "all":
         _check_ahead(options)
@@ -179,7 +193,7 @@ def build(options: DemonstrationsOptions) -> None:
         for name in STAGES if options.stage == "all" else [options.stage]:
             _run(name, options)
     finally:
-        if text := failed_again(folder):
+        if text := describe_failed(folder):
             print(text, file=sys.stderr)
 
 
@@ -188,17 +202,17 @@ def _run(name: str, options: DemonstrationsOptions) -> None:
     planned = plan(name, options)
     reads, files = STAGES[name]
     summary, is_new = run_stage(Stage(name, reads, files, planned.run), folder, planned.settings, options.redo)
-    shown = {key: value for key, value in summary.items() if key not in ("sources", "warnings")}
-    print(f"[{name}] {'' if is_new else '(as it was) '}{json.dumps(shown, ensure_ascii=False)}")
-    if is_new and "failed" not in summary:  # no model was asked: what failed in an earlier run is no news
+    figures = {key: value for key, value in summary.items() if key not in ("sources", "warnings")}
+    print(f"[{name}] {'' if is_new else '(unchanged) '}{json.dumps(figures, ensure_ascii=False)}")
+    if is_new and "failed" not in summary:  # no model was asked: failures of an earlier run are obsolete
         write_failed(folder, name, [])
     for warning in summary.get("warnings", ()):
         print(f"    warning: {warning}", file=sys.stderr)
 
 
 def _check_ahead(options: DemonstrationsOptions) -> None:
-    """What a later stage would refuse, before the first one runs."""
-    _sources(options)
+    """Check what later stages would refuse before the first one runs."""
+    _find_sources(options)
     for name, (_, files) in STAGES.items() if not options.redo else ():
         refuse_foreign(Path(options.out), name, files)
     if "llm" in (options.teacher, options.metadata):
@@ -212,7 +226,10 @@ def _check_ahead(options: DemonstrationsOptions) -> None:
 
 def _check_candidates(options: DemonstrationsOptions, num_items: int) -> None:
     if options.candidates < num_items:
-        raise UserError(f"--candidates {options.candidates}: give at least --num-items ({num_items})")
+        raise UserError(
+            "demonstrations.candidates-too-low",
+            f"--candidates {options.candidates}: fewer than a list has; give at least --num-items ({num_items})",
+        )
 
 
 @command(DemonstrationsOptions)

@@ -1,7 +1,7 @@
-"""Judge rows -> demonstrations for SFT: the judge's prompt, the right verdict. docs/how-to/judge-data.md
+"""Turn judge rows into SFT demonstrations: the judge's prompt and an answer with the right verdict.
 
-The thinking of an answer is the row's `reason`, or empty; with --answers, another model's own answers where they are
-right (rejection sampling).
+The thinking in an answer is the row's `reason`, or empty. With --answers, the right answers of another model are used
+instead (rejection sampling). docs/how-to/judge-data.md
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,16 @@ from data_prep.tables import check_out, message
 def demonstrations(
     rows: Sequence[Mapping[str, Any]], mode: str, answers: Mapping[int, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of schema.DEMONSTRATION_SCHEMA. answers: row number -> a model's answer; only right ones are taken."""
+    """Make demonstrations.
+
+    Args:
+        rows: judge rows.
+        mode: "pairwise" or "pointwise".
+        answers: row number -> answer of another model, used if its verdict is right; None: answers are made.
+
+    Returns:
+        Rows of DEMONSTRATION_SCHEMA.
+    """
     demonstrated = []
     for number, row in enumerate(rows):
         label = get_label(row, mode)
@@ -43,28 +52,61 @@ def demonstrations(
 
 
 def read_answers(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Row of --data -> answer. Raises UserError for answers to other rows."""
+    """Read the answers of a judge's evaluation.
+
+    Args:
+        path: its rows.parquet.
+        rows: the judge rows of --data.
+
+    Returns:
+        Row number -> answer.
+
+    Raises:
+        UserError: The file is not such a table, or belongs to other rows.
+    """
     try:
         table = pq.read_table(path, columns=["row", "query", "text"])
     except (FileNotFoundError, pa.ArrowInvalid, OSError, KeyError) as error:
-        raise UserError(f"--answers {path}: no rows.parquet of an evaluation of a judge ({error})") from error
+        raise UserError(
+            "preferences.unreadable-answers",
+            f"--answers {path}: not the rows.parquet of a judge's evaluation ({error})",
+        ) from error
     answers = {}
     columns = (table[name].to_pylist() for name in ("row", "query", "text"))
     for row, query, text in zip(*columns, strict=True):
         if not isinstance(row, int) or not 0 <= row < len(rows) or query_text(rows[row]["input"]) != query:
-            raise UserError(f"--answers {path}: row {row!r} has another query than --data: evaluate on the same file")
+            raise UserError(
+                "preferences.answers-to-other-rows",
+                f"--answers {path}: row {row!r} has another query than in --data; evaluate on the same file",
+            )
         answers[row] = text or ""
     return answers
 
 
 def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | None = None) -> tuple[int, int]:
-    """Write OUT; returns (demonstrations, rows of --data). Raises UserError for bad input or when OUT exists."""
+    """Write the demonstrations.
+
+    Args:
+        mode: "pairwise" or "pointwise".
+        data: judge rows (parquet).
+        out: parquet to write.
+        answers: rows.parquet of another judge's evaluation on `data`; None: answers are made.
+
+    Returns:
+        The numbers of demonstrations and of rows in `data`.
+
+    Raises:
+        UserError: The input cannot be used, or `out` exists.
+    """
     out = Path(out)
     check_out(out)
     rows = read_judge_table(data, mode)
     demonstrated = demonstrations(rows, mode, read_answers(answers, rows) if answers else None)
     if not demonstrated:
-        raise UserError(f"--answers {answers}: no verdict in it is right: nothing to demonstrate")
+        raise UserError(
+            "preferences.no-right-verdict",
+            f"--answers {answers}: no verdict is right, so there is nothing to demonstrate",
+        )
     write_table(out, pa.Table.from_pylist(demonstrated, DEMONSTRATION_SCHEMA))
     return len(demonstrated), len(rows)
 
@@ -72,5 +114,5 @@ def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | No
 @command(JudgeDemonstrationsOptions)
 def main(options: JudgeDemonstrationsOptions) -> int:
     written, rows = build(options.mode, options.data, options.out, options.answers)
-    print(f"{written} demonstrations of {rows} rows")
+    print(f"{written} demonstrations from {rows} rows")
     return 0

@@ -1,9 +1,9 @@
-"""A data set of one's own -> the parquet that the recipes read.
+"""Convert your own data set to the parquet that the recipes read.
 
-Keys of the files and splits: docs/how-to/convert-conversations.md
+docs/how-to/convert-conversations.md explains the keys of the files and the splits.
 
-Every line is checked before anything is written; what is wrong is told with file, line and fix, up to 20 at once.
-Then OUT appears whole. A line stays a row: never aggregated. Tables without rows are left out.
+Every line is checked before anything is written; up to 20 problems are reported at once, with file, line and fix. Then
+OUT appears as a whole. Every line stays a row; nothing is aggregated. Tables without rows are not written.
 """
 
 from collections import Counter
@@ -28,18 +28,25 @@ from convrec.titles.item import NO_YEAR, Item, format_item
 from convrec.titles.matching import Matcher
 from data_prep.options.output import OutputOptions
 from data_prep.options.own import OwnOptions
-from data_prep.own_data.catalog import CatalogRead
-from data_prep.own_data.preview import preview
-from data_prep.own_data.rows import Row, read_again
+from data_prep.own_data.catalog import ParsedCatalog
+from data_prep.own_data.preview import format_preview
+from data_prep.own_data.rows import Row, reparse_item
 from data_prep.own_data.source import ReadingOptions, open_source, parse_file_splits
-from data_prep.own_data.splits import SplitKey, SplitRule, assign, check_rule, common_opening, complete
+from data_prep.own_data.splits import (
+    SplitKey,
+    SplitRule,
+    assign_splits,
+    describe_common_opening,
+    parse_rule,
+    select_splittable,
+)
 from data_prep.questions import add_questions
 from data_prep.tables import (
     SampleIds,
     TableNumbers,
-    beginning,
     check_out,
-    describe,
+    describe_table,
+    get_opening,
     hash64,
     is_known,
     message,
@@ -48,10 +55,10 @@ from data_prep.tables import (
 
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test", "validation_cold", "test_cold")
 FILES = {f"{name}.parquet" for name in (*TABLES, "catalog")} | {"summary.json", REPORT}
-BY_OWN_WORD = SplitRule()
-AS_GUESSED = ReadingOptions()
-# null where a row has none: its own name; what was shown for it, best first, as pairs like its ground truth
-FURTHER = (pa.field("id", pa.string()), RL_SCHEMA.field(TRUTH).with_name("exposure"))
+NO_RULE = SplitRule()
+GUESS_EVERYTHING = ReadingOptions()
+# the row's own id, and the items shown for it, best first, as pairs like its ground truth; null if it has none
+EXTRA_FIELDS = (pa.field("id", pa.string()), RL_SCHEMA.field(TRUTH).with_name("exposure"))
 
 
 def convert_own(
@@ -61,48 +68,65 @@ def convert_own(
     *,
     item: str = "movie",
     num_items: int = ListSettings.num_items,
-    rule: SplitRule = BY_OWN_WORD,
+    rule: SplitRule = NO_RULE,
     overwrite: bool = False,
     skip_damaged: float | None = None,
     progress: bool = False,
     ask: Sequence[str] | None = None,
-    reading: ReadingOptions = AS_GUESSED,
+    reading: ReadingOptions = GUESS_EVERYTHING,
 ) -> dict[str, Any]:
-    """Check and write; returns what summary.json holds (`write_data`). Raises UserError, and then OUT is as it was.
+    """Check your own data set and write `out`.
 
-    skip_damaged: the share of the rows, and of the items, that may be left out as damaged; None: none. ask: attributes
-    that demonstrations ask about. reading: how the conversations are read.
+    Args:
+        conversations: files of conversations.
+        catalog: the catalog's file.
+        out: folder to write.
+        item: what a prompt calls an item.
+        num_items: items that a prompt asks for.
+        rule: how rows are split; by default their own column decides, or all are train.
+        overwrite: whether an existing `out` is replaced.
+        skip_damaged: share of the rows, and of the items, that may be left out as damaged; None: none.
+        progress: whether to show progress bars.
+        ask: attributes that demonstrations ask about; None: none.
+        reading: how the conversations are read.
+
+    Returns:
+        The content of summary.json (`write_data`).
+
+    Raises:
+        UserError: The data cannot be used; `out` is unchanged.
     """
     out = Path(out)
     paths = [Path(path) for path in conversations]
     check_out(out, overwrite, FILES)
-    borders = check_rule(rule)
+    borders = parse_rule(rule)
     damage = Damage(skip_damaged, end="Nothing was written.")
     items, source = open_source(paths, Path(catalog), num_items, damage, reading)
     matcher = source.reader.matcher
-    rows = Progress(source.rows(damage), "reading", disable=not progress, unit=" rows")
-    mentions: Counter[bool] = Counter()  # whether the catalog has it -> ground truths
-    keys = complete(list(_split_keys(rows, matcher, mentions, damage)), rule, damage)
+    rows = Progress(source.iter_rows(damage), "reading", disable=not progress, unit=" rows")
+    mentions: Counter[bool] = Counter()  # whether the catalog has the item -> number of ground truths
+    keys = select_splittable(list(_iter_split_keys(rows, matcher, mentions, damage)), rule, damage)
     left_out = damage.rows()
     keys = [key for key in keys if (key.path, key.row) not in left_out]
     damage.check(paths, len(keys))
     if not keys:
-        nothing = "; ".join([source.describe_emptiness(), *source.told()])
-        raise UserError(f"{', '.join(map(str, paths))}: {nothing}")
+        reasons = "; ".join([source.describe_emptiness(), *source.describe_reading()])
+        raise UserError("conversations.none-left", f"{', '.join(map(str, paths))}: {reasons}")
     if mentions and not mentions[True]:
         raise UserError(
-            f"{', '.join(map(str, paths))}: none of the {mentions[False]:,} ground truths is in {catalog}, so nothing "
-            "could ever be a hit; give the catalog of these data"
+            "conversations.catalog-mismatch",
+            f"{', '.join(map(str, paths))}: none of the {mentions[False]:,} ground truths is in {catalog}, so no list "
+            "could ever have a hit; give the catalog that belongs to this data",
         )
-    split_of, described = assign(keys, rule, borders)
-    is_divided = len(set(split_of.values())) > 1 and keys[0].split is None
-    warning = common_opening(keys) if is_divided else ""
+    split_by_conversation, splits = assign_splits(keys, rule, borders)
+    is_divided = len(set(split_by_conversation.values())) > 1 and keys[0].split is None
+    warning = describe_common_opening(keys) if is_divided else ""
 
-    sound = (row for path, number, row in source.rows(Damage()) if (path, number) not in left_out)
+    sound = (row for path, number, row in source.iter_rows(Damage()) if (path, number) not in left_out)
     writing = Progress(sound, "writing", len(keys), disable=not progress, unit=" rows")
     about = {
-        "read": source.told(),
-        "splits": described,
+        "read": source.describe_reading(),
+        "splits": splits,
         "warnings": [warning] if warning else [],
         "ground_truths": {"known": mentions[True], "outside_catalog": mentions[False]},
     }
@@ -111,7 +135,7 @@ def convert_own(
         items,
         matcher,
         writing,
-        split_of=lambda row: split_of[conversation_name(row)],
+        split_of=lambda row: split_by_conversation[hash_conversation(row)],
         item=item,
         num_items=num_items,
         damage=damage,
@@ -120,20 +144,20 @@ def convert_own(
     )
 
 
-def _split_keys(
+def _iter_split_keys(
     rows: Iterable[tuple[Path, int, Row]], matcher: Matcher, mentions: Counter[bool], damage: Damage
 ) -> Iterator[SplitKey]:
-    """What the first reading keeps of every sound row; what is wrong with the others goes to `damage`."""
-    ids: dict[str, str] = {}  # given id -> where
-    split_of: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it was told
+    """Yield what the first pass keeps for every sound row; problems of the others go to `damage`."""
+    ids: dict[str, str] = {}  # id -> where it occurred first
+    first_splits: dict[int, tuple[str, str]] = {}  # conversation -> its split and where it occurred first
     for path, number, row in rows:
         here = format_place(path, number)
-        name = conversation_name(row)
+        name = hash_conversation(row)
         problems: list[BadRecord] = []
         with collected(problems):
             _check_id(row, here, ids)
         with collected(problems):
-            _check_split(row, split_of.setdefault(name, (row.split, here)) if row.split else None)
+            _check_split(row, first_splits.setdefault(name, (row.split, here)) if row.split else None)
         if problems:
             damage.add(path, number, BadRow(problems))
             continue
@@ -149,33 +173,36 @@ def _split_keys(
 
 
 def _check_id(row: Row, here: str, ids: dict[str, str]) -> None:
-    """Note where a row's id stands. Raises BadRecord for one that an earlier row has."""
+    """Register a row's id. Raises BadRecord if an earlier row has it."""
     first = ids.setdefault(row.id, here) if row.id is not None else here
     if first != here:
-        raise BadRecord("id %r is that of %s too; give every row its own, or none", row.id, first)
+        raise BadRecord("id %r is also the id of %s; give every row its own id, or none", row.id, first)
 
 
 def _check_split(row: Row, first: tuple[str, str] | None) -> None:
-    """Raise BadRecord for another split than the conversation's first. first: that and where it stands; None: none."""
+    """Raise BadRecord if a row's split differs from that of its conversation.
+
+    first: the conversation's first split and where it occurred; None if there is none.
+    """
     if first is not None and first[0] != row.split:
         split, place = first
-        told = "split is %s, but %s puts the same conversation into %s; put all its rows into one"
-        raise BadRecord(told, row.split, place, split)
+        problem = "split is %s, but %s puts the same conversation into %s; put all its rows into one split"
+        raise BadRecord(problem, row.split, place, split)
 
 
-def conversation_name(row: Row) -> int:
-    """What tells conversations apart, in 64 bits: the id, where the line has one, else how the text begins.
+def hash_conversation(row: Row) -> int:
+    """Return the 64-bit hash that identifies a row's conversation: of its id or, without one, of its first turns.
 
-    Copies, and ids, that differ in case or white space are one conversation, so that they stay in one split.
+    Texts and ids that differ only in case or white space are one conversation, so that copies stay in one split.
     """
     if row.conversation_id is not None:
         return hash64(normalise_text(row.conversation_id))
-    return hash64(normalise_text(beginning(row.conversation)))
+    return hash64(normalise_text(get_opening(row.conversation)))
 
 
 def write_data(
     out: Path,
-    items: CatalogRead,
+    items: ParsedCatalog,
     matcher: Matcher,
     rows: Iterable[Row],
     *,
@@ -187,31 +214,45 @@ def write_data(
     ask: Sequence[str] | None = None,
     write_more: Callable[[Path], None] = lambda folder: None,
 ) -> dict[str, Any]:
-    """Write OUT; returns what its summary.json holds.
+    """Write the tables, the catalog and summary.json.
 
-    {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched", "merged"}, "read": sentences, "splits":
-    {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows left out by reason}. split_of: of TABLES. about:
-    "read", "splits", "warnings" and, where they are known, "ground_truths" {"known", "outside_catalog"}. write_more:
-    writes further files into the folder, before it becomes OUT.
+    Args:
+        out: folder to write; it appears as a whole.
+        items: the catalog.
+        matcher: of the catalog.
+        rows: the rows.
+        split_of: returns a row's split, one of TABLES.
+        item: what a prompt calls an item.
+        num_items: items that a prompt asks for.
+        damage: damaged rows and items, which damaged.jsonl lists.
+        about: "read", "splits", "warnings" and, if known, "ground_truths" {"known", "outside_catalog"}.
+        ask: attributes that demonstrations ask about; None: none.
+        write_more: writes additional files into the folder before it becomes `out`.
+
+    Returns:
+        The content of summary.json: {"files": {name: numbers}, "catalog": {"items", "dated", "never_matched",
+        "merged"}, "read": sentences, "splits": {"by", ...}, "rows": counts, "warnings": sentences, "damaged": rows
+        left out by reason}.
     """
-    known = matcher.catalog
+    whole_catalog = matcher.catalog
     with folder_written_whole(out) as folder:
-        noted = {"convrec.item": item, "convrec.num_items": str(num_items)}  # what a served model is asked for
-        pq.write_table(items.table.replace_schema_metadata(noted), folder / "catalog.parquet")
-        if ask:  # a wrong one is told before rows are written
+        # serving reads these for the prompt
+        metadata = {"convrec.item": item, "convrec.num_items": str(num_items)}
+        pq.write_table(items.table.replace_schema_metadata(metadata), folder / "catalog.parquet")
+        if ask:  # unknown attributes are refused before rows are written
             load_attributes(folder / "catalog.parquet", ask)
         files, counts = _write_tables(folder, rows, split_of, matcher, item, num_items)
         rewritten, questions = add_questions(folder, ask, matcher, num_items) if ask else ({}, {})
         summary = {
             "files": files | rewritten,
             "catalog": {
-                "items": len(known),
-                "dated": items.dated,
-                "never_matched": [*items.left_out, *_unreadable_titles(known, matcher)],
-                "merged": known.spellings(),
+                "items": len(whole_catalog),
+                "dated": items.has_years,
+                "never_matched": [*items.left_out, *_unreadable_titles(whole_catalog, matcher)],
+                "merged": whole_catalog.spellings(),
             },
             **about,
-            "read": [*items.told, *about["read"]],
+            "read": [*items.notes, *about["read"]],
             "rows": counts | questions,
             "damaged": damage.counts(),
         }
@@ -225,14 +266,14 @@ def write_data(
 def _write_tables(
     folder: Path, rows: Iterable[Row], split_of: Callable[[Row], str], matcher: Matcher, item: str, num_items: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """(numbers of each table with rows, counts over all rows)."""
+    """Write the tables; return the numbers of each table with rows, and counts over all rows."""
     ids = SampleIds()
     numbers = {name: TableNumbers() for name in TABLES}
     counts = _RowCounts(matcher, num_items)
     with ExitStack() as stack:
         writers = {}
         for name in TABLES:
-            writers[name] = stack.enter_context(table_writer(folder / f"{name}.parquet", _table_schema(name)))
+            writers[name] = stack.enter_context(table_writer(folder / f"{name}.parquet", _make_schema(name)))
         for row in rows:
             split = split_of(row)
             prompt = prompt_text(row.conversation, num_items, item, matcher.catalog.dated)
@@ -248,12 +289,12 @@ def _write_tables(
     return {name: numbers[name].summary(matcher) for name in filled}, dict(counts.counts)
 
 
-def _table_schema(name: str) -> pa.Schema:
-    return pa.schema([*(SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA), *FURTHER])
+def _make_schema(name: str) -> pa.Schema:
+    return pa.schema([*(SFT_SCHEMA if name.startswith("sft") else RL_SCHEMA), *EXTRA_FIELDS])
 
 
 def _find_tables(row: Row, split: str) -> list[str]:
-    """The tables that have a row: those of its split, if it has what they need."""
+    """Return the tables that a row goes into: those of its split for which it has the columns."""
     tables = []
     if row.truth:
         tables.append(split)
@@ -263,13 +304,13 @@ def _find_tables(row: Row, split: str) -> list[str]:
 
 
 def _make_record(row: Row, prompt: str, ids: SampleIds) -> dict[str, Any]:
-    """A row as the tables have it; each takes the columns of its schema."""
+    """Return a row as the tables have it; each table takes the columns of its schema."""
     demonstration = "\n".join(format_item(title, year) for title, year in row.demonstration)
     return {
         "prompt": message("user", prompt),
         "seen_titles": row.seen,
         TRUTH: row.truth,
-        "sample_id": _sample_id(row, prompt, ids),
+        "sample_id": _make_sample_id(row, prompt, ids),
         "id": row.id,
         "exposure": row.exposure or None,
         "completion": message("assistant", demonstration),
@@ -277,17 +318,17 @@ def _make_record(row: Row, prompt: str, ids: SampleIds) -> dict[str, Any]:
 
 
 class _RowCounts:
-    """What summary.json counts over all rows."""
+    """The counts over all rows in summary.json."""
 
     def __init__(self, matcher: Matcher, num_items: int) -> None:
         self.matcher = matcher
         self.num_items = num_items
         self.counts: Counter[str] = Counter()
-        # split of each prompt; conversations are not divided, but two can have the same text
+        # hash of a prompt -> its split: conversations are not divided, but two can have the same text
         self.first_split: dict[int, str] = {}
 
     def add(self, row: Row, prompt: str, split: str, is_used: bool) -> None:
-        """Count a row. is_used: whether a table has it."""
+        """Count a row. is_used: whether it went into a table."""
         matcher = self.matcher
         first_split = self.first_split.setdefault(hash64(prompt), split)
         truth = [Item(title, matcher.catalog.normalise_year(year) or NO_YEAR) for title, year in row.truth]
@@ -303,8 +344,8 @@ class _RowCounts:
         counts["demonstrated_items_outside_catalog"] += sum(match.index < 0 for match in demonstrated)
 
 
-def _sample_id(row: Row, prompt: str, ids: SampleIds) -> str:
-    """The row's own id, where it has one from which its conversation can be read off, or no conversation's name."""
+def _make_sample_id(row: Row, prompt: str, ids: SampleIds) -> str:
+    """Return the row's own id if its conversation can be derived from it or has no name; otherwise make one."""
     if row.id is None:
         return ids(prompt, row.truth, row.seen, row.conversation_id)
     if row.conversation_id is None or row.id != row.conversation_id == parse_conversation_id(row.id):
@@ -313,11 +354,13 @@ def _sample_id(row: Row, prompt: str, ids: SampleIds) -> str:
 
 
 def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
-    """Titles that, written as a line of a list, are read as something else, so that no response can name them: a number
-    or bullet in front is taken for the list's, quotes around for decoration."""
+    """Describe titles that no response can name, because a line with them is read as another item.
+
+    A leading number or bullet is taken for the mark of a list, surrounding quotes for decoration.
+    """
     lost = []
     for row, (title, year) in enumerate(zip(catalog.titles, catalog.years, strict=True)):
-        item = read_again(Item(title, year or NO_YEAR), matcher)
+        item = reparse_item(Item(title, year or NO_YEAR), matcher)
         same = matcher.identify_line(title, year or NO_YEAR)
         if item is None or matcher.identify_line(item.title, item.year) != same:
             lost.append(f"row {row}: {title!r} is read as {item.title if item else None!r}")
@@ -325,15 +368,17 @@ def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
 
 
 def format_summary(summary: dict[str, Any], out: str | Path) -> str:
-    lines = [describe(name, numbers) for name, numbers in summary["files"].items()]
+    """Format the summary of `write_data` for the terminal."""
+    lines = [describe_table(name, numbers) for name, numbers in summary["files"].items()]
     catalog = summary["catalog"]
     counts = summary["rows"]
     splits = summary["splits"]
     lines.append(f"{'catalog':<15}{catalog['items']:>8,} items {'with' if catalog['dated'] else 'without'} years")
     lines += [f"{'':<15}never matched: {problem}" for problem in catalog["never_matched"][:5]]
     lines += [f"{'':<15}{sentence}" for sentence in catalog["merged"][:5]]
-    if (more := sum(max(0, len(catalog[name]) - 5) for name in ("never_matched", "merged"))) > 0:
-        lines.append(f"{'':<15}and {more:,} more such titles: summary.json")
+    num_more = sum(max(0, len(catalog[name]) - 5) for name in ("never_matched", "merged"))
+    if num_more > 0:
+        lines.append(f"{'':<15}and {num_more:,} more such titles: see summary.json")
     lines += summary["read"]
     lines.append("split by " + "; ".join([splits["by"], *(f"{k} {v}" for k, v in splits.items() if k != "by" and v)]))
     lines += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "read"]
@@ -341,13 +386,16 @@ def format_summary(summary: dict[str, Any], out: str | Path) -> str:
     if summary["damaged"]:
         lines.append(f"{sum(summary['damaged'].values()):,} damaged rows left out, named in {REPORT}:")
         lines += counted(summary["damaged"])
-    if missing := [name for name in ("train", "validation") if name not in summary["files"]]:
-        lines.append(f"no rows for {' and '.join(missing)}, which run_rank_grpo.sh needs; see the options for splits")
+    missing = [name for name in ("train", "validation") if name not in summary["files"]]
+    if missing:
+        lines.append(
+            f"no rows for {' and '.join(missing)}, but run_rank_grpo.sh needs them; see the options for splits"
+        )
     return "\n".join([*lines, f"wrote {out}: {_count_in_short(summary)}"])
 
 
 def _count_in_short(summary: dict[str, Any]) -> str:
-    """The counts that say whether a conversion went well."""
+    """Summarise in one line whether a conversion went well."""
     parts = [f"{summary['rows']['read']:,} rows read"]
     for name, what in (("train", "to train on"), ("sft_train", "to imitate")):
         parts.append(f"{summary['files'].get(name, {'rows': 0})['rows']:,} {what}")
@@ -358,8 +406,8 @@ def _count_in_short(summary: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def split_rule(options: OutputOptions) -> SplitRule:
-    """What the command line says about splits."""
+def make_split_rule(options: OutputOptions) -> SplitRule:
+    """Return the rule that the options for splits give."""
     return SplitRule(
         validation_from=options.validation_from,
         test_from=options.test_from,
@@ -372,9 +420,9 @@ def split_rule(options: OutputOptions) -> SplitRule:
 def main(options: OwnOptions) -> int:
     split_of_file = parse_file_splits(options.split)
     if bool(options.conversations) == bool(split_of_file):
-        raise UserError("give --conversations, or --split with a file for each split")
+        raise UserError("conversations.no-input", "give either --conversations, or --split with a file for each split")
     if (options.preview is None) == (options.out is None):
-        raise UserError("give --out, or --preview to look first")
+        raise UserError("conversations.no-output", "give either --out, or --preview to look at rows first")
     output = options.output
     conversations: Sequence[str | Path] = options.conversations or list(split_of_file)
     reading = ReadingOptions(
@@ -387,7 +435,7 @@ def main(options: OwnOptions) -> int:
         split_of_file=split_of_file,
     )
     if options.preview is not None:
-        text = preview(
+        text = format_preview(
             options.preview,
             conversations,
             options.catalog,
@@ -404,7 +452,7 @@ def main(options: OwnOptions) -> int:
         options.out,
         item=output.item,
         num_items=output.num_items,
-        rule=split_rule(output),
+        rule=make_split_rule(output),
         overwrite=output.overwrite,
         skip_damaged=output.skip_damaged,
         ask=options.ask,

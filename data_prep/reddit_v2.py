@@ -1,8 +1,8 @@
-"""The released Reddit-v2 download -> the parquet that the recipes read.
+"""Convert the released Reddit-v2 download to the parquet that the recipes read.
 
 docs/how-to/reproduce-paper.md has a table of its files.
 
-Rows stream through; memory holds one batch, one row group and 64 bits a row. OUT appears whole or not at all.
+Rows are streamed: memory holds one batch, one row group and 64 bits per row. OUT appears as a whole or not at all.
 """
 
 import json
@@ -20,8 +20,8 @@ from convrec.data.schema import CATALOG_SCHEMA, TRUTH
 from convrec.titles.catalog import Catalog, load_catalog
 from convrec.titles.matching import Matcher
 from data_prep.options.reddit_v2 import RedditOptions
-from data_prep.released import AGAIN, ReleasedSplit, Target, clean_row, find_split, read_split
-from data_prep.tables import SampleIds, TableNumbers, check_out, describe, table_writer
+from data_prep.released import INCOMPLETE, ReleasedSplit, Target, clean_row, find_split, read_split
+from data_prep.tables import SampleIds, TableNumbers, check_out, describe_table, table_writer
 
 CATALOG = "gt_catalog.pkl"
 GRPO_TRAIN = ("grpo/grpo_dataset/train", "grpo_dataset/train", "grpo/grpo_dataset", "grpo_dataset")
@@ -37,15 +37,26 @@ TARGETS = (
 
 
 def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, progress: bool = False) -> dict[str, Any]:
-    """Write what the source has parts for; returns what summary.json holds.
+    """Convert the parts of the release that are present.
 
-    {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}. Raises UserError, and then OUT is
-    as it was.
+    Args:
+        source: the unpacked download.
+        out: folder to write.
+        overwrite: whether an existing `out` is replaced.
+        progress: whether to show progress bars.
+
+    Returns:
+        The content of summary.json: {"source", "catalog": {...} | None, "files": {name: numbers}, "missing": [...]}.
+
+    Raises:
+        UserError: The source cannot be used; `out` is unchanged.
     """
     source = Path(source)
     out = Path(out)
     if not source.is_dir():
-        raise UserError(f"--source {source}: no such folder; give the unpacked processed_datasets")
+        raise UserError(
+            "reddit.missing-source", f"--source {source}: no such folder; give the unpacked processed_datasets"
+        )
     names = [*(target.name for target in TARGETS), "catalog"]
     ours = {f"{name}{end}" for name in names for end in (".parquet", ".changes.jsonl")} | {"summary.json"}
     check_out(out, overwrite, ours)
@@ -54,8 +65,9 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
     catalog = load_catalog(pickle) if pickle.is_file() else None
     if catalog is None and not any(splits.values()):
         raise UserError(
-            f"--source {source}: none of sft_dataset, grpo/grpo_dataset, grpo_dataset, {CATALOG} is in it; "
-            "give the folder that holds them"
+            "reddit.empty-source",
+            f"--source {source}: contains none of sft_dataset, grpo/grpo_dataset, grpo_dataset and {CATALOG}; give the "
+            "folder that contains them",
         )
     matcher = Matcher(catalog) if catalog else None
     missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
@@ -81,7 +93,7 @@ def _convert_split(
     numbers = TableNumbers()
     ids = SampleIds()
     repaired = 0
-    reasons: Counter[str] = Counter()  # of rows that are set aside
+    reasons: Counter[str] = Counter()  # reason -> rows set aside
     with (
         table_writer(folder / f"{target.name}.parquet", target.schema) as add,
         (folder / f"{target.name}.changes.jsonl").open("w", encoding="utf-8") as changes,
@@ -103,10 +115,13 @@ def _convert_split(
             repaired += bool(notes)
     rows_read = numbers.rows + reasons.total()
     if not rows_read:
-        raise UserError(f"{split.name}: its shards have no rows; {AGAIN}")
+        raise UserError("reddit.no-rows", f"{split.name}: its shards have no rows; {INCOMPLETE}")
     if not numbers.rows:
         why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
-        raise UserError(f"{split.name}: every row was set aside ({why}); is this the Reddit-v2 release, and whole?")
+        raise UserError(
+            "reddit.no-usable-rows",
+            f"{split.name}: every row was set aside ({why}); is this the complete Reddit-v2 release?",
+        )
     return {
         "source": split.name,
         "rows_read": rows_read,
@@ -117,18 +132,19 @@ def _convert_split(
 
 
 def _check_catalog(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises UserError where the catalog has nothing that a row wants: no list could ever earn anything."""
+    """Raise UserError if no ground truth is in the catalog: no list could ever earn a reward."""
     numbers = [file for file in files.values() if file["ground_truths"]["titles"]]
     if numbers and all(file["outside_catalog"]["titles"] == file["ground_truths"]["titles"] for file in numbers):
         first = numbers[0]["outside_catalog"]["most_frequent"][0]
         raise UserError(
-            f"{path}: it has none of the titles that rows want (the most frequent: {first}), so nothing could ever be "
-            "a hit; give the catalog of these data"
+            "reddit.catalog-mismatch",
+            f"{path}: contains none of the ground truths (the most frequent: {first}), so no list could ever have a "
+            "hit; give the catalog that belongs to this data",
         )
 
 
 def _write_catalog(path: Path, catalog: Catalog) -> dict[str, Any]:
-    """The entries with a title; a year that cannot be one is null, and loading says so again."""
+    """Write the entries with a title; an impossible year becomes null, which loading reports again."""
     items = [(title, year or None) for title, year in zip(catalog.titles, catalog.years, strict=True) if title]
     titles, years = zip(*items, strict=True)
     write_table(path, pa.table([titles, years], schema=CATALOG_SCHEMA))
@@ -136,20 +152,21 @@ def _write_catalog(path: Path, catalog: Catalog) -> dict[str, Any]:
 
 
 def format_summary(summary: Mapping[str, Any]) -> str:
+    """Format the summary of `convert` for the terminal."""
     lines = []
     for name, numbers in summary["files"].items():
-        lines.append(describe(name, numbers))
+        lines.append(describe_table(name, numbers))
         if numbers["repaired"] or numbers["set_aside"]:
             why = "; ".join(f"{count:,}: {reason}" for reason, count in numbers["set_aside_why"].items())
             lines.append(
-                f"{'':<15}of {numbers['rows_read']:,} rows read {numbers['repaired']:,} repaired, "
+                f"{'':<15}{numbers['rows_read']:,} rows read, {numbers['repaired']:,} repaired, "
                 f"{numbers['set_aside']:,} set aside" + (f" ({why})" if why else "") + f": {name}.changes.jsonl"
             )
     if summary["catalog"]:
         lines.append(f"{'catalog':<15}{summary['catalog']['items']:>8,} items")
         lines += [f"{'':<15}{problem}" for problem in summary["catalog"]["problems"]]
     if summary["missing"]:
-        lines.append(f"not in the source, not written: {', '.join(summary['missing'])}")
+        lines.append(f"not in the source, so not written: {', '.join(summary['missing'])}")
     return "\n".join(lines)
 
 

@@ -2,12 +2,12 @@
 
     convrec data sample --out data/sample
 
-How a row comes about (data_prep/sample_data/films.py has the utility):
-- a taste is drawn (one or two genres, mostly an era, up to three films by the taste itself) and put into words;
-- the ground truth is 1-5 films drawn from softmax(utility / GROUND_TRUTH_TEMPERATURE) without the films named;
-- the demonstration is the list of an imperfect teacher, who never sees the ground truth: tastes count less for it, it
-  has fixed wrong opinions about films, and it is noisy in what it lists, not in how it orders it. RL can fix the
-  first two, sampling less the third.
+How a row is made (data_prep/sample_data/films.py defines the utility):
+- A taste is drawn (one or two genres, usually an era, up to three films that suit it) and put into words.
+- The ground truth is 1-5 films drawn from softmax(utility / GROUND_TRUTH_TEMPERATURE), without the films named.
+- The demonstration is the list of an imperfect teacher that never sees the ground truth: it gives tastes less weight,
+  has fixed wrong opinions about films, and is noisy in which films it lists, but not in their order. RL can correct the
+  first two, less random sampling the third.
 """
 
 import os
@@ -34,20 +34,21 @@ from data_prep.sample_data.films import ERAS, FilmTable, Taste, load_films
 from data_prep.sample_data.hard import KIND, draw_request
 from data_prep.tables import check_out, message
 
-PLAIN, HARD = REQUESTS = ("plain", "hard")
-LITTLE = "little"  # requests of first turns where the model may ask
+REQUESTS = ("plain", "hard")
+PLAIN, HARD = REQUESTS
+VAGUE = "vague"  # first turns say little, for models that may ask
 COUNTS = {"train": 4000, "validation": 300, "test": 500}
 SPLITS = tuple(COUNTS)
 GROUND_TRUTH_TEMPERATURE = 0.6
-GROUND_TRUTH_SIZES = (0.35, 0.25, 0.2, 0.1, 0.1)  # of 1, 2, ... films
-TEACHER_TASTE = 0.5  # what is left of a taste's affinity in the teacher's mind
-TEACHER_OPINION = 1.0  # standard deviation of its fixed wrong opinion about each film
-TEACHER_NOISE = 0.25  # and of the noise of each list
-TEACHER_SEED = 11  # one teacher for every sample
+GROUND_TRUTH_SIZES = (0.35, 0.25, 0.2, 0.1, 0.1)  # probabilities of 1, 2, ... films
+TEACHER_TASTE = 0.5  # weight that the teacher gives to the affinity
+TEACHER_OPINION = 1.0  # standard deviation of its fixed wrong opinions about films
+TEACHER_NOISE = 0.25  # standard deviation of the noise in each list
+TEACHER_SEED = 11  # every sample has the same teacher
 
 
 def draw_taste(table: FilmTable, rng: np.random.Generator) -> Taste:
-    """One or two genres that occur together, mostly an era, and up to three films; one in twenty only names films."""
+    """Draw one or two genres that occur together, usually an era, and up to three films; 5 % only name films."""
     genres = [table.genres[rng.integers(len(table.genres))]]
     if rng.random() < 0.15:
         together = [film.genres for film in table.films if genres[0] in film.genres and len(film.genres) > 1]
@@ -64,15 +65,16 @@ def draw_taste(table: FilmTable, rng: np.random.Generator) -> Taste:
 def draw_films(
     table: FilmTable, utility_F: np.ndarray, count: int, named: tuple[int, ...], rng: np.random.Generator
 ) -> list[int]:
-    """`count` rows of the table from softmax(utility / temperature), no two namesakes, none of `named`."""
+    """Draw `count` rows of the table from softmax(utility / temperature), without namesakes and without `named`."""
     order = np.argsort(-(utility_F / GROUND_TRUTH_TEMPERATURE + rng.gumbel(size=len(utility_F))))
     return first_unseen(table, order, count, named)
 
 
-def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.Generator) -> list[int]:
-    """The imperfect teacher's `num_items` rows, best first, none of the films named.
+def draw_teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.Generator) -> list[int]:
+    """Draw the imperfect teacher's list of `num_items` rows, best first, without the films named.
 
-    Noise decides what is in the list, not where: from lists in a steady order a tiny model soon learns not to repeat.
+    Noise decides which films are in the list, not their order: from lists in a stable order, a tiny model soon learns
+    not to repeat titles.
     """
     opinion_F = np.random.default_rng(TEACHER_SEED).normal(0, TEACHER_OPINION, len(table.films))
     noise_F = rng.normal(0, TEACHER_NOISE, len(table.films))
@@ -81,46 +83,48 @@ def teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.
     return sorted(chosen, key=lambda row: -score_F[row])
 
 
-def what_is_said(taste: Taste, rng: np.random.Generator) -> Taste:
-    """What a first turn tells that says little: of a taste nothing, its genres or its era; films, where it is only of
-    these."""
+def draw_vague_taste(taste: Taste, rng: np.random.Generator) -> Taste:
+    """Draw the part of a taste that a vague first turn states: nothing, the genres or the era.
+
+    A taste that only names films stays whole.
+    """
     if not taste.genres:
         return taste
     return (Taste(()), Taste(taste.genres), Taste((), taste.era))[int(rng.choice(3, p=(0.5, 0.25, 0.25)))]
 
 
 def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int, requests: str = PLAIN) -> list[dict]:
-    """`count` rows with completions; row i of a split depends on the seed and the requests, and on nothing else."""
+    """Make `count` rows with completions; row i of a split depends on the seed and the kind of requests only."""
     rows = []
     for index in Progress(range(count), desc=split, unit="row"):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
         if requests == HARD:
             kind, taste, conversation = draw_request(table, rng)
-            told = taste
-            further = {KIND: kind}
+            stated = taste
+            extra_columns = {KIND: kind}
         else:
             taste = draw_taste(table, rng)
-            further = {}
-            told = what_is_said(taste, rng) if requests == LITTLE else taste
-            conversation = write_conversation(table, told, rng)
+            extra_columns = {}
+            stated = draw_vague_taste(taste, rng) if requests == VAGUE else taste
+            conversation = write_conversation(table, stated, rng)
         size = 1 + int(rng.choice(len(GROUND_TRUTH_SIZES), p=GROUND_TRUTH_SIZES))
-        truth = draw_films(table, table.utility(taste), size, told.named, rng)
-        shown = [table.films[row] for row in teacher_list(table, told, num_items, rng)]
+        truth = draw_films(table, table.utility(taste), size, stated.named, rng)
+        films = [table.films[row] for row in draw_teacher_list(table, stated, num_items, rng)]
         rows.append(
             {
                 "prompt": message("user", prompt_text(conversation, num_items)),
-                "seen_titles": [table.films[row].title for row in told.named],
+                "seen_titles": [table.films[row].title for row in stated.named],
                 TRUTH: [[table.films[row].title, str(table.films[row].year)] for row in truth],
                 "sample_id": f"sample_{split}_{index:05d}",
-                "completion": message("assistant", "\n".join(film.name for film in shown)),
-                **further,
+                "completion": message("assistant", "\n".join(film.name for film in films)),
+                **extra_columns,
             }
         )
     return rows
 
 
 def catalog_rows(table: FilmTable, train_rows: list[dict]) -> list[dict]:
-    """The catalog with each film's mentions as ground truth of the training split, and its genres."""
+    """Return the catalog with each film's genres and its mentions as ground truth in the training split."""
     mentions = Counter(pair for row in train_rows for pair in get_truth(row))
     return [film._asdict() | {"mentions": mentions[film.title, str(film.year)]} for film in table.films]
 
@@ -135,32 +139,48 @@ def write_sample(
     overwrite: bool = False,
     ask: Sequence[str] = (),
 ) -> Path:
-    """Write the six tables into `out`; the folder appears whole or not at all. Raises UserError when it is there.
+    """Write the six tables of the sample data; the folder appears as a whole or not at all.
 
-    ask: first turns that say little, and demonstrations that ask about these attributes.
+    Args:
+        out: folder to write.
+        seed: random seed of the conversations and tastes.
+        counts: rows of each split.
+        num_items: items that a prompt asks for.
+        requests: PLAIN or HARD.
+        overwrite: whether an existing `out` is replaced.
+        ask: attributes that demonstrations ask about; first turns are then vague. () for none.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: An argument is out of range, or `out` exists.
     """
     if ask and requests == HARD:
-        raise UserError("--ask, --requests hard: hard requests say all in their first turn; take one of them")
+        raise UserError(
+            "sample.ask-hard-requests",
+            "--ask cannot be combined with --requests hard, whose first turns say everything; give one of them",
+        )
     out = Path(out)
     table = load_films()
     tables = {*SPLITS, "sft_train", "sft_validation", "catalog"}
     check_out(out, overwrite, {f"{name}.parquet" for name in tables})
     if not 1 <= num_items <= 100:
-        raise UserError(f"--num-items {num_items}: give 1 to 100")
+        raise UserError("sample.num-items-out-of-range", f"--num-items {num_items}: out of range; give 1 to 100")
     for split in SPLITS:
         if counts[split] < 1:
-            raise UserError(f"--{split} {counts[split]}: give at least one row")
+            raise UserError("sample.empty-split", f"--{split} {counts[split]}: too few; give at least one row")
     with folder_written_whole(out) as partial:
         for split in SPLITS:
-            rows = make_rows(table, split, counts[split], seed, num_items, LITTLE if ask else requests)
+            rows = make_rows(table, split, counts[split], seed, num_items, VAGUE if ask else requests)
             kind = [pa.field(KIND, pa.string())] if requests == HARD else []
             rl, sft = (pa.schema([*schema, *kind]) for schema in (RL_SCHEMA, SFT_SCHEMA))
             pq.write_table(pa.Table.from_pylist(rows, rl), partial / f"{split}.parquet")
             if split != "test":
                 pq.write_table(pa.Table.from_pylist(rows, sft), partial / f"sft_{split}.parquet")
             if split == "train":
-                further = [pa.field("mentions", pa.int32()), pa.field("genres", pa.list_(pa.string()))]
-                catalog_schema = pa.schema([*CATALOG_SCHEMA, *further])
+                extra_fields = [pa.field("mentions", pa.int32()), pa.field("genres", pa.list_(pa.string()))]
+                catalog_schema = pa.schema([*CATALOG_SCHEMA, *extra_fields])
                 catalog = pa.Table.from_pylist(catalog_rows(table, rows), catalog_schema)
                 pq.write_table(catalog, partial / "catalog.parquet")
         if ask:
@@ -170,15 +190,15 @@ def write_sample(
 
 
 def first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[int, ...]) -> list[int]:
-    """The first `count` rows of `order` without the films named, without namesakes of them or of each other."""
-    taken = {row for film in named for row in table.rows_titled_like(film)}
+    """Return the first `count` rows of `order` that are not named and not namesakes of named or earlier films."""
+    taken = {row for film in named for row in table.find_namesakes(film)}
     rows: list[int] = []
     for row in map(int, order):
         if len(rows) == count:
             break
         if row not in taken:
             rows.append(row)
-            taken.update(table.rows_titled_like(row))
+            taken.update(table.find_namesakes(row))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What the conversions share: ids of rows, tables written piece by piece under a temporary name, numbers of a table."""
+"""Helpers that the conversions share: output folders, row ids, tables written in pieces, statistics of a table."""
 
 import hashlib
 import json
@@ -18,84 +18,105 @@ from convrec.titles.catalog import Catalog
 from convrec.titles.item import format_item
 from convrec.titles.matching import Matcher
 
-GROUP_ROWS = 4096  # of a parquet row group: with posts of 4,000 characters 16 MB
+GROUP_ROWS = 4096  # rows per parquet row group: 16 MB for posts of 4,000 characters
 EXAMPLES = 5
-# Speakers count. Of ReDial's 1,605 conversations with 4 words 4 come apart and 109 meet another; with 2 words 0 and
-# 1,237, with 8 words 22 and 2.
-BEGINNING_WORDS = 4
+# Speakers count as words. Of ReDial's 1,605 conversations, 4 words divide 4 and merge 109; 2 words divide 0 and merge
+# 1,237; 8 words divide 22 and merge 2.
+OPENING_WORDS = 4
 
 
 def check_out(out: Path, overwrite: bool | None = None, ours: Set[str] = frozenset()) -> None:
-    """Raise UserError where the folder `out` is there, with `overwrite` where it holds anything else than `ours`, and
-    where it cannot be made. overwrite: --overwrite, None where a command has no such option."""
+    """Check that a command may create or replace its output folder.
+
+    Args:
+        out: the folder.
+        overwrite: value of --overwrite; None if the command has no such option.
+        ours: names of the files that the command writes; a folder that holds others is not replaced.
+
+    Raises:
+        UserError: The folder exists and may not be replaced, or cannot be created.
+    """
     above = next(part for part in out.absolute().parents if part.exists())
     if not above.is_dir():
-        raise UserError(f"{out}: {above} is a file; give another --out")
+        raise UserError("output.file-in-path", f"{out}: {above} is a file; give another --out")
     if not out.exists():
         return
     if not overwrite:
-        how = "move it away" if overwrite is None else "give --overwrite to replace it"
-        raise UserError(f"{out}: already there; {how}, or another --out")
+        fix = "move it away" if overwrite is None else "give --overwrite to replace it"
+        raise UserError("output.already-there", f"{out}: already there; {fix}, or give another --out")
     if out.resolve() == Path.cwd():
-        raise UserError(f"{out}: the current folder, which cannot be replaced; give another --out")
-    if not out.is_dir() or (others := sorted({path.name for path in out.iterdir()} - ours)):
-        what = f"holds {others[0]}" if out.is_dir() else "is a file"
-        raise UserError(f"{out}: {what}, which this command did not write, so it is not replaced; give another --out")
+        raise UserError(
+            "output.current-folder", f"{out}: the current folder, which cannot be replaced; give another --out"
+        )
+    others = sorted({path.name for path in out.iterdir()} - ours) if out.is_dir() else []
+    if others or not out.is_dir():
+        obstacle = f"contains {others[0]}" if others else "is a file"
+        raise UserError(
+            "output.foreign-file",
+            f"{out}: {obstacle}, which this command did not write, so it is not replaced; give another --out",
+        )
 
 
 class SampleIds:
-    """`<conversation>_t<reply>`, from a row's content alone, so that order, sharding and other rows do not change it.
+    """Make sample ids `<conversation>_t<reply>` from the content of a row, whatever the order, shards or other rows.
 
-    conversation: its name, where it has one, else 16 hexadecimal digits of the hash of its `beginning`;
-    `parse_conversation_id` reads it off an id. reply: twelve digits of the hash of prompt, ground truth and seen
-    titles, then which occurrence this is: only rows alike in all three are told apart by their order.
+    `<conversation>` is the conversation's name or, without one, 16 hexadecimal digits of the hash of its opening;
+    `parse_conversation_id` recovers it. `<reply>` is 12 digits of the hash of prompt, ground truth and seen titles,
+    followed by the number of the occurrence: the order of rows matters only if all three are equal.
     """
 
     def __init__(self) -> None:
         self.occurrences: Counter[int] = Counter()
 
     def __call__(self, prompt: str, truth: Sequence[Pair], seen: Sequence[str], conversation: str | None = None) -> str:
-        name = conversation or f"{hash64(beginning(split_prompt(prompt)[1])):016x}"
+        name = conversation or f"{hash64(get_opening(split_prompt(prompt)[1])):016x}"
         start = f"{name}_t{hash64(json.dumps([hash64(prompt), truth, seen])) % 10**12:012d}"
         key = hash64(start)
         self.occurrences[key] += 1
         return f"{start}{self.occurrences[key]}"
 
 
-def beginning(conversation: str) -> str:
-    """What contexts of one conversation have in common, where it has no name: the turns up to a user's, until they hold
-    a few words, since not all that begins with "Hi" is one conversation. The whole of a shorter one."""
+def get_opening(conversation: str) -> str:
+    """Return the opening that identifies a conversation without a name: all its contexts begin with it.
+
+    It ends with the first turn of the user at which it has OPENING_WORDS words, since not everything that begins with
+    "Hi" is one conversation. A shorter conversation is returned as a whole.
+    """
     turn = TURN.search(conversation)
     while turn:
         following = TURN.search(conversation, turn.end())
         start = conversation[: following.start() if following else None]
-        if turn[1] == "USER" and len(start.split()) >= BEGINNING_WORDS:
+        if turn[1] == "USER" and len(start.split()) >= OPENING_WORDS:
             return start.strip()
         turn = following
     return conversation.strip()
 
 
 def hash64(text: str) -> int:
-    """64 bits of SHA-256, the same in every process: any collision among 383,013 texts has a chance of 4e-9."""
+    """Return 64 bits of SHA-256, the same in every process; among 383,013 texts a collision has probability 4e-9."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
 
 
 def split_by_hash(hashed: int, validation: float, test: float) -> str:
-    """The split of 64 hashed bits, at these shares: the same whatever else is in the data."""
+    """Return the split for a 64-bit hash: validation and test get these shares, whatever else is in the data."""
     share = hashed / 2**64
     return "test" if share < test else "validation" if share < test + validation else "train"
 
 
 @contextmanager
 def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Batches written as they come; the file appears when the block ends well."""
+    """Open a parquet file for writing batches; it appears when the block ends without an error."""
     with written_whole(path) as partial, pq.ParquetWriter(partial, schema) as writer:
         yield writer
 
 
 @contextmanager
 def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yields what takes a row; memory holds one row group of them. The file appears when the block ends well."""
+    """Open a parquet file for writing rows; it appears when the block ends without an error.
+
+    Yields:
+        A function that takes a row. One row group is held in memory.
+    """
     pending: list[Mapping[str, Any]] = []
     with parquet_writer(path, schema) as writer:
 
@@ -114,15 +135,19 @@ def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Mapping[st
 
 
 def message(role: str, content: str) -> list[dict[str, str]]:
+    """Return a list of one chat message."""
     return [{"content": content, "role": role}]
 
 
 class TableNumbers:
+    """Statistics of one table, collected row by row."""
+
     def __init__(self) -> None:
-        self.rows = self.other_prompts = 0
+        self.rows = 0
+        self.other_prompts = 0
         self.contexts: set[int] = set()
         self.truths: Counter[Pair] = Counter()
-        self.sizes: Counter[int] = Counter()  # ground truths of a row -> rows
+        self.sizes: Counter[int] = Counter()  # number of ground truths -> rows that have so many
 
     def add(self, prompt: str, truth: Iterable[Pair]) -> None:
         pairs = list(truth)
@@ -133,8 +158,11 @@ class TableNumbers:
         self.other_prompts += CONVERSATION_MARKER not in prompt
 
     def summary(self, matcher: Matcher | None) -> dict[str, Any]:
-        """As summary.json holds it; `outside_catalog` is null without a matcher. `prompts_of_another_form` have no
-        "Here is the conversation: ", so a prompt that is too long loses its start whatever stands there."""
+        """Return the statistics as summary.json holds them; `outside_catalog` is null without a matcher.
+
+        `prompts_of_another_form` lack "Here is the conversation: ", so if they are too long, their start is cut off
+        whatever it contains.
+        """
         mentions = self.truths.total()
         summary: dict[str, Any] = {
             "rows": self.rows,
@@ -163,27 +191,29 @@ class TableNumbers:
 
 
 def is_known(matcher: Matcher, pair: Pair) -> bool:
+    """Whether a ground truth is in the catalog."""
     return matcher.wanted(*pair).index >= 0
 
 
-def describe(name: str, numbers: Mapping[str, Any]) -> str:
+def describe_table(name: str, numbers: Mapping[str, Any]) -> str:
+    """Format the statistics of a table as one line."""
     truths = numbers["ground_truths"]
     outside = numbers["outside_catalog"]
     parts = [
         f"{name:<15}{numbers['rows']:>8,} rows",
         f"{numbers['contexts']:,} contexts",
-        f"{truths['mean']:.2f} ground truths a row, {truths['most']} at most",
+        f"{truths['mean']:.2f} ground truths per row, {truths['most']} at most",
     ]
     if truths["rows_without"]:
-        parts.append(f"{truths['rows_without']:,} rows without")
+        parts.append(f"{truths['rows_without']:,} rows without ground truth")
     if outside is not None:
         parts.append(f"{100 * outside['share']:.1f} % of mentions outside the catalog ({outside['titles']:,} titles)")
     if numbers["prompts_of_another_form"]:
-        parts.append(f"{numbers['prompts_of_another_form']:,} prompts of another form")
+        parts.append(f"{numbers['prompts_of_another_form']:,} prompts in another format")
     return "; ".join(parts)
 
 
-def catalog_pairs(catalog: Catalog) -> list[Pair]:
-    """The catalog's items, in its order, as ground truth names them; one that lacks its year is never named."""
+def list_catalog_pairs(catalog: Catalog) -> list[Pair]:
+    """Return the catalog's items in order, as ground truth names them; items without a year never match."""
     years = map(str, catalog.years) if catalog.dated else [""] * len(catalog)
     return list(zip(catalog.titles, years, strict=True))

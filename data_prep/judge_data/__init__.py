@@ -1,1 +1,1 @@
-"""Preferences and ratings in the forms in which data sets have them -> rows of the judges' parquet."""
+"""Convert preferences and ratings from the formats of public data sets to rows of the judges' parquet."""

@@ -1,1 +1,1 @@
-"""The options of each command that makes data, a record each: recipes/cli.py has which. They import nothing heavy."""
+"""The options of each command that prepares data, one record each, listed in recipes/cli.py. Imports nothing heavy."""

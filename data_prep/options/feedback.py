@@ -10,9 +10,9 @@ from data_prep.options.output import OutputOptions
 
 @dataclass(frozen=True, kw_only=True)
 class FeedbackOptions:
-    """What became of the lists of `convrec serve --feedback`, as the tables of `convrec data own`.
+    """Convert the feedback log of `convrec serve --feedback` to the tables of `convrec data own`.
 
-    OUT.jsonl has the rows as `convrec data own` reads them, the folder --out what it makes of them.
+    OUT.jsonl has the rows as `convrec data own` reads them, the folder --out the tables.
     docs/how-to/collect-feedback.md
 
     convrec data feedback --catalog data/own/catalog.parquet --out data/feedback
@@ -21,7 +21,7 @@ class FeedbackOptions:
     COMMAND: ClassVar[str] = "data feedback"
 
     catalog: Annotated[str, Parameter(metavar="FILE")]
-    """what was served, as .parquet"""
+    """catalog that was served, as .parquet"""
     out: str
     """folder to write"""
     state: str = "outputs/serve"

@@ -26,7 +26,7 @@ FormatName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """Preferences and ratings, as the rows that judges are trained and evaluated on. docs/how-to/judge-data.md
+    """Convert preferences and ratings to the rows that judges are trained and evaluated on. docs/how-to/judge-data.md
 
     convrec data judge --mode pairwise --input preferences.jsonl --out data/judge
     """
@@ -34,12 +34,12 @@ class JudgeOptions:
     COMMAND: ClassVar[str] = "data judge"
 
     mode: Mode
-    """what the judge is to give: a score, or the better one"""
+    """verdict of the judge: a score (pointwise) or the better response (pairwise)"""
     inputs: Annotated[Sequence[str], Parameter(name="--input", metavar="FILE...", help=READABLE)]
     out: str
     """folder to write; must not exist"""
     form: Annotated[FormatName | None, Parameter(name="--format")] = None
-    """form of the records (shown by their columns)"""
+    """format of the records (guessed from their columns)"""
     criteria: str | None = None
     """YAML file with task, principles and scores (the defaults)"""
     chosen_score: Integer | None = None
@@ -53,12 +53,12 @@ class JudgeOptions:
     test_share: FiniteNumber = 0.1
     """share of the queries for test; 1 for a benchmark"""
     seed: Integer = 3407
-    """random seed of the order of sides and of the splits"""
+    """random seed for the order of the responses and for the splits"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeDemonstrationsOptions:
-    """SFT demonstrations for judges. docs/how-to/judge-data.md
+    """Make SFT demonstrations for judges. docs/how-to/judge-data.md
 
     convrec data judge-demonstrations --mode pairwise --data data/judge/train.parquet \\
         --out data/judge/sft_train.parquet
@@ -67,7 +67,7 @@ class JudgeDemonstrationsOptions:
     COMMAND: ClassVar[str] = "data judge-demonstrations"
 
     mode: Mode
-    """the kind of judge that --data is for"""
+    """kind of judge that --data is for"""
     data: str
     """judge rows (parquet)"""
     out: str
@@ -78,7 +78,7 @@ class JudgeDemonstrationsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSampleOptions:
-    """Judge data with a rule that can be learned: does a recommended film have the genre that the user asks for?
+    """Generate judge data with a learnable rule: does the film have the genre that the user asks for?
 
     Writes --out/pairwise and --out/pointwise (train, validation, test) from generated preferences and ratings.
 
@@ -90,6 +90,6 @@ class JudgeSampleOptions:
     out: str
     """folder to write; must not exist"""
     count: PositiveInteger = 2000
-    """preferences, and as many ratings"""
+    """number of preferences, and of ratings"""
     seed: Integer = 3407
-    """random seed of the texts"""
+    """random seed for the texts"""

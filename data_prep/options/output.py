@@ -15,21 +15,21 @@ Share = Annotated[FiniteNumber, Parameter(metavar="SHARE")]
 @Group
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What prompts ask for, how rows are split, and what may be left out or replaced."""
+    """Prompts, splits, damaged rows and the output folder."""
 
     item: str = "movie"
-    """what the prompt calls an item"""
+    """word for an item in the prompt"""
     num_items: ItemCount = 20
     """items the prompt asks for"""
     validation_from: Date = None
-    """rows or ratings from this date or time on are validation"""
+    """date or time from which rows or ratings are validation"""
     test_from: Date = None
-    """rows or ratings from this date or time on are test"""
+    """date or time from which rows or ratings are test"""
     validation_share: Share = 0.0
     """share of the rows or ratings for validation, by time"""
     test_share: Share = 0.0
-    """share of the rows or ratings for test, the last of them"""
+    """share of the rows or ratings for test, by time"""
     skip_damaged: SkipDamaged = None
-    """leave damaged rows and items out and name them in damaged.jsonl, up to this share of the rows (0.05)"""
+    """leave out damaged rows and items, up to this share of the rows (0.05); damaged.jsonl lists them"""
     overwrite: bool = False
-    """replace a folder that is there"""
+    """replace an existing folder"""

@@ -49,20 +49,20 @@ FormName = Literal[
 
 
 class PreviewCount(int):
-    """A number of rows to look at. Without a value it is 3."""
+    """Number of rows to show; 3 if the option has no value."""
 
     def __new__(cls, rows: int = 3) -> "PreviewCount":
         return super().__new__(cls, rows)
 
 
 def _read_preview(_: Any, tokens: Sequence[Any]) -> PreviewCount:
-    """A ValueError says what the option takes."""
+    """Parse the value of --preview. Raises ValueError that says what the option takes."""
     read = Number(int, "a positive integer", lambda rows: rows > 0)
     return PreviewCount(int(read(tokens[0].value)))
 
 
 def read_columns(text: str) -> dict[str, str]:
-    """{"item_id": "sku", "title": "name"} of `item_id=sku,title=name`."""
+    """Parse `item_id=sku,title=name` into {"item_id": "sku", "title": "name"}. Raises ValueError."""
     parts = [[name.strip() for name in part.split("=")] for part in text.split(",")]
     if not all(len(part) == 2 and all(part) for part in parts) or len(dict(parts)) < len(parts):
         raise ValueError("item_id=sku,title=name, each of our names once")
@@ -71,10 +71,10 @@ def read_columns(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnOptions:
-    """A data set of your own, as the parquet that the recipes read. docs/how-to/convert-conversations.md
+    """Convert your own data set to the parquet that the recipes read. docs/how-to/convert-conversations.md
 
-    Every line is checked before anything is written; what is wrong is told with file, line and fix. Then --out appears
-    whole.
+    Every line is checked before anything is written; problems are reported with file, line and fix. Then --out appears
+    as a whole.
 
     convrec data own --conversations conversations.jsonl --catalog catalog.csv --out data/own
     convrec data own --conversations conversations.jsonl --catalog catalog.csv --preview
@@ -85,28 +85,28 @@ class OwnOptions:
     catalog: Annotated[str, Parameter(metavar="FILE", help=f"the items: {READABLE}")]
     conversations: Annotated[Files, Parameter(help=f"files of conversations: {READABLE}")] = ()
     split: Files = ()
-    """train, validation and test files in place of --conversations, or SPLIT=FILE"""
+    """files of train, validation and test instead of --conversations, or SPLIT=FILE"""
     out: str | None = None
     """folder to write"""
     preview: Annotated[
         PreviewCount | None,
         Parameter(converter=_read_preview, n_tokens=-1, consume_multiple=(0, 1), metavar="[N]"),
     ] = None
-    """look at the first N rows (3), and write nothing"""
+    """show the first N rows (3) and write nothing"""
     columns: Annotated[Mapping[str, str], read_with(read_columns), Parameter(metavar="OURS=THEIRS,...")] = field(
         default_factory=dict
     )
-    """what the files call title, conversation_id, order, ..."""
+    """names of title, conversation_id, order, ... in the files"""
     form: Annotated[FormName | None, Parameter(name="--format")] = None
-    """form of the conversations (guessed)"""
+    """format of the conversations (guessed)"""
     truth: Literal["given", "from-next-turns"] = "given"
-    """what was wanted: as the files say, or what the turns that follow name"""
+    """ground truth: given in the files, or inferred from the items that the next turns name"""
     recommenders: Annotated[Sequence[str], Parameter(name="--recommender", metavar="NAME...")] = ()
-    """names of those who recommend, in a chat"""
+    """names of the speakers who recommend"""
     one_conversation: bool = False
-    """read a table of turns without ids as one conversation"""
+    """read a table of turns without conversation ids as one conversation"""
     strict: bool = False
     """refuse columns that nothing reads"""
     ask: Annotated[Sequence[str] | None, Parameter(metavar="ATTRIBUTE...")] = None
-    """demonstrations that ask about these columns of the catalog, or decade"""
+    """columns of the catalog, or decade, that demonstrations ask about"""
     output: OutputOptions = field(default_factory=OutputOptions)

@@ -14,9 +14,9 @@ Count = Annotated[PositiveInteger, Parameter(metavar="N")]
 
 @dataclass(frozen=True, kw_only=True)
 class RatingsOptions:
-    """Ratings of users as conversations, in the folder that `convrec data own` writes. docs/how-to/convert-ratings.md
+    """Convert users' ratings to conversations, as `convrec data own` writes them. docs/how-to/convert-ratings.md
 
-    What a user liked becomes a question ("I liked A, B and C. What next?"), and the next items are what is wanted.
+    The items that a user liked become a question ("I liked A, B and C. What next?"), the next items its ground truth.
 
     convrec data ratings --ratings ratings.csv --items movies.csv --min-rating 4 --out data/ratings
     """
@@ -24,25 +24,25 @@ class RatingsOptions:
     COMMAND: ClassVar[str] = "data ratings"
 
     ratings: Annotated[str, Parameter(metavar="FILE")]
-    """CSV, JSONL, parquet, MovieLens' own; also .gz"""
+    """ratings as CSV, JSONL, parquet or in MovieLens' formats; also .gz"""
     out: str
     """folder to write"""
     items: Annotated[str | None, Parameter(metavar="FILE")] = None
-    """the items; without it the ratings name items by their titles"""
+    """items; without it, the ratings name items by title"""
     columns: Annotated[Sequence[str], Parameter(metavar="ROLE=NAME...")] = ()
-    """columns of the ratings; for a file without a header user item rating time, or - for one that is not read"""
+    """columns of the ratings; without a header, all columns in order: user item rating time, - to ignore one"""
     item_columns: Annotated[Sequence[str], Parameter(metavar="OURS=THEIRS...")] = ()
     """columns of the items: item_id=sku title=name year=made"""
     min_rating: Annotated[FiniteNumber | None, Parameter(metavar="RATING")] = None
-    """leave lower ratings out"""
+    """lowest rating that counts as liked (all count)"""
     max_history: Count = 10
-    """items a question names"""
+    """items that a question names, at most"""
     wanted: Count = 3
-    """next items that are wanted"""
+    """next items that are the ground truth"""
     rows_per_user: Count = 1
-    """rows of train for a user, at most"""
+    """rows of train per user, at most"""
     split_by: Literal["time", "user"] | None = None
-    """how splits are made (time, where the ratings have one)"""
+    """how splits are made (time if the ratings have times, otherwise user)"""
     seed: Integer = 3407
-    """random seed of the wordings"""
+    """random seed for the wordings"""
     output: OutputOptions = field(default_factory=OutputOptions)

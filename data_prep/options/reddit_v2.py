@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class RedditOptions:
-    """The released Reddit-v2 download, as the parquet that the recipes read. docs/how-to/reproduce-paper.md
+    """Convert the released Reddit-v2 download to the parquet that the recipes read. docs/how-to/reproduce-paper.md
 
     convrec data reddit-v2 --source processed_datasets --out data/reddit_v2
     """
@@ -14,8 +14,8 @@ class RedditOptions:
     COMMAND: ClassVar[str] = "data reddit-v2"
 
     source: str = "processed_datasets"
-    """the unpacked download"""
+    """folder of the unpacked download"""
     out: str = "data/reddit_v2"
     """folder to write"""
     overwrite: bool = False
-    """write every file again"""
+    """replace an existing folder"""

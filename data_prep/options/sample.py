@@ -13,7 +13,7 @@ Rows = Annotated[Integer, Parameter(metavar="ROWS")]
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """The embedded sample data: conversations about real films with generated tastes, in the released columns.
+    """Write the embedded sample data: conversations about real films with generated tastes, in the released columns.
 
     convrec data sample --out data/sample
     """
@@ -23,7 +23,7 @@ class SampleOptions:
     out: str = "data/sample"
     """folder to write"""
     seed: Integer = 3407
-    """random seed of the conversations and the tastes"""
+    """random seed for the conversations and tastes"""
     train: Rows = 4000
     """rows of train"""
     validation: Rows = 300
@@ -31,10 +31,10 @@ class SampleOptions:
     test: Rows = 500
     """rows of test"""
     num_items: Integer = 20
-    """items a list asks for"""
+    """items the prompt asks for"""
     requests: Literal["plain", "hard"] = "plain"
-    """plain: bags of words; hard: negation, comparison, reversal or quantity, as the column `request` says"""
+    """plain: words alone decide; hard: negation, comparison, reversal or quantity, see the column `request`"""
     ask: Annotated[Sequence[str] | None, Parameter(metavar="ATTRIBUTE...")] = None
-    """demonstrations that ask about these columns of the catalog, or decade"""
+    """columns of the catalog, or decade, that demonstrations ask about"""
     overwrite: bool = False
-    """replace a folder that is there"""
+    """replace an existing folder"""

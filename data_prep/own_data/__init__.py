@@ -1,4 +1,4 @@
-"""A user's own conversations and catalog: files, rows, catalog, splits."""
+"""Reading your own data: files of conversations, catalogs, ratings, rows and splits."""
 
 from typing import Any
 

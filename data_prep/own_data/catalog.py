@@ -1,8 +1,7 @@
-"""A catalog of one's own, of any item type: JSONL, CSV or parquet with title, year where items have one, and further
-columns, which are kept.
+"""Read your own catalog of any kind of items: JSONL, CSV or parquet with title, year (optional) and extra columns.
 
-item_id tells items apart, also two of one title and year: their lines show what `display` has (`Hello [Adele]`), and
-where that is the same or missing, the id too.
+Extra columns are kept. Items are distinguished by item_id, even if they share title and year: their lines then show
+`display` (`Hello [Adele]`) and, if that is missing or the same too, the id.
 """
 
 import re
@@ -25,79 +24,85 @@ from convrec.titles.forms import normalise
 from convrec.titles.item import Item
 from data_prep.own_data import NAMES
 from data_prep.own_data.column_types import TypedColumn, infer_type
-from data_prep.own_data.ids import plain_id
-from data_prep.own_data.layouts import plain_name
+from data_prep.own_data.ids import normalise_id
+from data_prep.own_data.layouts import normalise_name
 from data_prep.own_data.spellings import clean_records, read_year
 
-MAIN_COLUMNS = ("title", "year")  # known by usual names; a `genre` stays, since `--ask genre` may name it
-RATED_COLUMNS = (*MAIN_COLUMNS, "genres")  # of the items of ratings
-TEXTS = ("item_id", "display", "genres", "aliases")  # columns of a CSV that stay texts
+MAIN_COLUMNS = ("title", "year")  # recognised by usual names; `genre` stays, because `--ask genre` may name it
+RATED_COLUMNS = (*MAIN_COLUMNS, "genres")  # for the items of ratings
+TEXTS = ("item_id", "display", "genres", "aliases")  # columns of a CSV that stay text
 TABLES_OF_TEXTS = (".csv", ".tsv", ".txt", *SPREADSHEETS)
-OWN_COLUMNS = ("item_id", "display", "aliases", "genres", "genre")  # known in capitals, too
+OWN_COLUMNS = ("item_id", "display", "aliases", "genres", "genre")  # recognised in capitals too
 
 
-class CatalogRead(NamedTuple):
-    """table: title, year and further columns. dated: whether items have years. left_out: a sentence for every item that
-    can never be matched. told: what else is to be known."""
+class ParsedCatalog(NamedTuple):
+    """A catalog's file as it was understood.
+
+    Attributes:
+        table: title, year and the extra columns.
+        has_years: whether items have years.
+        left_out: a sentence for each item that can never be matched.
+        notes: sentences about guesses and changes that the user should know.
+    """
 
     table: pa.Table
-    dated: bool
+    has_years: bool
     left_out: list[str]
-    told: list[str]
+    notes: list[str]
 
-    def catalog(self) -> Catalog:
+    def build_catalog(self) -> Catalog:
         names = {"title", "year", "item_id", "display", "aliases"}.intersection(self.table.column_names)
         return Catalog.from_columns(self.table.select(sorted(names)).to_pydict())
 
 
 def read_catalog(
     path: Path, damage: Damage, columns: Mapping[str, str] = MappingProxyType({}), entries: Records | None = None
-) -> CatalogRead:
+) -> ParsedCatalog:
     """Read and check the items of a file.
 
-    All items have a year or none has; where none has and most titles end in `(1999)`, that is their year. Items without
-    a year, or with one that is out of range, are left out where they are few.
+    Either all items have a year or none has. If none has and most titles end in `(1999)`, that is taken as the year. A
+    few items without a year, or with one that is out of range, are left out.
 
     Args:
         path: the file.
-        damage: gets damaged rows.
+        damage: collects damaged rows.
         columns: our name of a column -> the file's own.
-        entries: the file's records, where `read_records` does not read them.
+        entries: the file's records, if they are not read by `read_records`.
 
     Raises:
-        UserError: The file lacks a column, has another of our name, or has no items.
+        UserError: The file lacks a column of `columns`, has another column of our name, or has no items.
     """
     records = dict(entries or read_records(path, damage))
     if columns:
-        records = _renamed(path, records, columns)
+        records = _rename_columns(path, records, columns)
     usual_names = {ours: NAMES["catalog"][ours] for ours in (RATED_COLUMNS if entries else MAIN_COLUMNS)}
-    told = list(filter(None, [describe_encoding(path)]))
-    told += _name_columns(path, records, {ours: [plain_name(ours)] for ours in OWN_COLUMNS} | usual_names)
-    told += clean_records(path, records)
+    notes = list(filter(None, [describe_encoding(path)]))
+    notes += _apply_usual_names(path, records, {ours: [normalise_name(ours)] for ours in OWN_COLUMNS} | usual_names)
+    notes += clean_records(path, records)
     items, impossible = _read_items(path, records, damage)
-    impossible |= _take_out_undated(items)
+    impossible |= _remove_undated(items)
     if len(impossible) > SHARE * len(records):
         for row, problem in impossible.items():
             damage.add(path, row, problem)
         impossible = {}
     if not items and not damage:
-        raise UserError(f"{path}: no items; check how the file was written")
-    told += _tell_apart(path, items)
+        raise UserError("items.empty-catalog", f"{path}: no items. Check how the file was written.")
+    notes += _disambiguate(path, items)
     is_dated = any(item["year"] is not None for item in items.values())
     main_columns = {
         "title": pa.array([item["title"] for item in items.values()], pa.string()),
         "year": pa.array([item["year"] for item in items.values()], pa.int32()),
     }
-    further_columns, exceptions = _further_columns(path, items, damage)
-    table = pa.table(main_columns | further_columns)
+    extra_columns, exceptions = _build_extra_columns(path, items, damage)
+    table = pa.table(main_columns | extra_columns)
     left_out = [f"{get_unit(path)} {row}: {problem}; left out" for row, problem in impossible.items()]
-    return CatalogRead(table, is_dated, left_out, told + exceptions)
+    return ParsedCatalog(table, is_dated, left_out, notes + exceptions)
 
 
 def _read_items(
     path: Path, records: Mapping[int, dict[str, Any]], damage: Damage
 ) -> tuple[dict[int, dict[str, Any]], dict[int, BadRecord]]:
-    """(row -> its record with title and year as they are compared, row -> why its year cannot be one)."""
+    """Return row -> record with title and year normalised, and row -> why its year is impossible."""
     items: dict[int, dict[str, Any]] = {}
     first: dict[tuple[str, int | None, str | None], int] = {}
     impossible: dict[int, BadRecord] = {}
@@ -108,15 +113,15 @@ def _read_items(
             year = read_year(raw_year)
             is_blank = raw_year in (None, "")
             if not is_blank and (year is None or not OLDEST_YEAR <= year <= NEWEST_YEAR):
-                text = f"%r has the year %r; write one from {OLDEST_YEAR} to {NEWEST_YEAR}"
+                text = f"%r has the year %r; write a year from {OLDEST_YEAR} to {NEWEST_YEAR}"
                 impossible[row] = BadRecord(text, title, raw_year)
                 continue
             item_id = _read_id(record)
             name = normalise(shown_title(title, record.get("display")))
             if (earlier := first.setdefault((name, year, item_id), row)) != row:
                 text = (
-                    f"%r is on {get_unit(path)} %s already; leave one out, give each an item_id, or name another "
-                    "column of titles: --columns title=NAME"
+                    f"%r is already on {get_unit(path)} %s; remove one, give each an item_id, or name another column "
+                    "as title: --columns title=NAME"
                 )
                 raise BadRecord(text, title, earlier)
             items[row] = {**record, "title": title, "year": year}
@@ -125,31 +130,37 @@ def _read_items(
     return items, impossible
 
 
-def _take_out_undated(items: dict[int, dict[str, Any]]) -> dict[int, BadRecord]:
-    """Take the items without a year out where others have one: they can never be matched."""
+def _remove_undated(items: dict[int, dict[str, Any]]) -> dict[int, BadRecord]:
+    """Remove items without a year if others have one: they can never be matched."""
     undated = [row for row, item in items.items() if item["year"] is None]
     if len(undated) in (0, len(items)):
         return {}
     num_dated = len(items) - len(undated)
-    lacking = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
+    problem = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
     for row in undated:
         del items[row]
-    return dict.fromkeys(undated, BadRecord(lacking))
+    return dict.fromkeys(undated, BadRecord(problem))
 
 
-def _name_columns(
+def _apply_usual_names(
     path: Path, records: Mapping[int, dict[str, Any]], usual_names: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Rename in place the columns that other programs call otherwise, `release_date` for instance; what was renamed.
+    """Rename columns in place that other programs call something else, e.g. `release_date`.
 
-    usual_names: our name of a column -> its plain names.
+    Args:
+        path: the file, for messages.
+        records: row -> record.
+        usual_names: our name of a column -> the usual names, normalised.
+
+    Returns:
+        A sentence for each renamed column.
     """
-    there = dict.fromkeys(name for record in records.values() for name in record)
+    present = dict.fromkeys(name for record in records.values() for name in record)
     renamed: dict[str, str] = {}
     for ours, usual in usual_names.items():
-        plain_names = {plain_name(name): name for name in reversed(there)}
+        plain_names = {normalise_name(name): name for name in reversed(present)}
         theirs = next((plain_names[known] for known in usual if known in plain_names), None)
-        if ours not in there and theirs is not None and theirs not in renamed:
+        if ours not in present and theirs is not None and theirs not in renamed:
             renamed[theirs] = ours
     if renamed:
         for record in records.values():
@@ -162,17 +173,23 @@ def _name_columns(
     ]
 
 
-def _renamed(
+def _rename_columns(
     path: Path, records: Mapping[int, dict[str, Any]], columns: Mapping[str, str]
 ) -> dict[int, dict[str, Any]]:
-    there = dict.fromkeys(name for record in records.values() for name in record)
-    for ours, given in columns.items():
-        if given not in there:
-            raise UserError(f"{path}: no column {given}, which --columns names; it has {', '.join(there)}")
-        if ours in there and ours not in columns.values():
-            raise UserError(f"{path}: --columns {ours}={given}, but it has a column {ours} too; rename or drop one")
-    ours_of = {given: ours for ours, given in columns.items()}
-    return {row: {ours_of.get(name, name): record[name] for name in record} for row, record in records.items()}
+    present = dict.fromkeys(name for record in records.values() for name in record)
+    for ours, theirs in columns.items():
+        if theirs not in present:
+            raise UserError(
+                "items.unknown-column",
+                f"--columns {ours}={theirs}: {path} has no column {theirs}; its columns are {', '.join(present)}",
+            )
+        if ours in present and ours not in columns.values():
+            raise UserError(
+                "items.conflicting-column",
+                f"--columns {ours}={theirs}: {path} already has a column {ours}; rename or drop one",
+            )
+    own_names = {theirs: ours for ours, theirs in columns.items()}
+    return {row: {own_names.get(name, name): record[name] for name in record} for row, record in records.items()}
 
 
 def _read_title(record: Mapping[str, Any]) -> str:
@@ -180,72 +197,73 @@ def _read_title(record: Mapping[str, Any]) -> str:
     if not isinstance(title, str) or not title.strip():
         raise BadRecord("no title (the keys are %s); every item needs one", ", ".join(map(str, record)))
     if "\n" in title.strip():
-        raise BadRecord("%r has a line break, but a list has one item a line; take it out", title)
+        raise BadRecord("%r contains a line break, but lists have one item per line; remove it", title)
     return title.strip()
 
 
 class ItemIds:
-    """The catalog's ids, and what a text stands for that can be one.
+    """Look up items by id, and decide whether a text is an id or a title.
 
-    An id is its item's title and year as lists write them. Without a column item_id no text is an id.
+    Without a column item_id no text is an id.
     """
 
     def __init__(self, catalog: Catalog):
-        self._item_of: dict[str, Item] = {}
+        self._items_by_id: dict[str, Item] = {}
         for item_id, title, year in zip(
             catalog.item_ids or (), catalog.titles, catalog.years, strict=bool(catalog.item_ids)
         ):
             if item_id is not None and year is not None:
-                self._item_of.setdefault(str(item_id), Item(title, year))
-        self._forms = {form for form in map(_form, self._item_of) if "0" in form}
-        self._titles = {normalise(title) for title in catalog.titles} if self._item_of else set()
+                self._items_by_id.setdefault(str(item_id), Item(title, year))
+        self._patterns = {pattern for pattern in map(_mask, self._items_by_id) if "0" in pattern}
+        self._titles = {normalise(title) for title in catalog.titles} if self._items_by_id else set()
 
     def __bool__(self) -> bool:
-        return bool(self._item_of)
+        return bool(self._items_by_id)
 
     def __contains__(self, text: str) -> bool:
-        return text in self._item_of
+        return text in self._items_by_id
 
     def find(self, item_id: object) -> Item:
-        """The item of an id. Raises BadRecord for one that the catalog lacks."""
-        item = self._item_of.get(str(item_id)) if isinstance(item_id, str | int) else None
+        """Return the item with this id. Raises BadRecord if the catalog has none."""
+        item = self._items_by_id.get(str(item_id)) if isinstance(item_id, str | int) else None
         if item is None:
-            raise BadRecord("holds the item_id %r, which the catalog lacks; write one of its own", item_id)
+            raise BadRecord("holds the item_id %r, which is not in the catalog; write an id of the catalog", item_id)
         return item
 
     def read(self, text: str) -> Item | None:
-        """The item of a text that is an id; None for one that is no id. Raises BadRecord where it can be either."""
-        item = self._item_of.get(text)
+        """Return the item if a text is an id, else None. Raises BadRecord if the text could be either."""
+        item = self._items_by_id.get(text)
         is_title = normalise(text) in self._titles
         if item and is_title and normalise(item.title) != normalise(text):
-            raise BadRecord('holds %r, an item_id and a title; write {"item_id": ...} or {"title": ...}', text)
-        if item is None and not is_title and _form(text) in self._forms:
+            problem = 'holds %r, which is both an item_id and a title; write {"item_id": ...} or {"title": ...}'
+            raise BadRecord(problem, text)
+        if item is None and not is_title and _mask(text) in self._patterns:
             raise BadRecord(
-                "holds %r, which looks like an item_id and is none of the catalog's; write it right, or "
-                '{"title": ...} where it is a title', text
+                "holds %r, which looks like an item_id but is not in the catalog; correct it, or write "
+                '{"title": ...} if it is a title', text
             )  # fmt: skip
         return item
 
 
-def _form(text: str) -> str:
-    """What ids have in common: tt0113277 -> a0."""
+def _mask(text: str) -> str:
+    """Return the pattern that ids share: tt0113277 -> a0."""
     return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", text))
 
 
 def _read_id(record: Mapping[str, Any]) -> str | None:
-    """The item's id as text, None for none; what lists show beside the title is checked, too."""
+    """Return the item's id as text, None if it has none; check `display` too."""
     item_id = record.get("item_id")
     display = record.get("display")
-    is_number = isinstance(item_id, float) and plain_id(item_id) is not None
+    is_number = isinstance(item_id, float) and normalise_id(item_id) is not None
     if isinstance(item_id, bool) or not (is_number or isinstance(item_id, str | int | None)):
-        raise BadRecord("item_id is %r; write a text or a whole number", item_id)
+        raise BadRecord("item_id is %r; write a string or an integer", item_id)
     if isinstance(display, bool) or not isinstance(display, str | int | float | None) or "\n" in str(display):
-        raise BadRecord("display is %r; write a text of one line", display)
-    return plain_id(item_id) if is_number else None if item_id is None else str(item_id)
+        raise BadRecord("display is %r; write a string without line breaks", display)
+    return normalise_id(item_id) if is_number else None if item_id is None else str(item_id)
 
 
-def _tell_apart(path: Path, items: Mapping[int, dict[str, Any]]) -> list[str]:
-    """Put the id into `display` of items whose lines would be the same; a sentence about such twins."""
+def _disambiguate(path: Path, items: Mapping[int, dict[str, Any]]) -> list[str]:
+    """Add the id to `display` for items whose lines would be identical; return a sentence about them."""
     same: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for item in items.values():
         same.setdefault((normalise(shown_title(item["title"], item.get("display"))), item["year"]), []).append(item)
@@ -253,7 +271,7 @@ def _tell_apart(path: Path, items: Mapping[int, dict[str, Any]]) -> list[str]:
     for item in (item for alike in twins for item in alike):
         parts = (item.get("display"), item.get("item_id"))
         item["display"] = ", ".join(str(part) for part in parts if part not in (None, ""))
-    if any(isinstance(item.get("display"), str) for item in items.values()):  # numbers beside texts
+    if any(isinstance(item.get("display"), str) for item in items.values()):  # a column has one type
         for item in items.values():
             if item.get("display") is not None:
                 item["display"] = str(item["display"])
@@ -262,17 +280,17 @@ def _tell_apart(path: Path, items: Mapping[int, dict[str, Any]]) -> list[str]:
     ids = " and ".join(str(item["item_id"]) for item in twins[0][:2])
     example = f"{twins[0][0]['title']} has the ids {ids}"
     return [
-        f"{path}: {sum(map(len, twins)):,} items share title and year with another ({example}); lists tell them apart "
-        "by id. If they are the same item, give them one id and leave the repeats out"
+        f"{path}: {sum(map(len, twins)):,} items share title and year with another ({example}); lists show their "
+        "ids. If they are the same item, give them one id and remove the duplicates"
     ]
 
 
-def _further_columns(
+def _build_extra_columns(
     path: Path, items: Mapping[int, Mapping[str, Any]], damage: Damage
 ) -> tuple[dict[str, pa.Array], list[str]]:
-    """The columns besides title and year, and a sentence for each that stays texts because of single cells."""
+    """Return the extra columns, and a sentence for each that stays text because of single cells."""
     columns: dict[str, pa.Array] = {}
-    told: list[str] = []
+    notes: list[str] = []
     rows = list(items)
     for name in dict.fromkeys(name for item in items.values() for name in item if name not in ("title", "year")):
         values: Sequence[Any] = [item.get(name) for item in items.values()]
@@ -280,27 +298,29 @@ def _further_columns(
             column = infer_type(name, values)
             values = column.values
             if column.majority:
-                told.append(_describe_exception(path, rows[column.exception], name, column))
-        problem = _mixed(values)
+                notes.append(_describe_exception(path, rows[column.exception], name, column))
+        problem = _find_type_error(values)
         if problem is None:
             columns[name] = pa.array(values)
         else:
-            index = bisect_left(range(1, len(values)), True, key=lambda count: _mixed(values[:count]) is not None)
-            text = f"column {name} mixes types here ({problem}); write one type in every item"
+            index = bisect_left(
+                range(1, len(values)), True, key=lambda count: _find_type_error(values[:count]) is not None
+            )
+            text = f"column {name} mixes types here ({problem}); use one type for every item"
             damage.add(path, rows[index], text, lost=0)
-    return columns, told
+    return columns, notes
 
 
 def _describe_exception(path: Path, row: int, name: str, column: TypedColumn) -> str:
     cell = column.values[column.exception]
     return (
-        f"{path}: column {name} stays texts: most of its cells are {column.majority}, but {get_unit(path)} {row} has "
-        f"{cell!r:.80}; write one type in every row, or leave that cell empty"
+        f"{path}: column {name} stays text: most of its cells are {column.majority}, but {get_unit(path)} {row} has "
+        f"{cell!r:.80}; use one type in every row, or leave that cell empty"
     )
 
 
-def _mixed(values: Sequence[Any]) -> Exception | None:
-    """Why these are no column of one type."""
+def _find_type_error(values: Sequence[Any]) -> Exception | None:
+    """Return the error if these values do not have one type."""
     try:
         pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:

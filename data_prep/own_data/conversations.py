@@ -1,7 +1,6 @@
-"""Files of conversations in any of FORMS -> records under our keys, one per conversation."""
+"""Read files of conversations in any of FORMS into records with our keys, one per conversation."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -13,23 +12,31 @@ from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import LIST, read_records
 from data_prep.own_data.forms import FORMS, OWN
-from data_prep.own_data.forms.base import Candidate, Form, Placed, Reading, Record, iter_each, plain_name
+from data_prep.own_data.forms.base import (
+    Candidate,
+    Form,
+    LocatedRecord,
+    ReadContext,
+    Record,
+    iter_single_records,
+    normalise_name,
+)
 from data_prep.own_data.rows import ALSO_CALLED, KEYS, is_missing
 
-LOOKED_AT = 50  # records by which a form is guessed
-NOTHING_RECOMMENDED = "answers that recommend nothing"
+NUM_PROBED = 50  # records from which the form is guessed
+NO_RECOMMENDATION = "answers that recommend nothing"
 LONGEST_EXAMPLE = 200  # characters of a record in a message
-# What reading a record of another form raises.
+# Raised when a record of another form is read.
 _WRONG_FORM = (LookupError, TypeError, AttributeError, ValueError)
-_PLAIN_KEYS = {plain_name(key): key for key in KEYS}
-_COMMON_NAMES = {"id", "text", "type", "name"}  # which say nothing about a form
-# Columns of tables that --columns can name beside our keys.
+_PLAIN_KEYS = {normalise_name(key): key for key in KEYS}
+_COMMON_NAMES = {"id", "text", "type", "name"}  # they occur in many forms
+# Columns of tables that --columns can name in addition to our keys.
 TABLE_COLUMNS = ("order", "speaker", "text")
 
 
 @dataclass
-class Unread:
-    """Columns that nothing reads: (file, column) -> the first row that has it."""
+class UnreadColumns:
+    """Collect the columns that nothing reads: (file, column) -> the first row that has it."""
 
     first_rows: dict[tuple[Path, str], int] = field(default_factory=dict)
 
@@ -39,53 +46,59 @@ class Unread:
 
     def describe(self) -> str | None:
         names = sorted({name for _, name in self.first_rows})
-        return f"columns not read: {', '.join(map(_with_hint, names))}" if names else None
+        return f"columns not read: {', '.join(map(_add_hint, names))}" if names else None
 
     def refuse(self, damage: Damage) -> None:
-        """Add each column to `damage`, once per file, as what --strict does not allow."""
+        """Add each column to `damage`, once per file; for --strict."""
         for (path, name), row in self.first_rows.items():
-            text = f"unknown key %r{_hint(name)}; take it out, or leave --strict out; keys are {', '.join(KEYS)}"
+            text = f"unknown key %r{_suggest_key(name)}; remove it, or drop --strict; keys are {', '.join(KEYS)}"
             damage.add(path, row, BadRecord(text, name), lost=0)
 
 
 def guess_form(path: Path, columns: Mapping[str, str]) -> str:
-    """The name of the form of a file, by its first records.
+    """Guess a file's form from its first records.
 
     Args:
         path: the file.
         columns: our name of a column -> the file's.
 
+    Returns:
+        A key of FORMS.
+
     Raises:
-        UserError: The file cannot be read, or its records are of no form.
+        UserError: The file cannot be read, or its records fit no form.
     """
     numbered = read_records(path, Damage(), lists=True)
-    records = [_renamed(record, columns) for _, record in islice(numbered, LOOKED_AT)]
+    records = [_rename_columns(record, columns) for _, record in islice(numbered, NUM_PROBED)]
     if not records:
-        return OWN  # the reading says what is wrong
+        return OWN  # reading the file reports what is wrong
     name = next((name for name, form in FORMS.items() if any(map(form.fits, records))), None)
     if name is None:
-        raise UserError(_describe_unknown(path, records[0]))
+        raise UserError("conversations.unknown-format", _describe_unknown(path, records[0]))
     return name
 
 
 def read_conversations(
     files: Mapping[Path, str],
     columns: Mapping[str, str],
-    reading: Reading,
+    reading: ReadContext,
     damage: Damage,
-    unread: Unread,
+    unread: UnreadColumns,
 ) -> Iterator[tuple[Path, int, dict[str, Any]]]:
     """Read the conversations of files.
 
     Args:
         files: each file -> the name of its form.
         columns: our name of a column -> the file's.
-        reading: what the forms are told, and what they tell.
-        damage: gets what cannot be read.
-        unread: gets the columns that are not looked at.
+        reading: settings for the forms, and what they report.
+        damage: collects what cannot be read.
+        unread: collects the columns that nothing reads.
 
     Yields:
-        The file and row of a conversation's first record, and a record under KEYS.
+        The file and row of a conversation's first record, and a record with the keys of KEYS.
+
+    Raises:
+        UserError: A column of `columns` is in no file, or a file cannot be read at all.
     """
     missing = dict.fromkeys(columns.values())
     spanning: set[str] = set()
@@ -99,7 +112,11 @@ def read_conversations(
         yield from _read_form(paths, name, columns, missing, reading, damage, unread)
     if missing:
         where = ", ".join(map(str, files))
-        raise UserError(f"{where}: no column {next(iter(missing))}, which --columns names; name one that is there")
+        name = next(iter(missing))
+        ours = next(ours for ours, theirs in columns.items() if theirs == name)
+        raise UserError(
+            "conversations.unknown-column", f"--columns {ours}={name}: no such column in {where}; correct the name"
+        )
 
 
 def _read_form(
@@ -107,18 +124,18 @@ def _read_form(
     name: str,
     columns: Mapping[str, str],
     missing: dict[str, None],
-    reading: Reading,
+    reading: ReadContext,
     damage: Damage,
-    unread: Unread,
+    unread: UnreadColumns,
 ) -> Iterator[tuple[Path, int, dict[str, Any]]]:
-    """The conversations of files of one form. `missing` loses the columns that a record has."""
+    """Yield the conversations of files of one form. Columns that a record has are deleted from `missing`."""
     form = FORMS[name]
-    beside_damage: set[tuple[Path, int]] = set()
-    records = _iter_records(paths, columns, missing, damage, beside_damage)
+    near_damage: set[tuple[Path, int]] = set()
+    records = _iter_records(paths, columns, missing, damage, near_damage)
     for candidate in _iter_candidates(form, name, records, reading, damage):
         path, row, _ = candidate.records[0]
-        if form.find_dialogs and any((placed.path, placed.row) in beside_damage for placed in candidate.records):
-            damage.add(path, row, "a row beside it cannot be read, which may be one of its turns; mend that row")
+        if form.find_dialogs and any((located.path, located.row) in near_damage for located in candidate.records):
+            damage.add(path, row, "an adjacent row cannot be read and may be one of its turns; fix that row")
             continue
         with damage.of(path, row):
             record = _read_candidate(candidate, form, name, reading, unread)
@@ -131,31 +148,31 @@ def _iter_records(
     columns: Mapping[str, str],
     missing: dict[str, None],
     damage: Damage,
-    beside_damage: set[tuple[Path, int]],
-) -> Iterator[Placed]:
-    """The records of files. beside_damage: gets those before and after a row that cannot be read."""
+    near_damage: set[tuple[Path, int]],
+) -> Iterator[LocatedRecord]:
+    """Yield the records of files. near_damage: collects the rows before and after one that cannot be read."""
     for path in paths:
         last: tuple[Path, int] | None = None
         num_findings = len(damage.findings)
         for row, record in read_records(path, damage, lists=True):
             if len(damage.findings) > num_findings:
                 num_findings = len(damage.findings)
-                beside_damage.update(place for place in (last, (path, row)) if place)
+                near_damage.update(place for place in (last, (path, row)) if place)
             for name in [name for name in missing if name in record]:
                 del missing[name]
             last = (path, row)
-            yield Placed(path, row, _renamed(record, columns))
-        for finding in damage.findings[num_findings:]:  # a quote that has taken in rows is found in the end
+            yield LocatedRecord(path, row, _rename_columns(record, columns))
+        for finding in damage.findings[num_findings:]:  # an unclosed quote is only noticed at the end
             if last:
-                beside_damage.add(min(last, (path, finding.row)))
+                near_damage.add(min(last, (path, finding.row)))
 
 
 def _iter_candidates(
-    form: Form, name: str, records: Iterator[Placed], reading: Reading, damage: Damage
+    form: Form, name: str, records: Iterator[LocatedRecord], reading: ReadContext, damage: Damage
 ) -> Iterator[Candidate]:
     if not form.find_dialogs:
-        for placed in records:
-            yield from iter_each(form.read_record or _read_nothing, [placed], reading)
+        for located in records:
+            yield from iter_single_records(form.read_record or _read_nothing, [located], reading)
         return
     held = list(records)
     if not held:
@@ -171,18 +188,18 @@ def _iter_candidates(
 
 
 def _read_nothing(record: Record, speakers: Any) -> None:
-    """Ours is read as it is."""
+    """Stand in for the form OWN, whose records need no translation."""
 
 
 def _read_candidate(
-    candidate: Candidate, form: Form, name: str, reading: Reading, unread: Unread
+    candidate: Candidate, form: Form, name: str, reading: ReadContext, unread: UnreadColumns
 ) -> dict[str, Any] | None:
-    """A conversation under our keys; None for what is none. Raises BadRecord."""
-    given = _read_given(candidate.records, form)
+    """Return a conversation with our keys; None if there is none. Raises BadRecord."""
+    own_values = _read_own_values(candidate.records, form)
     for path, row, record in candidate.records:
         unread.add(path, row, (key for key in record if not _is_read(key, form, name)))
     if name == OWN:
-        return given
+        return own_values
     try:
         dialog = candidate.read()
     except (BadRecord, UserError):
@@ -191,88 +208,86 @@ def _read_candidate(
         raise _describe_wrong_form(name, error) from None
     if dialog is None:
         if form.read_record:
-            reading.left_out[NOTHING_RECOMMENDED] += 1
+            reading.left_out[NO_RECOMMENDATION] += 1
         return None
-    said = {"conversation": dialog.turns, "conversation_id": dialog.conversation_id, "time": dialog.time}
-    return {**given, **dialog.given, **{key: value for key, value in said.items() if value is not None}}
+    values = {"conversation": dialog.turns, "conversation_id": dialog.conversation_id, "time": dialog.time}
+    return {**own_values, **dialog.own_values, **{key: value for key, value in values.items() if value is not None}}
 
 
-def _read_given(records: Sequence[Placed], form: Form) -> dict[str, Any]:
-    """What records say under our keys. Raises BadRecord where those of one conversation differ."""
-    given: dict[str, Any] = {}
+def _read_own_values(records: Sequence[LocatedRecord], form: Form) -> dict[str, Any]:
+    """Return what records have under our keys. Raises BadRecord if rows of one conversation differ."""
+    values: dict[str, Any] = {}
     for _, row, record in records:
         for key, value in record.items():
             ours = _own_key(key, form)
             if not ours or is_missing(value):
                 continue
-            earlier = given.setdefault(ours, value)
+            earlier = values.setdefault(ours, value)
             if earlier != value and ours not in ("time", "id"):
-                raise BadRecord("rows of one conversation have different values of %s (row %s); write one", ours, row)
-    return given
+                raise BadRecord(
+                    "rows of one conversation have different values for %s (row %s); use one value", ours, row
+                )
+    return values
 
 
 def _own_key(key: str, form: Form) -> str | None:
-    """Our key that a column of a record means; None for the form's and for others."""
+    """Return our key for a record's column; None if it belongs to the form or is unknown."""
     if key in form.reads:
         return None
     if key in (*KEYS, "messages"):
         return key
-    ours = _PLAIN_KEYS.get(plain_name(key))
-    return ours if ours and plain_name(key) not in form.reads else None
+    ours = _PLAIN_KEYS.get(normalise_name(key))
+    return ours if ours and normalise_name(key) not in form.reads else None
 
 
 def _is_read(key: str, form: Form, name: str) -> bool:
-    return key in form.reads or plain_name(key) in form.reads or bool(_own_key(key, form)) or key == "extra"
+    return key in form.reads or normalise_name(key) in form.reads or bool(_own_key(key, form)) or key == "extra"
 
 
-def _renamed(record: Record, columns: Mapping[str, str]) -> Record:
-    """The record with our names of columns; one that has our name already makes room."""
-    ours_of = {theirs: ours for ours, theirs in columns.items() if theirs in record}
-    if not ours_of:
+def _rename_columns(record: Record, columns: Mapping[str, str]) -> Record:
+    """Rename columns to our names; a column that already has such a name is dropped."""
+    own_names = {theirs: ours for ours, theirs in columns.items() if theirs in record}
+    if not own_names:
         return record
-    taken = set(ours_of.values())
-    kept = {key: value for key, value in record.items() if key not in taken or key in ours_of}
-    return {ours_of.get(key, key): value for key, value in kept.items()}
+    taken = set(own_names.values())
+    remaining = {key: value for key, value in record.items() if key not in taken or key in own_names}
+    return {own_names.get(key, key): value for key, value in remaining.items()}
 
 
 def _describe_wrong_form(name: str, error: Exception) -> BadRecord:
-    text = f"is not what {name} writes (%s: %s); name its form: --format"
+    text = f"is not in the format {name} (%s: %s); name the format: --format"
     return BadRecord(text, type(error).__name__, error)
 
 
 def _describe_unknown(path: Path, record: Record) -> str:
-    """That a file is of no form, and what to do about it."""
+    """Say that a file's format is unknown, and what to do about it."""
     if LIST in record:
-        return f"{path}: an entry is a list of records; write one record per line, or name a file of one list .json"
-    plain_keys = {plain_name(key) for key in record}
+        return f"{path}: an entry is a list of records; write one record per line, or call a file with one list .json"
+    plain_keys = {normalise_name(key) for key in record}
 
     def count_shared(name: str) -> int:
         reads = KEYS if name == OWN else FORMS[name].reads
-        return len({plain_name(key) for key in reads} & plain_keys - _COMMON_NAMES)
+        return len({normalise_name(key) for key in reads} & plain_keys - _COMMON_NAMES)
 
     closest = max(FORMS, key=count_shared)
     if not count_shared(closest):
         closest = OWN
     keys = ", ".join(islice(map(str, record), 12))
     example = FORMS[closest].example.replace("\n", "\\n")
-    shown = json.dumps(record, ensure_ascii=False, default=str)
-    shown = shown if len(shown) <= LONGEST_EXAMPLE else f"{shown[:LONGEST_EXAMPLE]}..."
+    first = json.dumps(record, ensure_ascii=False, default=str)
+    first = first if len(first) <= LONGEST_EXAMPLE else f"{first[:LONGEST_EXAMPLE]}..."
     return (
-        f"{path}: of no known form; its keys are {keys}, its first record is {shown}; the closest is --format "
-        f"{closest}, as in {example}; rename keys with --columns OURS=THEIRS, or see docs/how-to/exports.md"
+        f"{path}: unknown format; its keys are {keys}, its first record is {first}. The closest format is --format "
+        f"{closest}, e.g. {example}. Rename keys with --columns OURS=THEIRS; docs/how-to/exports.md lists all formats."
     )
 
 
-def _with_hint(name: str) -> str:
-    return f"{name}{_hint(name)}"
+def _add_hint(name: str) -> str:
+    return f"{name}{_suggest_key(name)}"
 
 
-def _hint(name: str) -> str:
-    """Which of our keys a column may mean."""
-    ours = ALSO_CALLED.get(plain_name(name))
+def _suggest_key(name: str) -> str:
+    """Suggest which of our keys a column may mean; "" for none."""
+    ours = ALSO_CALLED.get(normalise_name(name))
     near = [ours] if ours else get_close_matches(str(name), [key for key in KEYS if len(key) > 4], 1, 0.85)
     return f" (if it is {near[0]}: --columns {near[0]}={name})" if near else ""
-
-
-def count_by_kind(counts: Counter[str]) -> list[str]:
-    return [f"{count:,} {what} left out" for what, count in counts.items() if count]

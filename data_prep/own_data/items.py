@@ -1,4 +1,4 @@
-"""The items of ratings: their ids, and what else a catalog has of each."""
+"""The items that ratings refer to: their ids, and the columns that a catalog needs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,26 +8,29 @@ from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import Records
 from data_prep.own_data import NAMES
-from data_prep.own_data.ids import SPOILED_ID, plain_id
-from data_prep.own_data.layouts import plain_name, read_layout
+from data_prep.own_data.ids import TRUNCATED_ID, normalise_id
+from data_prep.own_data.layouts import normalise_name, read_layout
 from data_prep.own_data.ratings import ROLES
 
 ID_NAMES = [*ROLES["item"], "id"]
-KEPT = {name for names in NAMES["catalog"].values() for name in names}
+CATALOG_NAMES = {name for names in NAMES["catalog"].values() for name in names}
 
 
-def iter_items(path: Path, given: Sequence[str], damage: Damage) -> Records:
-    """Read the items that ratings are of, in any layout of MovieLens, RecBole and others, or with a header.
+def iter_items(path: Path, column_options: Sequence[str], damage: Damage) -> Records:
+    """Read the items that ratings refer to: a table with a header, or a layout of MovieLens, RecBole or others.
 
     Args:
         path: the file.
-        given: OURS=THEIRS for columns that have no usual name; ours are item_id, title, year, ...
-        damage: gets items without an id.
+        column_options: OURS=THEIRS for columns without a usual name; ours are item_id, title, year, ...
+        damage: collects items without an id.
 
     Yields:
-        The row, and `item_id` with what a catalog can read of the item (`read_catalog`).
+        The row number, and `item_id` with the columns that `read_catalog` understands.
+
+    Raises:
+        UserError: An entry of `column_options` is not OURS=THEIRS, or names a column that the file lacks.
     """
-    names = _parse_columns(path, given)
+    names = _parse_columns(path, column_options)
     missing = dict.fromkeys(names)  # columns that no record has had so far
     columns: dict[str, None] = {}
     for number, record in read_layout(path, damage):
@@ -35,38 +38,46 @@ def iter_items(path: Path, given: Sequence[str], damage: Damage) -> Records:
         columns.update(dict.fromkeys(record))
         renamed = {names.get(name, name): cell for name, cell in record.items()}
         id_column = _find_id(renamed)
-        item_id = plain_id(renamed.get(id_column))
+        item_id = normalise_id(renamed.get(id_column))
         if item_id is None:
             damage.add(path, number, _make_bad_record(id_column, renamed))
             continue
-        further = {name: cell for name, cell in renamed.items() if name in names.values() or plain_name(name) in KEPT}
-        yield number, further | {"item_id": item_id}
+        catalog_cells = {
+            name: cell
+            for name, cell in renamed.items()
+            if name in names.values() or normalise_name(name) in CATALOG_NAMES
+        }
+        yield number, catalog_cells | {"item_id": item_id}
     if missing:
+        name = next(iter(missing))
         raise UserError(
-            f"{path}: no column {next(iter(missing))}, which --item-columns names; it has {', '.join(columns)}"
+            "items.missing-column",
+            f"--item-columns {names[name]}={name}: {path} has no such column; its columns are {', '.join(columns)}",
         )
 
 
-def _parse_columns(path: Path, given: Sequence[str]) -> dict[str, str]:
-    """Their name of a column -> ours."""
-    if wrong := [entry for entry in given if not all(entry.partition("="))]:
-        raise UserError(f"{path}: --item-columns {wrong[0]}: write item_id=THEIRS title=THEIRS ...")
-    return {theirs: ours for ours, _, theirs in (entry.partition("=") for entry in given)}
+def _parse_columns(path: Path, column_options: Sequence[str]) -> dict[str, str]:
+    """Return the file's name of each column -> ours."""
+    malformed = [entry for entry in column_options if not all(entry.partition("="))]
+    if malformed:
+        raise UserError(
+            "items.malformed-column",
+            f"--item-columns {malformed[0]}: not OURS=THEIRS; write item_id=THEIRS title=THEIRS ... (for {path})",
+        )
+    return {theirs: ours for ours, _, theirs in (entry.partition("=") for entry in column_options)}
 
 
 def _find_id(record: Mapping[str, Any]) -> str:
-    """The column of the id, "" for none."""
+    """Return the column that holds the id, "" if there is none."""
     if "item_id" in record:
         return "item_id"
-    plain_names = {plain_name(name): name for name in reversed([*record])}
+    plain_names = {normalise_name(name): name for name in reversed([*record])}
     return next((plain_names[known] for known in ID_NAMES if known in plain_names), "")
 
 
 def _make_bad_record(id_column: str, record: Mapping[str, Any]) -> BadRecord:
     if id_column and record[id_column] not in (None, ""):
-        problem = BadRecord(SPOILED_ID, record[id_column])
+        problem = BadRecord(TRUNCATED_ID, record[id_column])
         problem.column = id_column
         return problem
-    return BadRecord(
-        "no id of an item (the keys are %s); name its column: --item-columns item_id=THEIRS", ", ".join(record)
-    )
+    return BadRecord("no item id (the keys are %s); name its column: --item-columns item_id=THEIRS", ", ".join(record))

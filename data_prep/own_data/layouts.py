@@ -1,4 +1,4 @@
-"""Files of ratings and items as public data sets write them, where `read_records` has no such format.
+"""Layouts of ratings and items in public data sets that `read_records` does not know.
 
 ::, | without a header     MovieLens 100K, 1M and 10M
 tabs, no quotes            HetRec's .dat; RecBole's atomic files, whose header says types (`user_id:token`)
@@ -17,26 +17,34 @@ from convrec.data.records import Records, read_records
 from convrec.data.text_files import iter_lines
 from data_prep.own_data import NAMES
 
-# MovieLens' items without a header: what divides their columns, and the first of these
-WITHOUT_HEADER = {".dat": ("::", ("item_id", "title", "genres")), ".item": ("|", ("item_id", "title"))}
+# MovieLens' item files without a header: the separator, and the names of the first columns
+HEADERLESS = {".dat": ("::", ("item_id", "title", "genres")), ".item": ("|", ("item_id", "title"))}
 TABLES = (".dat", ".item", ".inter", ".user", ".link")  # with tabs
 _ATOMIC_NAME = re.compile(r"(?P<name>[^:\t]+):(?P<type>token|token_seq|float|float_seq)")
 _PYTHON_DICT = re.compile(r"\s*\{\s*u?'")
 
 
-def plain_name(column: str) -> str:
-    """The name of a column as names.yaml has it: `User-ID`, `user_id` and `user_id:token` are userid."""
+def normalise_name(column: str) -> str:
+    """Return a column's name as names.yaml has it: `User-ID`, `user_id` and `user_id:token` are userid."""
     match = _ATOMIC_NAME.fullmatch(column.strip())
     return re.sub(r"[\W_]+", "", (match["name"] if match else column).lower())
 
 
 def read_layout(path: Path, damage: Damage) -> Records:
-    """Read the records of a file in any of these layouts, or in one that `read_records` reads."""
+    """Read the records of a file in one of these layouts, or in a format that `read_records` knows.
+
+    Args:
+        path: the file.
+        damage: collects the rows that cannot be read.
+
+    Yields:
+        The row number and the record.
+    """
     kind = get_suffix(path)
     first = _first_line(path) if kind in (*TABLES, ".json", ".jsonl") else ""
-    divider, names = WITHOUT_HEADER.get(kind, ("", ()))
-    if divider and divider in first and "\t" not in first:
-        yield from _read_without_header(path, divider, names, damage)
+    separator, names = HEADERLESS.get(kind, ("", ()))
+    if separator and separator in first and "\t" not in first:
+        yield from _read_headerless(path, separator, names, damage)
     elif kind in TABLES:
         yield from _read_table(path, damage)
     elif _PYTHON_DICT.match(first):
@@ -51,7 +59,7 @@ def _first_line(path: Path) -> str:
 
 
 def _read_texts(path: Path, damage: Damage) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank; damaged ones go to `damage`."""
+    """Yield the lines that are not blank; damaged ones go to `damage`."""
     for line, text in iter_lines(path, is_table=True):
         if isinstance(text, BadRecord):
             damage.add(path, line, text)
@@ -59,9 +67,9 @@ def _read_texts(path: Path, damage: Damage) -> Iterator[tuple[int, str]]:
             yield line, text.rstrip("\r\n")
 
 
-def _read_without_header(path: Path, divider: str, names: tuple[str, ...], damage: Damage) -> Records:
+def _read_headerless(path: Path, separator: str, names: tuple[str, ...], damage: Damage) -> Records:
     for line, text in _read_texts(path, damage):
-        yield line, dict(zip(names, text.split(divider), strict=False))
+        yield line, dict(zip(names, text.split(separator), strict=False))
 
 
 def _read_table(path: Path, damage: Damage) -> Records:
@@ -75,7 +83,7 @@ def _read_table(path: Path, damage: Damage) -> Records:
             is_sequence = [match is not None and match["type"] == "token_seq" for match in matches]
             continue
         if len(cells) != len(header):
-            problem = BadRecord("%s cells for %s columns; divide them by tabs", len(cells), len(header))
+            problem = BadRecord("%s cells for %s columns; separate them by tabs", len(cells), len(header))
             damage.add(path, line, problem)
             continue
         columns = zip(header, cells, is_sequence, strict=True)
@@ -83,8 +91,8 @@ def _read_table(path: Path, damage: Damage) -> Records:
 
 
 def _read_cell(name: str, cell: str, is_sequence: bool) -> str:
-    """RecBole has blanks between the words of a title and between genres."""
-    return "|".join(cell.split()) if is_sequence and plain_name(name) in NAMES["catalog"]["genres"] else cell
+    """Separate genres by `|`: RecBole writes spaces between genres as well as between the words of a title."""
+    return "|".join(cell.split()) if is_sequence and normalise_name(name) in NAMES["catalog"]["genres"] else cell
 
 
 def _read_python_dicts(path: Path, damage: Damage) -> Records:
@@ -98,7 +106,7 @@ def _parse_python_dict(text: str) -> dict[str, Any]:
     try:
         value = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise BadRecord("no dict of Python, as the first line is; write one object per line") from None
+        raise BadRecord("not a Python dict, unlike the first line; write one object per line") from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise BadRecord("no dict of Python with names as keys; write one object per line")
+        raise BadRecord("not a Python dict with strings as keys; write one object per line")
     return value

@@ -1,4 +1,4 @@
-"""The first rows as they would be trained, in one screen: prompt, seen, wanted and why."""
+"""Show the first training rows on one screen: prompt, seen items, ground truth and where it comes from."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from convrec.titles.item import format_item
 from data_prep.own_data.rows import Row
 from data_prep.own_data.source import ReadingOptions, open_source
 
-LINES_OF_CONVERSATION = 8
+MAX_CONVERSATION_LINES = 8
 LONGEST_LINE = 160  # characters
-LINES_OF_FINDINGS = 6
+MAX_PROBLEM_LINES = 6
 
 
-def preview(
+def format_preview(
     count: int,
     conversations: Sequence[str | Path],
     catalog: str | Path,
@@ -26,13 +26,13 @@ def preview(
     item: str,
     reading: ReadingOptions,
 ) -> str:
-    """Show what would become of the first rows, what was guessed and left out up to there, and what is wrong.
+    """Format the first rows as they would be trained, with guesses, skipped records and problems up to there.
 
     Args:
         count: rows to show.
-        conversations: the files.
+        conversations: files of conversations.
         catalog: the catalog's file.
-        num_items: the items that a prompt asks for.
+        num_items: items that a prompt asks for.
         item: what a prompt calls an item.
         reading: how the conversations are read.
 
@@ -42,22 +42,22 @@ def preview(
     damage = Damage()
     items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, reading)
     lines: list[str] = []
-    for path, number, row in islice(source.rows(damage), count):
-        instruction = prompt_text("", num_items, item, source.reader.dated) if not lines else ""
-        lines += _show_row(format_place(path, number), row, instruction)
+    for path, number, row in islice(source.iter_rows(damage), count):
+        instruction = prompt_text("", num_items, item, source.reader.has_years) if not lines else ""
+        lines += _format_row(format_place(path, number), row, instruction)
     try:
         damage.check()
     except UserError as error:
-        lines += _cut(str(error).splitlines(), LINES_OF_FINDINGS)
-    return "\n".join([*items.told, *source.told(), *(lines or [source.describe_emptiness()])])
+        lines += _cut(str(error).splitlines(), MAX_PROBLEM_LINES)
+    return "\n".join([*items.notes, *source.describe_reading(), *(lines or [source.describe_emptiness()])])
 
 
-def _show_row(place: str, row: Row, instruction: str) -> Iterator[str]:
-    """The lines of a row; instruction: what its prompt begins with, where it is to be shown."""
+def _format_row(place: str, row: Row, instruction: str) -> Iterator[str]:
+    """Yield the lines of a row. instruction: the beginning of its prompt; "" to omit it."""
     yield f"--- {place}"
     if instruction:
         yield _shorten(f"prompt: {' '.join(instruction.split())}")
-    yield from map(_shorten, _cut(row.conversation.rstrip().split("\n"), LINES_OF_CONVERSATION, from_end=True))
+    yield from map(_shorten, _cut(row.conversation.rstrip().split("\n"), MAX_CONVERSATION_LINES, from_end=True))
     truth = [f"{title} ({year})" if year else title for title, year in row.truth]
     yield _shorten(f"seen: {' | '.join(row.seen) or '-'}")
     yield _shorten(f"ground truth: {' | '.join(truth) or '-'}")
@@ -70,7 +70,7 @@ def _shorten(line: str) -> str:
 
 
 def _cut(lines: Sequence[str], most: int, from_end: bool = False) -> list[str]:
-    """At most so many lines, the first or the last ones, and how many more there are."""
+    """Keep the first (or last) lines, at most `most`, with a line that counts the rest."""
     if len(lines) <= most:
         return list(lines)
     more = f"... {len(lines) - most + 1} more lines"

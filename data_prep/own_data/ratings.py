@@ -1,5 +1,7 @@
-"""Files of ratings, or of events without them -> a table of users, items and times. 25 million rows take a few hundred
-MB: block by block what is read becomes numbers."""
+"""Read files of ratings, or of events without ratings, into a table of users, items and times.
+
+Files are read in blocks whose cells become numbers at once, so that 25 million rows take a few hundred MB.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,49 +20,60 @@ from convrec.data.records import parquet_batches
 from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import CUT_OFF, UTF8, detect_encoding, iter_lines, open_bytes
 from data_prep.own_data import NAMES
-from data_prep.own_data.ids import SPOILED_ID, plain_ids
-from data_prep.own_data.layouts import plain_name, read_layout
+from data_prep.own_data.ids import TRUNCATED_ID, normalise_ids
+from data_prep.own_data.layouts import normalise_name, read_layout
 from data_prep.own_data.times import DateEvidence, DateOrder, read_both_orders, read_column
 
 ROLES: dict[str, list[str]] = NAMES["ratings"]  # role -> columns
 OPTIONAL_ROLES = ("rating", "time")
-WITHOUT_HEADER = ("u.data", "ratings.dat")  # MovieLens; their columns are the roles
+HEADERLESS = ("u.data", "ratings.dat")  # MovieLens; their columns are the roles in order
 BLOCK_ROWS = 1 << 18
-MONTH_FIRST_TIME = "time, month first"  # column of a block with dates that have two readings
+MONTH_FIRST_TIME = "time, month first"  # column of a block with ambiguous dates
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d{1,2}")
-_EXCEL_DIVIDER = re.compile(r"\"?sep=([,;|\t])\"?\s*$")
+_EXCEL_SEPARATOR = re.compile(r"\"?sep=([,;|\t])\"?\s*$")
 
 
-def read_ratings(path: Path, given: Sequence[str], min_rating: float | None, damage: Damage) -> tuple[pa.Table, int]:
-    """Read who has rated what, and when.
+def read_ratings(
+    path: Path, column_options: Sequence[str], min_rating: float | None, damage: Damage
+) -> tuple[pa.Table, int]:
+    """Read who rated what, and when.
 
     Args:
         path: the file.
-        given: the names of its columns, see `find_columns`.
-        min_rating: ratings below it are left out; None: all count, and are not read.
-        damage: gets the rows that cannot be read.
+        column_options: ROLE=NAME for columns without a usual name (`find_columns`); names without `=` are those of a
+            file without a header.
+        min_rating: lower ratings are left out; None: every row counts, and the ratings themselves are not read.
+        damage: collects the rows that cannot be read.
 
     Returns:
-        `user` and `item`, dictionaries, and, where the file has it, `time` in seconds; and how many rows were read.
+        A table with `user` and `item` (dictionary-encoded) and, if the file has times, `time` in seconds since 1970;
+        and the number of rows read.
 
     Raises:
         UserError: The file cannot be read, lacks a column, or has no rating that counts.
     """
     reader = _RatingsReader(path, min_rating, damage)
-    tables = [reader.read_block(cells) for cells in _iter_blocks(path, given, damage)]
+    tables = [reader.read_block(cells) for cells in _iter_blocks(path, column_options, damage)]
     if tables:
         reader.check_dates()
     damage.check([path], reader.num_sound)
     if not any(map(len, tables)):
         raise UserError(
-            f"{path}: no ratings that count, of {reader.num_read:,}; check how it was written, and --min-rating"
+            "ratings.none-left",
+            f"{path}: none of its {reader.num_read:,} ratings counts; check the file and --min-rating",
         )
     whole = pa.concat_tables(tables, promote_options="default").unify_dictionaries().combine_chunks()
     return _choose_times(whole, reader.date_order), reader.num_read
 
 
 class _RatingsReader:
-    """Reads the blocks of one file. num_read, num_sound: rows so far. date_order: once `check_dates` has found it."""
+    """Read the blocks of one file.
+
+    Attributes:
+        num_read: rows so far.
+        num_sound: rows so far that could be read.
+        date_order: order of day and month; set by `check_dates`.
+    """
 
     def __init__(self, path: Path, min_rating: float | None, damage: Damage) -> None:
         self.path = path
@@ -74,7 +87,10 @@ class _RatingsReader:
     def read_block(self, cells: pd.DataFrame) -> pa.Table:
         self.num_read += len(cells)
         if self.min_rating is not None and "rating" not in cells:
-            raise UserError(f"{self.path}: no column of ratings, by which --min-rating chooses; --columns rating=NAME")
+            raise UserError(
+                "ratings.no-rating-column",
+                f"--min-rating {self.min_rating:g}: {self.path} has no column of ratings; give --columns rating=NAME",
+            )
         values = self._read_values(cells)
         self._add_damage(cells, values)
         values = values.dropna()
@@ -85,19 +101,19 @@ class _RatingsReader:
         return pa.table(columns | {name: values[name] for name in values})
 
     def check_dates(self) -> None:
-        """Find the order of day and month in the file's dates; where nobody knows it, the file is damaged."""
+        """Determine the order of day and month in the file's dates; if it is unknown, the file is damaged."""
         try:
-            self.date_order = self._evidence.order()
+            self.date_order = self._evidence.find_order()
         except BadRecord as problem:
             problem.column = "time"
-            row, _ = self._evidence.is_open or self._evidence.day_first or (0, "")
+            row, _ = self._evidence.ambiguous or self._evidence.day_first or (0, "")
             self.damage.add(self.path, row, problem, lost=0)
 
     def _read_values(self, cells: pd.DataFrame) -> pd.DataFrame:
-        """What the cells say; null for what they cannot say."""
-        values = pd.DataFrame({role: plain_ids(cells[role]) for role in ("user", "item")})
+        """Convert the cells; null if a cell cannot be read."""
+        values = pd.DataFrame({role: normalise_ids(cells[role]) for role in ("user", "item")})
         if self.min_rating is not None:
-            values["rating"] = _read_stars(cells["rating"])
+            values["rating"] = _parse_ratings(cells["rating"])
         if "time" in cells:
             times = read_column(cells["time"], self._evidence)
             values["time"] = times.day_first.fillna(times.month_first)
@@ -111,7 +127,7 @@ class _RatingsReader:
             for row, cell in cells.loc[values[role].isna(), role].items():
                 self.damage.add(self.path, int(row), _make_bad_record(role, cell))
         if self.damage.share is None:
-            self.damage.check()  # at once: not a message for each of millions of rows
+            self.damage.check()  # per block: millions of rows would mean millions of messages
 
 
 def _choose_times(table: pa.Table, order: DateOrder | None) -> pa.Table:
@@ -121,25 +137,25 @@ def _choose_times(table: pa.Table, order: DateOrder | None) -> pa.Table:
     table = table.drop_columns([MONTH_FIRST_TIME])
     if order is not DateOrder.MONTH_FIRST:
         return table
-    times = month_first.to_pandas().fillna(table["time"].to_pandas())  # null in blocks where both are the same
+    times = month_first.to_pandas().fillna(table["time"].to_pandas())  # null in blocks where both orders agree
     return table.set_column(table.column_names.index("time"), "time", pa.array(times))
 
 
-def _read_stars(cells: pd.Series) -> pd.Series:
-    """Ratings as numbers, NaN for what is none; true and false are 1 and 0, and `4,5` is 4.5."""
+def _parse_ratings(cells: pd.Series) -> pd.Series:
+    """Convert ratings to numbers, NaN if impossible; true and false are 1 and 0, and `4,5` is 4.5."""
     if pd.api.types.is_numeric_dtype(cells):
         return cells.astype("float64")
     texts = cells.fillna("").astype("str").str.strip().str.lower().replace({"true": "1", "false": "0"})
     numbers = pd.to_numeric(texts, errors="coerce")
-    with_comma = texts[numbers.isna() & texts.str.fullmatch(_DECIMAL_COMMA)]
-    numbers.update(pd.to_numeric(with_comma.str.replace(",", ".")))
+    decimal_commas = texts[numbers.isna() & texts.str.fullmatch(_DECIMAL_COMMA)]
+    numbers.update(pd.to_numeric(decimal_commas.str.replace(",", ".")))
     return numbers
 
 
 def _make_bad_record(role: str, cell: Any) -> BadRecord:
-    """Why a cell says nothing, and the fix."""
+    """Explain why a cell cannot be read, and the fix."""
     if role == "time":
-        problem = BadRecord("is %r; write it again", cell)
+        problem = BadRecord("is %r; correct it", cell)
         try:
             read_both_orders(cell)
         except BadRecord as reason:
@@ -148,74 +164,83 @@ def _make_bad_record(role: str, cell: Any) -> BadRecord:
         problem = BadRecord("is %r; write a number", cell)
     else:
         is_blank = cell is None or cell != cell or not str(cell).strip()
-        problem = BadRecord("is %r; fill it in" if is_blank else SPOILED_ID, cell)
+        problem = BadRecord("is %r; fill it in" if is_blank else TRUNCATED_ID, cell)
     problem.column = role
     return problem
 
 
-def find_columns(path: Path, names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
-    """Find the column of each role; those for rating and time may be missing.
+def find_columns(path: Path, names: Sequence[str], column_options: Sequence[str]) -> dict[str, str]:
+    """Find the column of each role; rating and time may be missing.
 
     Args:
         path: the file, for messages.
-        names: of its columns.
-        given: ROLE=NAME for columns that have no usual name.
+        names: its columns.
+        column_options: ROLE=NAME for columns without a usual name.
 
     Returns:
         column -> its role.
+
+    Raises:
+        UserError: A role has no column, or a column has two roles.
     """
-    plain_names = {plain_name(name): name for name in reversed(names)}
+    plain_names = {normalise_name(name): name for name in reversed(names)}
     columns = {
         role: next((plain_names[known] for known in usual if known in plain_names), "") for role, usual in ROLES.items()
     }
-    columns |= dict(entry.split("=", 1) for entry in given)
+    columns |= dict(entry.split("=", 1) for entry in column_options)
     for role, column in columns.items():
         is_alone = column in names and [*columns.values()].count(column) == 1
         if role not in ROLES or not (is_alone or (column == "" and role in OPTIONAL_ROLES)):
-            missing = f"no column {column} of its own" if column else "no column with a usual name"
+            missing = f"no separate column {column}" if column else "no column with a usual name"
             raise UserError(
-                f"{path}: {missing} for {role} among {', '.join(names)}; name it with "
-                f"--columns {role}=NAME or, where there is no header, all in their order: --columns {' '.join(ROLES)}"
+                "ratings.missing-column",
+                f"{path}: {missing} for {role} among {', '.join(names)}; name it with --columns {role}=NAME or, if "
+                f"the file has no header, name all columns in order: --columns {' '.join(ROLES)}",
             )
     return {column: role for role, column in columns.items() if column}
 
 
-def _iter_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
-    """Cells by role; the index is the rows' numbers."""
+def _iter_blocks(path: Path, column_options: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
+    """Yield blocks of cells with a column per role; the index holds the row numbers."""
     try:
         if get_suffix(path) == ".parquet":
-            yield from _iter_parquet_blocks(path, given, damage)
+            yield from _iter_parquet_blocks(path, column_options, damage)
         elif get_suffix(path) in (".json", ".jsonl", ".ndjson", *SPREADSHEETS):
-            yield from _iter_record_blocks(path, given, damage)
+            yield from _iter_record_blocks(path, column_options, damage)
         else:
-            yield from _iter_csv_blocks(path, given)
+            yield from _iter_csv_blocks(path, column_options)
     except (pa.ArrowInvalid, OSError, *CUT_OFF) as error:
-        raise UserError(f"{path}: not readable ({error}); write CSV in UTF-8 with as many cells in every row") from None
+        raise UserError(
+            "ratings.unreadable-file",
+            f"{path}: not readable ({error}); write UTF-8 CSV with the same number of cells in every row",
+        ) from None
 
 
-def _iter_parquet_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
-    roles = find_columns(path, pq.read_schema(path).names, given)
+def _iter_parquet_blocks(path: Path, column_options: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
+    roles = find_columns(path, pq.read_schema(path).names, column_options)
     for batch, numbers in parquet_batches(path, damage, [*roles]):
         yield batch.to_pandas(integer_object_nulls=True).set_axis(numbers).rename(columns=roles)
 
 
-def _iter_record_blocks(path: Path, given: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
+def _iter_record_blocks(path: Path, column_options: Sequence[str], damage: Damage) -> Iterator[pd.DataFrame]:
     records = read_layout(path, damage)
     while block := dict(islice(records, BLOCK_ROWS)):
-        roles = find_columns(path, list({key: None for record in block.values() for key in record}), given)
+        roles = find_columns(path, list({key: None for record in block.values() for key in record}), column_options)
         rows = [[record.get(name) for name in roles] for record in block.values()]
         yield pd.DataFrame(rows, [*block], [*roles.values()])
 
 
-def _iter_csv_blocks(path: Path, given: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Cells are divided as those of the first line. Columns that `given` names without `=` are those of a file that has
-    no header; `-` is one that is not read."""
+def _iter_csv_blocks(path: Path, column_options: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """Yield blocks of a CSV file, whose separator is guessed from the first line.
+
+    Names without `=` in `column_options` are the columns of a file without a header; `-` is a column to ignore.
+    """
     first = next((text for _, text in iter_lines(path, is_table=True) if isinstance(text, str)), "")
-    excel = _EXCEL_DIVIDER.match(first)
-    names = [*ROLES] if path.name in WITHOUT_HEADER else [name for name in given if "=" not in name]
-    divider = excel[1] if excel else max(",\t;|", key=first.count)
-    if "::" in first:  # Arrow has dividers of one character: an empty cell between any two
-        divider = ":"
+    excel = _EXCEL_SEPARATOR.match(first)
+    names = [*ROLES] if path.name in HEADERLESS else [name for name in column_options if "=" not in name]
+    separator = excel[1] if excel else max(",\t;|", key=first.count)
+    if "::" in first:  # Arrow separators have one character: an empty cell comes between any two
+        separator = ":"
         names = [name for role in names for name in (role, "-")][:-1]
     encoding = detect_encoding(path)
     is_utf16 = encoding.startswith(("utf-16", "utf-32"))
@@ -227,12 +252,12 @@ def _iter_csv_blocks(path: Path, given: Sequence[str]) -> Iterator[pd.DataFrame]
         skip_rows=int(excel is not None),
         encoding=UTF8 if is_utf16 else encoding,
     )
-    cells = csv.ParseOptions(delimiter=divider, newlines_in_values=not names)
+    cells = csv.ParseOptions(delimiter=separator, newlines_in_values=not names)
     header = names or csv.open_csv(source, how, cells).schema.names
     if is_utf16:
         source = open_bytes(path)
     line = (1 if names else 2) + int(excel is not None)
-    roles = find_columns(path, header, [entry for entry in given if "=" in entry])
+    roles = find_columns(path, header, [entry for entry in column_options if "=" in entry])
     texts = csv.ConvertOptions(include_columns=[*roles], column_types=dict.fromkeys(roles, pa.string()))
     for batch in csv.open_csv(source, how, cells, texts):
         yield batch.to_pandas().set_axis(range(line, line + len(batch))).rename(columns=roles)

@@ -1,4 +1,4 @@
-"""Files of conversations -> rows, whatever program wrote them, and what is told of them besides findings."""
+"""Read files of conversations into rows, whatever program wrote them, and report how they were understood."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,32 +11,34 @@ from convrec.data.damage import BadRecord, Damage
 from convrec.data.text_files import describe_encoding
 from convrec.titles.item import Item, format_item
 from convrec.titles.matching import Matcher
-from data_prep.own_data.catalog import CatalogRead, ItemIds, read_catalog
+from data_prep.own_data.catalog import ItemIds, ParsedCatalog, read_catalog
 from data_prep.own_data.cells import ItemReader
-from data_prep.own_data.conversations import TABLE_COLUMNS, Unread, guess_form, read_conversations
+from data_prep.own_data.conversations import TABLE_COLUMNS, UnreadColumns, guess_form, read_conversations
 from data_prep.own_data.forms import OWN
-from data_prep.own_data.forms.base import Reading, Speakers
+from data_prep.own_data.forms.base import ReadContext, Speakers
 from data_prep.own_data.forms.own import WANTED
 from data_prep.own_data.forms.turn_order import FILE_ORDER
 from data_prep.own_data.next_turns import Mentions, iter_rows
 from data_prep.own_data.rows import KEYS, SPLITS, Row, Turn, read_row, read_turns
 from data_prep.own_data.times import DateEvidence, DateOrder, read_both_orders
 
-GIVEN, NEXT_TURNS = TRUTHS = ("given", "from-next-turns")  # --truth
-CONVERSATION_COLUMNS = frozenset({*KEYS, *TABLE_COLUMNS})  # of --columns; others are the catalog's
+TRUTHS = ("given", "from-next-turns")  # --truth
+GIVEN, NEXT_TURNS = TRUTHS
+CONVERSATION_COLUMNS = frozenset({*KEYS, *TABLE_COLUMNS})  # in --columns; others belong to the catalog
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
     """How files of conversations are read.
 
-    form: a key of FORMS, None: guessed for each file.
-    truth: GIVEN, or NEXT_TURNS where the turns that follow say what was wanted.
-    recommenders: names of those who recommend.
-    columns: our name of a column -> the files'.
-    one_conversation: whether a table of turns without a column of conversations is one.
-    strict: whether a column that nothing reads is an error.
-    split_of_file: the split of each file's rows; empty where rows say it, or a rule does.
+    Attributes:
+        form: a key of FORMS; None: guessed for each file.
+        truth: GIVEN, or NEXT_TURNS to take the items that the next turns name as ground truth.
+        recommenders: names of the speakers who recommend.
+        columns: our name of a column -> the files' name.
+        one_conversation: whether a table of turns without a conversation column is one conversation.
+        strict: whether a column that nothing reads is an error.
+        split_of_file: the split of each file's rows; empty if the rows or a rule decide.
     """
 
     form: str | None = None
@@ -48,8 +50,8 @@ class ReadingOptions:
     split_of_file: Mapping[Path, str] = field(default_factory=dict)
 
 
-class _Wanted(NamedTuple):
-    """A record with what is wanted, and why it is."""
+class _LabelledRecord(NamedTuple):
+    """A record with its ground truth or demonstration, and where that comes from."""
 
     record: Mapping[str, Any]
     turns: Sequence[Turn] | None
@@ -57,10 +59,11 @@ class _Wanted(NamedTuple):
 
 
 class Source:
-    """Conversations in files, read with a catalog at hand.
+    """Conversations in files, read with the help of a catalog.
 
-    proposed: ground truths that the next turns name, of the last reading.
-    left_out: kind -> count of what is no row and no finding.
+    Attributes:
+        num_inferred: ground truths inferred from the next turns in the last reading.
+        left_out: kind -> count of what became neither a row nor a problem.
     """
 
     def __init__(
@@ -72,139 +75,141 @@ class Source:
         self.columns = {ours: theirs for ours, theirs in options.columns.items() if theirs != FILE_ORDER}
         self.forms = {path: options.form or guess_form(path, self.columns) for path in paths}
         self.mentions = Mentions(reader)
-        self.proposed = 0
+        self.num_inferred = 0
         self.reading = self._begin_reading()
-        self.unread = Unread()
+        self.unread = UnreadColumns()
         self._date_orders: dict[Path, DateOrder | None] = {}
 
     @property
     def left_out(self) -> Counter[str]:
         return self.reading.left_out
 
-    def rows(self, damage: Damage) -> Iterator[tuple[Path, int, Row]]:
+    def iter_rows(self, damage: Damage) -> Iterator[tuple[Path, int, Row]]:
         """Read all conversations.
 
         Yields:
             The file, the row of the conversation's first record, and a row of training data.
 
         Raises:
-            UserError: Something is wrong with a file as a whole, or nobody has a name of --recommender.
+            UserError: A file cannot be read at all, or no speaker has a name of --recommender.
         """
-        self.proposed = 0
+        self.num_inferred = 0
         self.reading = self._begin_reading()
         for path, number, record in read_conversations(self.forms, self.columns, self.reading, damage, self.unread):
             with damage.of(path, number):
                 self._add_split(path, record)
                 date_order = self._find_date_order(path, record.get("time"))
-                for wanted in self._find_wanted(record):
-                    row = read_row(wanted.record, self.reader, self.num_items, wanted.turns, date_order)
-                    yield path, number, replace(row, why=wanted.why)
+                for labelled in self._label_record(record):
+                    row = read_row(labelled.record, self.reader, self.num_items, labelled.turns, date_order)
+                    yield path, number, replace(row, why=labelled.why)
         if self.options.strict:
             self.unread.refuse(damage)
         is_whole_file_spoiled = any(finding.lost == 0 for finding in damage.findings)
         if not is_whole_file_spoiled and (problem := self.reading.speakers.describe_missing()):
-            raise UserError(problem)
+            raise UserError("conversations.unknown-recommender", problem)
 
-    def _begin_reading(self) -> Reading:
-        return Reading(
+    def _begin_reading(self) -> ReadContext:
+        return ReadContext(
             speakers=Speakers(self.options.recommenders),
             one_conversation=self.options.one_conversation,
             keeps_order=self.options.columns.get("order") == FILE_ORDER,
         )
 
     def _add_split(self, path: Path, record: dict[str, Any]) -> None:
-        """Write the split of the record's file into it. Raises BadRecord for a record that has one of its own."""
+        """Set a record's split to that of its file. Raises BadRecord if the record has its own."""
         if path not in self.options.split_of_file:
             return
         if "split" in record:
-            raise BadRecord("a split of its own; leave it out, or --split")
+            raise BadRecord("has its own split; remove it, or drop --split")
         record["split"] = self.options.split_of_file[path]
 
     def _find_date_order(self, path: Path, value: Any) -> DateOrder | None:
-        """The order of the file's dates, which are looked at where one has two readings. Raises BadRecord."""
+        """Return the order of the file's dates, which are all examined once one is ambiguous. Raises BadRecord."""
         if path not in self._date_orders and isinstance(value, str):
             try:
-                is_open = read_both_orders(value).is_open
+                is_ambiguous = read_both_orders(value).is_ambiguous
             except BadRecord:
-                return None  # the row's reading says what is wrong
-            if not is_open:
+                return None  # reading the row reports what is wrong
+            if not is_ambiguous:
                 return None
             evidence = DateEvidence()
             for _, number, record in read_conversations(
-                {path: self.forms[path]}, {}, self._begin_reading(), Damage(), Unread()
+                {path: self.forms[path]}, {}, self._begin_reading(), Damage(), UnreadColumns()
             ):
                 evidence.add(number, record.get("time"))
-            self._date_orders[path] = evidence.order()
+            self._date_orders[path] = evidence.find_order()
         return self._date_orders.get(path)
 
-    def _find_wanted(self, record: dict[str, Any]) -> Iterator[_Wanted]:
-        """The rows that a conversation becomes."""
+    def _label_record(self, record: dict[str, Any]) -> Iterator[_LabelledRecord]:
+        """Yield the rows that a conversation becomes."""
         try:
             turns = read_turns(record.get("messages", record.get("conversation")), self.left_out)
         except BadRecord:
             if self.options.truth == NEXT_TURNS:
                 raise
-            yield _Wanted(record, None, "")  # read_row says what is wrong with it, and with the rest
+            yield _LabelledRecord(record, None, "")  # read_row reports this problem along with any others
             return
         is_given = any(record.get(name) for name in WANTED)
         is_named = any(turn.items is not None for turn in turns)
         if not is_given and (is_named or self.options.truth == NEXT_TURNS):
-            yield from self._find_in_next_turns(record, turns, is_named)
+            yield from self._infer_from_next_turns(record, turns, is_named)
         elif not is_given and turns[-1].role == "assistant":
             demonstration = self._parse_list(turns[-1].content)
             last_asked = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=-1)
-            self.left_out["what a recommender says before its list"] += len(turns) - last_asked - 2
+            self.left_out["turns of the recommender before its list"] += len(turns) - last_asked - 2
             why = "the recommender's last turn is this list"
-            yield _Wanted(record | {"demonstration": demonstration}, turns[: last_asked + 1] or turns, why)
+            yield _LabelledRecord(record | {"demonstration": demonstration}, turns[: last_asked + 1] or turns, why)
         else:
-            yield _Wanted(record, turns, "the record says so")
+            yield _LabelledRecord(record, turns, "given in the record")
 
-    def _find_in_next_turns(self, record: dict[str, Any], turns: Sequence[Turn], is_named: bool) -> Iterator[_Wanted]:
-        if name := record.pop("id", None):  # several rows can come of it
+    def _infer_from_next_turns(
+        self, record: dict[str, Any], turns: Sequence[Turn], is_named: bool
+    ) -> Iterator[_LabelledRecord]:
+        if name := record.pop("id", None):  # the record may become several rows
             record.setdefault("conversation_id", name)
         named = [self._find_named(turn) for turn in turns]
         rows = list(iter_rows(record, turns, named, self.reader.matcher, also_user=not is_named))
         if not rows:
-            self.left_out["conversations in which no item is named in answer to the user"] += 1
-        self.proposed += sum(len(row["ground_truth"]) for row, _ in rows)
+            self.left_out["conversations in which no answer to the user names an item"] += 1
+        self.num_inferred += sum(len(row["ground_truth"]) for row, _ in rows)
         for row, before in rows:
             answer = next(turn.content for turn in turns[len(before) :])
-            said_by = "the answer names" if is_named else "the answer, or the user after it, names"
-            yield _Wanted(row, before, f"{said_by} what nobody had named: {answer}")
+            speaker = "the answer" if is_named else "the answer, or the user after it,"
+            yield _LabelledRecord(row, before, f"{speaker} names new items: {answer}")
 
     def _find_named(self, turn: Turn) -> list[Item]:
-        """The items that a turn names: those that its source says, else those that its text says."""
+        """Return the items that a turn names: those its source lists, else those found in its text."""
         if turn.items is None:
             return self.mentions.find_in_text(turn.content)
         return self.mentions.parse_cell(turn.items, self.left_out)
 
     def _parse_list(self, answer: str) -> list[Any]:
         try:
-            items = self.reader.items(answer.splitlines())
+            items = self.reader.read_items(answer.splitlines())
         except BadRecord:
             items = []
-        known = sum(self.reader.knows(format_item(*item)) for item in items)
-        if 2 * known <= len(items):  # `Try Heat (1995)` is a line with a title and a year, too
+        num_known = sum(self.reader.knows(format_item(*item)) for item in items)
+        if 2 * num_known <= len(items):  # `Try Heat (1995)` is also a line with a title and a year
             raise BadRecord(
-                "the recommender's last turn, %r, is no list of items; --truth from-next-turns takes the titles that "
+                "the recommender's last turn, %r, is not a list of items; --truth from-next-turns uses the titles that "
                 "turns name as ground truth", answer
             )  # fmt: skip
-        return [list(item) if self.reader.dated else [item.title] for item in items]
+        return [list(item) if self.reader.has_years else [item.title] for item in items]
 
     def describe_emptiness(self) -> str:
-        """Why no row came of the files."""
+        """Say why the files gave no row."""
         if any(self.left_out.values()):
-            return "no conversation is left of what the files have"
-        return "no conversations; check how the file was written"
+            return "all conversations were left out"
+        return "no conversations. Check how the file was written."
 
-    def told(self) -> list[str]:
-        """A line for each thing to know about how the files were read."""
+    def describe_reading(self) -> list[str]:
+        """Return a line for each fact to know about how the files were read."""
         how = "--format" if self.options.form else "guessed; --format names another"
         lines = [f"{path}: read as {form} ({how})" for path, form in self.forms.items() if form != OWN]
         lines += self.reading.notes
         lines += filter(None, map(describe_encoding, self.forms))
-        if self.proposed:
-            lines.append(f"{self.proposed:,} ground truths are what the next turns name; --preview shows some")
+        if self.num_inferred:
+            lines.append(f"{self.num_inferred:,} ground truths were inferred from the next turns; --preview shows some")
         lines += [f"{count:,} {what} left out" for what, count in self.left_out.items() if count]
         return [*lines, *filter(None, [self.unread.describe()])]
 
@@ -215,34 +220,33 @@ def open_source(
     num_items: int,
     damage: Damage,
     reading: ReadingOptions = ReadingOptions(),
-) -> tuple[CatalogRead, Source]:
-    """Read the catalog, and open the conversations that are read with it.
+) -> tuple[ParsedCatalog, Source]:
+    """Read the catalog, then open the conversations that are read with it.
 
     Args:
         paths: files of conversations.
         catalog: the catalog's file.
-        num_items: the items that a prompt asks for.
-        damage: gets the catalog's damaged items.
-        reading: how the conversations are read. Of its columns, those that are none of CONVERSATION_COLUMNS are the
-            catalog's.
+        num_items: items that a prompt asks for.
+        damage: collects the catalog's damaged items.
+        reading: how the conversations are read. Its columns that are not in CONVERSATION_COLUMNS belong to the catalog.
 
     Raises:
-        UserError: The catalog or a file cannot be read, or is of no known form.
+        UserError: The catalog or a file cannot be read, or its form is unknown.
     """
     if not 1 <= num_items <= 100:
-        raise UserError(f"--num-items {num_items}: give 1 to 100")
-    of_conversations = {ours: theirs for ours, theirs in reading.columns.items() if ours in CONVERSATION_COLUMNS}
-    of_catalog = {ours: theirs for ours, theirs in reading.columns.items() if ours not in CONVERSATION_COLUMNS}
-    items = read_catalog(catalog, damage, of_catalog)
-    if not items.dated or damage.share is not None:
-        damage.check([catalog], len(items.table))  # whether years are missed in the rows depends on it
-    known = items.catalog()
-    reader = ItemReader(Matcher(known), ItemIds(known))
-    return items, Source(paths, reader, num_items, replace(reading, columns=of_conversations))
+        raise UserError("conversations.num-items-out-of-range", f"--num-items {num_items}: out of range; give 1 to 100")
+    conversation_columns = {ours: theirs for ours, theirs in reading.columns.items() if ours in CONVERSATION_COLUMNS}
+    catalog_columns = {ours: theirs for ours, theirs in reading.columns.items() if ours not in CONVERSATION_COLUMNS}
+    items = read_catalog(catalog, damage, catalog_columns)
+    if not items.has_years or damage.share is not None:
+        damage.check([catalog], len(items.table))  # rows need years or not depending on the catalog
+    whole_catalog = items.build_catalog()
+    reader = ItemReader(Matcher(whole_catalog), ItemIds(whole_catalog))
+    return items, Source(paths, reader, num_items, replace(reading, columns=conversation_columns))
 
 
 def parse_file_splits(texts: Sequence[str]) -> dict[Path, str]:
-    """Read --split.
+    """Parse --split.
 
     Args:
         texts: files of train, validation and test in this order, or SPLIT=FILE.
@@ -251,7 +255,7 @@ def parse_file_splits(texts: Sequence[str]) -> dict[Path, str]:
         The split of each file.
 
     Raises:
-        UserError: More files than splits, a split that there is not, or a file twice.
+        UserError: There are more files than splits, an unknown split, or a file twice.
     """
     split_of_file: dict[Path, str] = {}
     for place, text in enumerate(texts):
@@ -260,8 +264,11 @@ def parse_file_splits(texts: Sequence[str]) -> dict[Path, str]:
             name = SPLITS[place] if place < len(SPLITS) else ""
             file = text
         if name not in SPLITS:
-            raise UserError(f"--split {text}: give at most three files, train, validation and test, or SPLIT=FILE")
+            problem = "give at most three files for train, validation and test, or SPLIT=FILE"
+            raise UserError("conversations.unknown-split", f"--split {text}: {problem}")
         if Path(file) in split_of_file:
-            raise UserError(f"--split {text}: the file is there twice; a file is of one split")
+            raise UserError(
+                "conversations.repeated-split-file", f"--split {text}: this file occurs twice; give each file once"
+            )
         split_of_file[Path(file)] = name
     return split_of_file

@@ -1,7 +1,7 @@
-"""Titles and years of catalogs as programs write them -> as lists write them.
+"""Normalise titles and years of catalogs to the way lists write them.
 
 Matrix, The (1999)                                 The Matrix, 1999
-Postman, The (Postino, Il)                         The Postman, also called Il Postino
+Postman, The (Postino, Il)                         The Postman, with the alias Il Postino
 Tom &amp; Jerry                                    Tom & Jerry
 2013-2023, 1995-12-15 as year                      2013, 1995
 """
@@ -19,7 +19,7 @@ from convrec.titles.marks import decode_marks
 from data_prep.own_data.times import read_both_orders
 
 TEXT_COLUMNS = ("title", "display", "aliases")
-_YEAR_BEHIND = re.compile(r"\s*(.*\S)\s*\((\d{4})\)\s*")
+_YEAR_AT_END = re.compile(r"\s*(.*\S)\s*\((\d{4})\)\s*")
 _FIRST_OF_SPAN = re.compile(r"\s*(\d{4})\s*[-–—/]\s*(?:\d{4}|present|\?*)\s*", re.IGNORECASE)
 _DATE_WITH_YEAR_FIRST = re.compile(r"\s*(\d{4})[-/]\d{1,2}(?:[-/]\d{1,2}.*)?")
 _DATE_WITH_YEAR_LAST = re.compile(r"\s*\d{1,2}([./-])\d{1,2}\1(\d{4})\s*")
@@ -33,17 +33,25 @@ _EDITION = re.compile(
 
 
 def clean_records(path: Path, records: Mapping[int, dict[str, Any]]) -> list[str]:
-    """Rewrite in place the titles and years of a catalog's records; a sentence for each kind of change."""
-    told = [
+    """Rewrite the titles and years of a catalog's records in place.
+
+    Args:
+        path: the file, for messages.
+        records: row -> record.
+
+    Returns:
+        A sentence for each kind of change.
+    """
+    notes = [
         _decode_texts(path, records),
-        _take_years_from_titles(path, records),
-        *_turn_titles(path, records),
+        _extract_years_from_titles(path, records),
+        *_move_articles(path, records),
     ]
-    return [sentence for sentence in told if sentence]
+    return [sentence for sentence in notes if sentence]
 
 
 def read_year(value: Any) -> int | None:
-    """The year of a number, a text, a date or a span of years; None for anything else."""
+    """Return the year of a number, text, date or span of years; None for anything else."""
     if isinstance(value, date):
         return value.year
     number = parse_year(value)
@@ -70,15 +78,15 @@ def _decode_texts(path: Path, records: Mapping[int, dict[str, Any]]) -> str:
                 record[name] = decoded
                 example = example or f"{text} is {decoded}"
                 count += 1
-    return f"{path}: {count:,} texts have entities of HTML, which are read ({example})" if count else ""
+    return f"{path}: HTML entities decoded in {count:,} texts ({example})" if count else ""
 
 
-def _take_years_from_titles(path: Path, records: Mapping[int, dict[str, Any]]) -> str:
-    """Where no item has a year, but most titles end in `(1999)`; else of the few titles that have one in its place."""
+def _extract_years_from_titles(path: Path, records: Mapping[int, dict[str, Any]]) -> str:
+    """Move years from titles to `year`: if no item has a year but most titles end in `(1999)`, or for single items."""
     has_years = any(record.get("year") not in (None, "") for record in records.values())
     matches: dict[int, re.Match[str]] = {}
     for row, record in records.items():
-        match = _YEAR_BEHIND.fullmatch(str(record.get("title")))
+        match = _YEAR_AT_END.fullmatch(str(record.get("title")))
         if match and read_year(record.get("year")) is None:
             matches[row] = match
     if not matches or (not has_years and 2 * len(matches) <= len(records)):
@@ -87,39 +95,40 @@ def _take_years_from_titles(path: Path, records: Mapping[int, dict[str, Any]]) -
         records[row]["title"] = match[1]
         records[row]["year"] = int(match[2])
     if has_years:
-        return f"{path}: {len(matches):,} items have no year but in their title, which is read"
-    return f"{path}: no column year, so the year was taken from the end of {len(matches):,} titles"
+        return f"{path}: {len(matches):,} items have a year only in their title, which is used"
+    return f"{path}: no column year; the years at the end of {len(matches):,} titles are used"
 
 
-def _turn_titles(path: Path, records: Mapping[int, dict[str, Any]]) -> Iterator[str]:
-    """`Matrix, The` to `The Matrix`, and second titles in parentheses to aliases, where a catalog has many such.
+def _move_articles(path: Path, records: Mapping[int, dict[str, Any]]) -> Iterator[str]:
+    """Turn `Matrix, The` into `The Matrix`, and alternative titles in parentheses into aliases.
 
-    `Vitamin, A` is no article: only catalogs with titles that end in `, The` are written so.
+    Only catalogs with titles that end in `, The` are changed: the A in `Vitamin, A` is not an article.
     """
     titles = {row: record["title"] for row, record in records.items() if isinstance(record.get("title"), str)}
     if not any(re.search(r", The(?=$| \()", title) for title in titles.values()):
         return
-    num_turned = num_aliases = 0
+    num_moved = 0
+    num_aliases = 0
     for row, title in titles.items():
         first, others = _split_second_titles(title)
         turned = turn_article(first)
-        num_turned += turned != first
+        num_moved += turned != first
         num_aliases += len(others)
         records[row]["title"] = turned
         if others:
-            given = records[row].get("aliases") or []
-            known = given.split("|") if isinstance(given, str) else list(given)
-            records[row]["aliases"] = [*known, *map(turn_article, others)]
+            aliases = records[row].get("aliases") or []
+            aliases = aliases.split("|") if isinstance(aliases, str) else list(aliases)
+            records[row]["aliases"] = [*aliases, *map(turn_article, others)]
     for record in records.values() if num_aliases else ():
-        if isinstance(record.get("aliases"), str):  # lists beside texts
+        if isinstance(record.get("aliases"), str):  # a column has one type
             record["aliases"] = record["aliases"].split("|")
-    yield f"{path}: titles whose article stands behind are turned round ({num_turned:,}): Matrix, The is The Matrix"
+    yield f"{path}: articles moved to the front of {num_moved:,} titles: Matrix, The is now The Matrix"
     if num_aliases:
-        yield f"{path}: {num_aliases:,} second titles in parentheses are read as aliases"
+        yield f"{path}: {num_aliases:,} alternative titles in parentheses became aliases"
 
 
 def _split_second_titles(title: str) -> tuple[str, list[str]]:
-    """(the first title, those behind it in parentheses). An edition or another number is no second title."""
+    """Split off the alternative titles in parentheses; an edition or another number is not one."""
     others: list[str] = []
     while match := _SECOND_TITLE.fullmatch(title):
         first, second = match.groups()

@@ -1,7 +1,7 @@
-"""Which split a row belongs to: its own word, or by time as in the paper, or by its conversation's name.
+"""Assign rows to splits: by their own column, by time as in the paper, or by a hash of the conversation's name.
 
-A conversation is never divided: all its rows go where its latest row belongs, so that nothing in train is later than
-what validation and test begin with.
+A conversation is never divided: all its rows go where its latest row belongs, so that no row of train is later than the
+beginning of validation and test.
 """
 
 import math
@@ -19,13 +19,13 @@ from data_prep.own_data.rows import SPLITS
 from data_prep.own_data.times import parse_time
 from data_prep.tables import split_by_hash
 
-# A conversation has fewer rows than both, a common opening has more.
+# More rows than both share a common opening rather than a conversation.
 LARGE_SHARE = 0.05
 LARGE_COUNT = 20
 
 
 class SplitRule(NamedTuple):
-    """What the command line says about splits; dates in any form of `parse_time`."""
+    """The options for splits; dates in any form that `parse_time` reads."""
 
     validation_from: str | None = None
     test_from: str | None = None
@@ -34,15 +34,15 @@ class SplitRule(NamedTuple):
 
 
 class SplitKey(NamedTuple):
-    """What decides which split a row belongs to.
+    """The values that decide which split a row belongs to.
 
     Attributes:
         path: the row's file.
         row: its number there.
-        conversation: 64 bits that tell its conversation from others.
-        time: seconds since 1970; None: the row has none.
-        split: the row's own word; None: it has none.
-        is_named: whether the row itself names its conversation, and not the beginning of its text.
+        conversation: 64-bit hash that identifies its conversation.
+        time: seconds since 1970; None if the row has none.
+        split: the row's own split; None if it has none.
+        is_named: whether the row names its conversation; otherwise the beginning of its text identifies it.
     """
 
     path: Path
@@ -54,41 +54,49 @@ class SplitKey(NamedTuple):
 
 
 class Borders(NamedTuple):
-    """Seconds since 1970: train is before validation_from, test from test_from on. None: there is no such split."""
+    """Borders in seconds since 1970: train ends at validation_from, test begins at test_from. None: no such split."""
 
     validation_from: float | None
     test_from: float | None
 
-    def places(self, times_R: np.ndarray) -> np.ndarray:
-        """(R,) places in SPLITS of rows; times_R: the latest of each one's conversation."""
+    def assign_splits(self, times_R: np.ndarray) -> np.ndarray:
+        """Return the index into SPLITS of each row, (R,). times_R: the latest time of its conversation."""
         test = np.inf if self.test_from is None else self.test_from
         validation = test if self.validation_from is None else self.validation_from
         return (times_R >= validation).astype(np.int8) + (times_R >= test)
 
-    def described(self) -> dict[str, Any]:
-        """As summary.json has them."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the borders as summary.json has them."""
         dates = {name: time and datetime.fromtimestamp(time, UTC).isoformat() for name, time in self._asdict().items()}
         return {"by": "time"} | dates
 
 
-def borders_at_shares(times_R: np.ndarray, validation: float, test: float) -> Borders:
-    """Borders so that the last `test` of the rows and the last `validation` before them are split off.
+def find_borders(times_R: np.ndarray, validation: float, test: float) -> Borders:
+    """Find borders that split off the last rows as test and those before them as validation.
 
-    times_R: the latest of each row's conversation. Rows of one time stay together, so that a share is reached, or
-    exceeded by the rows of one time. Raises UserError when nothing is left for train.
+    Rows of one time stay together, so a share may be exceeded by the rows of one time.
+
+    Args:
+        times_R: the latest time of each row's conversation, in seconds since 1970.
+        validation: share of the rows for validation.
+        test: share of the rows for test.
+
+    Raises:
+        UserError: Nothing is left for train.
     """
     test_from, earlier_R = _cut_off_last(np.sort(times_R), math.ceil(test * len(times_R)))
     validation_from, left_R = _cut_off_last(earlier_R, math.ceil(validation * len(times_R)))
     if not len(left_R):
         raise UserError(
-            f"--validation-share {validation} and --test-share {test} leave nothing for train: the rows have "
-            f"{len(np.unique(times_R))} different times; lower the shares"
+            "splits.no-train-rows",
+            f"--validation-share {validation} and --test-share {test} leave nothing for train: the rows have only "
+            f"{len(np.unique(times_R))} different times; lower the shares",
         )
     return Borders(validation_from=validation_from, test_from=test_from)
 
 
 def _cut_off_last(sorted_R: np.ndarray, count: int) -> tuple[float | None, np.ndarray]:
-    """(the time from which on the last `count` are, None for none; the times before it)."""
+    """Return the time at which the last `count` begin (None for none), and the times before it."""
     count = min(count, len(sorted_R))
     if not count:
         return None, sorted_R
@@ -96,44 +104,50 @@ def _cut_off_last(sorted_R: np.ndarray, count: int) -> tuple[float | None, np.nd
     return float(border), sorted_R[sorted_R < border]
 
 
-def check_rule(rule: SplitRule) -> Borders:
-    """The borders that the rule names. Raises UserError for a rule that no data could follow."""
+def parse_rule(rule: SplitRule) -> Borders:
+    """Return the borders that a rule gives. Raises UserError if no data could follow the rule."""
     if (rule.validation_from or rule.test_from) and (rule.validation_share or rule.test_share):
         raise UserError(
-            "--validation-from and --test-from go without --validation-share and --test-share: give one pair"
+            "splits.dates-and-shares",
+            "--validation-from and --test-from cannot be combined with --validation-share and --test-share; give dates "
+            "or shares",
         )
     for name, share in (("--validation-share", rule.validation_share), ("--test-share", rule.test_share)):
         if not 0 <= share < 1:
-            raise UserError(f"{name} {share}: give a share from 0 to below 1, 0.05 say")
+            raise UserError("splits.share-out-of-range", f"{name} {share}: give a share from 0 to below 1, e.g. 0.05")
     if rule.validation_share + rule.test_share >= 1:
-        raise UserError("--validation-share and --test-share are the whole together: leave something for train")
+        total = f"--validation-share {rule.validation_share} and --test-share {rule.test_share}"
+        raise UserError("splits.shares-too-large", f"{total} leave nothing for train; lower them")
     validation_from = _parse_border("--validation-from", rule.validation_from)
     test_from = _parse_border("--test-from", rule.test_from)
     if validation_from is not None and test_from is not None and validation_from >= test_from:
         raise UserError(
-            f"--validation-from {rule.validation_from} must be before --test-from {rule.test_from}: validation is what "
-            "lies between them"
+            "splits.dates-out-of-order",
+            f"--validation-from {rule.validation_from}: must be before --test-from {rule.test_from}; validation is the "
+            "time between them",
         )
     return Borders(validation_from=validation_from, test_from=test_from)
 
 
 def _parse_border(option: str, date: str | None) -> float | None:
-    """The time of an option, None where it is not given. Raises UserError for what is no time."""
+    """Parse the time of an option; None if it is not given. Raises UserError if it is not a time."""
     try:
         return parse_time(date) if date else None
     except BadRecord as problem:
-        raise UserError(f"{option} {problem}") from None
+        raise UserError("splits.unreadable-date", f"{option} {problem}") from None
 
 
-def complete(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage) -> list[SplitKey]:
-    """The rows that have what they are split by: a split where any has one, a time where the rule goes by time. The
-    others go to `damage`."""
+def select_splittable(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage) -> list[SplitKey]:
+    """Select the rows that can be assigned to a split; the others go to `damage`.
+
+    If any row has a split, every row needs one; if the rule splits by time, every row needs a time.
+    """
     if any(key.split is not None for key in keys):
         field = "split"
-        problem = "no split, but other rows have one; write it in every row"
+        problem = "no split, but other rows have one; add it to every row"
     elif any(rule) and (rule.validation_from or rule.test_from or any(key.time is not None for key in keys)):
         field = "time"
-        problem = "no time, which splitting by time needs in every row; write it"
+        problem = "no time, which splitting by time needs in every row; add it"
     else:
         return list(keys)
     for key in keys:
@@ -142,28 +156,41 @@ def complete(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage) -> list[
     return [key for key in keys if getattr(key, field) is not None]
 
 
-def common_opening(keys: Sequence[SplitKey]) -> str | None:
-    """What to tell where so many rows without a conversation's name begin alike that they are hardly of one."""
+def describe_common_opening(keys: Sequence[SplitKey]) -> str | None:
+    """Warn if so many unnamed rows begin alike that they are hardly one conversation; None otherwise."""
     rows = Counter(key.conversation for key in keys if not key.is_named)
     ((conversation, count),) = rows.most_common(1) or [(0, 0)]
     if count <= max(LARGE_COUNT, LARGE_SHARE * len(keys)):
         return None
     first = next(key for key in keys if key.conversation == conversation)
     return (
-        f"{count:,} of {len(keys):,} rows begin as {format_place(first.path, first.row)} does, so they are one "
-        "conversation and in one split; if they are not, give every row a conversation_id"
+        f"{count:,} of {len(keys):,} rows begin like {format_place(first.path, first.row)}, so they count as one "
+        "conversation and stay in one split; if they are several, give every row a conversation_id"
     )
 
 
-def assign(keys: Sequence[SplitKey], rule: SplitRule, borders: Borders) -> tuple[dict[int, str], dict[str, Any]]:
-    """(conversation -> split, what the summary says of it) of rows that are `complete`. Raises UserError when rule and
-    rows do not go together."""
+def assign_splits(keys: Sequence[SplitKey], rule: SplitRule, borders: Borders) -> tuple[dict[int, str], dict[str, Any]]:
+    """Assign each conversation to a split.
+
+    Args:
+        keys: the rows, as `select_splittable` returns them.
+        rule: the options for splits.
+        borders: the rule's borders, as `parse_rule` returns them.
+
+    Returns:
+        conversation -> split; and the entry `splits` of summary.json.
+
+    Raises:
+        UserError: The rows have splits of their own although a rule is given, or the rule leaves nothing for train.
+    """
     by_share = bool(rule.validation_share or rule.test_share)
     by_rule = by_share or borders != Borders(None, None)
     if keys[0].split is not None:
         if by_rule:
             first = format_place(keys[0].path, keys[0].row)
-            raise UserError(f"{first}: rows have a split; leave it out, or the options for splits")
+            raise UserError(
+                "splits.rows-have-splits", f"{first}: rows have a split; remove it, or drop the options for splits"
+            )
         return {key.conversation: key.split or "" for key in keys}, {"by": "the rows' own split"}
     if not by_rule:
         return {key.conversation: "train" for key in keys}, {"by": "nothing: all is train"}
@@ -172,12 +199,12 @@ def assign(keys: Sequence[SplitKey], rule: SplitRule, borders: Borders) -> tuple
             key.conversation: split_by_hash(key.conversation, rule.validation_share, rule.test_share) for key in keys
         }
         return by_name, {"by": "hash of the conversation: rows have no time"}
-    latest: dict[int, float] = {}  # of each conversation
+    latest: dict[int, float] = {}  # conversation -> its latest time
     for key in keys:
-        assert key.time is not None  # they are complete
+        assert key.time is not None  # select_splittable made sure
         latest[key.conversation] = max(key.time, latest.get(key.conversation, key.time))
     if by_share:
         times_R = np.array([latest[key.conversation] for key in keys])
-        borders = borders_at_shares(times_R, rule.validation_share, rule.test_share)
-    places = borders.places(np.array([*latest.values()]))
-    return {name: SPLITS[place] for name, place in zip(latest, places, strict=True)}, borders.described()
+        borders = find_borders(times_R, rule.validation_share, rule.test_share)
+    places = borders.assign_splits(np.array([*latest.values()]))
+    return {name: SPLITS[place] for name, place in zip(latest, places, strict=True)}, borders.to_json()

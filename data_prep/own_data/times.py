@@ -1,13 +1,13 @@
-"""The one reader of times, for conversations, ratings and the options of splits: any usual form -> seconds since 1970.
+"""Parse times in any usual form into seconds since 1970; used for conversations, ratings and the options for splits.
 
     2021-08-29, 2021-08-29 18:05:00+02:00    ISO 8601; a time without a zone is UTC
-    20210829, 20210829180500                 ISO 8601 without dividers
+    20210829, 20210829180500                 ISO 8601 without separators
     1630260300, ...000, ...000000            seconds, milli-, micro- or nanoseconds since 1970, from 1973 to 2099
-    29 August 2021, Sun Aug 29 ... 2021      English names of months
-    29.08.2021, 08/29/2021 6:05 PM           day, month and year: which of the first two is the day, the file decides
+    29 August 2021, Sun Aug 29 ... 2021      English month names
+    29.08.2021, 08/29/2021 6:05 PM           day, month and year; the other dates of the file decide which is the day
 
 `05.02.2021` alone can be 5 February or 2 May. All dates of a file are read in one order (`DateEvidence`): some other
-date of the file, such as `20.02.2021`, must say which. Where none does, or two contradict each other, nothing is read.
+date of the file, such as `20.02.2021`, must decide. If none does, or two contradict each other, the file is refused.
 """
 
 import re
@@ -24,11 +24,11 @@ import pandas as pd
 from convrec.data.damage import BadRecord
 
 USUAL_FORMS = "write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"
-FIRST_YEAR = 1900  # of dates that are texts
+FIRST_YEAR = 1900  # for dates written as text
 END_YEAR = 2100
-EARLIEST_SECONDS = 1e8  # in 1973; a smaller number is a year, a date without dividers or a count of something
+EARLIEST_SECONDS = 1e8  # in 1973; a smaller number is a year, a date without separators or a count of something
 LATEST_SECONDS = 4_102_444_800  # 2100-01-01
-UNITS_PER_SECOND = (1, 10**3, 10**6, 10**9)  # what numbers count; the ranges of two units never overlap
+UNITS_PER_SECOND = (1, 10**3, 10**6, 10**9)  # s, ms, us, ns; their ranges never overlap
 CACHED_DATES = 1 << 16
 
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?")
@@ -47,22 +47,23 @@ _CLOCK = (
     r"(?:\s*(?P<half>[ap])\.?m\.?)?"
 )
 _ZONE = r"(?:\s*(?P<zone>z|utc|gmt|[+-]\d{2}(?::?\d{2})?)(?: ?\(utc\))?)?"
-_CLOCK_BEHIND = rf"(?:(?:,? +|t|,? +at +){_CLOCK}{_ZONE})?"
-# The forms that have one reading. Their groups are the parts of the time.
-_ONE_READING = [
+_OPTIONAL_CLOCK = rf"(?:(?:,? +|t|,? +at +){_CLOCK}{_ZONE})?"
+# The unambiguous forms. Their groups are the parts of the time.
+_UNAMBIGUOUS = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        rf"{_YEAR}(?P<divider>[-/.])(?P<month>\d{{1,2}})(?P=divider)(?P<day>\d{{1,2}}){_CLOCK_BEHIND}",
+        rf"{_YEAR}(?P<separator>[-/.])(?P<month>\d{{1,2}})(?P=separator)(?P<day>\d{{1,2}}){_OPTIONAL_CLOCK}",
         r"(?P<year>\d{4})(?P<month>\d{2})(?P<day>\d{2})"
         rf"(?:[t ]?(?P<hour>\d{{2}})(?P<minute>\d{{2}})(?P<second>\d{{2}})(?:\.(?P<fraction>\d+))?{_ZONE})?",
         rf"{_YEAR}(?P<month>\d{{2}})(?P<day>\d{{2}})[t ]{_CLOCK}{_ZONE}",
-        rf"{_WEEKDAY}{_DAY}[ -]{_MONTH_NAME},?[ -]{_YEAR}{_CLOCK_BEHIND}",
-        rf"{_WEEKDAY}{_MONTH_NAME}[ -]{_DAY},?[ -]{_YEAR}{_CLOCK_BEHIND}",
+        rf"{_WEEKDAY}{_DAY}[ -]{_MONTH_NAME},?[ -]{_YEAR}{_OPTIONAL_CLOCK}",
+        rf"{_WEEKDAY}{_MONTH_NAME}[ -]{_DAY},?[ -]{_YEAR}{_OPTIONAL_CLOCK}",
         rf"{_WEEKDAY}{_MONTH_NAME} +{_DAY} {_CLOCK}{_ZONE} {_YEAR}",  # Goodreads, and X before 2023
     )
 ]
 _NUMERIC_DATE = re.compile(
-    rf"(?P<first>\d{{1,2}})(?P<divider>[./-])(?P<other>\d{{1,2}})(?P=divider){_YEAR}{_CLOCK_BEHIND}", re.IGNORECASE
+    rf"(?P<first>\d{{1,2}})(?P<separator>[./-])(?P<other>\d{{1,2}})(?P=separator){_YEAR}{_OPTIONAL_CLOCK}",
+    re.IGNORECASE,
 )
 
 
@@ -73,30 +74,30 @@ class DateOrder(Enum):
     MONTH_FIRST = "month first"
 
 
-class Reading(NamedTuple):
-    """The seconds since 1970 of a text by each order; None where it is no date in that order."""
+class DateReading(NamedTuple):
+    """Seconds since 1970 of a text read in each order; None if it is not a date in that order."""
 
     day_first: float | None
     month_first: float | None
 
     @property
-    def is_open(self) -> bool:
-        """Whether the two orders give two times."""
+    def is_ambiguous(self) -> bool:
+        """Whether the two orders give different times."""
         return None not in self and self.day_first != self.month_first
 
 
 def parse_time(value: Any, order: DateOrder | None = None) -> float:
-    """Read one time.
+    """Parse one time.
 
     Args:
-        value: a text, a number, or a date or datetime, as parquet has them.
-        order: of the file's dates (`DateEvidence.order`). None: a date that the order would change is refused.
+        value: text, a number, or a date or datetime as parquet has them.
+        order: order of the file's dates (`DateEvidence.find_order`); None: an ambiguous date is refused.
 
     Returns:
         Seconds since 1970.
 
     Raises:
-        BadRecord: The value is no time, or a date with two readings whose order nobody knows.
+        BadRecord: The value is not a time, or an ambiguous date.
     """
     reading = read_both_orders(value)
     if order is DateOrder.DAY_FIRST and reading.day_first is not None:
@@ -105,15 +106,15 @@ def parse_time(value: Any, order: DateOrder | None = None) -> float:
         return reading.month_first
     if order is not None:
         raise BadRecord(f"is %r, but the file's dates have the {order.value}; {USUAL_FORMS}", value)
-    if reading.is_open:
-        raise _two_readings_error(str(value), reading)
+    if reading.is_ambiguous:
+        raise _make_ambiguity_error(str(value), reading)
     seconds = reading.month_first if reading.day_first is None else reading.day_first
-    assert seconds is not None  # `read_both_orders` finds one at least
+    assert seconds is not None  # `read_both_orders` finds at least one
     return seconds
 
 
-def read_both_orders(value: Any) -> Reading:
-    """Read a time as each order of day and month has it. Raises BadRecord for what is no time in either."""
+def read_both_orders(value: Any) -> DateReading:
+    """Parse a time in both orders of day and month. Raises BadRecord if it is not a time in either."""
     if isinstance(value, datetime):  # pandas' Timestamp is one
         seconds = _to_timestamp(value)
     elif isinstance(value, date):
@@ -123,39 +124,39 @@ def read_both_orders(value: Any) -> Reading:
     elif isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
         seconds = _read_number(value)
     else:
-        raise BadRecord(f"is a %s; {USUAL_FORMS}", type(value).__name__)
-    return Reading(seconds, seconds)
+        raise BadRecord(f"has the type %s; {USUAL_FORMS}", type(value).__name__)
+    return DateReading(seconds, seconds)
 
 
 @lru_cache(maxsize=CACHED_DATES)  # days recur
-def _read_text(text: str) -> Reading:
-    for pattern in _ONE_READING:
+def _read_text(text: str) -> DateReading:
+    for pattern in _UNAMBIGUOUS:
         if match := pattern.fullmatch(text):
             parts = match.groupdict()
             month = parts.get("month") or _MONTHS.index(parts["month_name"][:3].lower()) + 1
-            seconds = _seconds_of_parts(parts, int(month), int(parts["day"]))
+            seconds = _combine_parts(parts, int(month), int(parts["day"]))
             if seconds is not None:
-                return Reading(seconds, seconds)
+                return DateReading(seconds, seconds)
     if match := _NUMERIC_DATE.fullmatch(text):
         parts = match.groupdict()
         first = int(parts["first"])
         other = int(parts["other"])
-        reading = Reading(_seconds_of_parts(parts, other, first), _seconds_of_parts(parts, first, other))
+        reading = DateReading(_combine_parts(parts, other, first), _combine_parts(parts, first, other))
         if any(seconds is not None for seconds in reading):
             return reading
     if _NUMBER.fullmatch(text):
         seconds = _read_number(float(text) if "." in text else int(text))
-        return Reading(seconds, seconds)
+        return DateReading(seconds, seconds)
     if _BY_SPREADSHEET.fullmatch(text):
-        raise BadRecord("is %r, of which a spreadsheet has lost digits; export the column as text", text)
+        raise BadRecord("is %r: a spreadsheet dropped its last digits; export the column as text", text)
     moment = _read_rare_iso(text)
     if moment is not None:
-        return Reading(_to_timestamp(moment), _to_timestamp(moment))
+        return DateReading(_to_timestamp(moment), _to_timestamp(moment))
     raise BadRecord(f"is %r; {USUAL_FORMS}", text)
 
 
 def _read_rare_iso(text: str) -> datetime | None:
-    """Read what else ISO 8601 has, weeks and hours alone for instance."""
+    """Parse the rarer forms of ISO 8601, such as weeks or times with hours only."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -164,25 +165,25 @@ def _read_rare_iso(text: str) -> datetime | None:
 
 
 def _read_number(value: Any) -> float:
-    """Read seconds, milli-, micro- or nanoseconds since 1970, or a date without dividers."""
+    """Read seconds, milli-, micro- or nanoseconds since 1970, or a date without separators."""
     for units in UNITS_PER_SECOND:
         if EARLIEST_SECONDS * units <= value < LATEST_SECONDS * units:
             return float(value) if units == 1 else int(value) / units
     if value == value and abs(value) < 1e18 and value == int(value) and len(str(int(value))) in (8, 14):
-        match = _ONE_READING[1].fullmatch(str(int(value)))
-        seconds = _seconds_of_parts(match.groupdict(), int(match["month"]), int(match["day"])) if match else None
+        match = _UNAMBIGUOUS[1].fullmatch(str(int(value)))
+        seconds = _combine_parts(match.groupdict(), int(match["month"]), int(match["day"])) if match else None
         if seconds is not None:
             return seconds
     raise BadRecord(
-        "is %r; a number is seconds, milli-, micro- or nanoseconds since 1970, from 1973 on, or 20221031; a date is a "
-        'text: "2022-10-31"',
+        "is %r; numbers are seconds, milli-, micro- or nanoseconds since 1970, from 1973 on, or like 20221031; write "
+        'other dates as text: "2022-10-31"',
         value,
     )
 
 
-def _seconds_of_parts(parts: dict[str, str | None], month: int, day: int) -> float | None:
-    """Compute the seconds since 1970 of what a form has found; None for what no calendar or clock has."""
-    hour = _hour_of_day(int(parts.get("hour") or 0), parts.get("half"))
+def _combine_parts(parts: dict[str, str | None], month: int, day: int) -> float | None:
+    """Compute the seconds since 1970 from the parts of a time; None if no calendar or clock has such a time."""
+    hour = _convert_hour(int(parts.get("hour") or 0), parts.get("half"))
     if hour is None:
         return None
     minute = int(parts.get("minute") or 0)
@@ -197,8 +198,8 @@ def _seconds_of_parts(parts: dict[str, str | None], month: int, day: int) -> flo
     return moment.timestamp() + second
 
 
-def _hour_of_day(hour: int, half: str | None) -> int | None:
-    """An hour from 0 to 23 of one with "a" or "p" (am, pm), which begins at 12; None for what such a clock lacks."""
+def _convert_hour(hour: int, half: str | None) -> int | None:
+    """Convert an hour with "a" or "p" (am, pm) to 0..23; None if a 12-hour clock has no such hour."""
     if half is None:
         return hour
     if not 1 <= hour <= 12:
@@ -207,8 +208,7 @@ def _hour_of_day(hour: int, half: str | None) -> int | None:
 
 
 def _parse_zone(text: str | None) -> timezone:
-    """The time zone of `+02:00`, `-0330`, `+02` or a name of UTC, which is also that of None. Raises ValueError for an
-    offset of a day or more."""
+    """Parse `+02:00`, `-0330`, `+02` or a name for UTC; None means UTC too. Raises ValueError for a day or more."""
     if text is None or text[0] not in "+-":
         return UTC
     minutes = int(text[-2:]) if len(text) > 3 else 0
@@ -220,79 +220,78 @@ def _to_timestamp(moment: datetime) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _two_readings_error(text: str, reading: Reading) -> BadRecord:
-    """The error of a date whose order nobody knows."""
+def _make_ambiguity_error(text: str, reading: DateReading) -> BadRecord:
     days = [f"{datetime.fromtimestamp(seconds, UTC):%-d %B}" for seconds in reading if seconds is not None]
-    return BadRecord(f"is %r, {days[0]} or {days[1]}, and no date of the file says which; write 2021-12-31", text)
+    return BadRecord(f"is %r: {days[0]} or {days[1]}? No date of the file decides; write 2021-12-31", text)
 
 
 @dataclass
 class DateEvidence:
-    """What the dates of one file say about their order. Show it every time of the file, then ask for `order`.
+    """Evidence about the order of day and month in one file: add every time of the file, then call `find_order`.
 
-    day_first, month_first: the first text that is a date in that order alone, and its row. is_open: the first that is
-    one in both.
+    Attributes:
+        day_first: row and text of the first date that is valid with the day first only; None if there is none.
+        month_first: the same for the month first.
+        ambiguous: the same for the first date that is valid in both orders.
     """
 
     day_first: tuple[int, str] | None = None
     month_first: tuple[int, str] | None = None
-    is_open: tuple[int, str] | None = None
+    ambiguous: tuple[int, str] | None = None
 
     def add(self, row: int, value: Any) -> None:
-        """Look at the time of a row; what is no time at all is left to `parse_time`."""
+        """Add the time of a row; values that are not times are left to `parse_time`."""
         if not isinstance(value, str):
             return
         try:
             reading = read_both_orders(value)
         except BadRecord:
             return
-        if reading.is_open:
-            self.is_open = self.is_open or (row, value)
+        if reading.is_ambiguous:
+            self.ambiguous = self.ambiguous or (row, value)
         elif reading.month_first is None:
             self.day_first = self.day_first or (row, value)
         elif reading.day_first is None:
             self.month_first = self.month_first or (row, value)
 
-    def order(self) -> DateOrder | None:
-        """The order of the file's dates; None where it changes none of them.
+    def find_order(self) -> DateOrder | None:
+        """Return the order of the file's dates; None if no date depends on it.
 
         Raises:
-            BadRecord: Two dates contradict each other, or no date says which of two readings another has.
+            BadRecord: Two dates contradict each other, or a date is ambiguous and no other decides.
         """
         if self.day_first and self.month_first:
             day_row, day_text = self.day_first
             month_row, month_text = self.month_first
-            told = (
-                "is %r in row %s, with the day first, and %r in row %s, with the month first; write all as 2021-12-31"
-            )
-            raise BadRecord(told, day_text, day_row, month_text, month_row)
+            problem = "is %r in row %s (day first), but %r in row %s (month first); write all dates like 2021-12-31"
+            raise BadRecord(problem, day_text, day_row, month_text, month_row)
         if self.day_first:
             return DateOrder.DAY_FIRST
         if self.month_first:
             return DateOrder.MONTH_FIRST
-        if self.is_open:
-            _, text = self.is_open
-            raise _two_readings_error(text, read_both_orders(text))
+        if self.ambiguous:
+            _, text = self.ambiguous
+            raise _make_ambiguity_error(text, read_both_orders(text))
         return None
 
 
 def find_date_order(times: Iterable[tuple[int, Any]]) -> DateOrder | None:
-    """The order of the dates among a file's (row, time). Raises BadRecord as `DateEvidence.order` does."""
+    """Return the order of the dates among a file's (row, time); see `DateEvidence.find_order`."""
     evidence = DateEvidence()
     for row, value in times:
         evidence.add(row, value)
-    return evidence.order()
+    return evidence.find_order()
 
 
 def read_column(cells: pd.Series, evidence: DateEvidence) -> pd.DataFrame:
-    """Read many times at once, as `read_both_orders` reads each.
+    """Parse a column of times, each as `read_both_orders` does.
 
     Args:
-        cells: texts, numbers or timestamps; the index is the rows' numbers.
-        evidence: gets the dates that the order of day and month would change.
+        cells: texts, numbers or timestamps; the index holds the row numbers.
+        evidence: collects the dates that depend on the order of day and month.
 
     Returns:
-        Columns `day_first` and `month_first`, seconds since 1970, NaN for what is no time in that order.
+        Columns `day_first` and `month_first` in seconds since 1970; NaN if a cell is not a time in that order.
     """
     if not pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_datetime64_any_dtype(cells):
         cells = cells.astype("str").str.strip()
@@ -311,14 +310,14 @@ def read_column(cells: pd.Series, evidence: DateEvidence) -> pd.DataFrame:
 
 
 def _read_usual_forms(cells: pd.Series) -> pd.Series:
-    """Read, many times faster than `read_both_orders`, the numbers and dates that most files have; NaN for others."""
+    """Parse the numbers and dates that most files have, much faster than `read_both_orders`; NaN for the rest."""
     if pd.api.types.is_datetime64_any_dtype(cells):
-        return _seconds_of_dates(cells)
+        return _convert_dates(cells)
     if pd.api.types.is_numeric_dtype(cells):
         return _read_numbers(cells.astype("float64"))
     seconds = _read_numbers(pd.to_numeric(cells.where(cells.str.fullmatch(_NUMBER)), errors="coerce"))
     dates = cells[cells.str.fullmatch(_COMMON_ISO)]
-    seconds.update(_seconds_of_dates(pd.to_datetime(dates, format="ISO8601", utc=True, errors="coerce")))
+    seconds.update(_convert_dates(pd.to_datetime(dates, format="ISO8601", utc=True, errors="coerce")))
     return seconds
 
 
@@ -330,5 +329,5 @@ def _read_numbers(numbers: pd.Series) -> pd.Series:
     return seconds
 
 
-def _seconds_of_dates(dates: pd.Series) -> pd.Series:
+def _convert_dates(dates: pd.Series) -> pd.Series:
     return (pd.to_datetime(dates, utc=True) - pd.Timestamp(0, tz="UTC")).dt.total_seconds()

@@ -1,5 +1,7 @@
-"""Conversations that state a taste in words: nothing that their ground truth depends on is hidden from a reader, which
-benchmarks/studies/sample_ceiling.py proves."""
+"""Write conversations that state a taste in words.
+
+Everything that the ground truth depends on is in the text, as benchmarks/studies/sample_ceiling.py shows.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,20 +15,20 @@ GENRE_WORDS: Mapping[str, Sequence[str]] = _PHRASES["genres"]
 ERA_WORDS: Mapping[str, Sequence[str]] = _PHRASES["eras"]
 LINES: Mapping[str, Sequence[str]] = _PHRASES["lines"]
 MAX_TURNS = 5
-LONG_SHARE = 0.02  # of conversations with a rambling first turn, as in Reddit posts
+LONG_SHARE = 0.02  # share of conversations with a rambling first turn, as in Reddit posts
 
 
 def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator) -> str:
-    """A conversation of one to five turns, the last one the user's, that states `taste` and names its films as seen. Of
-    an empty taste it says nothing.
+    """Write a conversation of one to five turns that states `taste` and names its films as seen.
 
-    The order of the draws is part of the sample data: another one makes other conversations of the same seed.
+    It ends with the user's turn. An empty taste gives a vague request. The order of the random draws is part of the
+    sample data: another order would give other conversations for the same seed.
     """
     wordings = _Wordings(rng)
-    turns_wanted = 1 + int(rng.choice(MAX_TURNS, p=[0.3, 0.2, 0.25, 0.15, 0.1]))
+    num_turns = 1 + int(rng.choice(MAX_TURNS, p=[0.3, 0.2, 0.25, 0.15, 0.1]))
     named = [table.films[row].name for row in taste.named]
     suggested = None
-    if named and turns_wanted >= 3 and rng.random() < 0.5:
+    if named and num_turns >= 3 and rng.random() < 0.5:
         suggested = named.pop()
 
     statements = _state_taste(taste, wordings)
@@ -36,10 +38,10 @@ def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator)
     if not (taste.genres or taste.era or taste.named):
         statements.append(wordings.draw("vague"))
 
-    turns = _spread_over_turns(statements, _count_user_turns(turns_wanted, suggested, statements))
+    turns = _spread_over_turns(statements, _count_user_turns(num_turns, suggested, statements))
     if rng.random() < LONG_SHARE:
         turns[0][:0] = wordings.draw_chatter()
-    lines = _write_turns(turns, wordings, system_begins=turns_wanted % 2 == 0)
+    lines = _write_turns(turns, wordings, system_begins=num_turns % 2 == 0)
     if suggested is not None:
         lines.append(f"SYSTEM: {wordings.draw('suggestion').format(f=suggested)}")
         lines.append(f"USER: {wordings.draw('suggestion_reply')}")
@@ -48,7 +50,7 @@ def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator)
 
 
 class _Wordings:
-    """What phrases.yaml has, drawn with the conversation's generator."""
+    """Draw phrases of phrases.yaml with the conversation's random generator."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -66,13 +68,13 @@ class _Wordings:
         return self.pick(ERA_WORDS[taste.era])
 
     def draw_chatter(self) -> list[str]:
-        """10 to 21 sentences that say nothing."""
+        """Draw 10 to 21 sentences without information."""
         count = self.rng.integers(10, 22)
         return [LINES["chatter"][index] for index in self.rng.integers(len(LINES["chatter"]), size=count)]
 
 
 def _state_taste(taste: Taste, wordings: _Wordings) -> list[str]:
-    """Sentences that say the genres and the era, sometimes both in one; none where the taste has neither."""
+    """Return sentences that state genres and era, sometimes both in one; none if the taste has neither."""
     if taste.genres and taste.era and wordings.rng.random() < 0.6:
         sentence = wordings.draw("genre_era")
         genres = wordings.draw_genres(taste)
@@ -85,16 +87,16 @@ def _state_taste(taste: Taste, wordings: _Wordings) -> list[str]:
     return statements
 
 
-def _count_user_turns(turns_wanted: int, suggested: str | None, statements: Sequence[str]) -> int:
-    """How many turns of the user have statements: every second turn, without the reply to a suggestion, none empty."""
-    user_turns = (turns_wanted + 1) // 2
+def _count_user_turns(num_turns: int, suggested: str | None, statements: Sequence[str]) -> int:
+    """Count the user's turns with statements: every second turn except for the reply to a suggestion."""
+    user_turns = (num_turns + 1) // 2
     if suggested is not None:
         user_turns -= 1
     return min(max(user_turns, 1), max(len(statements), 1))
 
 
 def _spread_over_turns(statements: Sequence[str], user_turns: int) -> list[list[str]]:
-    """The statements of each turn, in their order and as evenly as they can be."""
+    """Divide the statements among the turns as evenly as possible, in order."""
     turns: list[list[str]] = [[] for _ in range(user_turns)]
     for index, statement in enumerate(statements):
         turns[index * user_turns // len(statements)].append(statement)
@@ -102,7 +104,7 @@ def _spread_over_turns(statements: Sequence[str], user_turns: int) -> list[list[
 
 
 def _write_turns(turns: Sequence[Sequence[str]], wordings: _Wordings, system_begins: bool) -> list[str]:
-    """Lines of the user's turns, and of the system's between them."""
+    """Write the user's turns with turns of the system between them, as lines."""
     lines = []
     if system_begins:
         lines.append(f"SYSTEM: {wordings.draw('system_opener')}")

@@ -1,9 +1,9 @@
-"""Requests whose words alone mislead: what is said of a genre, film or year matters, not that it is named. KINDS:
+"""Requests that mislead a bag of words: it matters what is said about a genre, film or year. KINDS:
 
 negation    `comedies, anything but horror`: the second genre is unwanted
-comparison  `like Heat (1995), but newer`: the film's genres, of the years after it
-reversal    the last turn takes the first back: its genre counts for nothing, neither for nor against
-quantity    `between 1983 and 1991`, `from 1987 on`: years that are counted, seldom the same in two conversations
+comparison  `like Heat (1995), but newer`: the genres of the film, in the years after it
+reversal    the last turn takes back the first: that genre counts neither for nor against a film
+quantity    `between 1983 and 1991`, `from 1987 on`: numeric years, rarely the same in two conversations
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ KINDS = ("negation", "comparison", "reversal", "quantity")
 
 
 def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste, str]:
-    """(kind, taste, conversation), each kind as often."""
+    """Draw a request: its kind (all equally often), taste and conversation."""
 
     def pick(choices: Sequence[Any]) -> Any:
         return choices[int(rng.integers(len(choices)))]
@@ -31,7 +31,7 @@ def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste
     row = int(rng.integers(len(table.films)))
     genre, other = rng.permutation(pick([film.genres for film in table.films if len(film.genres) > 1]))[:2].tolist()
     turns = [say("genre").format(g=pick(GENRE_WORDS[genre]))]
-    if kind == "negation":  # of two genres that films have together: the second decides between films of the first
+    if kind == "negation":  # genres that occur together: the second decides between films of the first
         taste = Taste((genre,), unwanted=(other,))
         turns.append(say("negation").format(n=pick(GENRE_WORDS[other])))
         turns = pick((turns, [" ".join(turns)]))
@@ -44,11 +44,13 @@ def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste
         taste = Taste((other,))
         turns.append(say("reversal").format(n=pick(GENRE_WORDS[genre]), g=pick(GENRE_WORDS[other])))
     else:
-        said = say("quantity")
+        wording = say("quantity")
         first = int(rng.integers(1950, 2011))
         years = int(rng.integers(5, 16))
-        taste = Taste((genre,), years=(first if "{a}" in said else None, first + years if "{b}" in said else None))
-        turns = [f"{turns[0]} Please {said.format(a=first, b=first + years)}."]
+        taste = Taste(
+            (genre,), years=(first if "{a}" in wording else None, first + years if "{b}" in wording else None)
+        )
+        turns = [f"{turns[0]} Please {wording.format(a=first, b=first + years)}."]
     turns[0] = say("opener") + turns[0]
     more = "".join(f"SYSTEM: {say('system')}\nUSER: {turn}\n" for turn in turns[1:])
     return kind, taste, f"USER: {turns[0]}\n{more}"

@@ -1,1 +1,1 @@
-"""The stages of Remap-Reflect-Adjust, each a file and its record."""
+"""The stages of Remap-Reflect-Adjust, one module per stage, with a record of each run."""

@@ -1,11 +1,11 @@
-"""Adjust: s_final = w s + b per catalog item, fitted to what was really recommended (docs/explanation/method.md 6).
+"""Adjust: s_final = w s + b per catalog item, fitted to the ground truth (docs/explanation/method.md 6).
 
-The objective is that of data_prep/stages/objective.py. Its softmax is over
+The objective is defined in data_prep/stages/objective.py. Its softmax is over
 
-catalog      all of the catalog but what the user has seen: the paper's eq. 13. Ground truths that are no candidate
-             count, and items that are no candidate may come into the list. Their s is remap's, without a rating
-candidates   a conversation's candidates alone, which come in another order; ground truths that are none have no term.
-             Without remap the others have no score
+catalog      the whole catalog without seen items, as in eq. 13 of the paper. Ground truths count even if they are not
+             candidates, and items that are not candidates may enter the list; their s is that of remap, without rating
+candidates   a conversation's candidates, which are only reordered; other ground truths have no term. Used without
+             remap, because other items then have no score
 """
 
 import zlib
@@ -28,26 +28,26 @@ from convrec.data.schema import TRUTH, get_truth
 from convrec.retrieval.retriever import make_multi_hot
 from convrec.titles.matching import Matcher
 from data_prep.stages import reflect, remap
-from data_prep.stages.objective import Fit, Part, Sums, final_blocks, fit, sums
-from data_prep.stages.ranges import Range, RangeMap, make_ranges, processes
+from data_prep.stages.objective import Fit, Part, Sums, compute_sums, iter_final_scores, maximise
+from data_prep.stages.ranges import Range, RangeMap, make_ranges, open_process_pool
 from data_prep.stages.record import Summary, count_rows, read_range, read_record
-from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, year_column
+from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, make_year_column
 from data_prep.stages.spaces import choose_space
 from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
 PENALTY = {"catalog": 10.0, "candidates": 1.0}  # measured: notes/remap_adjust.md
-FEW_CONVERSATIONS = 300  # that fit w and b: below, a warning
+MIN_CONVERSATIONS = 300  # a fit to fewer gives a warning
 
 
 @dataclass(frozen=True)
 class AdjustSettings:
-    """What w and b depend on.
+    """Settings that w and b depend on.
 
     Attributes:
-        softmax: "catalog" or "candidates": the items of the softmax.
-        penalty: of the distance of w from 1 and of b from 0.
-        max_epochs: passes over the conversations, at most; 0: w = 1 and b = 0.
+        softmax: items of the softmax: "catalog" or "candidates".
+        penalty: weight of |w - 1|^2 and |b|^2.
+        max_epochs: maximum number of passes over the conversations; 0: w = 1 and b = 0.
     """
 
     softmax: str
@@ -56,15 +56,23 @@ class AdjustSettings:
 
 
 def run(folder: Path, settings: AdjustSettings, workers: int = 1) -> Summary:
-    """Fit w and b of each item, and write the lists that they make.
+    """Fit w and b of each item, and write the adjusted lists.
+
+    Args:
+        folder: of the stages.
+        settings: what the result depends on.
+        workers: number of processes.
+
+    Returns:
+        The summary of the stage.
 
     Raises:
         UserError: No training conversation has a ground truth that can be fitted.
     """
     ranges = make_ranges(count_rows(folder / ROWS))
     softmax = settings.softmax
-    matcher, writable_M = remap.writable_catalog(folder)
-    with scratch_folder(folder / "adjust") as scratch, processes(workers) as map_ranges:
+    matcher, writable_M = remap.load_writable_catalog(folder)
+    with scratch_folder(folder / "adjust") as scratch, open_process_pool(workers) as map_ranges:
         conversations = set[int]()
         truths = 0
         candidates = 0
@@ -78,12 +86,14 @@ def run(folder: Path, settings: AdjustSettings, workers: int = 1) -> Summary:
         num_fitted = int(truth_M.sum())
         if not num_fitted:
             where = "among its candidates; raise --candidates" if softmax == "candidates" else "in the catalog"
-            raise UserError(f"{folder}: no training conversation has a ground truth {where}")
-        sums_of = partial(sum_range, folder, scratch, softmax)
-        fitted = _fit(sums_of, settings, writable_M, ranges, map_ranges)
-        weights = _weights(fitted.w_M, fitted.b_M, writable_M)
-        before_M, after_M = _rewrite(folder, scratch, softmax, weights, ranges, map_ranges)
-    write_table(folder / ADJUST_WEIGHTS, _weights_table(matcher, fitted, truth_M, before_M, after_M))
+            raise UserError(
+                "demonstrations.no-ground-truth", f"{folder}: no training conversation has a ground truth {where}"
+            )
+        compute_range = partial(sum_range, folder, scratch, softmax)
+        fitted = _fit(compute_range, settings, writable_M, ranges, map_ranges)
+        weights = _make_weights(fitted.w_M, fitted.b_M, writable_M)
+        before_M, after_M = _write_lists(folder, scratch, softmax, weights, ranges, map_ranges)
+    write_table(folder / ADJUST_WEIGHTS, _make_weights_table(matcher, fitted, truth_M, before_M, after_M))
     summary = {
         "conversations": len(conversations),
         "ground_truths": truths,
@@ -92,44 +102,45 @@ def run(folder: Path, settings: AdjustSettings, workers: int = 1) -> Summary:
         "epochs": len(fitted.history),
         "log_likelihood": [round(fitted.history[at] / num_fitted, 4) for at in (0, -1) if fitted.history],
     }
-    return summary | {"warnings": _warnings(summary, settings, fitted)}
+    return summary | {"warnings": _make_warnings(summary, settings, fitted)}
 
 
-def _warnings(summary: Summary, settings: AdjustSettings, fitted: Fit) -> list[str]:
+def _make_warnings(summary: Summary, settings: AdjustSettings, fitted: Fit) -> list[str]:
     warnings = []
     if fitted.stopped:
         warnings.append(
-            f"w and b are not at the maximum: the fit stopped after {len(fitted.history)} passes ({fitted.stopped}); "
+            f"the fit of w and b stopped before its maximum, after {len(fitted.history)} passes ({fitted.stopped}); "
             "give more --max-epochs, or a higher --penalty"
         )
-    if settings.max_epochs and summary["conversations"] < FEW_CONVERSATIONS:
+    if settings.max_epochs and summary["conversations"] < MIN_CONVERSATIONS:
         warnings.append(
-            f"w and b of every item are fitted to {summary['conversations']} conversations: fewer than "
-            f"{FEW_CONVERSATIONS} say little; give more (--share), or --max-epochs 0 to leave the scores as they are"
+            f"w and b are fitted to only {summary['conversations']} conversations; give at least {MIN_CONVERSATIONS} "
+            "(--share), or --max-epochs 0 to leave the scores unchanged"
         )
-    if (left := summary["ground_truths"] - summary["ground_truths_fitted"]) > summary["ground_truths"] / 10:
-        why = "no candidates" if settings.softmax == "candidates" else "not in the catalog, or seen"
-        told = f"{left:,} of {summary['ground_truths']:,} ground truths are {why}: w and b do not know of them"
-        warnings.append(told)
+    num_unused = summary["ground_truths"] - summary["ground_truths_fitted"]
+    if num_unused > summary["ground_truths"] / 10:
+        why = "not candidates" if settings.softmax == "candidates" else "not in the catalog, or already seen"
+        total = summary["ground_truths"]
+        warnings.append(f"{num_unused:,} of {total:,} ground truths are {why}, so w and b are fitted without them")
     return warnings
 
 
-# ---- what the fit reads, written once: a part for each range
+# ---- the input of the fit, written once: a part for each range
 
 
 class RangeCounts(NamedTuple):
-    """Of the training split's ground truths in a range."""
+    """Counts of the training split's ground truths in a range."""
 
-    groups: set[int]  # checksums of those with one that is fitted
+    groups: set[int]  # checksums of the conversations with a ground truth that is fitted
     truths: int
     candidates: int  # ground truths that are candidates
-    truth_M: np.ndarray  # how often each item is one that is fitted
+    truth_M: np.ndarray  # how often each item is a ground truth that is fitted
 
 
 def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: int) -> RangeCounts:
-    """Leave the range's Part in `scratch`, and count its ground truths."""
+    """Write the range's Part to `scratch`, and count its ground truths."""
     rows = read_range(folder / ROWS, start, stop, ["split", "group", "seen_titles", TRUTH]).to_pylist()
-    matcher, writable_M = remap.writable_catalog(folder)
+    matcher, writable_M = remap.load_writable_catalog(folder)
     num_items = len(writable_M)
     query_BD, spaces_B, added_BM, candidates = _read_scores(folder, softmax, rows, num_items, start, stop)
     seen = [matcher.seen_rows(row["seen_titles"]) for row in rows]
@@ -137,16 +148,16 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
     groups = set()
     total = 0
     hits = 0
-    for row, its_seen, its_candidates in zip(rows, seen, candidates, strict=True):
+    for row, seen_rows, candidate_rows in zip(rows, seen, candidates, strict=True):
         pairs = get_truth(row) if row["split"] == "train" else []
-        known = {matcher.wanted(title, year).index for title, year in pairs} - {-1}
-        among = known.intersection(its_candidates.tolist())
-        usable = among
-        if softmax == "catalog" and len(its_candidates):  # none: the teacher gave no list
-            usable = {m for m in known.difference(its_seen) if writable_M[m]}
+        truth_rows = {matcher.wanted(title, year).index for title, year in pairs} - {-1}
+        hits_in_row = truth_rows.intersection(candidate_rows.tolist())
+        usable = hits_in_row
+        if softmax == "catalog" and len(candidate_rows):  # there are none if the teacher gave no list
+            usable = {m for m in truth_rows.difference(seen_rows) if writable_M[m]}
         fitted_truths.append(sorted(usable))
         total += len(pairs)
-        hits += len(among)
+        hits += len(hits_in_row)
         if usable:
             groups.add(zlib.crc32(row["group"].encode()))
     seen_BM = make_multi_hot(seen, num_items)
@@ -164,40 +175,42 @@ def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: i
 def _read_scores(
     folder: Path, softmax: str, rows: Sequence[dict], num_items: int, start: int, stop: int
 ) -> tuple[np.ndarray, np.ndarray, sparse.csr_matrix, list[np.ndarray]]:
-    """(queries, spaces, what is added to their products: as `Part` has them; the candidates of each row)."""
-    kept = read_range(folder / remap.FILE, start, stop, ["candidates", "scores", "query"])
+    """Return queries, spaces and addends as `Part` has them, and the candidates of each row."""
+    remapped = read_range(folder / remap.FILE, start, stop, ["candidates", "scores", "query"])
     rated = read_range(folder / reflect.FILE, start, stop, ["scores"])
     shape = len(rows), num_items
-    sizes, candidates = _lists(kept["candidates"])
-    _, scores = _lists(rated["scores"])
-    by_row = np.split(candidates, np.cumsum(sizes)[:-1])
+    sizes, candidates = _flatten(remapped["candidates"])
+    _, scores = _flatten(rated["scores"])
+    candidates_by_row = np.split(candidates, np.cumsum(sizes)[:-1])
     if softmax != "catalog":
         no_query_BD = np.zeros((len(rows), 0), np.float32)
-        return no_query_BD, np.zeros(len(rows), int), _matrix(sizes, candidates, scores, shape), by_row
-    _, queries = _lists(kept["query"])
-    _, scores_of_remap = _lists(kept["scores"])
-    num_spaces = len(_vectors(folder, softmax))
+        return no_query_BD, np.zeros(len(rows), int), _make_matrix(sizes, candidates, scores, shape), candidates_by_row
+    _, queries = _flatten(remapped["query"])
+    _, remap_scores = _flatten(remapped["scores"])
+    num_spaces = len(_load_vectors(folder, softmax))
     spaces_B = np.array([choose_space(row, num_spaces) for row in rows])
-    lists_of_teacher = read_range(folder / TEACHER, start, stop, ["items"])["items"].to_pylist()
-    in_catalog = [[m if m < num_items else -1 for m in items] for items in lists_of_teacher]
-    named_BM = remap.rank_weights(in_catalog, num_items)
-    added_BM = _matrix(sizes, candidates, scores - scores_of_remap, shape) + named_BM
-    return queries.reshape(len(rows), -1), spaces_B, added_BM, by_row
+    teacher_lists = read_range(folder / TEACHER, start, stop, ["items"])["items"].to_pylist()
+    in_catalog = [[m if m < num_items else -1 for m in items] for items in teacher_lists]
+    named_BM = remap.compute_rank_weights(in_catalog, num_items)
+    added_BM = _make_matrix(sizes, candidates, scores - remap_scores, shape) + named_BM
+    return queries.reshape(len(rows), -1), spaces_B, added_BM, candidates_by_row
 
 
-def _lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """(lengths, values one after the other) of a column of lists."""
+def _flatten(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lengths and the concatenated values of a column of lists."""
     return pc.list_value_length(column).to_numpy(), pc.list_flatten(column).to_numpy()
 
 
-def _matrix(lengths: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Row by row so many columns with their values, float32."""
+def _make_matrix(
+    lengths: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]
+) -> sparse.csr_matrix:
+    """Make a float32 matrix from columns and values; `lengths` has the number of entries in each row."""
     ends = np.concatenate([[0], np.cumsum(lengths)])
     return sparse.csr_matrix((values.astype(np.float32), columns.astype(np.int32), ends), shape)
 
 
-def _vectors(folder: Path, softmax: str) -> np.ndarray:
-    """(S, M, D) item vectors; over the candidates alone, D = 0: the parts have the whole score."""
+def _load_vectors(folder: Path, softmax: str) -> np.ndarray:
+    """Return the item vectors, (S, M, D). Over candidates only, D = 0, because the parts hold whole scores."""
     vectors_SMD = np.load(folder / remap.VECTORS, mmap_mode="r")
     return vectors_SMD if softmax == "catalog" else np.zeros((1, vectors_SMD.shape[1], 0), np.float32)
 
@@ -206,42 +219,47 @@ def _vectors(folder: Path, softmax: str) -> np.ndarray:
 
 
 def _fit(
-    sums_of: Callable[..., Sums], settings: AdjustSettings, writable_M: np.ndarray, ranges: list[Range], over: RangeMap
+    compute_range: Callable[..., Sums],
+    settings: AdjustSettings,
+    writable_M: np.ndarray,
+    ranges: list[Range],
+    map_ranges: RangeMap,
 ) -> Fit:
     with Progress(desc="adjust", unit="row") as bar:
 
         def pass_over(w_M: np.ndarray, b_M: np.ndarray, powers: int) -> Sums:
-            weights = _weights(w_M, b_M, writable_M)
-            parts = over(partial(sums_of, weights, powers), ranges)
-            found = Sums(0.0, np.zeros((powers, len(w_M))), np.zeros((powers, len(w_M))))
-            for (start, stop), some in zip(ranges, parts, strict=True):
-                found += some
+            weights = _make_weights(w_M, b_M, writable_M)
+            parts = map_ranges(partial(compute_range, weights, powers), ranges)
+            total = Sums(0.0, np.zeros((powers, len(w_M))), np.zeros((powers, len(w_M))))
+            for (start, stop), range_sums in zip(ranges, parts, strict=True):
+                total += range_sums
                 bar.update(stop - start)
-            bar.set_postfix_str(f"log-likelihood {found.log_likelihood:,.1f}")
-            return found
+            bar.set_postfix_str(f"log-likelihood {total.log_likelihood:,.1f}")
+            return total
 
-        return fit(pass_over, len(writable_M), settings.penalty, settings.max_epochs)
-
-
-Weights = tuple[np.ndarray, np.ndarray]  # w and b, float64; b is -inf for items that may be in no list
+        return maximise(pass_over, len(writable_M), settings.penalty, settings.max_epochs)
 
 
-def _weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> Weights:
+Weights = tuple[np.ndarray, np.ndarray]  # w and b, float64; b is -inf for items that may not be in any list
+
+
+def _make_weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> Weights:
     return w_M, np.where(writable_M, b_M, -np.inf)
 
 
 def sum_range(folder: Path, scratch: Path, softmax: str, weights: Weights, powers: int, start: int, stop: int) -> Sums:
+    """Compute the Sums of a range from its Part in `scratch`."""
     w_M, b_M = weights
-    return sums(joblib.load(scratch / str(start)), _vectors(folder, softmax), w_M, b_M, powers)
+    return compute_sums(joblib.load(scratch / str(start)), _load_vectors(folder, softmax), w_M, b_M, powers)
 
 
 # ---- the lists
 
 
-def _rewrite(
+def _write_lists(
     folder: Path, scratch: Path, softmax: str, weights: Weights, ranges: Sequence[Range], map_ranges: RangeMap
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Write the adjusted candidates; how often each item is in the first N before and after, on all rows."""
+    """Write the adjusted candidates; return how often each item is in the first N before and after."""
     record = read_record(folder, "rows")
     assert record is not None
     rewrite = partial(rewrite_range, folder, scratch, softmax, weights, record["settings"]["num_items"])
@@ -262,34 +280,37 @@ def _rewrite(
 def rewrite_range(
     folder: Path, scratch: Path, softmax: str, weights: Weights, num_items: int, start: int, stop: int
 ) -> tuple[pa.Table, np.ndarray, np.ndarray]:
-    """Rows start to stop of ADJUSTED, as many items for each as it has candidates; the items in the first N before and
-    after."""
+    """Compute rows start to stop of ADJUSTED, each with as many items as it has candidates.
+
+    Returns:
+        The rows; and the items in the first N before and after.
+    """
     names = read_range(folder / ROWS, start, stop, ["sample_id"])["sample_id"]
     candidates = read_range(folder / remap.FILE, start, stop, ["candidates"])["candidates"].to_pylist()
     rated = read_range(folder / reflect.FILE, start, stop, ["scores"])["scores"].to_pylist()
-    kept: list[np.ndarray] = [np.empty(0, np.int32)] * len(candidates)
+    adjusted: list[np.ndarray] = [np.empty(0, np.int32)] * len(candidates)
     scores: list[np.ndarray] = [np.empty(0, np.float32)] * len(candidates)
     part = joblib.load(scratch / str(start))
     w_M, b_M = weights
-    for rows, _, final_BM in final_blocks(part, _vectors(folder, softmax), w_M, b_M):
+    for rows, _, final_BM in iter_final_scores(part, _load_vectors(folder, softmax), w_M, b_M):
         for b, final_M in zip(rows, final_BM, strict=True):
-            kept[b] = remap.top_candidates(final_M, len(candidates[b]))
-            scores[b] = final_M[kept[b]].astype(np.float32)
-    table = pa.table([names, kept, scores], remap.CANDIDATES_SCHEMA)
+            adjusted[b] = remap.select_top(final_M, len(candidates[b]))
+            scores[b] = final_M[adjusted[b]].astype(np.float32)
+    table = pa.table([names, adjusted, scores], remap.CANDIDATES_SCHEMA)
     before = [
         np.array(c, int)[np.argsort(-np.array(s), kind="stable")[:num_items]]
         for c, s in zip(candidates, rated, strict=True)
     ]
-    return table, np.concatenate(before), np.concatenate([some[:num_items] for some in kept]).astype(int)
+    return table, np.concatenate(before), np.concatenate([items[:num_items] for items in adjusted]).astype(int)
 
 
-def _weights_table(
+def _make_weights_table(
     matcher: Matcher, fitted: Fit, truth_M: np.ndarray, before_M: np.ndarray, after_M: np.ndarray
 ) -> pa.Table:
     return pa.table(
         {
             "title": pa.array(matcher.catalog.titles, pa.string()),
-            "year": year_column(matcher.catalog),
+            "year": make_year_column(matcher.catalog),
             "w": fitted.w_M.astype(np.float32),
             "b": fitted.b_M.astype(np.float32),
             "ground_truths": truth_M,

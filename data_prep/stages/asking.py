@@ -1,5 +1,8 @@
-"""Questions to a model whose answers must have a form: malformed ones are counted and asked again once; what gets no
-answer in spite of the client's retries is written down."""
+"""Ask a model questions whose answers must have a certain format.
+
+Malformed answers are counted and the questions asked once more. Questions without an answer after the client's retries
+are recorded in failed.jsonl.
+"""
 
 import json
 from collections import Counter
@@ -15,14 +18,19 @@ from convrec.judges.verdict import outside_thinking
 from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint, merge_sampling
 from data_prep.options.demonstrations import DemonstrationsOptions
 
-BLOCK = 2048  # conversations whose questions and answers are held at once
+BLOCK = 2048  # conversations whose questions and answers are in memory at once
 FAILED = "failed.jsonl"
 PROMPTS: dict[str, Any] = read_table(__file__, "prompts.yaml")
 
 
 def write_failed(folder: Path, stage: str, entries: Sequence[dict[str, Any]]) -> None:
-    """Put a stage's entries in place of those of its last run into FOLDER/failed.jsonl: {"stage", "row", "prompt",
-    "status", "error"} of each question that got no answer. status: of HTTP, 0 without one; error: the server's words.
+    """Replace a stage's entries in FOLDER/failed.jsonl.
+
+    Args:
+        folder: of the stages.
+        stage: its name.
+        entries: {"stage", "row", "prompt", "status", "error"} for each question without an answer. status: HTTP status,
+            0 if there was no response. error: the server's message.
     """
     entries = [*(entry for entry in read_failed(folder) if entry["stage"] != stage), *entries]
     if entries:
@@ -32,14 +40,23 @@ def write_failed(folder: Path, stage: str, entries: Sequence[dict[str, Any]]) ->
 
 
 def read_failed(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of failed.jsonl; [] if there is none."""
     path = folder / FAILED
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 @dataclass
 class Asker:
-    """One model, the sampling parameters of its answers, how many answers were malformed, and what got none, which is
-    written down for this stage of this folder."""
+    """Asks one model the questions of one stage.
+
+    Attributes:
+        llm: the model.
+        sampling: sampling parameters of its answers.
+        folder: of the stages; failed questions are recorded there.
+        stage: name of the stage.
+        failed: entries of the questions without an answer.
+        counts: numbers of answers, refused requests and malformed answers.
+    """
 
     llm: LLM
     sampling: dict[str, Any]
@@ -60,13 +77,20 @@ class Asker:
         thinks: bool = False,
         names: Sequence[str] | None = None,
     ) -> list[list[str]]:
-        """The answers to each prompt: one, or two where is_good(index, text) did not hold for the first.
+        """Ask the prompts; ask again once if an answer is malformed, showing the model its answer and the correction.
 
-        An answer is what follows the model's thinking, "" when that does not end. The second question shows the model
-        its answer and says what is wrong. A refused request (too long, say) has the answer "" and is not asked again;
-        so has one that got no answer, and `failed` has its name (`names`: a row or item for each prompt).
-        thinks: the model always thinks, so that an answer cut off without the end of thinking is thinking alone, also
-        where the server's template has opened it.
+        Args:
+            prompts: the questions.
+            is_good: whether the answer to prompt `index` is well-formed.
+            correction: says what is wrong with a malformed answer.
+            label: of the progress bar.
+            thinks: whether the model always thinks: an answer cut off before the end of thinking is then thinking only,
+                even if the server's template opened it.
+            names: the row or item of each prompt, for `failed`.
+
+        Returns:
+            For each prompt its answers, one or two: the text after the model's thinking, "" if thinking does not end. A
+            refused request (too long, for example) and one without a response have the answer "" and are not repeated.
         """
         firsts = self._ask(prompts, label, thinks, names)
         self.counts["answers"] += len(prompts)
@@ -75,7 +99,7 @@ class Asker:
         again = [i for i, answer in enumerate(firsts) if not answer.error and not is_good(i, answer.text)]
         self.counts["malformed"] += len(again)
         if again:
-            retold = [
+            corrections = [
                 [
                     *prompts[i],
                     {"role": "assistant", "content": firsts[i].text or "(no answer)"},  # some servers refuse ""
@@ -83,7 +107,7 @@ class Asker:
                 ]
                 for i in again
             ]
-            seconds = self._ask(retold, f"{label}, again", thinks, names and [names[i] for i in again])
+            seconds = self._ask(corrections, f"{label}, again", thinks, names and [names[i] for i in again])
             for i, answer in zip(again, seconds, strict=True):
                 texts[i].append(answer.text)
                 self.counts["malformed_again"] += not is_good(i, answer.text)
@@ -92,12 +116,12 @@ class Asker:
     def _ask(self, prompts: Sequence[Messages], label: str, thinks: bool, names: Sequence[str] | None) -> list[Answer]:
         try:
             answers = self.llm.ask_all(prompts, label=label, **self.sampling)
-        finally:  # also when too many failed
+        finally:  # also if too many failed
             failed = {json.dumps(prompt): answer for prompt, answer in self.llm.failures.values()}
             for i, prompt in enumerate(prompts) if failed else ():
                 if answer := failed.get(json.dumps(prompt)):
-                    what = {"prompt": prompt, "status": answer.status, "error": answer.error}
-                    self.failed.append({"stage": self.stage, "row": names and names[i]} | what)
+                    entry = {"prompt": prompt, "status": answer.status, "error": answer.error}
+                    self.failed.append({"stage": self.stage, "row": names and names[i]} | entry)
             write_failed(self.folder, self.stage, self.failed)
         return [
             replace(answer, text=outside_thinking(answer.text, thinks and answer.finish_reason == "length"))
@@ -110,18 +134,19 @@ class Asker:
         return self.llm.endpoint.model
 
     def summary(self) -> dict[str, Any]:
+        """Return the counts and the usage of the model, for the stage's summary."""
         return self.counts | {"failed": len(self.failed), "usage": str(self.llm.usage)}
 
 
-def failed_again(folder: Path) -> str:
-    """What to say of the questions that got no answer; "" without any."""
+def describe_failed(folder: Path) -> str:
+    """Say how many questions have no answer, and what to do; "" if there are none."""
     stages = Counter(entry["stage"] for entry in read_failed(folder))
     if not stages:
         return ""
-    counts = ", ".join(f"{count:,} of {stage}" for stage, count in stages.items())
+    counts = ", ".join(f"{count:,} in {stage}" for stage, count in stages.items())
     return (
-        f"{folder / FAILED} names the questions that got no answer ({counts}). The same command asks them again, with "
-        "--redo where the stage is finished; the other answers are taken from the cache"
+        f"{folder / FAILED} lists the questions without an answer ({counts}). The same command asks them again (with "
+        "--redo if the stage is finished); all other answers come from the cache"
     )
 
 
@@ -130,14 +155,20 @@ MAX_TOKENS = {"teacher": 1024, "metadata": 256, "list": 4096, "pointwise": MAX_R
 
 
 def make_asker(options: DemonstrationsOptions, role: str, kind: str) -> Asker:
-    """Return what asks the model of a role. kind: of MAX_TOKENS."""
+    """Make the Asker for the model of a role.
+
+    Args:
+        options: of the command.
+        role: "teacher" or "judge".
+        kind: a key of MAX_TOKENS.
+    """
     sampling = merge_sampling({"temperature": 0.0, "max_tokens": MAX_TOKENS[kind]}, options.sampling)
     stage = kind if kind in ("teacher", "metadata") else "reflect"
     return Asker(make_llm(options, role), sampling, Path(options.out), stage)
 
 
 def make_llm(options: DemonstrationsOptions, role: str) -> LLM:
-    """The model behind the role's address. Raises UserError where there is none."""
+    """Return the client for the endpoint of a role. Raises UserError if no endpoint is set."""
     cache = options.cache or Path(options.out) / "answers"
     return LLM(
         endpoint(role),

@@ -1,4 +1,4 @@
-"""The last stage: the top N of each conversation as a list, in the SFT table's columns, and how good the lists are."""
+"""The last stage: write the top N of each conversation as SFT demonstrations, and evaluate the lists."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH
 from convrec.lists.metrics import evaluate_row, summarise
 from convrec.titles.item import Item, format_item
 from data_prep.stages.record import Summary, read_rows
-from data_prep.stages.rows import ADJUSTED, ROWS, catalog_matcher
+from data_prep.stages.rows import ADJUSTED, ROWS, load_matcher
 from data_prep.tables import message, table_writer
 
 FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
@@ -16,14 +16,14 @@ FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
 
 @dataclass(frozen=True)
 class ListLength:
-    """What the demonstrations depend on: the items of a list."""
+    """Settings that the demonstrations depend on: the number of items in a list."""
 
     num_items: int
 
 
 def run(folder: Path, settings: ListLength) -> Summary:
-    """Write the demonstrations. Rows with fewer candidates than a list are left out."""
-    matcher = catalog_matcher(folder)
+    """Write the demonstrations; rows with fewer candidates than a list has items are left out."""
+    matcher = load_matcher(folder)
     n = settings.num_items
     names = list(zip(matcher.catalog.titles, matcher.catalog.years, strict=True))
     written = dict.fromkeys(FILES, 0)
@@ -41,12 +41,12 @@ def run(folder: Path, settings: ListLength) -> Summary:
             add[split](row | {"completion": message("assistant", "\n".join(format_item(*item) for item in items))})
             written[split] += 1
             if row[TRUTH]:
-                metrics = evaluate_row(items, row[TRUTH], row["seen_titles"], matcher, ks=_ks(n))
+                metrics = evaluate_row(items, row[TRUTH], row["seen_titles"], matcher, ks=_choose_ks(n))
                 scored[split].append((row["prompt"][0]["content"], metrics))
     summary: Summary = {**written, "too_few_candidates": short}
     for split, results in scored.items():
         if results:
-            result = summarise([m for _, m in results], _ks(n), [c for c, _ in results], num_items=n)
+            result = summarise([m for _, m in results], _choose_ks(n), [c for c, _ in results], num_items=n)
             summary[f"{split}_metrics"] = {
                 name: [round(value["mean"], 4), round(value["se"], 4)] if isinstance(value, dict) else value
                 for name, value in result.items()
@@ -54,5 +54,5 @@ def run(folder: Path, settings: ListLength) -> Summary:
     return summary
 
 
-def _ks(num_items: int) -> tuple[int, ...]:
+def _choose_ks(num_items: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, num_items // 2), num_items}))

@@ -1,4 +1,4 @@
-"""What an item is, in words, for its embedding: what the catalog says, and keywords and plot by a language model."""
+"""Describe items in words for their embedding: the catalog's columns, plus keywords and plot by a language model."""
 
 import re
 from collections.abc import Mapping
@@ -19,30 +19,30 @@ from data_prep.tables import table_writer
 
 FILE = "metadata.parquet"
 SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("text", pa.string())])
-# The name, how often an item is a training target, and what pandas leaves.
 _WORD = re.compile(r"[^\W\d_]{2,}")
-NOT_WORDS = ("title", "year", "mentions", "__index_level_0__")
+# Columns that do not describe the item: its name, its frequency as a training target, and pandas' index.
+IGNORED_COLUMNS = ("title", "year", "mentions", "__index_level_0__")
 
 
-def catalog_text(row: Mapping[str, Any]) -> str:
-    """The further columns of a catalog's row, a line `name: value` each; lists are joined, what is missing left out."""
+def format_catalog_text(row: Mapping[str, Any]) -> str:
+    """Format the extra columns of a catalog's row as lines `name: value`; lists are joined, missing values left out."""
     lines = []
     for name, value in row.items():
         values = value if isinstance(value, list) else [value]
         words = ", ".join(str(v) for v in values if v == v and not isinstance(v, bytes | None))  # v == v: no NaN
-        if name not in NOT_WORDS and words.strip():
+        if name not in IGNORED_COLUMNS and words.strip():
             lines.append(f"{name}: {words}")
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class MetadataSettings:
-    """What the words for items depend on.
+    """Settings that the descriptions of items depend on.
 
     Attributes:
         metadata: "llm" or "columns".
-        model: that is asked, where one is.
-        sampling: of its answers.
+        model: name of the model that is asked; None: none.
+        sampling: sampling parameters of its answers.
     """
 
     metadata: str
@@ -51,33 +51,33 @@ class MetadataSettings:
 
 
 def run(folder: Path, settings: MetadataSettings, asker: Asker | None) -> Summary:
-    """Write words for each item: the catalog's, and what the model adds.
+    """Write a description of each item: the catalog's columns, and what the model adds.
 
-    The catalog's text is all there is of an item that the model says nothing usable about.
+    If the model gives no usable answer, the description is the catalog's text alone.
 
     Args:
         folder: of the stages.
         settings: what the result depends on.
-        asker: of the model; None: the catalog's columns are all.
+        asker: asks the model; None: use the catalog's columns only.
     """
     items = pq.read_table(folder / ITEMS).to_pylist()
-    catalog = [catalog_text(row) for row in pq.read_table(folder / CATALOG).to_pylist()]
+    catalog = [format_catalog_text(row) for row in pq.read_table(folder / CATALOG).to_pylist()]
     catalog += [""] * (len(items) - len(catalog))
     fallbacks = 0
     with table_writer(folder / FILE, SCHEMA) as add:
         for start in range(0, len(items), BLOCK):
             block = items[start : start + BLOCK]
-            known = catalog[start : start + BLOCK]
+            catalog_texts = catalog[start : start + BLOCK]
             names = [format_item(item["title"], item["year"] or NO_YEAR) for item in block]
-            texts = ["\n".join(filter(None, both)) for both in zip(names, known, strict=True)]
+            texts = ["\n".join(filter(None, both)) for both in zip(names, catalog_texts, strict=True)]
             if asker:
-                prompts = [_prompt(name, text) for name, text in zip(names, known, strict=True)]
+                prompts = [_make_prompt(name, text) for name, text in zip(names, catalog_texts, strict=True)]
                 answers = asker.ask(
                     prompts, lambda _, text: is_description(text), PROMPTS["metadata_again"], "metadata", names=names
                 )
-                for i, given in enumerate(answers):
-                    if is_description(given[-1]):
-                        texts[i] += "\n" + given[-1].strip()
+                for i, item_answers in enumerate(answers):
+                    if is_description(item_answers[-1]):
+                        texts[i] += "\n" + item_answers[-1].strip()
                     else:
                         fallbacks += 1
             for item, text in zip(block, texts, strict=True):
@@ -86,22 +86,25 @@ def run(folder: Path, settings: MetadataSettings, asker: Asker | None) -> Summar
 
 
 def has_only_titles(folder: Path) -> bool:
-    """Whether metadata.parquet tells items apart by nothing but their names: what it says besides, if anything, are
-    numbers, or the same words of every item that it says something about (the letters of an id)."""
+    """Whether metadata.parquet distinguishes items by their names only.
+
+    Numbers do not count, nor do words that all described items share, such as the letters of an id.
+    """
     words = []
     for item in pq.read_table(folder / FILE).to_pylist():
         name = format_item(item["title"], item["year"] or NO_YEAR)
-        said = {word.lower() for word in _WORD.findall(item["text"].removeprefix(name))}
-        if said:
-            words.append(said)
+        description = {word.lower() for word in _WORD.findall(item["text"].removeprefix(name))}
+        if description:
+            words.append(description)
     return not words or set.union(*words) == set.intersection(*words)
 
 
-def _prompt(name: str, text: str) -> Messages:
+def _make_prompt(name: str, text: str) -> Messages:
     content = PROMPTS["metadata"].format(item=name) + (PROMPTS["metadata_catalog"].format(text=text) if text else "")
     return [{"role": "user", "content": content}]
 
 
 def is_description(text: str) -> bool:
+    """Whether an answer has the requested lines of keywords and plot."""
     lowered = text.lower()
     return "keywords:" in lowered and "plot:" in lowered

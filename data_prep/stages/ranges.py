@@ -1,7 +1,7 @@
-"""A function of ranges of rows, over the cores of this machine; results in the order of the ranges.
+"""Map a function over ranges of rows with several processes; results come in the order of the ranges.
 
-BLAS has one thread in each process, and results are put together in one order: what is written or summed from them is
-the same to the last bit, however many processes computed them.
+BLAS uses one thread in each process, and results are combined in a fixed order: files and sums made from them are
+identical to the last bit, however many processes are used.
 """
 
 import os
@@ -18,40 +18,49 @@ from threadpoolctl import threadpool_limits
 from convrec.base.errors import UserError
 from convrec.inference.engines.follower import Follower
 
-ROWS_OF_A_RANGE = 2048
+RANGE_ROWS = 2048
 
 Range = tuple[int, int]
-Function = Callable[[int, int], Any]  # of a range; pickled, with what it was made of
+Function = Callable[[int, int], Any]  # start and stop of a range -> a result; it is pickled
 RangeMap = Callable[[Function, Sequence[Range]], Iterator[Any]]
 
 
 def make_ranges(total: int, size: int | None = None) -> list[Range]:
-    size = size or ROWS_OF_A_RANGE
+    """Divide `total` rows into ranges of `size` rows (RANGE_ROWS)."""
+    size = size or RANGE_ROWS
     return [(start, min(start + size, total)) for start in range(0, total, size)]
 
 
 @contextmanager
-def processes(count: int) -> Iterator[RangeMap]:
-    """A map over `count` processes (1: this one). They start with the first map of more than one range, and stay for
-    those that follow. The map raises UserError where one of them has ended."""
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (os.getpid(),))
+def open_process_pool(count: int) -> Iterator[RangeMap]:
+    """Open a pool of `count` processes (1: use this process).
+
+    The processes start with the first map over more than one range and are reused by later maps.
+
+    Yields:
+        A function that maps over ranges. It raises UserError if a process has died.
+    """
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _start_worker, (os.getpid(),))
 
     def map_ranges(function: Function, ranges: Sequence[Range]) -> Iterator[Any]:
         if count == 1 or len(ranges) == 1:
             with threadpool_limits(1):
-                for one in ranges:
-                    yield function(*one)
+                for start, stop in ranges:
+                    yield function(start, stop)
             return
         waiting = deque[Future[Any]]()
         try:
-            for one in ranges:
-                waiting.append(pool.submit(function, *one))
-                if len(waiting) == 2 * count:  # one that is computed and one that waits
+            for start, stop in ranges:
+                waiting.append(pool.submit(function, start, stop))
+                if len(waiting) == 2 * count:  # per process one that runs and one that waits
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
-            raise UserError(f"one of {count} processes has ended, maybe for memory: give fewer --workers") from None
+            raise UserError(
+                "demonstrations.lost-process",
+                f"--workers {count}: a process has died, perhaps for lack of memory; give fewer --workers",
+            ) from None
 
     try:
         yield map_ranges
@@ -59,6 +68,6 @@ def processes(count: int) -> Iterator[RangeMap]:
         pool.shutdown(cancel_futures=True)
 
 
-def _start(parent: int) -> None:
+def _start_worker(parent: int) -> None:
     Follower().end_with(parent)
     threadpool_limits(1)

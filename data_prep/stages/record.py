@@ -1,9 +1,9 @@
-"""Stages that leave parquet in one folder: each is run when its settings or what it reads changed, and not otherwise.
+"""Run stages that write parquet to one folder, each only if its settings or inputs changed.
 
-OUT/NAME.json says how the stage's files came about: {"settings", "inputs", "files", "summary"}. "files" has the SHA-256
-of each, and "inputs" those of the stages it read, so that a change upstream shows; they are computed again whenever the
-files are relied on. While a stage runs its record is {"unfinished": true}: one that was interrupted is run again, and
-files without a record are somebody else's.
+OUT/NAME.json records how the stage's files were made: {"settings", "inputs", "files", "summary"}. "files" has the
+SHA-256 of each file, "inputs" those of the stages that were read, so that a change upstream is noticed; hashes are
+recomputed whenever the files are used. While a stage runs, its record is {"unfinished": true}: an interrupted stage is
+run again, and files without a record belong to somebody else.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,7 +24,7 @@ from convrec.base.same_request import as_kept, differences
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Summary = dict[str, Any]  # what NAME.json holds of a stage's outcome
+Summary = dict[str, Any]  # the results of a stage in NAME.json
 SettingsT = TypeVar("SettingsT", bound="DataclassInstance")
 KEYS = {"settings", "inputs", "files", "summary"}
 
@@ -34,10 +34,10 @@ class Stage(Generic[SettingsT]):
     """A stage whose result depends on its settings and on the stages that it reads.
 
     Attributes:
-        name: of the stage, and of its record.
-        reads: the stages before it.
-        files: what it writes.
-        run: writes `files` into the folder and returns a summary (JSON) to show and keep.
+        name: name of the stage and of its record.
+        reads: names of the stages that it reads.
+        files: names of the files that it writes.
+        run: writes `files` to the folder and returns a summary (JSON).
     """
 
     name: str
@@ -47,65 +47,81 @@ class Stage(Generic[SettingsT]):
 
 
 def record_settings(settings: "DataclassInstance") -> dict[str, Any]:
-    """Return a stage's settings as its record keeps them, without those that are None."""
+    """Return a stage's settings as its record has them, without those that are None."""
     return as_kept({name: value for name, value in asdict(settings).items() if value is not None})
 
 
 def run_stage(stage: Stage[SettingsT], folder: Path, settings: SettingsT, redo: bool) -> tuple[Summary, bool]:
     """Run a stage, unless it was run with these settings and nothing has changed since.
 
+    Args:
+        stage: the stage.
+        folder: of the stages.
+        settings: what the result depends on.
+        redo: whether to run it again if something changed or questions failed.
+
     Returns:
         Its summary, and whether it was run now.
 
     Raises:
-        UserError: A stage before it is missing; a file of it or of those before it is not what was written; and, unless
-            `redo` is given, it was run with other settings or inputs, or its files are another program's.
+        UserError: A stage that it reads has not been run, or a file of a stage has changed; and, unless `redo` is
+            given, the stage was run with other settings or inputs, or another program wrote its files.
     """
-    kept_settings = record_settings(settings)
+    recorded_settings = record_settings(settings)
     inputs = {name: _verify_files(folder, name, stage.name) for name in stage.reads}
     record = read_record(folder, stage.name)
     if record is None and not redo:
         refuse_foreign(folder, stage.name, stage.files)
     if record is not None:
-        others = [
+        changes = [
             f"the stage `{name}` has changed since" for name in inputs if inputs[name] != record["inputs"].get(name)
         ]
-        others += differences(record["settings"], kept_settings)
-        if others and not redo:
+        changes += differences(record["settings"], recorded_settings)
+        if changes and not redo:
             raise UserError(
-                f"{folder}: the stage `{stage.name}` was run with something else: {'; '.join(others)}. Give --redo to "
-                "run it again, or another --out"
+                "demonstrations.changed-settings",
+                f"{folder}: the stage `{stage.name}` was run with other settings or inputs: {'; '.join(changes)}. Give "
+                "--redo to run it again, or another --out.",
             )
         asks_again = redo and record["summary"].get("failed")  # questions without an answer
-        if not (others or asks_again) and all((folder / name).exists() for name in stage.files):
-            if _hashes(folder, stage.files) == record["files"]:
+        if not (changes or asks_again) and all((folder / name).exists() for name in stage.files):
+            if _hash_files(folder, stage.files) == record["files"]:
                 return record["summary"], False
             if not redo:
-                raise _changed(folder, stage.name, record)
+                raise _make_changed_file_error(folder, stage.name, record)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stage.name}.json"
     write_json(path, {"unfinished": True})
     summary = stage.run(folder, settings)
-    files = _hashes(folder, stage.files)
-    write_json(path, {"settings": kept_settings, "inputs": inputs, "files": files, "summary": summary})
+    files = _hash_files(folder, stage.files)
+    write_json(path, {"settings": recorded_settings, "inputs": inputs, "files": files, "summary": summary})
     return summary, True
 
 
 def _verify_files(folder: Path, name: str, reader: str) -> dict[str, str]:
-    """File -> hash of the stage `name`. Raises UserError where they are not what it wrote; reader: who needs them."""
+    """Return file -> hash for the stage `name`. Raises UserError if it did not write these files.
+
+    reader: the stage that reads them, for messages.
+    """
     record = read_record(folder, name)
     if record is None:
-        raise UserError(f"{folder}: the stage `{name}` is not there yet; `{reader}` reads it: run it first")
+        raise UserError(
+            "demonstrations.stage-not-run",
+            f"{folder}: the stage `{name}` has not been run, but `{reader}` needs it; run it first",
+        )
     for file in record["files"]:
         if not (folder / file).exists():
-            raise UserError(f"{folder / file}: gone, and `{reader}` reads it; run the stage `{name}` again")
-    if _hashes(folder, record["files"]) != record["files"]:
-        raise _changed(folder, name, record)
+            raise UserError(
+                "demonstrations.missing-stage-file",
+                f"{folder / file}: missing, but `{reader}` needs it; run the stage `{name}` again",
+            )
+    if _hash_files(folder, record["files"]) != record["files"]:
+        raise _make_changed_file_error(folder, name, record)
     return record["files"]
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any] | None:
-    """What NAME.json holds; None where the stage was not run, or not to its end."""
+    """Return the content of NAME.json; None if the stage was not run, or not finished. Raises UserError."""
     path = folder / f"{name}.json"
     try:
         record = read_json(path)
@@ -116,42 +132,50 @@ def read_record(folder: Path, name: str) -> dict[str, Any] | None:
     if record == {"unfinished": True}:
         return None
     if not isinstance(record, dict) or not record.keys() >= KEYS:
-        raise UserError(f"{path}: not the record of a stage; remove it and give --redo to run `{name}` again")
+        raise UserError(
+            "demonstrations.damaged-record",
+            f"{path}: not the record of a stage; remove it and give --redo to run `{name}` again",
+        )
     return record
 
 
 def refuse_foreign(folder: Path, name: str, files: Sequence[str]) -> None:
-    """Raises UserError when the stage would replace a file and no record says that it is the stage's own."""
-    if not (folder / f"{name}.json").exists() and (present := [file for file in files if (folder / file).exists()]):
+    """Raise UserError if the stage would replace a file that it did not write according to its record."""
+    present = [file for file in files if (folder / file).exists()]
+    if present and not (folder / f"{name}.json").exists():
         raise UserError(
+            "demonstrations.foreign-file",
             f"{folder / present[0]}: there is no {name}.json, so the stage `{name}` did not write it; give another "
-            "--out, or --redo to replace it"
+            "--out, or --redo to replace it",
         )
 
 
-def _hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:
+def _hash_files(folder: Path, files: Iterable[str]) -> dict[str, str]:
     return {file: file_hash(folder / file) for file in files}
 
 
-def _changed(folder: Path, name: str, record: Mapping[str, Any]) -> UserError:
+def _make_changed_file_error(folder: Path, name: str, record: Mapping[str, Any]) -> UserError:
     files = " or ".join(record["files"])
     return UserError(
-        f"{folder}: {files} is not what the stage `{name}` wrote; put the file back, or run `{name}` with --redo"
+        "demonstrations.changed-stage-file",
+        f"{folder}: {files} has changed since the stage `{name}` wrote it; restore it, or run `{name}` with --redo",
     )
 
 
 def read_blocks(path: Path, size: int, columns: Sequence[str] | None = None) -> Iterator[list[dict]]:
+    """Yield the rows of a parquet file in lists of at most `size`."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=size, columns=columns):
             yield batch.to_pylist()
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict]:
+    """Yield the rows of a parquet file."""
     return chain.from_iterable(read_blocks(path, 4096, columns))
 
 
-def by_rows(blocks: Iterable[Any], total: int, desc: str) -> Iterator[Any]:
-    """The blocks, which have a length each, with a bar over their rows."""
+def iter_with_progress(blocks: Iterable[Any], total: int, desc: str) -> Iterator[Any]:
+    """Yield the blocks while showing a progress bar over their rows."""
     with Progress(total=total, desc=desc, unit="row") as bar:
         for block in blocks:
             yield block
@@ -159,7 +183,7 @@ def by_rows(blocks: Iterable[Any], total: int, desc: str) -> Iterator[Any]:
 
 
 def read_range(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
-    """Rows start to stop; reads the row groups that have some of them."""
+    """Read rows start to stop of a parquet file, using only the row groups that contain them."""
     with pq.ParquetFile(path) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         ends = list(accumulate(sizes))

@@ -1,17 +1,17 @@
-"""Remap: a teacher's list onto the catalog, s = p (S + I) + lambda c.
+"""Remap: score the catalog by a teacher's list, s = p (S + I) + lambda c.
 
-B conversations, I items, of which the first M are the catalog's:
+B conversations, I items, the first M of which are those of the catalog:
 
-p_BI       1/sqrt(k) for the teacher's item at rank k (its first mention; a line that is no item keeps its rank)
-S_IM       cosine of item and catalog item; I is 1 where the teacher's item is that catalog item
+p_BI       1/sqrt(k) for the teacher's item at rank k (its first mention; a line that is not an item keeps its rank)
+S_IM       cosine of item and catalog item; I is 1 if the teacher's item is that catalog item
 c_BM       cosine of conversation and catalog item
 
-With unit vectors E, p S + lambda c = (p E + lambda e_conversation) E_catalog^T: one product a block of conversations,
-and only the `candidates` best unseen items of each are kept. From the vector p E + lambda e_conversation (`query`)
-adjust makes the other scores again. Neither S nor the scores of all conversations ever exist.
+With unit vectors E, p S + lambda c = (p E + lambda e_conversation) E_catalog^T: one product per block of
+conversations, of which only the `candidates` best unseen items are kept. Adjust recomputes the other scores from the
+vector p E + lambda e_conversation (`query`). Neither S nor the scores of all conversations are ever in memory.
 
-Memory: a process holds a range of conversations and a block of scores; the vectors of the items are read from a file
-that all processes share.
+A process holds a range of conversations and a block of scores; the vectors of the items are mapped from a file that all
+processes share.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,9 +31,9 @@ from convrec.titles.matching import Matcher
 from data_prep.stages.embeddings import TFIDF_SVD
 from data_prep.stages.metadata import FILE as METADATA
 from data_prep.stages.metadata import has_only_titles
-from data_prep.stages.ranges import make_ranges, processes
-from data_prep.stages.record import Summary, by_rows, count_rows, read_range
-from data_prep.stages.rows import CATALOG, ROWS, catalog_matcher
+from data_prep.stages.ranges import make_ranges, open_process_pool
+from data_prep.stages.record import Summary, count_rows, iter_with_progress, read_range
+from data_prep.stages.rows import CATALOG, ROWS, load_matcher
 from data_prep.stages.spaces import (
     EmbeddingSettings,
     choose_space,
@@ -46,7 +46,7 @@ from data_prep.stages.teacher import FILE as TEACHER
 from data_prep.tables import parquet_writer
 
 FILE = "remap.parquet"
-VECTORS = "item_vectors.npy"  # (S, M, D) float32, the catalog's items in each space; (0, M, 0) without remap
+VECTORS = "item_vectors.npy"  # (S, M, D) float32: vectors of the catalog's items per space; (0, M, 0) without remap
 CANDIDATES_SCHEMA = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -55,14 +55,17 @@ CANDIDATES_SCHEMA = pa.schema(
     ]
 )
 SCHEMA = CANDIDATES_SCHEMA.append(pa.field("query", pa.list_(pa.float32())))  # empty without remap
-BLOCK_SCORES = 2**22  # that exist at once in a process: 16 MiB
+BLOCK_SCORES = 2**22  # scores in memory at once in a process: 16 MiB
 NAMESAKES = (
-    "the catalog has nothing but titles, whose words tfidf-svd compares: namesakes of what the teacher names rise"
+    "the catalog has only titles, and tfidf-svd compares their words: items with similar titles are ranked too high"
 )
 
 
-def rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr_matrix:
-    """(B, I): 1/sqrt(k) at the item of rank k, from 1. An entry is an item or -1 for none; first mentions count."""
+def compute_rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr_matrix:
+    """Return p, (B, I): 1/sqrt(k) for the item at rank k, from 1.
+
+    teacher: the lists; -1 for a line that is not an item. The first mention of an item counts.
+    """
     rows = []
     columns = []
     values = []
@@ -77,19 +80,26 @@ def rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr
     return sparse.csr_matrix((values, (rows, columns)), shape=(len(teacher), num_items), dtype=np.float32)
 
 
-def query_vectors(
+def compute_queries(
     p_BI: sparse.csr_matrix, items_ID: np.ndarray, conversations_BD: np.ndarray, weight: float
 ) -> np.ndarray:
-    """(B, D) p E + lambda e_conversation, of unit vectors; weight: lambda."""
+    """Return p E + lambda e_conversation, (B, D), from unit vectors. weight: lambda."""
     return np.asarray(p_BI @ items_ID + weight * conversations_BD, np.float32)
 
 
-def score_blocks(
+def iter_scores(
     query_BD: np.ndarray, spaces_B: np.ndarray, vectors_SMD: Sequence[np.ndarray], added_BM: sparse.csr_matrix
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(rows, their scores of all M items): the products with the item vectors of each row's space, plus what is added.
+    """Yield row indices and their scores of all M items, block by block.
 
-    A block has at most BLOCK_SCORES scores, or one row; its array is the caller's to change.
+    Args:
+        query_BD: queries.
+        spaces_B: space of each query.
+        vectors_SMD: item vectors of each space.
+        added_BM: added to the products of queries and item vectors.
+
+    Yields:
+        At most BLOCK_SCORES scores, or one row. The caller may change the array.
     """
     size = max(1, BLOCK_SCORES // added_BM.shape[1])
     for space in np.unique(spaces_B):
@@ -102,15 +112,15 @@ def score_blocks(
             yield rows, scores_BM
 
 
-def matched_scores(p_1M: sparse.csr_matrix) -> np.ndarray:
-    """(M,) without remap, for the ablation: s = p I, and -inf (no candidate) for what the teacher did not name."""
+def compute_matched_scores(p_1M: sparse.csr_matrix) -> np.ndarray:
+    """Return the scores without remap, (M,), for the ablation: s = p I, and -inf for items the teacher did not name."""
     scores_M = np.full(p_1M.shape[1], -np.inf, np.float32)
     scores_M[p_1M.indices] = p_1M.data
     return scores_M
 
 
-def top_candidates(scores_M: np.ndarray, count: int) -> np.ndarray:
-    """Rows of the `count` highest finite scores, best first; equal scores in the catalog's order."""
+def select_top(scores_M: np.ndarray, count: int) -> np.ndarray:
+    """Return the rows of the `count` highest finite scores, best first; equal scores in the catalog's order."""
     usable = np.flatnonzero(np.isfinite(scores_M))
     if 0 < count < len(usable):
         kth = np.partition(scores_M[usable], len(usable) - count)[len(usable) - count]
@@ -118,28 +128,28 @@ def top_candidates(scores_M: np.ndarray, count: int) -> np.ndarray:
     return usable[np.argsort(-scores_M[usable], kind="stable")][:count]
 
 
-def writable_rows(matcher: Matcher) -> np.ndarray:
-    """(M,) whether a catalog row can stand in a list: it has a year and is not an earlier row's item once more."""
+def find_writable_rows(matcher: Matcher) -> np.ndarray:
+    """Return whether each catalog row can be in a list, (M,): it has a year and does not repeat an earlier item."""
     items = zip(matcher.catalog.titles, matcher.catalog.years, strict=True)
     return np.array([y is not None and matcher.identify(t, y).index == m for m, (t, y) in enumerate(items)])
 
 
-BETTER = "--metadata llm, a catalog with text columns, or --embedding sentence-transformers:MODEL"
+REMEDIES = "--metadata llm, a catalog with text columns, or --embedding sentence-transformers:MODEL"
 
 
-def compares_titles(folder: Path, embedding: str) -> bool:
-    """Whether the embedding knows items by their titles' words alone: then --remap is none where it is not given."""
+def compares_only_titles(folder: Path, embedding: str) -> bool:
+    """Whether the embedding only knows the words of titles; --remap then defaults to none."""
     return embedding == TFIDF_SVD and (folder / METADATA).exists() and has_only_titles(folder)
 
 
 @dataclass(frozen=True)
 class RemapSettings(EmbeddingSettings):
-    """What the candidates depend on.
+    """Settings that the candidates depend on.
 
     Attributes:
-        candidates: that are kept of each conversation.
-        conversation_weight: lambda, the weight of the conversation beside the teacher's list.
-        remap: "full", or "none" for the teacher's items alone.
+        candidates: maximum number of candidates per conversation.
+        conversation_weight: lambda, the weight of the conversation relative to the teacher's list.
+        remap: "full", or "none" to use only the teacher's items.
     """
 
     candidates: int
@@ -153,60 +163,61 @@ def run(folder: Path, settings: RemapSettings, num_items: int = 0, is_chosen: bo
     Args:
         folder: of the stages.
         settings: what the result depends on.
-        num_items: of a list.
-        is_chosen: whether `settings.remap` was asked for.
-        workers: processes.
+        num_items: items of a list.
+        is_chosen: whether the user chose `settings.remap`.
+        workers: number of processes.
 
     Raises:
-        UserError: Remap is "none", which was not asked for, and most rows have fewer than `num_items` candidates.
+        UserError: Remap is "none" by default, and most rows have fewer than `num_items` candidates.
     """
     total = count_rows(folder / ROWS)
-    kept = 0
+    num_candidates = 0
     short = 0
     num_spaces = 0
-    num_catalog = len(writable_catalog(folder)[0].catalog)
-    with scratch_folder(folder / "remap") as scratch, processes(workers) as map_ranges:
+    num_catalog = len(load_writable_catalog(folder)[0].catalog)
+    with scratch_folder(folder / "remap") as scratch, open_process_pool(workers) as map_ranges:
         if settings.remap == "full":
             num_spaces = make_spaces(folder, scratch, settings, map_ranges)
         with parquet_writer(folder / FILE, SCHEMA) as writer:
-            vectors_of = partial(remap_range, folder, scratch, settings, num_spaces)
-            for table in by_rows(map_ranges(vectors_of, make_ranges(total)), total, "remap"):
+            compute_range = partial(remap_range, folder, scratch, settings, num_spaces)
+            for table in iter_with_progress(map_ranges(compute_range, make_ranges(total)), total, "remap"):
                 writer.write_table(table)
                 sizes = pc.list_value_length(table["candidates"]).to_numpy()
-                kept += int(sizes.sum())
+                num_candidates += int(sizes.sum())
                 short += int((sizes < num_items).sum())
             if not (num_spaces or is_chosen) and 2 * short > total:
                 raise UserError(
-                    f"{folder}: the catalog has nothing but titles, so --remap is none, and {short:,} of {total:,} "
-                    f"lists of the teacher name fewer than {num_items} of its items and would be left out. Give "
-                    f"{BETTER}; or choose: --remap full or none"
+                    "demonstrations.too-few-candidates",
+                    f"{folder}: the catalog has only titles, so --remap is none, and {short:,} of {total:,} lists of "
+                    f"the teacher name fewer than {num_items} items of the catalog and would be left out. Give "
+                    f"{REMEDIES}, or choose --remap full or none.",
                 )
         dimensions = load_item_vectors(scratch, 0).shape[1] if num_spaces else 0
         item_vectors = (load_item_vectors(scratch, space)[:num_catalog] for space in range(num_spaces))
         write_array(folder / VECTORS, (num_spaces, num_catalog, dimensions), item_vectors)
-    summary: Summary = {"candidates_a_row": round(kept / max(total, 1), 1), "dimensions": dimensions}
-    return summary | {"too_few_candidates": short, "warnings": _warnings(folder, settings)}
+    summary: Summary = {"candidates_a_row": round(num_candidates / max(total, 1), 1), "dimensions": dimensions}
+    return summary | {"too_few_candidates": short, "warnings": _make_warnings(folder, settings)}
 
 
 def remap_range(
     folder: Path, scratch: Path, settings: RemapSettings, num_spaces: int, start: int, stop: int
 ) -> pa.Table:
-    """Rows start to stop of `FILE`. num_spaces: 0 without remap."""
+    """Compute rows start to stop of `FILE`. num_spaces: 0 without remap."""
     rows = read_range(folder / ROWS, start, stop, ["sample_id", "seen_titles", "split", "group"]).to_pylist()
     teacher = read_range(folder / TEACHER, start, stop, ["items", "answer"]).to_pylist()
-    matcher, writable_M = writable_catalog(folder)
+    matcher, writable_M = load_writable_catalog(folder)
     num_items = pq.read_metadata(folder / METADATA).num_rows
-    p_BI = rank_weights([entry["items"] for entry in teacher], num_items)
+    p_BI = compute_rank_weights([entry["items"] for entry in teacher], num_items)
     named_BM = p_BI[:, : len(matcher.catalog)]
-    barred = [matcher.seen_rows(row["seen_titles"]) for row in rows]
+    seen = [matcher.seen_rows(row["seen_titles"]) for row in rows]
     candidates: list[np.ndarray] = [np.empty(0, np.int32)] * len(rows)
     scores: list[np.ndarray] = [np.empty(0, np.float32)] * len(rows)
 
-    def keep(b: int, scores_M: np.ndarray) -> None:
+    def store(b: int, scores_M: np.ndarray) -> None:
         scores_M[~writable_M] = -np.inf
-        scores_M[barred[b]] = -np.inf
-        if teacher[b]["answer"] is not None:  # without a list: no candidates
-            candidates[b] = top_candidates(scores_M, settings.candidates)
+        scores_M[seen[b]] = -np.inf
+        if teacher[b]["answer"] is not None:  # no candidates without a list
+            candidates[b] = select_top(scores_M, settings.candidates)
             scores[b] = scores_M[candidates[b]]
 
     query_BD = np.zeros((len(rows), 0), np.float32)
@@ -215,33 +226,35 @@ def remap_range(
         query_BD = load_conversation_vectors(scratch, start, stop).copy()
         for space in np.unique(spaces_B):
             chosen = np.flatnonzero(spaces_B == space)
-            query_BD[chosen] = query_vectors(
+            query_BD[chosen] = compute_queries(
                 p_BI[chosen], load_item_vectors(scratch, space), query_BD[chosen], settings.conversation_weight
             )
         vectors_SMD = [load_item_vectors(scratch, space)[: len(matcher.catalog)] for space in range(num_spaces)]
-        for block, scores_BM in score_blocks(query_BD, spaces_B, vectors_SMD, named_BM):
+        for block, scores_BM in iter_scores(query_BD, spaces_B, vectors_SMD, named_BM):
             for b, scores_M in zip(block, scores_BM, strict=True):
-                keep(b, scores_M)
+                store(b, scores_M)
     else:
         for b in range(len(rows)):
-            keep(b, matched_scores(named_BM[b]))
+            store(b, compute_matched_scores(named_BM[b]))
     return pa.table([[row["sample_id"] for row in rows], candidates, scores, list(query_BD)], SCHEMA)
 
 
-def writable_catalog(folder: Path) -> tuple[Matcher, np.ndarray]:
-    """The matcher and `writable_rows`; read once in a process."""
-    return _writable_catalog(folder, (folder / CATALOG).stat().st_mtime_ns)
+def load_writable_catalog(folder: Path) -> tuple[Matcher, np.ndarray]:
+    """Return the matcher and `find_writable_rows`; read once per process."""
+    return _load_writable_catalog(folder, (folder / CATALOG).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
-    matcher = catalog_matcher(folder)
-    return matcher, writable_rows(matcher)
+def _load_writable_catalog(folder: Path, _: int) -> tuple[Matcher, np.ndarray]:
+    matcher = load_matcher(folder)
+    return matcher, find_writable_rows(matcher)
 
 
-def _warnings(folder: Path, settings: RemapSettings) -> list[str]:
-    if not compares_titles(folder, settings.embedding):
+def _make_warnings(folder: Path, settings: RemapSettings) -> list[str]:
+    if not compares_only_titles(folder, settings.embedding):
         return []
     if settings.remap == "full":
-        return [f"{NAMESAKES}; --remap none leaves them out, {BETTER} tells items apart"]
-    return [f"the catalog has nothing but titles: only the teacher's items, without remap; for remap give {BETTER}"]
+        return [f"{NAMESAKES}. Give --remap none, or describe the items: {REMEDIES}"]
+    return [
+        f"the catalog has only titles, so only the teacher's items are used, without remap; for remap give {REMEDIES}"
+    ]

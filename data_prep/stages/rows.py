@@ -1,4 +1,4 @@
-"""The first stage: which conversations demonstrations are built for, and the catalog, in the folder of the others."""
+"""The first stage: choose the conversations to build demonstrations for, and copy the catalog."""
 
 import re
 from collections.abc import Mapping
@@ -21,20 +21,20 @@ from data_prep.tables import table_writer
 
 ROWS = "rows.parquet"
 CATALOG = "catalog.parquet"
-ADJUSTED = "adjusted.parquet"  # here: readers need no torch
+ADJUSTED = "adjusted.parquet"  # defined here, so that readers need no torch
 ADJUST_WEIGHTS = "adjust_weights.parquet"
 SCHEMA = RL_SCHEMA.append(pa.field("split", pa.string())).append(pa.field("group", pa.string()))
-_ASKED_FOR = re.compile(r"reply with (\d+) recommendations")
+_REQUESTED_LENGTH = re.compile(r"reply with (\d+) recommendations")
 
 
 @dataclass(frozen=True)
 class RowsSettings:
-    """What the rows depend on.
+    """Settings that the rows depend on.
 
     Attributes:
-        share: of the training conversations that demonstrations are built for, above 0, at most 1.
-        seed: of their choice.
-        num_items: of a list.
+        share: share of the training rows to build demonstrations for, above 0, at most 1.
+        seed: random seed of their choice.
+        num_items: items of a list.
         train, validation, catalog: SHA-256 of these files.
     """
 
@@ -49,8 +49,8 @@ class RowsSettings:
 def run(folder: Path, settings: RowsSettings, sources: Mapping[str, str]) -> Summary:
     """Choose the conversations, and copy them and the catalog into the folder.
 
-    Ground truths whose year is no number are left out with a warning: training never meets them, and scoring the lists
-    would refuse them when everything is paid.
+    Ground truths whose year is not a number are left out with a warning: training ignores them, and scoring the lists
+    would refuse them after all models have been paid for.
 
     Args:
         folder: of the stages.
@@ -64,7 +64,7 @@ def run(folder: Path, settings: RowsSettings, sources: Mapping[str, str]) -> Sum
         for split in ("train", "validation"):
             path = sources[split]
             report = validate_rl_table(path, allow_empty_ground_truth=True, dated=catalog.dated)
-            warnings += [f"{text}; write four digits: what is no number is left out" for text in report.warnings]
+            warnings += [f"{text}; write four digits; other years are left out" for text in report.warnings]
             total = report.rows
             chosen = np.zeros(total, bool)
             share = settings.share if split == "train" else 1.0
@@ -78,7 +78,7 @@ def run(folder: Path, settings: RowsSettings, sources: Mapping[str, str]) -> Sum
     if sources["catalog"].endswith(".parquet"):
         table = pq.read_table(sources["catalog"])
     else:
-        table = pa.table({"title": catalog.titles, "year": year_column(catalog)}, CATALOG_SCHEMA)
+        table = pa.table({"title": catalog.titles, "year": make_year_column(catalog)}, CATALOG_SCHEMA)
     write_table(folder / CATALOG, table)
     summary: Summary = counts | {"catalog": len(catalog), "unusable_catalog_entries": len(catalog.problems)}
     summary["warnings"] = warnings
@@ -86,30 +86,33 @@ def run(folder: Path, settings: RowsSettings, sources: Mapping[str, str]) -> Sum
 
 
 def _check_list_length(path: str, row: dict, num_items: int) -> None:
-    asked = _ASKED_FOR.search(row["prompt"][0]["content"])
-    if asked and int(asked[1]) != num_items:
+    requested = _REQUESTED_LENGTH.search(row["prompt"][0]["content"])
+    if requested and int(requested[1]) != num_items:
         raise UserError(
-            f"{path}: {row['sample_id']} asks for {asked[1]} recommendations and --num-items is {num_items}: "
-            "make them equal"
+            "demonstrations.list-length-mismatch",
+            f"--num-items {num_items}: the prompt of {row['sample_id']} in {path} asks for {requested[1]} "
+            "recommendations; give the same number",
         )
 
 
-def catalog_matcher(folder: Path) -> Matcher:
+def load_matcher(folder: Path) -> Matcher:
+    """Return the matcher of the folder's catalog."""
     return Matcher(load_catalog(folder / CATALOG))
 
 
-def year_column(catalog: Catalog) -> pa.Array:
-    """Null where an item has no year, and so in every row of a catalog without years."""
+def make_year_column(catalog: Catalog) -> pa.Array:
+    """Return the years of the catalog's items; null if an item, or the whole catalog, has none."""
     return pa.array(catalog.years if catalog.dated else [None] * len(catalog), pa.int32())
 
 
-def train_file(folder: Path) -> Path:
-    """The whole training split that the stage `rows` read; raises UserError when it is gone or another one."""
+def find_train_file(folder: Path) -> Path:
+    """Return the path of the training split that `rows` read. Raises UserError if it is missing or changed."""
     record = read_record(folder, "rows")
     assert record is not None  # every stage reads `rows`
     path = Path(record["summary"]["sources"]["train"])
     if not path.exists() or file_hash(path) != record["settings"]["train"]:
         raise UserError(
-            f"{path}: not the file that the stage `rows` read; put it back, or give --redo rows and the new one"
+            "demonstrations.changed-train-file",
+            f"{path}: not the file that the stage `rows` read; restore it, or run `rows` with --redo and the new file",
         )
     return path

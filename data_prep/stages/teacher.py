@@ -1,4 +1,4 @@
-"""Teacher lists: of a language model behind an OpenAI-compatible address, or of retrieval (no model at all)."""
+"""Teacher lists, by a language model at an OpenAI-compatible endpoint or by retrieval without a model."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,32 +18,33 @@ from convrec.titles.item import Item
 from convrec.titles.matching import Matcher
 from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary, count_rows, read_blocks, read_rows
-from data_prep.stages.rows import ROWS, catalog_matcher, train_file, year_column
+from data_prep.stages.rows import ROWS, find_train_file, load_matcher, make_year_column
 from data_prep.tables import table_writer
 
 FILE = "teacher.parquet"
 ITEMS = "items.parquet"
-FREQUENT = 0.5  # share of the lists
-FEWEST_LISTS = 100
+FREQUENT_SHARE = 0.5  # of the lists
+MIN_LISTS = 100
 SCHEMA = pa.schema(
     [
         ("sample_id", pa.string()),
-        ("answer", pa.string()),  # null where the question got none
-        ("items", pa.list_(pa.int32())),  # row of items.parquet by rank; -1 where the line is no item
+        ("answer", pa.string()),  # null if the question got none
+        ("items", pa.list_(pa.int32())),  # row of items.parquet by rank; -1 if the line is not an item
     ]
 )
-# The catalog's rows first, then the items outside of it that the teacher named.
+# The catalog's rows come first, then the items outside of it that the teacher named.
 ITEMS_SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("in_catalog", pa.bool_())])
 
 
 class ItemTable:
-    """Numbers for items: the catalog's rows, and from there on what is not in the catalog, in the order it comes."""
+    """Number items: by their row in the catalog, and items outside of it from there on, in order of appearance."""
 
     def __init__(self, matcher: Matcher) -> None:
         self.matcher = matcher
         self.outside: dict[tuple[str, int], tuple[int, Item]] = {}
 
-    def number(self, item: Item | None) -> int:
+    def find_number(self, item: Item | None) -> int:
+        """Return the number of an item; -1 for None."""
         if item is None:
             return -1
         row, key = self.matcher.identify_line(*item)
@@ -52,12 +53,16 @@ class ItemTable:
         new = len(self.matcher.catalog) + len(self.outside)
         return self.outside.setdefault((key, item.year), (new, item))[0]
 
-    def table(self) -> pa.Table:
+    def build_table(self) -> pa.Table:
+        """Return all numbered items, with ITEMS_SCHEMA."""
         catalog = self.matcher.catalog
         outside = [item for _, item in self.outside.values()]
         columns = {
             "title": [*catalog.titles, *(item.title for item in outside)],
-            "year": [*year_column(catalog).to_pylist(), *(item.year if catalog.dated else None for item in outside)],
+            "year": [
+                *make_year_column(catalog).to_pylist(),
+                *(item.year if catalog.dated else None for item in outside),
+            ],
             "in_catalog": [True] * len(catalog) + [False] * len(outside),
         }
         return pa.table(columns, ITEMS_SCHEMA)
@@ -65,13 +70,13 @@ class ItemTable:
 
 @dataclass(frozen=True)
 class TeacherSettings:
-    """What the teacher's lists depend on.
+    """Settings that the teacher's lists depend on.
 
     Attributes:
         teacher: "llm" or "retrieval".
-        num_items: of a list.
-        model: that is asked, where one is.
-        sampling: of its answers.
+        num_items: items of a list.
+        model: name of the model that is asked; None: none.
+        sampling: sampling parameters of its answers.
     """
 
     teacher: str
@@ -81,61 +86,67 @@ class TeacherSettings:
 
 
 def run(folder: Path, settings: TeacherSettings, asker: Asker | None) -> Summary:
-    """Write a list for each conversation, and number every item that the lists name.
+    """Write a list for each conversation, and number all items that the lists name.
 
     Args:
         folder: of the stages.
         settings: what the result depends on.
-        asker: of the teacher; None: the retrieval makes the lists.
+        asker: asks the teacher; None: retrieval makes the lists.
     """
-    matcher = catalog_matcher(folder)
+    matcher = load_matcher(folder)
     n = settings.num_items
     catalog = matcher.catalog
     numbers = ItemTable(matcher)
-    lists = llm_lists(folder, n, asker, catalog.dated) if asker else retrieval_lists(folder, n, matcher)
-    lines = items = in_catalog = num_lists = 0
+    lists = iter_llm_lists(folder, n, asker, catalog.dated) if asker else iter_retrieval_lists(folder, n, matcher)
+    lines = 0
+    items = 0
+    in_catalog = 0
+    num_lists = 0
     listed: Counter[int] = Counter()
     with table_writer(folder / FILE, SCHEMA) as add:
         for sample_id, answer in lists:
-            numbers_of_items = [numbers.number(item) for item in parse_items(answer or "", dated=catalog.dated)[:n]]
+            list_numbers = [numbers.find_number(item) for item in parse_items(answer or "", dated=catalog.dated)[:n]]
             num_lists += 1
-            listed.update({number for number in numbers_of_items if number >= 0})
-            lines += len(numbers_of_items)
-            items += sum(number >= 0 for number in numbers_of_items)
-            in_catalog += sum(0 <= number < len(catalog) for number in numbers_of_items)
-            add({"sample_id": sample_id, "answer": answer, "items": numbers_of_items})
-    write_table(folder / ITEMS, numbers.table())
+            listed.update({number for number in list_numbers if number >= 0})
+            lines += len(list_numbers)
+            items += sum(number >= 0 for number in list_numbers)
+            in_catalog += sum(0 <= number < len(catalog) for number in list_numbers)
+            add({"sample_id": sample_id, "answer": answer, "items": list_numbers})
+    table = numbers.build_table()
+    write_table(folder / ITEMS, table)
     summary = {
         "lines_a_list": round(lines / max(count_rows(folder / ROWS), 1), 2),
         "not_items": lines - items,
         "in_catalog": round(in_catalog / max(items, 1), 4),
         "items_outside": len(numbers.outside),
-        "warnings": warn_of_frequent_items(listed, num_lists, numbers.table()["title"].to_pylist()),
+        "warnings": warn_about_frequent_items(listed, num_lists, table["title"].to_pylist()),
     }
     return summary | (asker.summary() if asker else {})
 
 
-def warn_of_frequent_items(listed: Mapping[int, int], num_lists: int, titles: Sequence[str]) -> list[str]:
-    """Name the items that stand in more than FREQUENT of the lists, whatever was asked for.
+def warn_about_frequent_items(listed: Mapping[int, int], num_lists: int, titles: Sequence[str]) -> list[str]:
+    """Warn about items that are in more than FREQUENT_SHARE of the lists, whatever was asked for.
 
     Args:
-        listed: number of an item -> lists that have it.
-        num_lists: lists in all; of fewer than FEWEST_LISTS nothing is said.
-        titles: of the numbers.
+        listed: number of an item -> number of lists that contain it.
+        num_lists: number of lists; there is no warning for fewer than MIN_LISTS.
+        titles: title by number of an item.
     """
-    frequent = [item for item, count in listed.items() if count > FREQUENT * num_lists]
-    if num_lists < FEWEST_LISTS or not frequent:
+    frequent = [item for item, count in listed.items() if count > FREQUENT_SHARE * num_lists]
+    if num_lists < MIN_LISTS or not frequent:
         return []
     most = max(frequent, key=lambda item: listed[item])
     return [
-        f"{len(frequent):,} items stand in more than half of the lists, {titles[most]} in {listed[most]:,} of "
-        f"{num_lists:,}: the teacher repeats what is popular; read some lists before you train on them"
+        f"{len(frequent):,} items are in more than half of the lists, {titles[most]} in {listed[most]:,} of "
+        f"{num_lists:,}: the teacher repeats popular items; read some lists before you train on them"
     ]
 
 
-def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[tuple[str, str | None]]:
-    """(sample_id, answer) of each row, the prompt asked as it is. Of two answers the one with more items; None where
-    there was none."""
+def iter_llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[tuple[str, str | None]]:
+    """Yield (sample_id, answer) for each row; the model gets the row's own prompt.
+
+    If it answered twice, the answer with more items counts; None if it did not answer.
+    """
 
     def count(text: str) -> int:
         return sum(item is not None for item in parse_items(text, dated=dated))
@@ -156,12 +167,14 @@ def llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterat
             yield name, None if name in failed and not text else text
 
 
-def retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iterator[tuple[str, str | None]]:
-    """(sample_id, list) of each row by the retrieval, which has read the whole training split; a row's own conversation
-    has no part in its list."""
+def iter_retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iterator[tuple[str, str | None]]:
+    """Yield (sample_id, list) for each row by retrieval fitted on the whole training split.
+
+    A row's own conversation does not influence its list.
+    """
     catalog = matcher.catalog
     lines = matcher.catalog.lines
-    train = train_file(folder)
+    train = find_train_file(folder)
     rows = (read_row(row, matcher) for row in read_rows(train, RL_SCHEMA.names))
     retriever = Retriever(fit(rows, count_rows(train), len(catalog)), catalog.titles, Choice())
     usable_M = np.array([year is not None for year in catalog.years])

@@ -1,4 +1,4 @@
-"""Conversations about two kinds of films, which a retrieval teacher can tell apart by words and titles."""
+"""Conversations about two kinds of films, which a retrieval teacher can distinguish by words and titles."""
 
 import json
 
@@ -24,8 +24,10 @@ def row(sample_id, conversation, seen, truth, num_items=20, dated=True):
 
 
 def make_rows(prefix, count, seed, kinds=(HORROR, COMEDY), num_items=20, outside=(("Obscure", 1999),)):
-    """Conversations of two rows each: a taste, a film of that taste, then another one and those no catalog has.
-    Kinds whose years are "" have none."""
+    """Make conversations of two rows each: a taste and a fitting film, then another and films outside of the catalog.
+
+    Kinds whose years are "" have no years.
+    """
     rng, dated = np.random.default_rng(seed), kinds[0][0][1] != ""
     rows = []
 
@@ -42,11 +44,11 @@ def make_rows(prefix, count, seed, kinds=(HORROR, COMEDY), num_items=20, outside
     return rows
 
 
-# ---- Remap-Reflect-Adjust: conversations of two kinds, and what runs it on them
+# ---- Remap-Reflect-Adjust: conversations of two kinds, and helpers that run it on them
 
 GHOSTS = [(f"Ghost {word}", 1980 + n) for n, word in enumerate(("House", "Ship", "Story", "Town", "Hotel", "Train"))]
 LAUGHS = [(f"Laughing {word}", 1990 + n) for n, word in enumerate(("Dog", "Boy", "Aunt", "Cook", "King", "Cow"))]
-# Without years; one title has something like a year of its own.
+# Without years; one title contains something like a year.
 BOOKS = [(f"Ghost {word}", "") for word in ("House", "Ship", "Story", "Town", "Hotel", "Summer (1999)")]
 JOKES = [(title, "") for title, _ in LAUGHS]
 NUM_ITEMS = 4
@@ -87,15 +89,15 @@ def read(path):
     return pq.read_table(path).to_pylist()
 
 
-def refusal(capsys, given):
-    """What the command says when it ends with status 2."""
-    assert main(given) == 2
+def refusal(capsys, argv):
+    """Return what the command prints to stderr when it exits with status 2."""
+    assert main(argv) == 2
     return capsys.readouterr().err
 
 
 @pytest.fixture
 def model(chat_server, monkeypatch):
-    """model(behave): a server that answers so, as the model of every role."""
+    """model(behave): start a server that answers with `behave`, as the model of every role."""
 
     def serve(behave):
         server = chat_server(behave)
@@ -106,5 +108,5 @@ def model(chat_server, monkeypatch):
     return serve
 
 
-def summary_of(out, stage):
+def read_summary(out, stage):
     return json.loads((out / f"{stage}.json").read_text())["summary"]

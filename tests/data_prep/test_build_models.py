@@ -1,4 +1,4 @@
-"""Remap-Reflect-Adjust with a scripted model, whose answers fail, and killed. With vLLM: e2e/test_judges.py."""
+"""Remap-Reflect-Adjust with a scripted model: malformed and missing answers, and a killed build."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from data_prep.build import main
 from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages.asking import make_asker
 
-from .conftest import BOOKS, GHOSTS, LAUGHS, arguments, read, refusal, summary_of
+from .conftest import BOOKS, GHOSTS, LAUGHS, arguments, read, read_summary, refusal
 
 pytestmark = pytest.mark.long
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def script(body, count):
-    """A teacher that sometimes chats, a describer, and a judge that likes ghosts and sometimes forgets the form."""
+    """A teacher that sometimes chats, a describer, and a judge that likes ghosts and sometimes forgets the format."""
     text = body["messages"][0]["content"]
     again = len(body["messages"]) > 1
     if text.startswith("Describe"):
@@ -52,12 +52,12 @@ def test_a_model_as_teacher_describer_and_judge(source, tmp_path, model):
     out = tmp_path / "out"
     main(arguments(source, out, *WITH_MODEL))
     lost = sum("I liked Laughing Dog" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
-    teacher = summary_of(out, "teacher")
+    teacher = read_summary(out, "teacher")
     assert (teacher["malformed"], teacher["malformed_again"]) == (lost, lost)
     assert lost > 0
     items = read(out / "items.parquet")
     assert [item["title"] for item in items if not item["in_catalog"]] == ["Unknown Film"]
-    described = summary_of(out, "metadata")
+    described = read_summary(out, "metadata")
     assert (described["items"], described["malformed"], described["kept_catalog_text"]) == (13, 1, 1)
     texts = [row["text"] for row in read(out / "metadata.parquet")]
     assert texts[0] == "Ghost House (1980)\ngenres: horror\npages: 100\nKeywords: one, two\nPlot: something happens"
@@ -65,7 +65,7 @@ def test_a_model_as_teacher_describer_and_judge(source, tmp_path, model):
     asked = [text for body in server.bodies if (text := body["messages"][0]["content"]).startswith("Describe")]
     assert sum(text.endswith("\nWhat the catalog says about it:\ngenres: horror\npages: 100") for text in asked) == 1
     assert texts[len(GHOSTS) + 4] == "Laughing King (1994)\ngenres: comedy\npages: 110"
-    judged = summary_of(out, "reflect")
+    judged = read_summary(out, "reflect")
     later = sum("Seen that" in row["prompt"][0]["content"] for row in read(out / "rows.parquet"))
     assert (judged["malformed"], judged["malformed_again"]) == (later, 0)
     assert set(judged["ratings"]) == {"-1", "2"}  # all candidates of all rows
@@ -79,9 +79,9 @@ def test_no_model_is_asked_for_years_where_items_have_none(undated, tmp_path, mo
     out = tmp_path / "out"
     main(arguments(undated, out, *WITH_MODEL))
     assert not [body for body in server.bodies if "year" in json.dumps(body) or "(0)" in json.dumps(body)]
-    assert summary_of(out, "teacher")["malformed_again"] > 0  # the corrections were asked too
-    assert summary_of(out, "reflect")["malformed"] > 0
-    assert summary_of(out, "teacher")["in_catalog"] > 0.7  # three of four; a year written all the same is taken off
+    assert read_summary(out, "teacher")["malformed_again"] > 0  # the corrections were asked too
+    assert read_summary(out, "reflect")["malformed"] > 0
+    assert read_summary(out, "teacher")["in_catalog"] > 0.7  # three of four; years in the answers are stripped
     for row, rated in zip(read(out / "remap.parquet"), read(out / "reflect.parquet"), strict=True):
         assert rated["ratings"] == [2.0 if m < len(BOOKS) else -1.0 for m in row["candidates"]]
     validate_sft_table(out / "sft_train.parquet")
@@ -92,13 +92,13 @@ def test_all_models_have_the_timeout(tmp_path, monkeypatch):
     monkeypatch.setenv("LLM_MODEL", "scripted")
 
     def clients(*more):
-        given = parse(DemonstrationsOptions, ["all", "--out", str(tmp_path), *more])
-        return [make_asker(given, role, kind).llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
+        argv = parse(DemonstrationsOptions, ["all", "--out", str(tmp_path), *more])
+        return [make_asker(argv, role, kind).llm for role, kind in (("teacher", "metadata"), ("judge", "list"))]
 
     assert [llm.timeout for llm in (*clients("--timeout", "30"), *clients())] == [30, 30, 600, 600]
 
 
-def test_sampling_adds_replaces_and_takes_away(source, tmp_path, model, capsys):
+def test_sampling_adds_replaces_and_removes_parameters(source, tmp_path, model, capsys):
     server = model(script)
     main(arguments(source, tmp_path, "--share=0.02", stage="rows"))
     sampling = '{"max_tokens": null, "max_completion_tokens": 2048, "temperature": 1, "top_k": 20}'
@@ -122,7 +122,7 @@ def remapped(source, tmp_path):
 def test_a_pointwise_judge_rates_the_best_candidates(remapped, source, model):
     def judge(body, count):
         text = body["messages"][0]["content"]
-        assert "<score>0-4</score>" in text  # the words of its training
+        assert "<score>0-4</score>" in text  # the prompt of its training
         score = 4 if "Response:\n```\nGhost" in text else 1
         assert body["max_tokens"] == 2048  # as many as in its training
         return f"<think>hm</think>\n<score>{score}</score>"
@@ -156,8 +156,8 @@ def test_killed_build_resumes_without_paying_twice(source, tmp_path, model):
         return script(body, count)
 
     server = model(behave)
-    given = arguments(source, tmp_path / "out", *WITH_MODEL)
-    command = [sys.executable, "-m", "recipes", "demonstrations", *given]
+    argv = arguments(source, tmp_path / "out", *WITH_MODEL)
+    command = [sys.executable, "-m", "recipes", "demonstrations", *argv]
     with (tmp_path / "log").open("wb") as log:
         child = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=log, stderr=log)
         try:
@@ -174,7 +174,7 @@ def test_killed_build_resumes_without_paying_twice(source, tmp_path, model):
         assert time.monotonic() < ended_by
         time.sleep(0.05)
     before = len(server.bodies)
-    main(given)
+    main(argv)
     asked = [json.dumps(body, sort_keys=True) for body in server.bodies]
     refused = sum(count % 10 == 9 for count in range(len(asked)))
     # every question once, and again only what was told to wait or was under way (four at most) when it was killed
@@ -184,7 +184,7 @@ def test_killed_build_resumes_without_paying_twice(source, tmp_path, model):
     assert not list((tmp_path / "out").glob(".*partial*"))
 
 
-def test_failing_questions_are_named_and_the_rest_is_built(source, tmp_path, model, no_back_off, capsys):
+def test_failing_questions_are_listed_and_the_rest_is_built(source, tmp_path, model, no_back_off, capsys):
     """A conversation, an item and a judgement that the server cannot answer, each again and again."""
     out, poisoned = tmp_path / "out", []
 
@@ -194,13 +194,13 @@ def test_failing_questions_are_named_and_the_rest_is_built(source, tmp_path, mod
         return script(body, count)
 
     model(behave)
-    given = arguments(source, out, *WITH_MODEL, "--retries=1", "--skip-failed=0.1")
-    main(["rows", *given[1:]])
+    argv = arguments(source, out, *WITH_MODEL, "--retries=1", "--skip-failed=0.1")
+    main(["rows", *argv[1:]])
     rows = read(out / "rows.parquet")
     lost, unrated = rows[5], rows[-1]
     poisoned += [lost["prompt"][0]["content"], "Describe Ghost House (1980)"]
     poisoned.append(f"Conversation:\n{conversation_text(unrated)}")
-    main(given)
+    main(argv)
     failed = [json.loads(line) for line in (out / "failed.jsonl").read_text().splitlines()]
     same = [row["sample_id"] for row in rows if row["prompt"] == lost["prompt"]]
     assert [entry["row"] for entry in failed if entry["stage"] == "teacher"] == same
@@ -209,33 +209,33 @@ def test_failing_questions_are_named_and_the_rest_is_built(source, tmp_path, mod
     assert failed[0]["prompt"] == lost["prompt"]
     assert failed[0]["status"] == 500
     assert "out of memory" in failed[0]["error"]
-    told = capsys.readouterr().err
-    assert f"failed.jsonl names the questions that got no answer ({len(same)} of teacher, 1 of metadata, " in told
+    printed = capsys.readouterr().err
+    assert f"failed.jsonl lists the questions without an answer ({len(same)} in teacher, 1 in metadata, " in printed
     demonstrated = [row["sample_id"] for part in ("train", "validation") for row in read(out / f"sft_{part}.parquet")]
     assert demonstrated == [row["sample_id"] for row in rows if row["sample_id"] not in same]
     ratings = {row["sample_id"]: row["ratings"] for row in read(out / "reflect.parquet")}
     assert set(ratings[unrated["sample_id"]]) == {0.0}
 
-    main(given)  # nothing is asked without being told
-    assert capsys.readouterr().out.count("as it was") == 7
+    main(argv)  # no question is repeated without --redo
+    assert capsys.readouterr().out.count("(unchanged)") == 7
     poisoned.clear()
-    main([*given, "--redo"])
+    main([*argv, "--redo"])
     assert not (out / "failed.jsonl").exists()
     assert len(read(out / "sft_train.parquet")) + len(read(out / "sft_validation.parquet")) == len(rows)
-    assert "got no answer" not in capsys.readouterr().err
+    assert "without an answer" not in capsys.readouterr().err
 
 
-def test_too_many_failed_questions_stop_a_build_and_are_named(source, tmp_path, model, capsys):
+def test_too_many_failed_questions_stop_a_build_and_are_listed(source, tmp_path, model, capsys):
     def behave(body, count):
         text = body["messages"][0]["content"]
         return (503, {}, "{}") if "funny" in text else script(body, count)
 
     model(behave)
-    given = arguments(source, tmp_path, "--teacher=llm", "--concurrency=1", "--retries=0")
-    message = refusal(capsys, given)
-    assert "4 of 76 questions have no answer, more than the share of 0.05 that may fail: http://127.0.0.1" in message
-    assert "Answers so far are cached; run again to continue" in message
+    argv = arguments(source, tmp_path, "--teacher=llm", "--concurrency=1", "--retries=0")
+    message = refusal(capsys, argv)
+    assert "4 of 76 questions" in message
+    assert "http://127.0.0.1" in message
     failed = (tmp_path / "failed.jsonl").read_text().splitlines()
-    assert f"failed.jsonl names the questions that got no answer ({len(failed)} of teacher)" in message
+    assert f"failed.jsonl lists the questions without an answer ({len(failed)} in teacher)" in message
     assert len({str(json.loads(entry)["prompt"]) for entry in failed}) == 4  # rows can have a prompt in common
-    assert "--skip-failed 1: give a number of at least 0, below 1" in refusal(capsys, [*given, "--skip-failed=1"])
+    assert "--skip-failed 1: give a number of at least 0, below 1" in refusal(capsys, [*argv, "--skip-failed=1"])

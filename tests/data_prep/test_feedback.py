@@ -1,4 +1,4 @@
-"""convrec data feedback: what the service's own log has written becomes the tables of `convrec data own`."""
+"""`convrec data feedback`: the log of the service becomes the tables of `convrec data own`."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ Films = Sequence[tuple[str, str, int | None, str | None]]
 
 
 class Shop:
-    """A service's log, the catalog that is served, and what the command makes of both."""
+    """A service's log, the served catalog, and the tables that the command makes from them."""
 
     def __init__(self, folder: Path, items: Films, with_ids: bool = True) -> None:
         self.state, self.catalog, self.out = folder / "state", folder / "catalog.jsonl", folder / "out"
@@ -92,22 +92,22 @@ def test_a_clicked_list_is_a_row_with_what_was_shown(shop: Shop, capsys: pytest.
     assert row["id"] == row["sample_id"] == first
     assert validate_rl_table(shop.out / "train.parquet") == (1, [])
     printed = capsys.readouterr().out
-    assert "7 lists of which nothing was clicked, liked or purchased left out" in printed
-    assert "1 events of lists that are not kept left out" in printed
+    assert "7 lists from which nothing was clicked, liked or purchased left out" in printed
+    assert "1 events for lists that are not in the log left out" in printed
     (again,) = [json.loads(line) for line in Path(f"{shop.out}.jsonl").read_text().splitlines()]
     assert again["exposure"] == [["Alien", 1979], ["Heat", 1995], ["Ran", 1985]]  # `convrec data own` takes it as it is
     # what its own rows have
     assert set(row) == {*pq.read_schema(shop.served.parent / "train.parquet").names}
 
 
-def test_an_event_of_an_item_that_was_not_shown_is_told(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_event_for_an_item_that_was_not_shown_is_counted(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     shown = shop.shows(1, "a")
     shop.happens(shown, "a", "like")
     shop.log = FeedbackLog(shop.state)  # the service was started again, and does not know the list
     shop.happens(shown, "m")
     assert shop.convert() == 0
     assert shop.table()[0]["groundtruth_with_release_year"] == [["Alien", "1979"]]
-    assert "1 events of items that their list does not have left out" in capsys.readouterr().out
+    assert "1 events for items that are not in their list left out" in capsys.readouterr().out
 
 
 def test_the_last_rows_by_time_are_validation(shop: Shop) -> None:
@@ -131,27 +131,31 @@ def test_items_without_years_that_share_a_title_stay_apart(tmp_path: Path, with_
     assert row["seen_titles"] == ["7", "7"]
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_reported_before_anything_is_written(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*more: str) -> str:
         capsys.readouterr()
         assert shop.convert(*more) == 2
         return capsys.readouterr().err
 
-    assert "no feedback-*.jsonl; give the --state of a service that was started with --feedback" in refused()
+    printed = refused()
+    assert str(shop.state) in printed
+    assert "[feedback.missing-log]" in printed
     clicked = shop.shows(1, "a")
-    assert "of no list was anything clicked" in refused()
+    assert "[feedback.no-positive-event]" in refused()
     shop.happens(clicked, "a")
     file = next(shop.state.glob(FILES))
     whole = file.read_text()
     file.write_text(whole + '{"list_id": "list-')  # the disk was full
-    assert f"{file}: line 3: invalid JSON" in refused()
+    assert f"{file}: line 3: " in refused()
     assert not shop.out.exists()
     assert shop.convert("--skip-damaged", "0.5") == 0
     file.write_text(whole + "{}\n")
     Path(f"{shop.out}.jsonl").unlink()
-    assert "line 3: neither a list nor an event; take the line out" in refused()
+    assert "line 3: neither a list nor an event" in refused()
     file.write_text(whole)
-    assert "already there; give --overwrite" in refused()
+    assert "[output.already-there]" in refused()
     assert shop.convert("--overwrite") == 0
     Path(f"{shop.out}.jsonl").write_text("mine")
-    assert "out.jsonl: already there; give --overwrite" in refused()
+    printed = refused()
+    assert f"{shop.out}.jsonl" in printed
+    assert "[feedback.already-there]" in printed

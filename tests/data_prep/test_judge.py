@@ -1,4 +1,4 @@
-"""Preferences and ratings in every form become judge rows; ties, order, length, splits; one error a kind of damage."""
+"""Preferences and ratings in every format become judge rows: ties, order, splits, and an error per kind of damage."""
 
 import json
 import os
@@ -19,8 +19,9 @@ from convrec.judges.verdict import preference_verdict, score_verdict
 from data_prep import judge, judge_demonstrations
 from data_prep.judge import convert
 from data_prep.judge_data.rows import SPLITS, balance_order
-from data_prep.judge_sample import preferences, ratings, write_sample
+from data_prep.judge_sample import make_preferences, make_ratings, write_sample
 from data_prep.options.judge import JudgeOptions
+from tests.user_errors import refuses
 
 USER = [{"role": "user", "content": "Why?"}]
 GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
@@ -33,7 +34,7 @@ def jsonl(path: Path, records: list[Any]) -> Path:
 
 
 def converted(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> dict[str, Any]:
-    """The summary of these records in OUT."""
+    """Convert records into OUT and return the summary."""
     path = jsonl(tmp_path / "in.jsonl", records)
     return convert(JudgeOptions(mode=mode, inputs=[str(path)], out=str(tmp_path / "out"), **options))
 
@@ -109,7 +110,7 @@ def test_each_side_wins_half_whatever_the_files_order(order: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_each_side_is_right_in_half_of_the_rows_beside_ties(seed: int) -> None:
+def test_each_side_is_right_equally_often_besides_ties(seed: int) -> None:
     rows = [make_row(USER, [f"a{n}", f"b{n}"], "tie" if n % 3 == 0 else "A", "") for n in range(540)]
     labels = Counter(get_label(row, "pairwise") for row in balance_order(rows, seed))
     assert labels == {"A": 180, "B": 180, "tie": 180}
@@ -140,27 +141,29 @@ def test_rows_of_a_query_share_a_split_that_more_data_keeps(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("record", "mode", "said"),
+    ("record", "mode", "problem"),
     [
         ([1], "pairwise", "a list, not an object; write"),
-        ({"prompt": "Why?"}, "pairwise", "it has prompt: none of the known forms; give prompt with chosen"),
+        ({"prompt": "Why?"}, "pairwise", "unknown format with the columns prompt; give prompt with chosen"),
         ({"prompt": "Why?", "response": " ", "helpfulness": 4}, "pointwise", "`response` has no text"),
         ({"prompt": "Why?", "chosen": None, "rejected": "x"}, "pairwise", "`chosen` has no text"),
         ({"prompt": "Why?", "chosen": "x", "rejected": ""}, "pairwise", "`rejected` has no text"),
-        ({"chosen": "x", "rejected": "y"}, "pairwise", "`prompt` is neither a text nor messages"),
-        ({"prompt": "Why?", "chosen": [*USER], "rejected": [BAD]}, "pairwise", "does not end in the assistant's"),
+        ({"chosen": "x", "rejected": "y"}, "pairwise", "`prompt` is neither text nor messages"),
+        ({"prompt": "Why?", "chosen": [*USER], "rejected": [BAD]}, "pairwise", "does not end with the assistant's"),
         ({"chosen": [*USER, GOOD], "rejected": [*USER, *USER, BAD]}, "pairwise", "differ before the response"),
-        ({"prompt": [GOOD], "chosen": "x", "rejected": "y"}, "pairwise", "does not end in the user's message"),
+        ({"prompt": [GOOD], "chosen": "x", "rejected": "y"}, "pairwise", "does not end with the user's message"),
         ({**FORMS["A and B"], "preferred": "C"}, "pairwise", "`preferred` is none of 'A', 'B', 'tie'"),
         (make_row(USER, ["x"], 9, ""), "pointwise", "whole number from 0 to 4"),
     ],
 )
-def test_a_broken_record_is_named_with_file_line_and_fix(record: Any, mode: str, said: str, tmp_path: Path) -> None:
+def test_a_broken_record_is_reported_with_file_line_and_fix(
+    record: Any, mode: str, problem: str, tmp_path: Path
+) -> None:
     good = FORMS["texts"]
     with pytest.raises(UserError) as error:
         converted(tmp_path, mode, [good, record])
     assert str(error.value).startswith(f"{tmp_path / 'in.jsonl'}: line 2: ")
-    assert said in str(error.value)
+    assert problem in str(error.value)
     assert "; " in str(error.value)
     assert not (tmp_path / "out").exists()
 
@@ -169,17 +172,26 @@ def test_files_and_settings_that_cannot_be_used(tmp_path: Path, capsys: pytest.C
     (tmp_path / "broken.jsonl").write_text('{"prompt": \n')
     good = str(jsonl(tmp_path / "in.jsonl", [FORMS["texts"]]))
     (tmp_path / "there").mkdir()
-    for arguments, said in (
+    for arguments, *messages in (
         (["--input", str(tmp_path / "none.jsonl"), "--out", "x"], "none.jsonl: no such file"),
-        (["--input", good, str(tmp_path / "broken.jsonl"), "--out", "x"], "broken.jsonl: line 1: invalid JSON ("),
-        (["--input", good, "--out", str(tmp_path / "there")], "there: already there; move it away, or another --out"),
-        (["--input", good, "--out", "x", "--test-share", "0.95"], "together less than 1"),
-        (["--input", good, "--out", "x", "--chosen-score", "7"], "the criteria's scores are 0-4"),
-        (["--input", good, "--out", "x", "--criteria", "none.yaml"], "none.yaml: no such file"),
+        (["--input", good, str(tmp_path / "broken.jsonl"), "--out", "x"], "broken.jsonl: line 1:"),
+        (["--input", good, "--out", str(tmp_path / "there")], str(tmp_path / "there"), "[output.already-there]"),
+        (
+            ["--input", good, "--out", "x", "--test-share", "0.95"],
+            "--test-share 0.95",
+            "[preferences.shares-too-large]",
+        ),
+        (
+            ["--input", good, "--out", "x", "--chosen-score", "7"],
+            "--chosen-score 7",
+            "[preferences.score-out-of-range]",
+        ),
+        (["--input", good, "--out", "x", "--criteria", "none.yaml"], "none.yaml"),
         (["--input", good, "--out", "x", "--format", "llmbar"], "no `input`, `output_1`, `output_2`, `label`"),
     ):
         assert judge.main(["--mode", "pairwise", *arguments]) == 2
-        assert said in capsys.readouterr().err
+        printed = capsys.readouterr().err
+        assert all(message in printed for message in messages)
 
 
 def test_a_benchmark_is_all_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +211,7 @@ def test_ties_are_labelled_rows_of_test_alone(tmp_path: Path) -> None:
     assert 10 < tied < 30
     assert summary["ties_left_out"] == 40 - tied
     assert "tie" not in summary["labels"]["train"] | summary["labels"]["validation"]
-    with pytest.raises(UserError, match="the preference is a tie"):
+    with pytest.raises(UserError, match="tie"):
         read_judge_table(out / "test.parquet", "pairwise")  # as training reads it
     rows = read_judge_table(out / "test.parquet", "pairwise", ties=True)
     assert [get_label(row, "pairwise") for row in rows].count("tie") == tied
@@ -224,7 +236,7 @@ def test_criteria_ship_with_the_data_and_reach_the_judge(tmp_path: Path) -> None
     assert message["content"].endswith("<score>1-5</score>")
     assert read_criteria(tmp_path / "out" / "criteria.yaml", "pointwise") == rows[0]["criteria"]
     zero = jsonl(tmp_path / "zero.jsonl", [{"prompt": "How?", "response": "so", "helpfulness": 0}])
-    with pytest.raises(UserError, match="`helpfulness` is no whole number from 1 to 5"):
+    with pytest.raises(UserError, match="`helpfulness` is not a whole number from 1 to 5"):
         convert(JudgeOptions(mode="pointwise", inputs=[str(zero)], out=str(tmp_path / "other"), criteria=str(own)))
 
 
@@ -263,20 +275,22 @@ def test_another_judges_right_answers_as_demonstrations(tmp_path: Path, capsys: 
     for row, query in ((9, queries[0]), (1, queries[0]), (None, queries[0])):  # another split's, say
         pq.write_table(pa.table({"row": [row], "query": [query], "text": [right[0]]}), answers)
         assert judge_demonstrations.main([*arguments, "--out", str(tmp_path / "other.parquet")]) == 2
-        assert f"row {row} has another query than --data" in capsys.readouterr().err
+        printed = capsys.readouterr().err
+        assert f"row {row} " in printed
+        assert "[preferences.answers-to-other-rows]" in printed
 
 
 # ---- the generated sample
 
 
 def test_the_samples_labels_follow_from_its_texts() -> None:
-    for record in preferences(200, seed=1):
+    for record in make_preferences(200, seed=1):
         genre = record["reason"].removeprefix("asked for ")
         assert genre in record["prompt"]
         assert genre in record["chosen"]
         assert genre not in record["rejected"].split(", ")[-1]
     scores = set()
-    for record in ratings(200, seed=1):
+    for record in make_ratings(200, seed=1):
         genre = record["reason"].removeprefix("asked for ")
         claim = record["response"].split(", ")[-1]
         named, fits = claim.removesuffix(" film."), genre in claim
@@ -292,6 +306,6 @@ def test_the_sample_is_the_same_each_time_and_never_overwritten(tmp_path: Path) 
     first, second = (write_sample(tmp_path / name, count=60) for name in ("a", "b"))
     for file in ("pairwise/train.parquet", "pointwise/train.parquet", "pairwise.jsonl"):
         assert (first / file).read_bytes() == (second / file).read_bytes()
-    with pytest.raises(UserError, match="already there; move it away"):
+    with refuses("output.already-there", first):
         write_sample(first)
     assert not [name for name in os.listdir(tmp_path) if "partial" in name]

@@ -1,4 +1,4 @@
-"""Data of one's own: what is read, what is written, and what is said about damage."""
+"""Your own data set: how it is read and written, and how damage is reported."""
 
 import json
 from pathlib import Path
@@ -17,6 +17,7 @@ from convrec.titles.matching import Matcher
 from data_prep.own import convert_own, format_summary, main
 from data_prep.own_data.splits import SplitRule
 from reward.catalog_match import compute_score
+from tests.user_errors import refuses
 
 FILMS = [{"title": "Heat", "year": 1995, "plot": "cops"}, {"title": "M", "year": "1931"}, {"title": "Up", "year": 2009}]
 TURNS = [
@@ -52,8 +53,8 @@ def converted(files):
     """converted(rows, catalog, suffix, **options of convert_own) -> (OUT, its summary)."""
 
     def convert(*contents, **options):
-        given = files(*contents)
-        return given["out"], convert_own(**given, **options)
+        inputs = files(*contents)
+        return inputs["out"], convert_own(**inputs, **options)
 
     return convert
 
@@ -86,7 +87,7 @@ def test_a_line_becomes_a_row_of_each_table_it_has_content_for(converted):
     assert [parse_conversation_id(row["sample_id"]) for row in sft] == ["7", "c1"]
     assert [row["id"] for row in sft] == [None, "only a demonstration"]
     (validation,) = read(out, "validation")
-    assert validation["groundtruth_with_release_year"] == [["M", "1931"], ["Up", "2009"]]  # the repeat is taken out
+    assert validation["groundtruth_with_release_year"] == [["M", "1931"], ["Up", "2009"]]  # the duplicate is dropped
     assert validation["seen_titles"] == []
     assert read(out, "test")[0]["prompt"] == train["prompt"]
     assert not (out / "sft_validation.parquet").exists()
@@ -108,7 +109,7 @@ def test_a_line_becomes_a_row_of_each_table_it_has_content_for(converted):
     }
 
 
-def test_csv_says_the_same(converted):
+def test_csv_gives_the_same_rows(converted):
     dialogues = (
         "conversation_id,conversation,ground_truth,seen,demonstration,time\r\n"
         '7,"USER: I like Heat (1995).\r\nSYSTEM: What else?\r\nUSER: Old ones,\r\nplease.","M (1931)","Heat | Nine",'
@@ -151,7 +152,7 @@ def test_items_without_years_go_through_reward_and_evaluation(converted):
     assert (row["recall@2"], row["ndcg@2"]) == (1, 1)
 
 
-def test_titles_that_a_list_cannot_hold_are_told(converted):
+def test_titles_that_a_list_cannot_hold_are_reported(converted):
     books = [{"title": "1. FC Köln"}, {"title": "**"}, {"title": "1984"}, {"title": '"Dune"'}]
     _, summary = converted([line(ground_truth=["1984"])], books, item="book")
     # quotes fold away, so "Dune" is found; the number in front is a list's number
@@ -228,14 +229,14 @@ def test_shares_without_times_go_by_the_conversation(converted):
     assert "hash" in summary["splits"]["by"]
 
 
-def test_an_opening_that_many_conversations_share_is_told(converted):
+def test_an_opening_that_many_conversations_share_is_reported(converted):
     """They would all be one conversation, in one split."""
     openings = ["USER: Can you recommend me a film?\n", *(f"USER: I like number {n} best of all.\n" for n in range(60))]
     rows = [line(conversation=f"{openings[max(n - 39, 0)]}SYSTEM: {n}?\nUSER: no\n") for n in range(100)]
     _, summary = converted(rows, rule=SplitRule(test_share=0.3))
     (warning,) = summary["warnings"]
-    assert warning.startswith("40 of 100 rows begin as ")
-    assert "dialogues.jsonl: line 1 does, so they are one conversation and in one split; if they are not" in warning
+    assert warning.startswith("40 of 100 rows begin like ")
+    assert "dialogues.jsonl: line 1," in warning
     assert f"warning: {warning}" in format_summary(summary, "out")
     assert converted(rows, overwrite=True)[1]["warnings"] == []  # not divided
     named = [row | {"conversation_id": n // 40} for n, row in enumerate(rows)]
@@ -253,33 +254,38 @@ def test_numbers_of_a_csv_are_numbers(converted):
     assert load_catalog(out / "catalog.parquet").mentions == [7, 0, 2]
 
 
-def told(given, **options) -> str:
+def check_nothing_written(inputs):
+    assert not inputs["out"].exists()
+    assert [path.name for path in inputs["out"].parent.iterdir() if path.name.startswith(".")] == []
+
+
+def find_problem(inputs, **options) -> str:
+    """Return the message of a conversion that must fail and write nothing."""
     with pytest.raises(UserError) as error:
-        convert_own(**given, **options)
-    assert not given["out"].exists()
-    assert [path.name for path in given["out"].parent.iterdir() if path.name.startswith(".")] == []
+        convert_own(**inputs, **options)
+    check_nothing_written(inputs)
     return str(error.value)
 
 
 SOUND = [line(conversation_id=n) for n in range(38)]
 
 
-def test_damaged_rows_are_left_out_named_and_counted(files, tmp_path, capsys):
-    given = files(SOUND)
-    convert_own(**given)
-    expected = {name: read(given["out"], name) for name in ("train", "catalog")}
+def test_damaged_rows_are_left_out_listed_and_counted(files, tmp_path, capsys):
+    inputs = files(SOUND)
+    convert_own(**inputs)
+    expected = {name: read(inputs["out"], name) for name in ("train", "catalog")}
     rows = [*SOUND[:3], line(time="day 1"), *SOUND[3:], line(time="day 2")]
     catalog = [*FILMS, *({"title": f"Film {n}", "year": 2000} for n in range(17)), {"name": "No Title"}]
-    given = files(rows, catalog) | {"out": tmp_path / "skipped"}
-    dialogues, items = str(given["conversations"][0]), str(given["catalog"])
-    argv = ["--conversations", dialogues, "--catalog", items, "--out", str(given["out"])]
+    inputs = files(rows, catalog) | {"out": tmp_path / "skipped"}
+    dialogues, items = str(inputs["conversations"][0]), str(inputs["catalog"])
+    argv = ["--conversations", dialogues, "--catalog", items, "--out", str(inputs["out"])]
     assert main(argv) == 2
-    assert not given["out"].exists()
+    assert not inputs["out"].exists()
     assert f"{dialogues}: line 40: time is 'day 2'; write 2022" in capsys.readouterr().err
     main([*argv, "--skip-damaged"])  # 2 of 40 rows and 1 of 21 items
-    assert read(given["out"], "train") == expected["train"]
-    assert [row["title"] for row in read(given["out"], "catalog")] == [row["title"] for row in catalog[:-1]]
-    first, *others = map(json.loads, (given["out"] / "damaged.jsonl").read_text().splitlines())
+    assert read(inputs["out"], "train") == expected["train"]
+    assert [row["title"] for row in read(inputs["out"], "catalog")] == [row["title"] for row in catalog[:-1]]
+    first, *others = map(json.loads, (inputs["out"] / "damaged.jsonl").read_text().splitlines())
     assert (first["file"], first["line"]) == (items, 21)
     reason = "time is 'day %s'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"
     assert others == [{"file": dialogues, "line": n, "reason": reason % day} for n, day in ((4, 1), (40, 2))]
@@ -289,15 +295,15 @@ def test_damaged_rows_are_left_out_named_and_counted(files, tmp_path, capsys):
     main([*argv, "--skip-damaged", "--overwrite"])  # its own report is no foreign file
 
 
-def test_more_damage_than_may_be_left_out_stops(files):
-    given = files([*SOUND, line(split="dev"), line(split="eval"), line(ground_truth=[])])
+def test_too_much_damage_is_refused(files):
+    inputs = files([*SOUND, line(split="dev"), line(split="eval"), line(ground_truth=[])])
     with pytest.raises(UserError) as error:
-        convert_own(**given, skip_damaged=0.05)
+        convert_own(**inputs, skip_damaged=0.05)
     message = str(error.value)
-    assert "dialogues.jsonl: 3 of 41 rows are damaged, more than the share of 0.05 that may be skipped" in message
+    assert "dialogues.jsonl: 3 of 41 rows are damaged, more than the share of 0.05" in message
     assert "       2: split is ...; write train, validation or test\n       1: neither ground_truth nor" in message
-    assert not given["out"].exists()
-    assert convert_own(**given, skip_damaged=0.08)["rows"]["read"] == 38
+    assert not inputs["out"].exists()
+    assert convert_own(**inputs, skip_damaged=0.08)["rows"]["read"] == 38
     with pytest.raises(UserError, match=r"catalog\.jsonl: 1 of 4 rows are damaged"):
         convert_own(**files(SOUND, [*FILMS, {"title": "Dune"}]), skip_damaged=0.05, overwrite=True)
 
@@ -313,11 +319,10 @@ def test_rows_lacking_a_time_or_split_others_have_are_damage(converted):
 
 
 def test_what_spoils_a_whole_file_is_never_left_out(files):
-    given = files("conversation,seen,seen\nUSER: hi,,\n", "title,year\nM,1931\n", ".csv")
-    header = "line 1: the header ['conversation', 'seen', 'seen'] has a duplicate or empty name"
-    assert header in told(given, skip_damaged=0.9)
-    given = files(SOUND, [*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}])
-    assert "line 4: column plot mixes types here" in told(given, skip_damaged=0.9)
+    inputs = files("conversation,seen,seen\nUSER: hi,,\n", "title,year\nM,1931\n", ".csv")
+    assert "line 1: the header ['conversation', 'seen', 'seen'] has a" in find_problem(inputs, skip_damaged=0.9)
+    inputs = files(SOUND, [*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}])
+    assert "line 4: column plot mixes types here" in find_problem(inputs, skip_damaged=0.9)
 
 
 @pytest.mark.parametrize(
@@ -325,107 +330,128 @@ def test_what_spoils_a_whole_file_is_never_left_out(files):
     [
         ([*FILMS, {"name": "Alien", "year": 1979}], "line 4: no title (the keys are name, year); every item needs one"),
         ([*FILMS, {"title": " ", "year": 1979}], "line 4: no title"),
-        ([*FILMS, {"title": "The Wall", "year": 201}], "line 4: 'The Wall' has the year 201; write one from 1870"),
-        ([*FILMS, {"title": "HEAT", "year": "1995"}], "line 4: 'HEAT' is on line 1 already; leave one out"),
-        ([*FILMS, {"title": "A\nB", "year": 1995}], "line 4: 'A\\nB' has a line break, but a list has one item a line"),
+        ([*FILMS, {"title": "The Wall", "year": 201}], "line 4: 'The Wall' has the year 201; write a year from 1870"),
+        ([*FILMS, {"title": "HEAT", "year": "1995"}], "line 4: 'HEAT' is already on line 1; remove one"),
+        ([*FILMS, {"title": "A\nB", "year": 1995}], "line 4: 'A\\nB' contains a line break"),
         ([*FILMS, {"title": "Dune"}], "line 4: no year, but 3 items have one; fill it in, or leave the year out of"),
         ([{"title": "Heat", "year": "soon"}], "line 1: 'Heat' has the year 'soon'"),
         ([*FILMS, {"title": "Jaws", "year": 1975, "plot": 3}], "line 4: column plot mixes types here ("),
-        ([], "no items; check how the file was written"),
     ],
 )
-def test_a_damaged_catalog_is_named(files, catalog, problem):
-    assert problem in told(files([line()], catalog))
+def test_a_damaged_catalog_is_reported(files, catalog, problem):
+    assert problem in find_problem(files([line()], catalog))
+
+
+def test_an_empty_catalog_is_refused(files):
+    inputs = files([line()], [])
+    with refuses("items.empty-catalog", inputs["catalog"]):
+        convert_own(**inputs)
+    check_nothing_written(inputs)
 
 
 def test_a_catalog_in_parquet(files, tmp_path):
-    given = files([line()])
+    inputs = files([line()])
     pq.write_table(pa.table({"title": ["M", "Up"], "year": [1931, 2009], "tags": [["a"], []]}), tmp_path / "c.parquet")
-    convert_own(**given | {"catalog": tmp_path / "c.parquet"})
-    assert read(given["out"], "catalog")[0] == {"title": "M", "year": 1931, "tags": ["a"]}
+    convert_own(**inputs | {"catalog": tmp_path / "c.parquet"})
+    assert read(inputs["out"], "catalog")[0] == {"title": "M", "year": 1931, "tags": ["a"]}
     (tmp_path / "c.parquet").write_text("none")
-    given |= {"catalog": tmp_path / "c.parquet", "out": tmp_path / "o"}
-    assert "c.parquet: not readable as parquet" in told(given)
+    inputs |= {"catalog": tmp_path / "c.parquet", "out": tmp_path / "o"}
+    assert "c.parquet: not readable as parquet" in find_problem(inputs)
 
 
-def test_rows_that_contradict_each_other_are_named(files):
-    assert "line 2: id 'a' is that of" in told(files([line(id="a"), line(id="a")]))
-    message = told(files([line(split="train"), line(split="test")]))
+def test_rows_that_contradict_each_other_are_reported(files):
+    assert "line 2: id 'a' is also the id of" in find_problem(files([line(id="a"), line(id="a")]))
+    message = find_problem(files([line(split="train"), line(split="test")]))
     assert "line 2: split is test, but" in message
-    assert "puts the same conversation into train; put all its rows into one" in message
+    assert "puts the same conversation into train;" in message
     rows = [line(split="train"), line(conversation_id=1)]
-    assert "line 2: no split, but other rows have one" in told(files(rows))
-    assert "line 1: rows have a split; leave it out" in told(files(rows[:1]), rule=SplitRule(test_share=0.5))
+    assert "line 2: no split, but other rows have one" in find_problem(files(rows))
+    with refuses("splits.rows-have-splits", "line 1"):
+        convert_own(**files(rows[:1]), rule=SplitRule(test_share=0.5))
     rows = [line(time="2022-10-01"), line(conversation_id=1)]
-    message = told(files(rows), rule=SplitRule("2022-11-01"))
-    assert "line 2: no time, which splitting by time needs in every row; write it\n" in message
+    message = find_problem(files(rows), rule=SplitRule("2022-11-01"))
+    assert "line 2: no time, which splitting by time needs in every row" in message
 
 
 @pytest.mark.parametrize(
-    ("rule", "problem"),
+    ("rule", "code", "values"),
     [
-        (SplitRule("2022-12-01", "2022-11-01"), "--validation-from 2022-12-01 must be before --test-from 2022-11-01"),
-        (SplitRule("in May"), "--validation-from is 'in May'"),
-        (SplitRule("2022-12-01", test_share=0.1), "give one pair"),
-        (SplitRule(test_share=1.0), "--test-share 1.0: give a share from 0 to below 1"),
-        (SplitRule(validation_share=0.6, test_share=0.4), "leave something for train"),
-        (SplitRule(validation_share=0.4, test_share=0.4), "leave nothing for train: the rows have 1 different times"),
+        (
+            SplitRule("2022-12-01", "2022-11-01"),
+            "splits.dates-out-of-order",
+            ["--validation-from 2022-12-01", "--test-from 2022-11-01"],
+        ),
+        (SplitRule("in May"), "splits.unreadable-date", ["--validation-from", "'in May'"]),
+        (SplitRule("2022-12-01", test_share=0.1), "splits.dates-and-shares", []),
+        (SplitRule(test_share=1.0), "splits.share-out-of-range", ["--test-share 1.0"]),
+        (SplitRule(validation_share=0.6, test_share=0.4), "splits.shares-too-large", ["0.6", "0.4"]),
+        (SplitRule(validation_share=0.4, test_share=0.4), "splits.no-train-rows", ["1 different times"]),
     ],
 )
-def test_rules_that_cannot_be_followed(files, rule, problem):
-    assert problem in told(files([line(time="2022-10-01")]), rule=rule)
+def test_rules_that_cannot_be_followed(files, rule, code, values):
+    inputs = files([line(time="2022-10-01")])
+    with refuses(code, *values):
+        convert_own(**inputs, rule=rule)
+    check_nothing_written(inputs)
 
 
 def test_files_and_folders_that_do_not_fit(files, tmp_path, monkeypatch):
-    given = files([line()])
+    inputs = files([line()])
     (tmp_path / "empty.jsonl").write_text("\n")
-    assert "empty.jsonl: no conversations" in told(given | {"conversations": [tmp_path / "empty.jsonl"]})
-    assert "absent.jsonl: no such file" in told(given | {"conversations": [tmp_path / "absent.jsonl"]})
-    assert "--num-items 0: give 1 to 100" in told(given, num_items=0)
-    convert_own(**given)
-    with pytest.raises(UserError, match="out: already there; give --overwrite"):
-        convert_own(**given)
-    convert_own(**given, overwrite=True)
-    (given["out"] / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match=r"holds thesis\.tex, which this command did not write"):
-        convert_own(**given, overwrite=True)
-    assert (given["out"] / "thesis.tex").exists()
-    (given["out"] / "thesis.tex").unlink()
+    with refuses("conversations.none-left", tmp_path / "empty.jsonl"):
+        convert_own(**inputs | {"conversations": [tmp_path / "empty.jsonl"]})
+    assert "absent.jsonl: no such file" in find_problem(inputs | {"conversations": [tmp_path / "absent.jsonl"]})
+    with refuses("conversations.num-items-out-of-range", "--num-items 0"):
+        convert_own(**inputs, num_items=0)
+    check_nothing_written(inputs)
+    convert_own(**inputs)
+    with refuses("output.already-there", inputs["out"], "--overwrite"):
+        convert_own(**inputs)
+    convert_own(**inputs, overwrite=True)
+    (inputs["out"] / "thesis.tex").write_text("mine")
+    with refuses("output.foreign-file", inputs["out"], "thesis.tex"):
+        convert_own(**inputs, overwrite=True)
+    assert (inputs["out"] / "thesis.tex").exists()
+    (inputs["out"] / "thesis.tex").unlink()
     link = tmp_path / "link"
-    link.symlink_to(given["out"])  # to a bigger disk, say
-    convert_own(**given | {"out": link}, overwrite=True)
-    assert (link.is_symlink(), (given["out"] / "train.parquet").exists()) == (True, True)
+    link.symlink_to(inputs["out"])  # to a bigger disk, say
+    convert_own(**inputs | {"out": link}, overwrite=True)
+    assert (link.is_symlink(), (inputs["out"] / "train.parquet").exists()) == (True, True)
     assert not list(tmp_path.glob(".*"))
-    with pytest.raises(UserError, match=r"train\.parquet is a file; give another --out"):
-        convert_own(**given | {"out": given["out"] / "train.parquet" / "x"})
-    monkeypatch.chdir(given["out"])
-    with pytest.raises(UserError, match="the current folder"):
-        convert_own(**given | {"out": Path()}, overwrite=True)
+    with refuses("output.file-in-path", "train.parquet"):
+        convert_own(**inputs | {"out": inputs["out"] / "train.parquet" / "x"})
+    monkeypatch.chdir(inputs["out"])
+    with refuses("output.current-folder"):
+        convert_own(**inputs | {"out": Path()}, overwrite=True)
 
 
 def test_the_command(files, tmp_path, capsys):
-    given = files([line(time="2022-10-01"), line(time="2022-12-01", conversation_id=2, ground_truth=["Alien (1979)"])])
-    argv = ["--conversations", str(given["conversations"][0]), "--catalog", str(given["catalog"])]
-    argv += ["--out", str(given["out"]), "--test-from", "2022-11-15"]
+    inputs = files([line(time="2022-10-01"), line(time="2022-12-01", conversation_id=2, ground_truth=["Alien (1979)"])])
+    argv = ["--conversations", str(inputs["conversations"][0]), "--catalog", str(inputs["catalog"])]
+    argv += ["--out", str(inputs["out"]), "--test-from", "2022-11-15"]
     main(argv)
     printed = capsys.readouterr().out
-    assert "train                 1 rows; 1 contexts; 1.00 ground truths a row, 1 at most; 0.0 % of mentions" in printed
-    assert "test                  1 rows; 1 contexts; 1.00 ground truths a row, 1 at most; 100.0 % of ment" in printed
+    assert (
+        "train                 1 rows; 1 contexts; 1.00 ground truths per row, 1 at most; 0.0 % of mentions" in printed
+    )
+    assert "test                  1 rows; 1 contexts; 1.00 ground truths per row, 1 at most; 100.0 % of m" in printed
     assert "split by time; test_from 2022-11-15T00:00:00+00:00" in printed
-    assert "no rows for validation, which run_rank_grpo.sh needs" in printed
+    assert "no rows for validation, but run_rank_grpo.sh needs them" in printed
     assert main(argv) == 2
-    assert "already there" in capsys.readouterr().err
+    assert "[output.already-there]" in capsys.readouterr().err
 
 
 def test_ground_truth_entirely_outside_the_catalog_is_refused(files):
     rows = [line(ground_truth=["Alien (1979)", "Dune (2021)"], conversation_id=n) for n in range(3)]
-    given = files(rows)
-    assert f"none of the 6 ground truths is in {given['catalog']}, so nothing could ever be a hit" in told(given)
+    inputs = files(rows)
+    with refuses("conversations.catalog-mismatch", *inputs["conversations"], "6 ground truths", inputs["catalog"]):
+        convert_own(**inputs)
+    check_nothing_written(inputs)
     convert_own(**files([*rows, line(conversation_id=3)]))
     convert_own(**files([line(ground_truth=[], demonstration=["Dune (2021)"])]), overwrite=True)  # SFT needs no hit
 
 
-def test_all_findings_of_a_file_come_in_one_run(files):
+def test_all_problems_are_reported_in_one_run(files):
     rows = [line(time=f"day {n}", conversation_id=n) for n in range(40)]
     rows += [
         line(split="dev", seen=[7]),
@@ -433,14 +459,14 @@ def test_all_findings_of_a_file_come_in_one_run(files):
         line(id="x"),
         line(id="x", split="test"),
     ]
-    message = told(files(rows, [*FILMS, {"title": " ", "year": 1990}]))
+    message = find_problem(files(rows, [*FILMS, {"title": " ", "year": 1990}]))
     for problem in (
         "line 4: no title",
         "line 1: time is 'day 0'",
         "line 41: split is 'dev'",
         "line 41: seen holds 7",
         "line 42: ground_truth holds 'Up', which is not `Title (1999)`",
-        "line 44: id 'x' is that of",
-        "more messages",
+        "line 44: id 'x' is also the id of",
+        "messages\nNothing was written.",
     ):
         assert problem in message

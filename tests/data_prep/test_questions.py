@@ -1,4 +1,4 @@
-"""Demonstrations that ask: of the sample and of one's own data."""
+"""Demonstrations that ask questions: in the sample and in your own data."""
 
 import hashlib
 import json
@@ -21,6 +21,7 @@ from data_prep.own import main as own
 from data_prep.sample import main as sample
 from data_prep.sample import write_sample
 from data_prep.sample_data.conversations import LINES
+from tests.user_errors import refuses
 
 ATTRIBUTES = ["genre", "decade"]
 COUNTS = {"train": 60, "validation": 10, "test": 20}
@@ -44,17 +45,17 @@ def test_sample_is_vague_and_a_share_of_demonstrations_asks(asking_sample: Path)
     validate_sft_table(asking_sample / "sft_train.parquet")
     assert len({row["sample_id"] for row in rows}) == len(rows)
     asked = [read_turn(row["completion"][0]["content"], ATTRIBUTES).asked for row in rows]
-    asking = [row for row, one in zip(rows, asked, strict=True) if one]
+    asking = [row for row, attribute in zip(rows, asked, strict=True) if attribute]
     firsts = [row for row in asking if row["sample_id"].endswith("_q1")]
     assert 0.15 < len(firsts) / 60 < 0.45
     assert set(asked) == {None, *ATTRIBUTES}
     lists = {row["sample_id"]: row for row in rows if "_q" not in row["sample_id"]}
     assert len(lists) == 60
-    for question in asking:  # each goes on in a later row, which ends with a list
+    for question in asking:  # each continues in a later row, which ends with a list
         later = lists[question["sample_id"].split("_q")[0]]["prompt"][0]["content"]
-        said = f"SYSTEM: {question['completion'][0]['content']}\nUSER: "
-        assert later.startswith(question["prompt"][0]["content"].rstrip("\n") + "\n" + said)
-        assert question["prompt"][0]["content"].count(said) == 0  # nothing is asked twice
+        turn = f"SYSTEM: {question['completion'][0]['content']}\nUSER: "
+        assert later.startswith(question["prompt"][0]["content"].rstrip("\n") + "\n" + turn)
+        assert question["prompt"][0]["content"].count(turn) == 0  # nothing is asked twice
 
 
 def test_turn_row_belongs_to_the_group_of_its_conversation(asking_sample: Path) -> None:
@@ -64,28 +65,28 @@ def test_turn_row_belongs_to_the_group_of_its_conversation(asking_sample: Path) 
     assert get_group_id({"sample_id": "17_t5_q2"}) == get_group_id({"sample_id": "17_t5"}) == "17"
 
 
-def test_a_list_behind_an_answer_has_what_was_told_in_front(asking_sample: Path) -> None:
+def test_a_list_after_an_answer_begins_with_fitting_items(asking_sample: Path) -> None:
     attributes = load_attributes(asking_sample / "catalog.parquet", ATTRIBUTES)
     matcher, checked = Matcher(attributes.catalog), 0
     for row in read_rows(asking_sample, "sft_train"):
         lines = row["completion"][0]["content"].split("\n")
         _, _, answer = row["prompt"][0]["content"].partition(f"{question_text('genre')}\nUSER: ")
-        told = attributes.named("genre", answer.split("\n")[0])
-        if not told or question_text("decade") in row["prompt"][0]["content"] or len(lines) == 1:
+        genres = attributes.named("genre", answer.split("\n")[0])
+        if not genres or question_text("decade") in row["prompt"][0]["content"] or len(lines) == 1:
             continue
         items = matcher.match_lines(lines, (), None).catalog_index
-        fitting = [len(attributes.values["genre"][item].intersection(told)) for item in items]
+        fitting = [len(attributes.values["genre"][item].intersection(genres)) for item in items]
         assert fitting == sorted(fitting, reverse=True)
         assert fitting[0] > 0
         checked += 1
     assert checked > 2
 
 
-# SHA-256 of the rows that the version before `--ask` wrote
+# SHA-256 of the rows that were written before there was `--ask`
 PLAIN = "6ca3dfcd331fd188522d2f0785bad0228ddb1256c645074569ac8df104880ad7"
 
 
-def test_the_sample_without_asking_is_what_it_was(tmp_path: Path) -> None:
+def test_the_sample_without_questions_has_not_changed(tmp_path: Path) -> None:
     folder = write_sample(tmp_path / "plain", counts={"train": 40, "validation": 5, "test": 5})
     rows = [row for name in ("train", "sft_train", "test", "catalog") for row in read_rows(folder, name)]
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest() == PLAIN
@@ -134,23 +135,23 @@ def test_own_data_without_demonstrations_gets_ones_that_ask(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ask", "mood"], "no column mood or moods"),
-        (["--ask", ""], "name attributes"),
+        (["--ask", "mood"], "mood"),
+        (["--ask", ""], "--ask"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_and_nothing_is_written(
+def test_unknown_attributes_are_refused_and_nothing_is_written(
     files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     few = ["--train", "3", "--validation", "1", "--test", "1"]
-    given = ["--conversations", str(files["conversations"][0]), "--catalog", str(files["catalog"])]
-    for command, options in ((sample, few), (own, given)):
+    inputs = ["--conversations", str(files["conversations"][0]), "--catalog", str(files["catalog"])]
+    for command, options in ((sample, few), (own, inputs)):
         assert command([*options, "--out", str(tmp_path / "new"), *arguments]) == 2
         assert message in capsys.readouterr().err
         assert not (tmp_path / "new").exists()
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="mood"):
         convert_own(**files, ask=["mood"])
 
 
 def test_hard_requests_leave_nothing_to_ask(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--ask, --requests hard"):
+    with refuses("sample.ask-hard-requests", "--ask", "--requests hard"):
         write_sample(tmp_path / "data", ask=["genre"], requests="hard")

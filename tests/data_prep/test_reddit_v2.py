@@ -1,8 +1,7 @@
-"""The released tree, made here with `datasets`, through the conversion."""
+"""Conversion of the released tree, made here with `datasets`."""
 
 import json
 import pickle
-import re
 import shutil
 import struct
 from collections import OrderedDict
@@ -22,6 +21,7 @@ from data_prep import reddit_v2
 from data_prep.reddit_v2 import TARGETS, convert, main
 from data_prep.released import clean_row, find_split, read_split
 from data_prep.tables import SampleIds
+from tests.user_errors import refuses
 
 TRUTH = "groundtruth_with_release_year"
 CATALOG = [("Heat", 1995), ("Rififi", "1955"), ("The Wall", 201), ("M", 1931)]
@@ -30,7 +30,7 @@ datasets.disable_progress_bars()
 
 
 def row(number: int, **changes) -> dict:
-    """The released columns. Text holds what the release holds: `?` for an apostrophe, curly quotes."""
+    """Make a row in the released columns, with oddities of the release: `?` for an apostrophe, curly quotes."""
     return {
         "prompt": [{"content": prompt_text(f"USER: don?t know “it” {number}\n"), "role": "user"}],
         "seen_titles": ["Heat"] if number % 2 else [],
@@ -43,7 +43,7 @@ def save(folder, rows, shards=1) -> None:
     datasets.Dataset.from_list(rows).save_to_disk(folder, num_shards=shards)
 
 
-def without_completion(rows: list[dict]) -> list[dict]:
+def drop_completion(rows: list[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name != "completion"} for row in rows]
 
 
@@ -52,7 +52,7 @@ def whole_tree(tmp_path_factory):
     """Every part: train has three shards and its last row is its first one; one validation row has no truth."""
     tree = tmp_path_factory.mktemp("released") / "processed_datasets"
     rows = [row(number) for number in range(2499)] + [row(0)]
-    save(tree / "grpo/grpo_dataset/train", without_completion(rows), shards=3)
+    save(tree / "grpo/grpo_dataset/train", drop_completion(rows), shards=3)
     (tree / "grpo/grpo_dataset/dataset_dict.json").write_text('{"splits": ["train"]}')
     save(tree / "sft_dataset/train", rows[:50])
     save(tree / "sft_dataset/validation", [*rows[:9], row(9, **{TRUTH: []})])
@@ -63,7 +63,7 @@ def whole_tree(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(whole_tree, tmp_path_factory):
-    """(the folder that all of it becomes, the summary)"""
+    """The folder that the whole tree becomes, and the summary."""
     out = tmp_path_factory.mktemp("converted") / "out"
     return out, convert(whole_tree, out)
 
@@ -82,7 +82,7 @@ def read(out, name):
 
 
 def converted(tmp_path, rows, part="sft_dataset/train"):
-    """The numbers of the one file that a tree with this part alone becomes."""
+    """Convert a tree with only this part, and return the numbers of its one file."""
     save(tmp_path / "tree" / part, rows)
     ((_, numbers),) = convert(tmp_path / "tree", tmp_path / "out")["files"].items()
     return numbers
@@ -146,7 +146,7 @@ def test_ids_name_the_conversation_that_contexts_extend(tmp_path):
     prompts = [[{"content": prompt_text(text), "role": "user"}] for text in texts]
     rows = [row(n, prompt=prompt) for n, prompt in enumerate(prompts)]
     rows += [row(0, prompt=prompts[0], seen_titles=titles) for titles in (["Up"], ["M"])]
-    converted(tmp_path, without_completion(rows), "grpo_dataset/train")
+    converted(tmp_path, drop_completion(rows), "grpo_dataset/train")
     ids = [row["sample_id"] for row in read(tmp_path / "out", "train")]
     assert [parse_conversation_id(name) == parse_conversation_id(ids[0]) for name in ids] == [
         True,
@@ -183,7 +183,7 @@ def test_titles_outside_the_catalog_are_counted(tmp_path):
         (SFT_TRAIN, {"completion": [{"role": "assistant", "content": ""}]}, "not exactly one assistant message"),
     ],
 )
-def test_what_cannot_train_is_set_aside(target, damage, why):
+def test_unusable_rows_are_set_aside(target, damage, why):
     cleaned, notes = clean_row(row(1, **damage), target)
     assert cleaned is None
     assert why in notes[0]
@@ -202,7 +202,7 @@ def test_what_cannot_train_is_set_aside(target, damage, why):
         ({"seen_titles": ["Heat", None, " "]}, ["Heat"], "seen titles"),
     ],
 )
-def test_what_can_be_mended_is_and_is_noted(damage, fixed, note):
+def test_repairs_are_made_and_noted(damage, fixed, note):
     (column,) = damage
     cleaned, notes = clean_row(row(1, **damage), TRAIN)
     assert [list(value) if isinstance(value, tuple) else value for value in cleaned[column]] == fixed
@@ -216,14 +216,14 @@ def test_changes_are_written_with_row_and_reason(tmp_path):
     summary = converted(tmp_path, rows)
     assert (summary["rows_read"], summary["rows"], summary["repaired"], summary["set_aside"]) == (5, 3, 1, 2)
     assert sum(summary["set_aside_why"].values()) == 2
-    found = changes(tmp_path / "out", "sft_train")
-    assert [(note["row"], note["action"]) for note in found] == [(1, "set aside"), (3, "repaired"), (4, "set aside")]
-    assert {note["source"] for note in found} == {"sft_dataset/train"}
-    assert found[1]["why"] == ["ground truth 'M': year '1931.0' written as '1931'"]
+    notes = changes(tmp_path / "out", "sft_train")
+    assert [(note["row"], note["action"]) for note in notes] == [(1, "set aside"), (3, "repaired"), (4, "set aside")]
+    assert {note["source"] for note in notes} == {"sft_dataset/train"}
+    assert notes[1]["why"] == ["ground truth 'M': year '1931.0' written as '1931'"]
     assert summary["outside_catalog"] is None  # no pickle in the tree
 
 
-def test_parts_may_be_missing_and_are_named(tree, tmp_path):
+def test_parts_may_be_missing_and_are_listed(tree, tmp_path):
     shutil.rmtree(tree / "sft_dataset/train")
     (tree / "gt_catalog.pkl").unlink()
     summary = convert(tree, tmp_path / "out")
@@ -234,14 +234,14 @@ def test_parts_may_be_missing_and_are_named(tree, tmp_path):
 
 @pytest.mark.parametrize("folder", ["grpo/grpo_dataset/train", "grpo_dataset/train", "grpo_dataset"])
 def test_the_rl_split_is_found_where_releases_have_it(tmp_path, folder):
-    assert converted(tmp_path, without_completion([row(0)]), folder)["source"] == folder
+    assert converted(tmp_path, drop_completion([row(0)]), folder)["source"] == folder
 
 
 def test_a_folder_without_any_part_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="none of sft_dataset"):
+    with refuses("reddit.empty-source", tmp_path / "empty"):
         convert(tmp_path / "empty", tmp_path / "out")
-    with pytest.raises(UserError, match="no such folder"):
+    with refuses("reddit.missing-source", tmp_path / "absent"):
         convert(tmp_path / "absent", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -279,7 +279,7 @@ def test_existing_folder_is_replaced_whole_and_only_on_request(tree, tmp_path):
     shutil.rmtree(tree / "sft_dataset/train")
     (tree / "gt_catalog.pkl").unlink()
     before = {path: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(UserError, match=r"out: already there; give --overwrite to replace it"):
+    with refuses("output.already-there", out, "--overwrite"):
         convert(tree, out)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     convert(tree, out, overwrite=True)
@@ -287,43 +287,40 @@ def test_existing_folder_is_replaced_whole_and_only_on_request(tree, tmp_path):
     ours = {f"{name}{end}" for name in names for end in (".parquet", ".changes.jsonl")}
     assert {path.name for path in out.iterdir()} == {*ours, "summary.json"}
     (out / "notes.txt").write_text("something of the user's")
-    with pytest.raises(UserError, match=r"out: holds notes\.txt, which this command did not write"):
+    with refuses("output.foreign-file", out, "notes.txt"):
         convert(tree, out, overwrite=True)
 
 
-def test_a_damaged_tree_is_named(tree, tmp_path):
+def test_a_damaged_tree_is_refused(tree, tmp_path):
     folder = tree / "sft_dataset/train"
 
-    def refusal() -> str:
-        with pytest.raises(UserError) as told:
+    def check_refused(code: str, *values: object) -> None:
+        with refuses(code, *values):
             convert(tree, tmp_path / "out")
-        return str(told.value)
+        assert not (tmp_path / "out").exists()
 
     (shard,) = folder.glob("*.arrow")
     content = shard.read_bytes()
     shard.write_bytes(content[:-8])  # a whole batch, cut off before the stream's end
-    assert "data-00000-of-00001.arrow: this Arrow stream has no end; the download looks incomplete" in refusal()
-    assert not (tmp_path / "out").exists()
+    check_refused("reddit.truncated-shard", shard)
     shard.write_bytes(b"\xff" * 100 + content[100:])
-    assert "data-00000-of-00001.arrow: not readable as an Arrow stream" in refusal()
-    assert not (tmp_path / "out").exists()
+    check_refused("reddit.damaged-shard", shard)
     shard.write_bytes(content)
     state = (folder / "state.json").read_text()
     (folder / "state.json").write_text(state.replace("00000-of", "00007-of"))
-    assert "data-00007-of-00001.arrow not there, which state.json names; the download looks incomplete" in refusal()
+    check_refused("reddit.missing-shard", folder, "data-00007-of-00001.arrow")
     indices = {"_indices_data_files": [{"filename": "i.arrow"}]}
     (folder / "state.json").write_text(json.dumps(json.loads(state) | indices))
-    assert re.search(r"a selection of rows .*_indices_data_files.*flatten", refusal())
+    check_refused("reddit.selected-rows", folder, "_indices_data_files")
     (folder / "state.json").write_text(json.dumps(json.loads(state) | {"_data_files": []}))
-    assert "state.json: names no shard (_data_files is empty), so the split would have no row; the down" in refusal()
+    check_refused("reddit.no-shards", folder / "state.json")
     (folder / "state.json").write_text("{}")
-    assert "state.json: not the state of a dataset" in refusal()
+    check_refused("reddit.damaged-state-file", folder / "state.json")
     (folder / "state.json").unlink()
-    assert "no state.json" in refusal()
-    assert not (tmp_path / "out").exists()
+    check_refused("reddit.no-state-file", folder)
     shutil.rmtree(folder)
     save(folder, [{name: value for name, value in row(0).items() if name != "seen_titles"}])
-    assert "no column seen_titles; it has prompt," in refusal()
+    check_refused("reddit.missing-column", "seen_titles", "prompt,")
 
 
 @pytest.mark.parametrize(
@@ -338,8 +335,8 @@ def test_a_damaged_tree_is_named(tree, tmp_path):
         (TRUTH, [{"name": "M"}], f"column {TRUTH} is list<item: struct<name: string>>, not"),
     ],
 )
-def test_columns_of_another_type_are_named_with_their_shard(tmp_path, column, value, problem):
-    with pytest.raises(UserError, match=re.escape(f"data-00000-of-00001.arrow: {problem}")):
+def test_columns_of_another_type_are_refused(tmp_path, column, value, problem):
+    with refuses("reddit.wrong-column-type", "data-00000-of-00001.arrow", problem):
         converted(tmp_path, [row(0, **{column: value})])
 
 
@@ -354,7 +351,7 @@ def test_state_naming_a_file_outside_its_folder_is_refused(tree, tmp_path, how):
     (folder / "link.arrow").symlink_to(elsewhere / "mine.arrow")
     (folder / "inside").symlink_to(elsewhere)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    with pytest.raises(UserError, match=r"state\.json names .*, a file outside of its folder, .* cp -rL"):
+    with refuses("reddit.shard-outside-folder", folder / "state.json", repr(name), "cp -rL"):
         convert(tree, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -378,19 +375,19 @@ def spoil(tree, before: bytes, after: bytes) -> None:
 def test_invalid_utf8_and_bad_offsets_stop_the_conversion(tree, tmp_path):
     text = "know “it” 7\n".encode()
     spoil(tree, text, b"know \xff\xfeit now 7\n")
-    with pytest.raises(UserError, match=r"00001\.arrow, row 7: text that is no UTF-8; .* fetch this folder again"):
+    with refuses("reddit.invalid-utf8", "00001.arrow: row 7"):
         convert(tree, tmp_path / "out")
     spoil(tree, b"know \xff\xfeit now 7\n", text)
     offsets = struct.pack("<4i", *(len(row(0)["prompt"][0]["content"].encode()) * n for n in range(4)))
     spoil(tree, offsets, offsets[:4] + struct.pack("<i", -9) + offsets[8:])
-    with pytest.raises(UserError, match=r"00001\.arrow: not readable as an Arrow stream .* fetch this folder again"):
+    with refuses("reddit.damaged-shard", "00001.arrow"):
         convert(tree, tmp_path / "out")
 
 
-def test_a_split_of_which_no_row_is_left_is_refused(tmp_path):
+def test_a_split_without_usable_rows_is_refused(tmp_path):
     rows = [row(n, **{TRUTH: [["M", "?"]]}) for n in range(3)]
-    with pytest.raises(UserError, match=r"grpo_dataset/train: every row was set aside \(3: no ground truth\)"):
-        converted(tmp_path, without_completion(rows), "grpo_dataset/train")
+    with refuses("reddit.no-usable-rows", "grpo_dataset/train", "3: no ground truth"):
+        converted(tmp_path, drop_completion(rows), "grpo_dataset/train")
     assert not (tmp_path / "out").exists()
 
 
@@ -399,16 +396,14 @@ def test_a_split_whose_shards_are_empty_is_refused(tree, tmp_path):
     (shard,) = folder.glob("*.arrow")
     with pa.ipc.open_stream(shard.read_bytes()) as reader, pa.ipc.new_stream(str(shard), reader.schema):
         pass
-    with pytest.raises(UserError, match="sft_dataset/train: its shards have no rows; the download looks incomplete"):
+    with refuses("reddit.no-rows", "sft_dataset/train"):
         convert(tree, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_catalog_with_nothing_that_rows_want_is_refused(tree, tmp_path):
+def test_a_catalog_without_any_ground_truth_is_refused(tree, tmp_path):
     (tree / "gt_catalog.pkl").write_bytes(pickle.dumps({("Up", 2009), ("Alien", 1979)}))
-    with pytest.raises(
-        UserError, match=r"gt_catalog\.pkl: it has none of the titles that rows want .*: Rififi \(1955\)"
-    ):
+    with refuses("reddit.catalog-mismatch", tree / "gt_catalog.pkl", "Rififi (1955)"):
         convert(tree, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -425,12 +420,12 @@ def test_batches_are_small_whatever_the_shard_holds(tmp_path):
 def test_command_prints_counts_and_exits_2_on_user_errors(tree, tmp_path, capsys):
     main(["--source", str(tree), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
-    assert "validation            9 rows; 9 contexts; 1.44 ground truths a row, 2 at most; 0.0 % of mentions" in printed
-    assert "of 10 rows read 0 repaired, 1 set aside (1: no ground truth): validation.changes.jsonl" in printed
+    assert "validation            9 rows; 9 contexts; 1.44 ground truths per row, 2 at most; 0.0 % of" in printed
+    assert "10 rows read, 0 repaired, 1 set aside (1: no ground truth): validation.changes.jsonl" in printed
     assert "'The Wall' has the year 201" in printed
-    assert "not in the source, not written: grpo/grpo_dataset/train" in printed
+    assert "not in the source, so not written: grpo/grpo_dataset/train" in printed
     assert main(["--source", str(tmp_path / "absent"), "--out", str(tmp_path / "out")]) == 2
-    assert "no such folder" in capsys.readouterr().err
+    assert "[reddit.missing-source]" in capsys.readouterr().err
 
 
 def test_real_data_in_the_released_layout_passes_unchanged(shared_dir, tmp_path):

@@ -1,4 +1,4 @@
-"""The embedded data: facts, format, determinism, and that it can be learned from the text alone."""
+"""The sample data: facts, format, determinism, and whether it can be learned from the text alone."""
 
 import itertools
 import re
@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.studies.sample_ceiling import check_sample, read_taste
-from convrec.base.errors import UserError
 from convrec.data.schema import split_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.lists.ranks import parse_items
@@ -18,6 +17,7 @@ from convrec.titles.catalog import load_catalog
 from data_prep.sample import draw_taste, main, write_sample
 from data_prep.sample_data.conversations import GENRE_WORDS, write_conversation
 from data_prep.sample_data.films import ERAS, Film, FilmTable, Taste, load_films
+from tests.user_errors import refuses
 
 COUNTS = {"train": 400, "validation": 200, "test": 20}
 FEW = {"train": 3, "validation": 1, "test": 1}
@@ -48,14 +48,14 @@ def test_films_are_many_distinct_and_hard_to_parse():
 def test_affinity_arithmetic():
     films = [Film("A", 1985, ("crime", "war")), Film("B", 1995, ("crime",)), Film("C", 1985, ("horror", "war"))]
     table = FilmTable(films)
-    # genre weight 5, split over the genres asked for; era weight 2.5
+    # genre weight 5, split over the requested genres; era weight 2.5
     assert table.affinity(Taste(("crime",))).tolist() == [5, 5, 0]
     assert table.affinity(Taste(("crime", "war"), "80s")).tolist() == [7.5, 2.5, 5]
     # names only: A gives 1/2 crime + 1/2 war, B gives crime; normalised: crime 3/4, war 1/4
     assert table.affinity(Taste((), "", (0, 1))).tolist() == [5, 3.75, 1.25]
 
 
-def test_tables_are_valid_and_have_the_rows_asked_for(sample):
+def test_tables_are_valid_and_have_the_requested_rows(sample):
     for split, count in COUNTS.items():
         assert validate_rl_table(sample / f"{split}.parquet") == (count, [])
     assert validate_sft_table(sample / "sft_train.parquet") == (400, [])
@@ -127,11 +127,11 @@ def test_oracle_beats_teacher_beats_popularity(sample):
     assert 0.5 < result["teacher"][1] / result["oracle"][1] < 0.75
 
 
-def test_an_existing_folder_is_kept_unless_told(tmp_path):
+def test_an_existing_folder_is_only_replaced_on_request(tmp_path):
     out = tmp_path / "sample"
     out.mkdir()
     (out / "train.parquet").write_text("before")
-    with pytest.raises(UserError, match="--overwrite"):
+    with refuses("output.already-there", out, "--overwrite"):
         write_sample(out, counts=FEW)
     assert (out / "train.parquet").read_text() == "before"
     write_sample(out, counts=FEW, overwrite=True)
@@ -154,5 +154,5 @@ def test_command_line(tmp_path, capsys):
     command = [sys.executable, "-m", "recipes", "data", "sample", *arguments]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert "--overwrite" in refused.stderr
+    assert "[output.already-there]" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -1,4 +1,4 @@
-"""Hard requests: what is meant decides, not what is named; each kind is a column, and the plain sample is as it was."""
+"""Hard requests: what is said about a genre or film decides; the kind is a column; the plain sample has not changed."""
 
 import hashlib
 import json
@@ -31,10 +31,10 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return pq.read_table(folder / f"{name}.parquet").to_pylist()
 
 
-def test_affinity_of_what_must_not_be_and_of_years() -> None:
+def test_affinity_of_unwanted_genres_and_years() -> None:
     films = [Film("A", 1985, ("crime", "war")), Film("B", 1995, ("crime",)), Film("C", 2005, ("horror", "war"))]
     table = FilmTable(films)
-    # crime 5, war must not be -5
+    # crime 5, unwanted war -5
     assert table.affinity(Taste(("crime",), unwanted=("war",))).tolist() == [0, 5, -5]
     assert table.affinity(Taste(("crime",), years=(1990, None))).tolist() == [5, 10, 5]
     assert table.affinity(Taste(("crime",), years=(1985, 1995))).tolist() == [10, 10, 0]
@@ -43,27 +43,27 @@ def test_affinity_of_what_must_not_be_and_of_years() -> None:
     assert table.affinity(Taste((), named=(1,), years=(1996, None))).tolist() == [5, 5, 5]
 
 
-def test_every_kind_is_drawn_and_says_what_its_taste_is() -> None:
+def test_every_kind_is_drawn_and_states_its_taste() -> None:
     table, drawn = load_films(), dict.fromkeys(KINDS, 0)
     for index in range(600):
         kind, taste, text = draw_request(table, np.random.default_rng(index))
         drawn[kind] += 1
         assert text.startswith("USER: ")
         assert re.findall(r"^(USER|SYSTEM)", text, re.MULTILINE)[-1] == "USER"
-        said = text.replace("\nSYSTEM: ", "\nUSER: ").split("\nUSER: ")
+        turns = text.replace("\nSYSTEM: ", "\nUSER: ").split("\nUSER: ")
         if kind == "comparison":
             film = table.films[taste.named[0]]
             assert film.name in text
             newer = any(word in text.replace(film.name, "") for word in LINES["newer"])
             assert taste.years == ((film.year + 1, None) if newer else (None, film.year - 1))
             continue
-        assert any(word in said[-1] or kind == "negation" for word in GENRE_WORDS[taste.genres[0]])
+        assert any(word in turns[-1] or kind == "negation" for word in GENRE_WORDS[taste.genres[0]])
         if kind == "negation":
             assert any(word in text for word in GENRE_WORDS[taste.unwanted[0]])
             assert any({*taste.genres, *taste.unwanted} <= {*film.genres} for film in table.films)
         elif kind == "reversal":
-            assert len(said) == 3
-            assert not any(re.search(rf"\b{word}\b", said[0]) for word in GENRE_WORDS[taste.genres[0]])
+            assert len(turns) == 3
+            assert not any(re.search(rf"\b{word}\b", turns[0]) for word in GENRE_WORDS[taste.genres[0]])
         else:
             years = [int(year) for year in re.findall(r"\d{4}", text)]
             assert years == [year for year in taste.years if year is not None]
@@ -81,7 +81,7 @@ def test_tables_are_valid_and_have_the_kind(sample: Path) -> None:
         assert all(title in conversation_text(row) for title in row["seen_titles"])
 
 
-def test_the_plain_sample_is_as_it_was(tmp_path: Path) -> None:
+def test_the_plain_sample_has_not_changed(tmp_path: Path) -> None:
     rows = make_rows(load_films(), "train", 40, 3407, 20)
     digest = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()
     assert digest == "d53afca88ef1b1261ad4aa4aa12a9f3eec7a99ca8876164b5602008da4839ac3"
@@ -96,10 +96,10 @@ def test_hard_requests_are_made_and_evaluation_slices_by_kind(
     counts = ["--train", "200", "--validation", "40", "--test", "1"]
     assert main(["--out", str(out), *counts, "--requests", "hard"]) == 0
     files = {"data": "validation", "catalog": "catalog", "train": "train"}
-    given = [part for name, file in files.items() for part in (f"--{name}", str(out / f"{file}.parquet"))]
+    arguments = [part for name, file in files.items() for part in (f"--{name}", str(out / f"{file}.parquet"))]
     ours = ["--baselines", "retrieval", "--slices", KIND, "--out", str(tmp_path / "evaluation")]
-    assert evaluate.main([*given, *ours]) == 0
-    said = capsys.readouterr().out
-    assert all(f"{KIND} {kind} " in said for kind in KINDS)
+    assert evaluate.main([*arguments, *ours]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{KIND} {kind} " in printed for kind in KINDS)
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert sum(part["n"] for part in metrics["slices"][KIND].values()) == 40

@@ -286,7 +286,7 @@ def test_ratings(project: Path) -> None:
     ((_, program),) = (block for block in found if block[0] == "python")
     (project / "make_ratings.py").write_text(program)
     printed = shell(project, *scripts_of(found))
-    assert "300 users rated too little for a row" in printed
+    assert "300 users have too few ratings for a row" in printed
     for name in ("popularity", "neighbours", "ease"):
         assert f"the model minus {name}, ndcg@20: " in printed
     metrics = json.loads((project / "outputs" / "ratings" / "rank_grpo_test" / "metrics.json").read_text())

@@ -1,4 +1,4 @@
-"""The forms in which other programs write conversations; CONTRIBUTING.md says how to add one."""
+"""Formats in which other programs store conversations; CONTRIBUTING.md explains how to add one."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ from data_prep.own_data.forms.unicrs import UNICRS
 from data_prep.own_data.forms.whatsapp import WHATSAPP
 
 OWN = "own"
-FORMS: Mapping[str, Form] = {  # a file has the first that one of its first records fits
+FORMS: Mapping[str, Form] = {  # a file has the first form that any of its first records fits
     "redial": REDIAL,
     "tg-redial": TG_REDIAL,
     "discord": DISCORD,

@@ -1,4 +1,4 @@
-"""What all forms share: a conversation as a form reads it, who speaks, and the groups of records of a conversation."""
+"""Types and helpers that all forms share: conversations, speakers and the records of a conversation."""
 
 import re
 from collections import Counter
@@ -13,16 +13,16 @@ from convrec.data.damage import BadRecord
 from data_prep.own_data.times import parse_time
 
 NAMES: dict[str, Any] = read_table(__file__, "names.yaml")
-TOOL = "tool"  # the role of what is no turn of either: calls, their results, notices
+TOOL = "tool"  # the role of everything that neither side says: tool calls, their results, notices
 INSTRUCTION = "system"
 _SIGNS = re.compile(r"[\W_]+")
-_MOST_SPEAKERS = 8  # that a message names
+_MAX_SPEAKERS = 8  # named in a message
 
 Record: TypeAlias = Mapping[str, Any]
 
 
-class Placed(NamedTuple):
-    """A record and where it stands."""
+class LocatedRecord(NamedTuple):
+    """A record with its file and row."""
 
     path: Path
     row: int
@@ -33,18 +33,22 @@ class Placed(NamedTuple):
 class Dialog:
     """A conversation as its source has it.
 
-    turns: a list of {"role", "content"} and, where the source says what a turn names, "items"; or a text that holds it.
-    given: what the source says under our keys, such as `ground_truth`.
+    Attributes:
+        turns: a list of {"role", "content"} and, if the source lists the items that a turn names, "items"; or text that
+            holds such a list.
+        conversation_id: its name; None if the source has none.
+        time: when it began, in any form; None if the source does not say.
+        own_values: values that the source has under our keys, such as `ground_truth`.
     """
 
     turns: Any
     conversation_id: object = None
     time: object = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    own_values: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Speakers:
-    """Who recommends: those whom --recommender names, else who is called so."""
+    """Decide who recommends: the names of --recommender, otherwise speakers with a usual name for it."""
 
     def __init__(self, recommenders: Iterable[str] = ()) -> None:
         self._missing = {name.strip().casefold(): name for name in recommenders}
@@ -52,14 +56,14 @@ class Speakers:
         self._others: Counter[str] = Counter()
 
     def find_role(self, *names: Any, otherwise: str | None = None) -> str:
-        """The role of a speaker.
+        """Return the role of a speaker.
 
         Args:
-            names: what the source calls the speaker: an id, a name, a role.
-            otherwise: the role where neither --recommender nor a name says it.
+            names: what the source calls the speaker: ids, names, roles.
+            otherwise: the role if neither --recommender nor a name decides.
 
         Raises:
-            BadRecord: Nothing says it.
+            BadRecord: Nothing decides.
         """
         known = [str(name).strip() for name in names if name is not None]
         if self._recommenders:
@@ -69,30 +73,32 @@ class Speakers:
             if not spoken:
                 self._others[known[0] if known else "?"] += 1
             return "assistant" if spoken else "user"
-        roles = (ROLES.get(plain_name(name)) for name in known)
+        roles = (ROLES.get(normalise_name(name)) for name in known)
         role_by_name = next((role for role in roles if role), otherwise)
         if role_by_name is None:
-            text = "%r speaks: as a user, or as the recommender? Name who recommends: --recommender NAME"
+            text = "cannot tell whether %r is a user or the recommender; name the recommender: --recommender NAME"
             raise BadRecord(text, known[0] if known else None)
         return role_by_name
 
     def describe_missing(self) -> str | None:
-        """The problem with names of --recommender that nobody has; None where all speak."""
+        """Describe the names of --recommender that no speaker has; None if all occur."""
         if not self._missing:
             return None
-        others = ", ".join(name for name, _ in self._others.most_common(_MOST_SPEAKERS))
-        there = f"; speakers are {others}" if others else "; these files name no speakers"
-        return f"--recommender {' '.join(self._missing.values())}: nobody has this name{there}"
+        others = ", ".join(name for name, _ in self._others.most_common(_MAX_SPEAKERS))
+        speakers = f"; the speakers are {others}" if others else "; these files name no speakers"
+        return f"--recommender {' '.join(self._missing.values())}: no speaker has this name{speakers}"
 
 
 @dataclass
-class Reading:
-    """What a form is told beside the records, and what it tells beside conversations.
+class ReadContext:
+    """Settings for the forms, and what they report besides conversations.
 
-    one_conversation: whether all turns of a table without a column for it are one conversation.
-    keeps_order: whether a table's turns are in order, whatever its columns say.
-    left_out: kind -> count of what is no conversation.
-    notes: sentences about what was guessed, each once.
+    Attributes:
+        speakers: decide who recommends.
+        one_conversation: whether all turns of a table without a conversation column are one conversation.
+        keeps_order: whether a table's rows are in order, whatever its columns say.
+        left_out: kind -> count of what is not a conversation.
+        notes: sentences about guesses, each once.
     """
 
     speakers: Speakers = field(default_factory=Speakers)
@@ -103,27 +109,28 @@ class Reading:
 
 
 class Candidate(NamedTuple):
-    """Records that may be a conversation; `read` says which, None for what is none. It may raise BadRecord."""
+    """Records that may be a conversation: `read` returns it, or None if there is none, or raises BadRecord."""
 
-    records: Sequence[Placed]
+    records: Sequence[LocatedRecord]
     read: Callable[[], Dialog | None]
 
 
 ReadRecord: TypeAlias = Callable[[Record, Speakers], Dialog | None]
-FindDialogs: TypeAlias = Callable[[Sequence[Placed], Reading], Iterable[Candidate]]
+FindDialogs: TypeAlias = Callable[[Sequence[LocatedRecord], ReadContext], Iterable[Candidate]]
 
 
 @dataclass(frozen=True)
 class Form:
-    """The way in which a program writes conversations.
+    """A format in which a program stores conversations.
 
-    fits: whether a record can be of this form.
-    reads: the keys of a record that are looked at.
-    example: a short record, for people whose file is of no form.
-    read_record: where each record is a conversation. What its program does not write may fail in it with KeyError,
-        TypeError, AttributeError or ValueError.
-    find_dialogs: where several records make a conversation; gets those of a file, which are held in memory.
-    spans_files: whether a conversation can go on in another file; then it gets those of all files of this form.
+    Attributes:
+        fits: whether a record can be of this form.
+        reads: the keys of a record that are used.
+        example: a short record, for messages about files of unknown form.
+        read_record: reads a record that is a whole conversation. On records of other programs it may raise KeyError,
+            TypeError, AttributeError or ValueError.
+        find_dialogs: finds conversations that consist of several records; gets all records of a file at once.
+        spans_files: whether a conversation can continue in another file; `find_dialogs` then gets those of all files.
     """
 
     fits: Callable[[Record], bool]
@@ -134,8 +141,8 @@ class Form:
     spans_files: bool = False
 
 
-def plain_name(name: object) -> str:
-    """A name of a column or speaker as `NAMES` has them: `Conversation ID` is conversationid."""
+def normalise_name(name: object) -> str:
+    """Normalise the name of a column or speaker as in `NAMES`: `Conversation ID` becomes conversationid."""
     return _remove_signs(str(name))
 
 
@@ -147,20 +154,29 @@ def _remove_signs(name: str) -> str:
 ROLES = {name: role for role in ("user", "assistant") for name in NAMES[role]}
 
 
-def turn(role: str, content: Any, items: Any = None) -> dict[str, Any]:
-    """A message under our keys. items: what a source says that it names; None where a source does not say."""
+def make_turn(role: str, content: Any, items: Any = None) -> dict[str, Any]:
+    """Make a message with our keys. items: the items that it names; None if the source does not list them."""
     message = {"role": role, "content": content}
     return message if items is None else message | {"items": items}
 
 
 def has_keys(*names: str) -> Callable[[Record], bool]:
+    """Return a predicate: whether a record has all these keys."""
     return lambda record: record.keys() >= set(names)
 
 
 def sort_by_time(entries: Sequence[Any], get_time: Callable[[Any], Any]) -> list[Any]:
-    """The entries by time, of equal ones the first first; as they are where one has no time.
+    """Sort entries by time, since APIs return the newest first.
 
-    APIs give the newest first. Raises BadRecord for a time that cannot be read.
+    Args:
+        entries: messages or comments.
+        get_time: returns the time of an entry, None if it has none.
+
+    Returns:
+        The sorted entries; equal times keep their order. Unchanged if any entry has no time.
+
+    Raises:
+        BadRecord: A time cannot be read.
     """
     times = [get_time(entry) for entry in entries]
     if len(entries) < 2 or any(time is None for time in times):
@@ -170,7 +186,7 @@ def sort_by_time(entries: Sequence[Any], get_time: Callable[[Any], Any]) -> list
 
 
 def reorder(entries: Sequence[Any], keys: Sequence[float]) -> list[Any]:
-    """The entries by their keys. Where the keys fall throughout, equal ones are turned round too."""
+    """Sort entries by keys. If the keys fall throughout, entries with equal keys are reversed too."""
     places = range(len(entries))
     is_falling = keys[0] > keys[-1] and all(keys[place] >= keys[place + 1] for place in places[:-1])
     if is_falling:
@@ -178,7 +194,9 @@ def reorder(entries: Sequence[Any], keys: Sequence[float]) -> list[Any]:
     return [entries[place] for place in sorted(places, key=lambda place: keys[place])]
 
 
-def iter_each(read: ReadRecord, records: Iterable[Placed], reading: Reading) -> Iterator[Candidate]:
-    """A candidate for each record."""
-    for placed in records:
-        yield Candidate([placed], lambda record=placed.record: read(record, reading.speakers))  # type: ignore[misc]
+def iter_single_records(
+    read: ReadRecord, records: Iterable[LocatedRecord], reading: ReadContext
+) -> Iterator[Candidate]:
+    """Yield each record as a candidate."""
+    for located in records:
+        yield Candidate([located], lambda record=located.record: read(record, reading.speakers))  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""conversations.json of ChatGPT's export: a tree of messages, of which a branch was shown last."""
+"""conversations.json from ChatGPT's export: a tree of messages, one branch of which was shown last."""
 
 from typing import Any
 
-from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, has_keys, turn
+from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, has_keys, make_turn
 
 
 def read_chatgpt(record: Record, speakers: Speakers) -> Dialog:
@@ -11,7 +11,7 @@ def read_chatgpt(record: Record, speakers: Speakers) -> Dialog:
     name = record["current_node"]
     turns = []
     while name in nodes:
-        node = nodes.pop(name)  # a damaged tree can be a circle
+        node = nodes.pop(name)  # a damaged tree can contain a cycle
         if node["message"]:
             turns.append(_read_message(node["message"]))
         name = node["parent"]
@@ -19,12 +19,12 @@ def read_chatgpt(record: Record, speakers: Speakers) -> Dialog:
 
 
 def _read_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A turn; what was not said to the user (calls of tools, thoughts, hidden messages) is one of a tool."""
+    """Read a turn; messages not meant for the user (tool calls, thoughts, hidden messages) get the role TOOL."""
     role = message["author"]["role"]
     parts = message["content"].get("parts")
     is_hidden = (message.get("metadata") or {}).get("is_visually_hidden_from_conversation")
     is_shown = role in ("user", "assistant") and message.get("recipient", "all") == "all" and not is_hidden
-    return turn(role if is_shown and parts else TOOL, parts or "")
+    return make_turn(role if is_shown and parts else TOOL, parts or "")
 
 
 CHATGPT = Form(

@@ -1,11 +1,15 @@
-"""conversations.json of Claude.ai's export."""
+"""conversations.json from Claude.ai's export."""
 
-from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, sort_by_time, turn
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, make_turn, sort_by_time
 
 
 def read_claude(record: Record, speakers: Speakers) -> Dialog:
+    """Read `chat_messages`, sorted by time."""
     messages = sort_by_time(record["chat_messages"], lambda message: message.get("created_at"))
-    turns = [turn(speakers.find_role(said["sender"]), said.get("content") or said["text"]) for said in messages]
+    turns = [
+        make_turn(speakers.find_role(message["sender"]), message.get("content") or message["text"])
+        for message in messages
+    ]
     return Dialog(turns, record.get("uuid"), record.get("created_at"))
 
 

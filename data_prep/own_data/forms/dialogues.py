@@ -1,55 +1,56 @@
-"""Research data with a list of utterances per dialogue: CRSLab's, Taskmaster's, CCPE's, MultiWOZ's, PEARL's."""
+"""Research data with a list of utterances per dialogue: CRSLab, Taskmaster, CCPE, MultiWOZ, PEARL."""
 
 from typing import Any
 
 from convrec.data.records import RECORD_NAME
-from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, turn
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, make_turn
 from data_prep.own_data.forms.message_lists import find_key
 
 _CONVERSATION_IDS = ("conversationId", "conversation_id", "conv_id", "dialogue_id", "dialog_id", RECORD_NAME)
 _READS = frozenset(_CONVERSATION_IDS)
-_ITEMS = ("movies", "movie", "items", "item")  # CRSLab's, by data set
+_ITEMS = ("movies", "movie", "items", "item")  # keys in CRSLab, depending on the data set
 
 
 def read_utterances(record: Record, speakers: Speakers) -> Dialog:
-    """Taskmaster, CCPE and MultiWOZ 2.2: speakers and texts."""
-    said = record["utterances"] if "utterances" in record else record["turns"]
-    return Dialog([_read_turn(utterance, speakers) for utterance in said], _find_name(record))
+    """Read Taskmaster, CCPE and MultiWOZ 2.2: speakers and texts."""
+    utterances = record["utterances"] if "utterances" in record else record["turns"]
+    return Dialog([_read_turn(utterance, speakers) for utterance in utterances], _find_name(record))
 
 
 def read_multiwoz_log(record: Record, speakers: Speakers) -> Dialog:
-    """MultiWOZ 2.1: user and system by turns, the user first."""
+    """Read MultiWOZ 2.1: user and system alternate, the user begins."""
     roles = ("user", "assistant")
     return Dialog(
-        [turn(roles[place % 2], said["text"]) for place, said in enumerate(record["log"])], _find_name(record)
+        [make_turn(roles[place % 2], utterance["text"]) for place, utterance in enumerate(record["log"])],
+        _find_name(record),
     )
 
 
 def read_pearl(record: Record, speakers: Speakers) -> Dialog:
-    """`gt` has the films that the recommender names in the end."""
+    """Read PEARL, where `gt` lists the films that the recommender finally names."""
     turns = []
     for utterance in record["dialogue"]:
-        said = _read_turn(utterance, speakers)
-        if said["role"] == "assistant":
-            said["items"] = [title for title in record["gt"] if _is_named(title, said["content"])]
-        turns.append(said)
+        turn = _read_turn(utterance, speakers)
+        if turn["role"] == "assistant":
+            turn["items"] = [title for title in record["gt"] if _is_named(title, turn["content"])]
+        turns.append(turn)
     return Dialog(turns, _find_name(record))
 
 
 def read_crslab(record: Record, speakers: Speakers) -> Dialog:
-    """Texts are lists of words, and films may be ids or titles."""
+    """Read CRSLab, where texts are lists of words, and films are ids or titles."""
     turns = []
     for utterance in record["dialog"]:
-        said = _read_turn(utterance, speakers)
+        turn = _read_turn(utterance, speakers)
         key = next((name for name in _ITEMS if name in utterance), "")
-        text = said["content"] if isinstance(said["content"], str) else " ".join(said["content"])
-        turns.append(said | {"content": text, "items": [str(item) for item in utterance.get(key) or ()]})
+        text = turn["content"] if isinstance(turn["content"], str) else " ".join(turn["content"])
+        turns.append(turn | {"content": text, "items": [str(item) for item in utterance.get(key) or ()]})
     return Dialog(turns, _find_name(record))
 
 
 def _read_turn(utterance: dict[str, Any], speakers: Speakers) -> dict[str, Any]:
     role = speakers.find_role(utterance[find_key(utterance, "speaker")], otherwise=None)
-    return turn(role, utterance[find_key(utterance, "text")])
+    return make_turn(role, utterance[find_key(utterance, "text")])
 
 
 def _find_name(record: Record) -> object:
@@ -61,9 +62,9 @@ def _is_named(title: str, text: str) -> bool:
 
 
 def _fits_utterances(record: Record) -> bool:
-    said = record.get("utterances", record.get("turns"))
-    is_list = isinstance(said, list) and bool(said) and isinstance(said[0], dict)
-    return is_list and bool(find_key(said[0], "speaker")) and bool(find_key(said[0], "text"))
+    utterances = record.get("utterances", record.get("turns"))
+    is_list = isinstance(utterances, list) and bool(utterances) and isinstance(utterances[0], dict)
+    return is_list and bool(find_key(utterances[0], "speaker")) and bool(find_key(utterances[0], "text"))
 
 
 UTTERANCES = Form(

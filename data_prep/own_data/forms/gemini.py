@@ -1,11 +1,12 @@
-"""Gemini and Vertex AI: `contents` of {role, parts}, of a tuning file or a logged request with its response."""
+"""Gemini and Vertex AI: `contents` of {role, parts}, from a tuning file or a logged request and response."""
 
 from typing import Any
 
-from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, turn
+from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, make_turn
 
 
 def read_gemini(record: Record, speakers: Speakers) -> Dialog:
+    """Read `contents`, and the first candidate of the response if there is one."""
     request = record.get("request", record)
     answers = (record.get("response") or {}).get("candidates", [])[:1]
     contents = [*request["contents"], *(candidate["content"] for candidate in answers)]
@@ -15,7 +16,7 @@ def read_gemini(record: Record, speakers: Speakers) -> Dialog:
 def _read_content(content: dict[str, Any], speakers: Speakers) -> dict[str, Any]:
     texts = [part["text"] for part in content["parts"] if "text" in part and not part.get("thought")]
     role = speakers.find_role(content.get("role", "user"), otherwise=TOOL)
-    return turn(role if texts else TOOL, "\n".join(texts))
+    return make_turn(role if texts else TOOL, "\n".join(texts))
 
 
 def _fits(record: Record) -> bool:

@@ -1,28 +1,32 @@
-"""Fine-tuning files of one question and its answer: Alpaca's, and prompt and completion."""
+"""Fine-tuning files of one question and its answer: Alpaca, and prompt and completion."""
 
 import re
 from typing import Any
 
-from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, turn
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, make_turn
 
-# What OpenAI's first fine-tuning told people to end prompts and completions with.
+# OpenAI's first fine-tuning guide recommended these ends of prompts and completions.
 _PROMPT_END = re.compile(r"\s*(?:###|->)\s*\Z")
 _COMPLETION_END = re.compile(r"\s*(?:###|\bEND)\s*\Z")
 
 
 def read_alpaca(record: Record, speakers: Speakers) -> Dialog:
+    """Read `history`, then instruction with input as the question and output as the answer."""
     question = "\n".join(record[name] for name in ("instruction", "input") if record.get(name))
     pairs = [*(record.get("history") or ()), (question, record["output"])]
-    return Dialog([said for user, answer in pairs for said in (turn("user", user), turn("assistant", answer))])
+    return Dialog(
+        [turn for user, answer in pairs for turn in (make_turn("user", user), make_turn("assistant", answer))]
+    )
 
 
 def read_prompt_completion(record: Record, speakers: Speakers) -> Dialog:
+    """Read prompt and completion, each a text or a list of messages."""
     prompt = _read_part("user", record["prompt"], _PROMPT_END)
     return Dialog([*prompt, *_read_part("assistant", record["completion"], _COMPLETION_END)])
 
 
 def _read_part(role: str, part: Any, end: re.Pattern[str]) -> list[Any]:
-    return part if isinstance(part, list) else [turn(role, end.sub("", part))]
+    return part if isinstance(part, list) else [make_turn(role, end.sub("", part))]
 
 
 ALPACA = Form(

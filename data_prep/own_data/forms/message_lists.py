@@ -1,7 +1,7 @@
-"""A list of turns per record, `[{"role": ..., "content": ...}, ...]`, with the names of speaker and text guessed."""
+"""A list of turns per record, `[{"role": ..., "content": ...}, ...]`; the keys of speaker and text are guessed."""
 
 from convrec.data.records import LIST
-from data_prep.own_data.forms.base import NAMES, Dialog, Form, Record, Speakers, plain_name, sort_by_time, turn
+from data_prep.own_data.forms.base import NAMES, Dialog, Form, Record, Speakers, make_turn, normalise_name, sort_by_time
 from data_prep.own_data.forms.chat import find_time
 
 
@@ -10,16 +10,19 @@ def _fits(record: Record) -> bool:
 
 
 def find_key(record: Record, what: str) -> str:
-    """The first key of a record that means `what`, a key of `NAMES`; "" for none."""
-    plain_keys = {plain_name(key): key for key in reversed(list(record))}
+    """Return the first key of a record that means `what`, a key of `NAMES`; "" for none."""
+    plain_keys = {normalise_name(key): key for key in reversed(list(record))}
     return next((plain_keys[name] for name in NAMES[what] if name in plain_keys), "")
 
 
 def read_message_list(record: Record, speakers: Speakers) -> Dialog:
+    """Read the list of turns, sorted by time if they have times."""
     turns = []
-    for said in sort_by_time(record[LIST], find_time):
-        role = said[find_key(said, "speaker")]
-        turns.append(turn(role if role == "system" else speakers.find_role(role), said[find_key(said, "text")]))
+    for message in sort_by_time(record[LIST], find_time):
+        role = message[find_key(message, "speaker")]
+        turns.append(
+            make_turn(role if role == "system" else speakers.find_role(role), message[find_key(message, "text")])
+        )
     return Dialog(turns)
 
 

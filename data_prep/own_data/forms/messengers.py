@@ -3,62 +3,64 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from data_prep.own_data.forms.base import TOOL, Candidate, Form, Placed, Reading, Speakers, has_keys
-from data_prep.own_data.forms.channels import Message, read_talk, split_channel
+from data_prep.own_data.forms.base import TOOL, Candidate, Form, LocatedRecord, ReadContext, Speakers, has_keys
+from data_prep.own_data.forms.channels import Message, make_talk_reader, split_channel
 from data_prep.own_data.times import parse_time
 
-_ReadMessage: TypeAlias = Callable[[Placed, dict[str, Any], Speakers], Message]
+_ReadMessage: TypeAlias = Callable[[LocatedRecord, dict[str, Any], Speakers], Message]
 
 
-def find_discord_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
+def find_discord_dialogs(records: Sequence[LocatedRecord], reading: ReadContext) -> Iterator[Candidate]:
+    """Yield the conversations of Discord channels."""
     return _find_dialogs(records, reading, _read_discord)
 
 
-def find_telegram_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
+def find_telegram_dialogs(records: Sequence[LocatedRecord], reading: ReadContext) -> Iterator[Candidate]:
+    """Yield the conversations of Telegram chats."""
     return _find_dialogs(records, reading, _read_telegram)
 
 
-def _find_dialogs(records: Sequence[Placed], reading: Reading, read: _ReadMessage) -> Iterator[Candidate]:
-    """The conversations of each record, which is a channel."""
-    for placed in records:
-        messages = [read(placed, said, reading.speakers) for said in placed.record["messages"]]
+def _find_dialogs(records: Sequence[LocatedRecord], reading: ReadContext, read: _ReadMessage) -> Iterator[Candidate]:
+    """Yield the conversations of each record, which is a channel."""
+    for located in records:
+        messages = [read(located, message, reading.speakers) for message in located.record["messages"]]
         messages.sort(key=lambda message: message.time or 0)
-        channel = placed.record.get("channel") or placed.record
+        channel = located.record.get("channel") or located.record
         for number, talk in enumerate(split_channel(messages, reading.left_out)):
-            name = f"{channel.get('id', placed.row)}-{number}"
-            yield Candidate([placed], read_talk(talk, reading.left_out, name, talk[0].time))
+            name = f"{channel.get('id', located.row)}-{number}"
+            yield Candidate([located], make_talk_reader(talk, reading.left_out, name, talk[0].time))
 
 
-def _read_discord(placed: Placed, said: dict[str, Any], speakers: Speakers) -> Message:
-    author = said["author"]
+def _read_discord(located: LocatedRecord, message: dict[str, Any], speakers: Speakers) -> Message:
+    author = message["author"]
     names = [author["name"], author.get("nickname"), author["id"]]
     role = speakers.find_role(*names, otherwise="assistant" if author.get("isBot") else "user")
-    text = said["content"]
+    text = message["content"]
     return Message(
-        placed,
+        located,
         speaker=author["id"],
-        role=role if said["type"] in ("Default", "Reply") and text else TOOL,
+        role=role if message["type"] in ("Default", "Reply") and text else TOOL,
         text=text,
-        time=parse_time(said["timestamp"]),
-        name=said["id"],
-        answers=(said.get("reference") or {}).get("messageId"),
-        mentions=frozenset(user["id"] for user in said.get("mentions") or ()),
+        time=parse_time(message["timestamp"]),
+        name=message["id"],
+        answers=(message.get("reference") or {}).get("messageId"),
+        mentions=frozenset(user["id"] for user in message.get("mentions") or ()),
     )
 
 
-def _read_telegram(placed: Placed, said: dict[str, Any], speakers: Speakers) -> Message:
-    """Texts are lists of texts and of {type, text} where a part is bold, a link, ..."""
-    parts = said["text"] if isinstance(said["text"], list) else [said["text"]]
+def _read_telegram(located: LocatedRecord, message: dict[str, Any], speakers: Speakers) -> Message:
+    """Read a message, whose text is a list of strings and {type, text} if parts are bold, links, ..."""
+    parts = message["text"] if isinstance(message["text"], list) else [message["text"]]
     text = "".join(part if isinstance(part, str) else part["text"] for part in parts)
-    is_said = said["type"] == "message" and bool(text)
+    is_text = message["type"] == "message" and bool(text)
     return Message(
-        placed,
-        speaker=str(said.get("from_id") or said.get("from")),
-        role=speakers.find_role(said.get("from"), said.get("from_id")) if is_said else TOOL,
+        located,
+        speaker=str(message.get("from_id") or message.get("from")),
+        role=speakers.find_role(message.get("from"), message.get("from_id")) if is_text else TOOL,
         text=text,
-        time=parse_time(said.get("date_unixtime") or said["date"]),
-        name=said["id"],
-        answers=said.get("reply_to_message_id"),
+        time=parse_time(message.get("date_unixtime") or message["date"]),
+        name=message["id"],
+        answers=message.get("reply_to_message_id"),
     )
 
 

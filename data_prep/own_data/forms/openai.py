@@ -1,14 +1,15 @@
-"""OpenAI's batches, logs of the Responses API, and pairs of a preferred and another answer (also TRL's)."""
+"""OpenAI batches, logs of the Responses API, and pairs of a preferred and a rejected answer (also TRL's)."""
 
 from typing import Any
 
 from convrec.data.damage import BadRecord
-from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, turn
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, make_turn
 
 
 def read_batch(record: Record, speakers: Speakers) -> Dialog:
+    """Read a request of a batch, with its response if there is one."""
     if "body" not in record:
-        raise BadRecord("an answer without its request; give the file that the batch was made from")
+        raise BadRecord("a response without its request; give the file from which the batch was made")
     request = record["body"]
     answer = record["response"]["body"] if record.get("response") else {}
     if "messages" in request:
@@ -19,28 +20,29 @@ def read_batch(record: Record, speakers: Speakers) -> Dialog:
 
 
 def read_response(record: Record, speakers: Speakers) -> Dialog:
+    """Read a response of the Responses API, stored with its input."""
     if "input" not in record:
-        raise BadRecord("a response without its input; store both (a response has the id of the one before it alone)")
+        raise BadRecord("a response without its input; store both (a response only has the id of the previous one)")
     turns = [*_read_input(record["input"]), *_read_output(record["output"])]
     return Dialog(turns, record.get("conversation") or record.get("id"), record.get("created_at"))
 
 
 def read_preference(record: Record, speakers: Speakers) -> Dialog:
-    """The conversation with the answer that was preferred."""
+    """Read the conversation with the preferred answer."""
     if "chosen" not in record:
         return Dialog([*record["input"]["messages"], *record["preferred_output"]])
-    if "prompt" not in record:  # both answers have the conversation in front
+    if "prompt" not in record:  # both answers include the conversation
         return Dialog(record["chosen"])
     prompt = record["prompt"]
     chosen = record["chosen"]
-    asked = [turn("user", prompt)] if isinstance(prompt, str) else prompt
-    answer = [turn("assistant", chosen)] if isinstance(chosen, str) else chosen
-    return Dialog([*asked, *answer])
+    question = [make_turn("user", prompt)] if isinstance(prompt, str) else prompt
+    answer = [make_turn("assistant", chosen)] if isinstance(chosen, str) else chosen
+    return Dialog([*question, *answer])
 
 
 def _read_input(said: Any) -> list[Any]:
     if isinstance(said, str):
-        return [turn("user", said)]
+        return [make_turn("user", said)]
     return [part for part in said if part.get("type", "message") == "message"]
 
 

@@ -1,18 +1,18 @@
-"""OpenDialKG: CSV with the messages of a dialogue as JSON in one cell."""
+"""OpenDialKG: CSV with a dialogue's messages as JSON in one cell."""
 
 import json
 
-from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, has_keys, turn
+from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, has_keys, make_turn
 
 
 def read_opendialkg(record: Record, speakers: Speakers) -> Dialog:
-    """Steps in the knowledge graph stand between the messages."""
+    """Read the messages; steps in the knowledge graph between them get the role TOOL."""
     messages = json.loads(record["Messages"])
     turns = []
-    for said in messages:
-        is_said = said["type"] == "chat"
-        role = speakers.find_role(said["sender"]) if is_said else TOOL
-        turns.append(turn(role, said["message"] if is_said else ""))
+    for message in messages:
+        is_chat = message["type"] == "chat"
+        role = speakers.find_role(message["sender"]) if is_chat else TOOL
+        turns.append(make_turn(role, message["message"] if is_chat else ""))
     return Dialog(turns)
 
 

@@ -1,13 +1,13 @@
-"""Our own keys, which need no translation."""
+"""Records that already have our keys."""
 
-from data_prep.own_data.forms.base import Form, Record, plain_name
+from data_prep.own_data.forms.base import Form, Record, normalise_name
 
 WANTED = frozenset({"ground_truth", "demonstration"})
-_NAMES = frozenset(map(plain_name, ("conversation", *WANTED)))
+_NAMES = frozenset(map(normalise_name, ("conversation", *WANTED)))
 
 
 def _fits(record: Record) -> bool:
-    return not _NAMES.isdisjoint(map(plain_name, record))
+    return not _NAMES.isdisjoint(map(normalise_name, record))
 
 
 OWN_FORM = Form(

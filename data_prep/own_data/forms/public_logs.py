@@ -1,21 +1,22 @@
-"""Public logs of chats with models: LMSYS-Chat-1M and WildChat, and the trees of OpenAssistant."""
+"""Public logs of chats with models: LMSYS-Chat-1M, WildChat and the trees of OpenAssistant."""
 
 from typing import Any
 
-from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, turn
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, make_turn
 
 
 def read_public_log(record: Record, speakers: Speakers) -> Dialog:
+    """Read `conversation`, with the names that LMSYS and WildChat use for id and time."""
     name = record.get("conversation_id", record.get("conversation_hash"))
     return Dialog(record["conversation"], name, record.get("timestamp", record.get("tstamp")))
 
 
 def read_oasst(record: Record, speakers: Speakers) -> Dialog:
-    """Read the tree's best branch: of several replies the one of the best rank, else the first."""
+    """Read the tree's best branch: at each step the reply with the best rank, or the first without ranks."""
     turns = []
     message: Any = record["prompt"]
     while message:
-        turns.append(turn(speakers.find_role(message["role"]), message["text"]))
+        turns.append(make_turn(speakers.find_role(message["role"]), message["text"]))
         replies = [reply for reply in message.get("replies") or () if not reply.get("deleted")]
         message = min(replies, key=_get_rank, default=None)
     return Dialog(turns, record["message_tree_id"])

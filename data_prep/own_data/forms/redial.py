@@ -1,32 +1,33 @@
-"""ReDial's own files, and TG-ReDial's."""
+"""The original files of ReDial and TG-ReDial."""
 
 import re
 
-from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, turn
+from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_keys, make_turn
 
 _MENTION = re.compile(r"@(\d+)")
 
 
 def read_redial(record: Record, speakers: Speakers) -> Dialog:
-    titles = record["movieMentions"] or {}  # an empty one is written as a list
+    """Read the messages, replacing `@ID` by the title of the film."""
+    titles = record["movieMentions"] or {}  # written as a list if empty
     turns = []
-    for said in record["messages"]:
-        names = _MENTION.findall(said["text"])
-        text = _MENTION.sub(lambda name: titles.get(name[1]) or name[0], said["text"])
-        speaker = "assistant" if said["senderWorkerId"] == record["respondentWorkerId"] else "user"
-        turns.append(turn(speaker, text, items=[titles[name] for name in names if titles.get(name)]))
+    for message in record["messages"]:
+        names = _MENTION.findall(message["text"])
+        text = _MENTION.sub(lambda name: titles.get(name[1]) or name[0], message["text"])
+        speaker = "assistant" if message["senderWorkerId"] == record["respondentWorkerId"] else "user"
+        turns.append(make_turn(speaker, text, items=[titles[name] for name in names if titles.get(name)]))
     return Dialog(turns, record["conversationId"])
 
 
 def read_tg_redial(record: Record, speakers: Speakers) -> Dialog:
-    """`mentionMovies` has the id and title of the film that a message, by its `local_id`, recommends."""
+    """Read the messages; `mentionMovies` maps a message's `local_id` to the id and title of the film it recommends."""
     movies = {str(place): movie for place, movie in record["mentionMovies"].items()}
     turns = []
-    for said in sorted(record["messages"], key=lambda said: said["local_id"]):
-        role = speakers.find_role(said["role"])
-        movie = movies.get(str(said["local_id"]))
+    for message in sorted(record["messages"], key=lambda message: message["local_id"]):
+        role = speakers.find_role(message["role"])
+        movie = movies.get(str(message["local_id"]))
         named = [movie[-1]] if movie else [] if role == "assistant" else None
-        turns.append(turn(role, said["content"], items=named))
+        turns.append(make_turn(role, message["content"], items=named))
     return Dialog(turns, record["conv_id"])
 
 

@@ -1,4 +1,4 @@
-"""Slack's export of a channel, a file per day: threads, and what is outside of threads."""
+"""Slack's export of a channel, one file per day: threads, and messages outside of threads."""
 
 import html
 import re
@@ -6,41 +6,54 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.own_data.forms.base import TOOL, Candidate, Dialog, Form, Placed, Reading, Speakers, has_keys, turn
+from data_prep.own_data.forms.base import (
+    TOOL,
+    Candidate,
+    Dialog,
+    Form,
+    LocatedRecord,
+    ReadContext,
+    Speakers,
+    has_keys,
+    make_turn,
+)
 from data_prep.own_data.forms.channels import NOBODY_RECOMMENDS, Message, split_channel
 
-NO_BEGINNING = "threads whose first message is in no file"
-_SAID = (None, "bot_message", "thread_broadcast", "me_message")  # subtypes; others join, leave, pin
+NO_BEGINNING = "threads whose first message is missing"
+_MESSAGE_SUBTYPES = (None, "bot_message", "thread_broadcast", "me_message")  # the others are joins, leaves, pins
 _MENTION = re.compile(r"<@(\w+)(?:\|[^>]*)?>")
 
 
-def find_slack_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
-    """A thread can go on in the files of later days. The recommender is a bot, or one of --recommender."""
-    threads: dict[tuple[Path, Any], list[Placed]] = {}
-    channels: dict[Path, list[Placed]] = {}
-    for placed in sorted(records, key=_parse_timestamp):
-        folder = placed.path.parent
-        if thread := placed.record.get("thread_ts"):
-            threads.setdefault((folder, thread), []).append(placed)
+def find_slack_dialogs(records: Sequence[LocatedRecord], reading: ReadContext) -> Iterator[Candidate]:
+    """Yield the conversations of channels; a thread can continue in the files of later days.
+
+    The recommender is a bot, or named by --recommender.
+    """
+    threads: dict[tuple[Path, Any], list[LocatedRecord]] = {}
+    channels: dict[Path, list[LocatedRecord]] = {}
+    for located in sorted(records, key=_parse_timestamp):
+        folder = located.path.parent
+        if thread := located.record.get("thread_ts"):
+            threads.setdefault((folder, thread), []).append(located)
         else:
-            channels.setdefault(folder, []).append(placed)
+            channels.setdefault(folder, []).append(located)
     for (_, name), thread_records in threads.items():
-        yield Candidate(thread_records, _reader(thread_records, reading, name))
+        yield Candidate(thread_records, _make_reader(thread_records, reading, name))
     for channel in channels.values():
-        messages = [_read_message(placed, reading.speakers) for placed in channel]
+        messages = [_read_message(located, reading.speakers) for located in channel]
         for talk in split_channel(messages, reading.left_out):
-            talk_records = [message.placed for message in talk]
-            yield Candidate(talk_records, _reader(talk_records, reading))
+            talk_records = [message.located for message in talk]
+            yield Candidate(talk_records, _make_reader(talk_records, reading))
 
 
-def _reader(records: Sequence[Placed], reading: Reading, name: object = None) -> Any:
+def _make_reader(records: Sequence[LocatedRecord], reading: ReadContext, name: object = None) -> Any:
     def read() -> Dialog | None:
-        messages = [_read_message(placed, reading.speakers) for placed in records]
+        messages = [_read_message(located, reading.speakers) for located in records]
         if name is not None and records[0].record["ts"] != name:
             reading.left_out[NO_BEGINNING] += 1
             return None
-        turns = [turn(message.role, message.text) for message in messages]
-        if all(said["role"] != "assistant" for said in turns):
+        turns = [make_turn(message.role, message.text) for message in messages]
+        if all(turn["role"] != "assistant" for turn in turns):
             reading.left_out[NOBODY_RECOMMENDS] += 1
             return None
         return Dialog(turns, name, records[0].record["ts"])
@@ -48,25 +61,25 @@ def _reader(records: Sequence[Placed], reading: Reading, name: object = None) ->
     return read
 
 
-def _read_message(placed: Placed, speakers: Speakers) -> Message:
-    record = placed.record
+def _read_message(located: LocatedRecord, speakers: Speakers) -> Message:
+    record = located.record
     profile = record.get("user_profile") or {}
     names = [record.get("user"), record.get("username"), record.get("bot_id"), profile.get("real_name")]
     role = speakers.find_role(*names, profile.get("name"), otherwise="assistant" if record.get("bot_id") else "user")
     text = html.unescape(record.get("text") or "")
     return Message(
-        placed,
+        located,
         speaker=str(record.get("user") or record.get("username") or record.get("bot_id")),
-        role=role if record.get("subtype") in _SAID and text else TOOL,
+        role=role if record.get("subtype") in _MESSAGE_SUBTYPES and text else TOOL,
         text=text,
-        time=_parse_timestamp(placed),
+        time=_parse_timestamp(located),
         mentions=frozenset(_MENTION.findall(text)),
     )
 
 
-def _parse_timestamp(placed: Placed) -> float:
+def _parse_timestamp(located: LocatedRecord) -> float:
     try:
-        return float(placed.record["ts"])
+        return float(located.record["ts"])
     except (KeyError, TypeError, ValueError):
         return 0.0
 

@@ -1,27 +1,27 @@
-"""Tickets of support desks: Zendesk's and Intercom's."""
+"""Tickets from support desks: Zendesk and Intercom."""
 
 import html
 import re
 from typing import Any
 
-from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, has_keys, sort_by_time, turn
+from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, has_keys, make_turn, sort_by_time
 
 _TAG = re.compile(r"<[^<>]+>")
 _BREAK = re.compile(r"<br\s*/?>|</(?:p|div|li)>", re.IGNORECASE)
 
 
 def read_zendesk(record: Record, speakers: Speakers) -> Dialog:
-    """The requester is the user, who else comments in public the recommender."""
+    """Read a ticket; the requester is the user, everybody else who comments publicly is the recommender."""
     turns = []
     for comment in sort_by_time(record["comments"], lambda comment: comment.get("created_at")):
         role = "user" if comment["author_id"] == record["requester_id"] else "assistant"
         text = html.unescape(comment.get("plain_body") or comment["body"])
-        turns.append(turn(role if comment.get("public", True) else TOOL, text))
+        turns.append(make_turn(role if comment.get("public", True) else TOOL, text))
     return Dialog(turns, record.get("id"), record.get("created_at"))
 
 
 def read_intercom(record: Record, speakers: Speakers) -> Dialog:
-    """The author of a conversation's first message is its user or lead; admins and bots recommend."""
+    """Read a conversation; its first message is from the user or lead, admins and bots recommend."""
     parts = record["conversation_parts"]
     parts = parts["conversation_parts"] if isinstance(parts, dict) else parts
     in_order = sort_by_time(parts, lambda part: part.get("created_at"))
@@ -36,11 +36,11 @@ def _read_part(part: dict[str, Any], speakers: Speakers) -> dict[str, Any]:
     is_comment = part.get("part_type", "comment") in ("comment", "open", "quick_reply") and part.get("body")
     author = part["author"]
     role = speakers.find_role(author.get("id"), author.get("name"), author["type"])
-    return turn(role if is_comment else TOOL, read_html(part.get("body") or ""))
+    return make_turn(role if is_comment else TOOL, read_html(part.get("body") or ""))
 
 
 def read_html(text: str) -> str:
-    """The text of a page's part, with a line for each of its paragraphs."""
+    """Strip HTML tags from a text, with one line per paragraph."""
     return html.unescape(_TAG.sub("", _BREAK.sub("\n", text))).strip()
 
 

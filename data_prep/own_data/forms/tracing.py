@@ -1,21 +1,23 @@
-"""Calls of a model as Langfuse and LangSmith export them."""
+"""Model calls as exported by Langfuse and LangSmith."""
 
 from typing import Any
 
 from convrec.data.damage import BadRecord
-from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, has_keys, turn
+from data_prep.own_data.forms.base import TOOL, Dialog, Form, Record, Speakers, has_keys, make_turn
 
 _LANGCHAIN_ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "system": "system", "tool": TOOL}
 _LANGCHAIN_ROLES |= {"function": TOOL}
 
 
 def read_langfuse(record: Record, speakers: Speakers) -> Dialog:
+    """Read a trace or observation of Langfuse."""
     turns = [*_read_side(record["input"], "user"), *_read_side(record["output"], "assistant")]
     name = record.get("sessionId", record.get("session_id")) or record.get("id")
     return Dialog(turns, name, record.get("timestamp") or record.get("startTime"))
 
 
 def read_langsmith(record: Record, speakers: Speakers) -> Dialog:
+    """Read a run of LangSmith, named after its thread if it has one."""
     turns = [*_read_side(record["inputs"], "user"), *_read_side(record["outputs"], "assistant")]
     extra = record.get("extra") or {}
     thread = (extra.get("metadata") or {}).get("thread_id") or (extra.get("metadata") or {}).get("session_id")
@@ -23,9 +25,9 @@ def read_langsmith(record: Record, speakers: Speakers) -> Dialog:
 
 
 def _read_side(side: Any, role: str) -> list[Any]:
-    """The messages of what went into a call, or came out of it; `role` speaks where it is a text."""
+    """Return the messages of a call's input or output; plain text is a turn of `role`."""
     if isinstance(side, str):
-        return [turn(role, side)]
+        return [make_turn(role, side)]
     if isinstance(side, list):
         return [message for part in side for message in _read_side(part, role)]
     if "role" in side or "content" in side:
@@ -36,15 +38,15 @@ def _read_side(side: Any, role: str) -> list[Any]:
         if name in side:
             return _read_side(side[name][:1] if name == "choices" else side[name], role)
     raise BadRecord(
-        "an %s without messages (its keys are %s)", "input" if role == "user" else "output", ", ".join(side)
+        "the %s has no messages (its keys are %s)", "input" if role == "user" else "output", ", ".join(side)
     )
 
 
 def _read_langchain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of LangChain, serialized in one of its ways."""
+    """Read a LangChain message in any of its serialised forms."""
     content = message.get("kwargs") or message.get("data") or message
     kind = str(content.get("type", message.get("type")))
-    return turn(_LANGCHAIN_ROLES[kind], content["content"])
+    return make_turn(_LANGCHAIN_ROLES[kind], content["content"])
 
 
 LANGFUSE = Form(

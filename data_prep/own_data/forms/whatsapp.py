@@ -1,21 +1,21 @@
-"""_chat.txt as a phone exports it from WhatsApp, in any language."""
+"""WhatsApp's _chat.txt as exported by a phone, in any language."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from data_prep.own_data.forms.base import NAMES, TOOL, Candidate, Form, Placed, Reading, Speakers
-from data_prep.own_data.forms.channels import Message, read_talk, split_channel
+from data_prep.own_data.forms.base import NAMES, TOOL, Candidate, Form, LocatedRecord, ReadContext, Speakers
+from data_prep.own_data.forms.channels import Message, make_talk_reader, split_channel
 
-# `[31/12/2020, 21:41:00] Ann: hi` of an iPhone, `12/31/20, 9:41 PM - Ann: hi` of Android. Between day and hour some
-# languages have a word (`31/12/2020 à 21:41`), others write the half of the day in front (`下午9:41`).
+# `[31/12/2020, 21:41:00] Ann: hi` on an iPhone, `12/31/20, 9:41 PM - Ann: hi` on Android. Some languages put a word
+# between day and hour (`31/12/2020 à 21:41`), others the half of the day before the hour (`下午9:41`).
 _MESSAGE = re.compile(
     r"[\u200e\u200f\ufeff]*\[?(?P<day>\d{1,4}[./-]\d{1,2}[./-]\d{1,4})\.?,?\s(?:[^\W\d]+\.?\s)?"
     r"(?P<before>[^\W\d]{1,4}\s?)?(?P<hour>\d{1,2})[:.](?P<minute>\d\d)(?:[:.]\d\d)?"
     r"(?:\s?(?P<half>[^\W\d]\.?\s?[^\W\d]\.?))?(?:\]|\s[-–])\s(?:(?P<name>[^:\"„“”«»]+):\s)?(?P<text>.*)"
 )
-_NOTICE_MARK = "\u200e"  # begins what an iPhone writes of its own, behind a name too
+_NOTICE_MARK = "\u200e"  # an iPhone begins its own notices with it, also after a name
 _NOTICES = frozenset(text.casefold() for text in NAMES["whatsapp_notices"])
 _ATTACHED = "|".join(map(re.escape, NAMES["whatsapp_attached"]))
 _OMITTED = re.compile(rf"<[^<>]+>|[\w ]+ omitted|\S+\.\w{{2,4}} \((?:{_ATTACHED})\).*", re.DOTALL | re.IGNORECASE)
@@ -26,29 +26,30 @@ _MIDNIGHT_HOURS = 12
 
 @dataclass(frozen=True)
 class _Line:
-    """A message as its lines say it."""
+    """A message as it stands in the file."""
 
-    placed: Placed
+    located: LocatedRecord
     day: str
-    seconds: int  # of the day
+    seconds: int  # since midnight
     name: str | None
     text: str
 
 
-def find_whatsapp_dialogs(records: Sequence[Placed], reading: Reading) -> Iterator[Candidate]:
+def find_whatsapp_dialogs(records: Sequence[LocatedRecord], reading: ReadContext) -> Iterator[Candidate]:
+    """Yield the conversations of a chat; each record is a line."""
     messages = _read_messages(_read_lines(records), reading.speakers)
     for talk in split_channel(messages, reading.left_out):
-        yield Candidate([message.placed for message in talk], read_talk(talk, reading.left_out))
+        yield Candidate([message.located for message in talk], make_talk_reader(talk, reading.left_out))
 
 
-def _read_lines(records: Sequence[Placed]) -> list[_Line]:
-    """The messages; a line without a date goes on with the message before it."""
+def _read_lines(records: Sequence[LocatedRecord]) -> list[_Line]:
+    """Read the messages; a line without a date continues the message before it."""
     lines: list[_Line] = []
-    for placed in records:
-        text = placed.record["line"]
+    for located in records:
+        text = located.record["line"]
         if match := _MESSAGE.match(text):
             line = _Line(
-                placed=placed,
+                located=located,
                 day=match["day"],
                 seconds=_seconds_of_day(match),
                 name=match["name"],
@@ -69,15 +70,15 @@ def _seconds_of_day(match: re.Match[str]) -> int:
 
 
 def _read_messages(lines: Sequence[_Line], speakers: Speakers) -> list[Message]:
-    """Raises BadRecord where nobody says who recommends."""
+    """Assign roles and times. Raises BadRecord if it is unknown who recommends."""
     days = _number_days([line.day for line in lines])
     messages = []
     for line in lines:
         text = _EDITED.sub("", line.text.strip())
-        is_said = bool(line.name and text and not _is_notice(text))
-        role = speakers.find_role(line.name) if is_said else TOOL
+        has_speaker = bool(line.name and text and not _is_notice(text))
+        role = speakers.find_role(line.name) if has_speaker else TOOL
         message = Message(
-            placed=line.placed,
+            located=line.located,
             speaker=line.name or "",
             role=role,
             text=text,
@@ -93,10 +94,10 @@ def _is_notice(text: str) -> bool:
 
 
 def _number_days(days: Sequence[str]) -> dict[str, int]:
-    """Each date -> days since 1970 in the order of day, month and year in which the chat goes on soonest.
+    """Map each date to a day number, in the order of day, month and year that makes the chat shortest.
 
-    A chat is in order of time. Of the orders in which every date is one and none falls, the one with the shortest chat
-    has most likely written it; where there is none, days are counted as they come, two apart.
+    A chat is sorted by time. Among the orders in which every date is valid and none falls, the one with the shortest
+    chat is most likely right. If there is none, dates are numbered as they come, three days apart.
     """
     different = list(dict.fromkeys(days))
     numbered = [*filter(None, (_number_in_order(different, order) for order in ("dmy", "mdy", "ymd")))]

@@ -1,4 +1,4 @@
-"""A record of each data set, as its card describes it, is known by its columns and read for what it says."""
+"""A record of each data set, as its card describes it, is recognised by its columns and read."""
 
 import re
 from pathlib import Path
@@ -71,9 +71,9 @@ def test_every_format_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_record_is_known_by_its_columns(name: str) -> None:
-    record, said = RECORDS[name]
-    assert parse_record(record) == parse_record(record, name) == said
+def test_a_record_is_recognised_by_its_columns(name: str) -> None:
+    record, items = RECORDS[name]
+    assert parse_record(record) == parse_record(record, name) == items
 
 
 def test_sources_are_what_benchmarks_are_reported_by() -> None:
@@ -94,17 +94,17 @@ def test_sources_are_what_benchmarks_are_reported_by() -> None:
         ("helpsteer3", {"overall_preference": 0}),
     ],
 )
-def test_a_tie_is_told_from_a_preference(name: str, changes: dict[str, Any]) -> None:
+def test_a_tie_is_distinguished_from_a_preference(name: str, changes: dict[str, Any]) -> None:
     (item,) = parse_record(RECORDS[name][0] | changes)
     assert item.tie
 
 
 def test_the_subset_ties_of_reward_bench_2() -> None:
-    """Its long lists: every response once or more, and neighbours of the right ones as ties."""
+    """Every response is compared at least once, and neighbouring right responses are ties."""
     record = {"prompt": "Why?", "chosen": list("abc"), "rejected": list("wxyz"), "subset": "Ties"}
-    found = parse_record(record)
+    items = parse_record(record)
     compared = better(("a", "w"), ("b", "x"), ("c", "y"), ("a", "z"))
-    assert found == compared + better(("a", "b"), ("b", "c"), tie=True)
+    assert items == compared + better(("a", "b"), ("b", "c"), tie=True)
     assert parse_record(record | {"subset": "Math"}) == compared
 
 
@@ -122,34 +122,34 @@ def test_a_conversation_in_one_text_of_help_steer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "problem"),
     [
         ("reward_bench_2", {"rejected": []}, "`chosen` or `rejected` is an empty list"),
         ("reward_bench_2", {"rejected": ["bad", None]}, "`rejected` has no text"),
         ("judge_bench", {"label": "A"}, "`label` is none of 'A>B', 'B>A', 'A=B'"),
         ("llmbar", {"label": True}, "`label` is none of"),
         ("llmbar", {"label": [1]}, "`label` is none of"),
-        ("helpsteer3", {"overall_preference": 4}, "`overall_preference` is no number from -3 to 3"),
-        ("helpsteer3", {"context": TALK[:2]}, "the prompt does not end in the user's message"),
-        ("ratings", {"helpfulness": 3.5}, "`helpfulness` is no whole number from 0 to 4"),
-        ("ratings", {"helpfulness": "high"}, "`helpfulness` is no whole number"),
-        ("ratings", {"helpfulness": True}, "`helpfulness` is no whole number"),
-        ("ultra_feedback", {"completions": "x"}, "`completions` is no list"),
-        ("ultra_feedback", {"completions": [{"response": "x"}]}, "`overall_score` is no number from 1 to 10"),
+        ("helpsteer3", {"overall_preference": 4}, "`overall_preference` is not a number from -3 to 3"),
+        ("helpsteer3", {"context": TALK[:2]}, "the prompt does not end with the user's message"),
+        ("ratings", {"helpfulness": 3.5}, "`helpfulness` is not a whole number from 0 to 4"),
+        ("ratings", {"helpfulness": "high"}, "`helpfulness` is not a whole number"),
+        ("ratings", {"helpfulness": True}, "`helpfulness` is not a whole number"),
+        ("ultra_feedback", {"completions": "x"}, "`completions` is not a list"),
+        ("ultra_feedback", {"completions": [{"response": "x"}]}, "`overall_score` is not a number from 1 to 10"),
     ],
 )
-def test_what_a_broken_record_lacks(name: str, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadRecord, match=re.escape(said)):
+def test_a_broken_record_is_refused(name: str, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadRecord, match=re.escape(problem)):
         parse_record(RECORDS[name][0] | changes)
 
 
-def test_a_format_that_is_forced_and_not_there() -> None:
+def test_a_forced_format_whose_columns_are_missing() -> None:
     with pytest.raises(BadRecord, match="no `question`, `response_A`, `response_B`, `label`"):
         parse_record(RECORDS["ratings"][0], "judge_bench")
 
 
 def test_reward_bench_2_in_both_modes(tmp_path: Path) -> None:
-    """The source that the task itself names, as its parquet has it."""
+    """A record as the parquet of RewardBench 2 has it."""
     pq.write_table(pa.Table.from_pylist([RECORDS["reward_bench_2"][0]]), tmp_path / "test.parquet")
     for mode, count in (("pairwise", 3), ("pointwise", 4)):
         path = str(tmp_path / "test.parquet")

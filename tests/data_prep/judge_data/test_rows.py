@@ -1,4 +1,4 @@
-"""Ratings become comparisons; duplicates are named; what belongs together stays in one split."""
+"""Ratings become comparisons, duplicates are listed, and rows that belong together stay in one split."""
 
 import json
 from pathlib import Path
@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.base.errors import UserError
 from convrec.judges.prompt import query_text
 from convrec.judges.schema import get_label, get_responses, make_row, read_judge_table
 from data_prep import judge
 from data_prep.judge import convert
-from data_prep.judge_data.rows import BEGINNING, SPLITS, large_group, split_rows
+from data_prep.judge_data.rows import BEGINNING, SPLITS, find_large_group, split_rows
 from data_prep.options.judge import JudgeOptions
+from tests.user_errors import refuses
 
 TEST_ALONE = {"test_share": 1.0}
 
 
 def written(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> tuple[dict[str, Any], list[dict]]:
-    """(summary, rows of test.parquet)"""
+    """Convert records; return the summary and the rows of test.parquet."""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     chosen = TEST_ALONE | options
@@ -30,7 +30,7 @@ def written(tmp_path: Path, mode: str, records: list[Any], **options: Any) -> tu
 
 def left_out(tmp_path: Path) -> list[tuple[str, str, str]]:
     lines = (tmp_path / "out" / "left_out.jsonl").read_text().splitlines()
-    return [(one["place"], one["kind"], one["why"]) for one in map(json.loads, lines)]
+    return [(entry["place"], entry["kind"], entry["why"]) for entry in map(json.loads, lines)]
 
 
 def rating(prompt: str, response: str, score: int) -> dict[str, Any]:
@@ -44,32 +44,32 @@ def pair(prompt: str, chosen: str = "good", rejected: str = "bad") -> dict[str, 
 def test_ratings_of_one_query_are_compared_with_each_other(tmp_path: Path) -> None:
     records = [rating("Why?", "x", 4), rating("How?", "alone", 1), rating("Why?", "y", 1), rating("Why?", "z", 4)]
     _, rows = written(tmp_path, "pairwise", records)
-    found = {}
+    better = {}
     for row in rows:
         label, texts = get_label(row, "pairwise"), get_responses(row)
-        found[frozenset(texts)] = label if label == "tie" else texts["AB".index(label)]
-    assert found == {frozenset("xy"): "x", frozenset("yz"): "z", frozenset("xz"): "tie"}
+        better[frozenset(texts)] = label if label == "tie" else texts["AB".index(label)]
+    assert better == {frozenset("xy"): "x", frozenset("yz"): "z", frozenset("xz"): "tie"}
 
 
-def test_identical_rows_are_named_and_the_first_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same comparison the other way round, and a query in other case and space, say the same."""
+def test_identical_rows_are_listed_and_the_first_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Identical: the same comparison in the other order, and a query with other case and white space."""
     other_way = {"prompt": "Why?", "response_a": "bad", "response_b": "good", "preferred": "B"}
     records = [pair("Why?"), pair("Why else?"), other_way, pair(" WHY? ")]
     summary, rows = written(tmp_path, "pairwise", records)
     assert [query_text(row["input"]) for row in rows] == ["Why?", "Why else?"]
     assert (summary["identical_left_out"], summary["contradictory_left_out"]) == (2, 0)
-    why = "says what in.jsonl: line 1 says"
+    why = "repeats in.jsonl: line 1"
     assert left_out(tmp_path) == [("in.jsonl: line 3", "identical", why), ("in.jsonl: line 4", "identical", why)]
     assert "2 identical (in.jsonl: line 3; in.jsonl: line 4)" in capsys.readouterr().err
 
 
-def test_contradictory_rows_are_named_and_none_is_kept(tmp_path: Path) -> None:
+def test_contradictory_rows_are_listed_and_none_is_kept(tmp_path: Path) -> None:
     records = [pair("Why?"), pair("Why else?"), pair("Why?", "bad", "good"), pair("Why?")]
     summary, rows = written(tmp_path, "pairwise", records)
     assert [query_text(row["input"]) for row in rows] == ["Why else?"]
     assert summary["contradictory_left_out"] == 3
     places = "in.jsonl: line 1, in.jsonl: line 3, in.jsonl: line 4"
-    assert left_out(tmp_path)[0] == ("in.jsonl: line 1", "contradictory", f"not the same in {places}")
+    assert left_out(tmp_path)[0] == ("in.jsonl: line 1", "contradictory", f"contradictory verdicts in {places}")
 
 
 def test_contradictory_ratings(tmp_path: Path) -> None:
@@ -86,8 +86,10 @@ def test_a_response_that_wins_and_loses_has_no_score(tmp_path: Path) -> None:
     assert summary["contradictory_left_out"] == 2
 
 
-def test_nothing_left_says_what_was_left_out(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no row is left: 2 contradictory \(in\.jsonl: line 1; in\.jsonl: line 2\)"):
+def test_an_empty_result_is_refused_with_what_was_left_out(tmp_path: Path) -> None:
+    with refuses(
+        "preferences.none-left", tmp_path / "in.jsonl", "2 contradictory (in.jsonl: line 1; in.jsonl: line 2)"
+    ):
         written(tmp_path, "pairwise", [pair("Why?"), pair("Why?", "bad", "good")])
 
 
@@ -123,6 +125,6 @@ def test_a_template_that_all_queries_begin_with_is_warned_about(
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(pair(f"{LONG} {n}")) + "\n" for n in range(30)))
     assert judge.main(["--mode", "pairwise", "--input", str(path), "--out", str(tmp_path / "out")]) == 0
-    assert "warning: 30 of 30 rows have a query that begins alike" in capsys.readouterr().err
+    assert "warning: 30 of 30 rows have queries with the same beginning" in capsys.readouterr().err
     rows = [make_row([{"role": "user", "content": str(n)}], ["x"], 1, "") for n in range(30)]
-    assert large_group(rows) is None
+    assert find_large_group(rows) is None

@@ -1,4 +1,4 @@
-"""Cells with items: what is joined in any way comes apart again, and what can be read in two ways is told."""
+"""Cells with items: items joined in any way are split again, and ambiguous cells are refused with both readings."""
 
 import contextlib
 import json
@@ -51,44 +51,44 @@ JOINED = {
     "commas at the lines' ends": ",\n".join,
 }
 OTHER_MARKS = (" and ", " & ", " / ", " - ", "\t", "<br>", "\\n", " • ", "、", "；")
-some = st.lists(st.sampled_from(range(len(TITLES))), min_size=2, max_size=6, unique=True)
+ROWS = st.lists(st.sampled_from(range(len(TITLES))), min_size=2, max_size=6, unique=True)
 
 
 @pytest.mark.parametrize("way", JOINED)
 @settings(max_examples=40, deadline=None)
-@given(rows=some)
+@given(rows=ROWS)
 def test_items_joined_in_any_way_come_apart(way: str, rows: list[int]) -> None:
     titles, lines = [TITLES[row] for row in rows], [format_item(TITLES[row], YEARS[row]) for row in rows]
     assume("," not in JOINED[way]("ab") or "1984" not in titles[1:])  # "Heat, 1984" may be Heat of that year
-    assert DATED.items(JOINED[way](lines)) == [(TITLES[row], YEARS[row]) for row in rows]
-    assert DATED.titles(JOINED[way](lines)) == titles
-    assert DATED.titles(JOINED[way](titles)) == titles
-    assert [item.title for item in UNDATED.items(JOINED[way](titles))] == titles
-    assert UNDATED.titles(JOINED[way](titles)) == titles
+    assert DATED.read_items(JOINED[way](lines)) == [(TITLES[row], YEARS[row]) for row in rows]
+    assert DATED.read_titles(JOINED[way](lines)) == titles
+    assert DATED.read_titles(JOINED[way](titles)) == titles
+    assert [item.title for item in UNDATED.read_items(JOINED[way](titles))] == titles
+    assert UNDATED.read_titles(JOINED[way](titles)) == titles
 
 
 @pytest.mark.parametrize("way", sorted({*JOINED} - {",", ";", "commas at the lines' ends"}))
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), rows=some)
+@given(seed=st.integers(0, 10**6), rows=ROWS)
 def test_items_outside_the_catalog_come_apart_too(way: str, seed: int, rows: list[int]) -> None:
     others = [f"Qwx {number} Zjk" for number in random.Random(seed).sample(range(100, 1000), 3)]
     titles = [*(TITLES[row] for row in rows), *others]
     random.Random(seed).shuffle(titles)
-    assert UNDATED.titles(JOINED[way](titles)) == titles
+    assert UNDATED.read_titles(JOINED[way](titles)) == titles
     lines = [format_item(title, 2001) for title in titles]
-    assert [item.title for item in DATED.items(JOINED[way](lines))] == titles
+    assert [item.title for item in DATED.read_items(JOINED[way](lines))] == titles
 
 
 @given(st.text(max_size=60), st.sampled_from([DATED, UNDATED]))
 def test_no_text_makes_the_reader_fail(cell: str, of: ItemReader) -> None:
-    for read in (of.items, of.titles):
+    for read in (of.read_items, of.read_titles):
         with contextlib.suppress(BadRecord):
             assert all(read(cell))
 
 
 @pytest.mark.parametrize(
     ("cell", "titles"),
-    [  # the issue's own, and the table of docs/how-to/item-cells.md
+    [  # among them the table of docs/how-to/item-cells.md
         ("Heat (1995)\nAlien (1979)", ["Heat", "Alien"]),
         ("1. Heat (1995)\n2. **Alien (1979)** - a ship", ["Heat", "Alien"]),
         ("Dune (2021), Alien (1979)", ["Dune", "Alien"]),
@@ -108,8 +108,8 @@ def test_no_text_makes_the_reader_fail(cell: str, of: ItemReader) -> None:
     ],
 )
 def test_cells_of_a_catalog_with_years(cell: Any, titles: list[str]) -> None:
-    assert [item.title for item in DATED.items(cell)] == titles
-    assert DATED.titles(cell) == titles
+    assert [item.title for item in DATED.read_items(cell)] == titles
+    assert DATED.read_titles(cell) == titles
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_cells_of_a_catalog_with_years(cell: Any, titles: list[str]) -> None:
     ],
 )
 def test_cells_of_a_catalog_without_years(cell: str, titles: list[str]) -> None:
-    assert UNDATED.titles(cell) == [item.title for item in UNDATED.items(cell)] == titles
+    assert UNDATED.read_titles(cell) == [item.title for item in UNDATED.read_items(cell)] == titles
 
 
 @pytest.mark.parametrize(
@@ -137,38 +137,38 @@ def test_cells_of_a_catalog_without_years(cell: str, titles: list[str]) -> None:
         *((UNDATED, f"Dune{mark}Alien", "can be one item or 2 (Dune | Alien)") for mark in OTHER_MARKS),
         (UNDATED, "- Dune - Alien", "can be one item or 2 (Dune | Alien)"),
         (UNDATED, "Nowhere; Nobody", "which can be one item or 2 (Nowhere | Nobody)"),
-        (DATED, "Heat (1995) Alien (1979)", "which has two years; write [title, year], and an entry for every item"),
-        (DATED, "Heat (1995) - Alien", "of which '- Alien' would be lost"),
-        (DATED, "Heat (1995) and Alien", "of which 'and Alien' would be lost"),
-        (DATED, "['Heat (1995)', 'Alien (1979)", "which begins as a list and is none"),
+        (DATED, "Heat (1995) Alien (1979)", "which has two years; write [title, year]"),
+        (DATED, "Heat (1995) - Alien", "where '- Alien' would be ignored"),
+        (DATED, "Heat (1995) and Alien", "where 'and Alien' would be ignored"),
+        (DATED, "['Heat (1995)', 'Alien (1979)", "which begins like a list but is not one"),
         (DATED, ["Heat (1995)", "Dune"], "holds 'Dune', which is not `Title (1999)`"),
     ],
 )
-def test_what_stays_ambiguous_is_told_with_both_readings(of: ItemReader, cell: Any, problem: str) -> None:
+def test_an_ambiguous_cell_is_refused_with_both_readings(of: ItemReader, cell: Any, problem: str) -> None:
     with pytest.raises(BadRecord) as error:
-        of.items(cell)
+        of.read_items(cell)
     assert problem in str(error.value)
 
 
 def test_separator_of_catalog_items_splits_no_other_title() -> None:
     for title in ("Dune and Nowhere", "Nowhere / Nobody", "Fire & Ice", "Face/Off"):
-        assert UNDATED.titles(title) == UNDATED.titles([title]) == [title]
-    assert UNDATED.titles(["Dune and Alien"]) == ["Dune and Alien"]  # as the finding says
+        assert UNDATED.read_titles(title) == UNDATED.read_titles([title]) == [title]
+    assert UNDATED.read_titles(["Dune and Alien"]) == ["Dune and Alien"]  # as the message suggests
     both = reader([("Dune", None), ("Alien", None), ("Dune & Alien", None)])
-    assert both.titles("Dune & Alien") == ["Dune & Alien"]
+    assert both.read_titles("Dune & Alien") == ["Dune & Alien"]
 
 
 def test_a_title_that_is_all_of_another_two() -> None:
     both = reader([("Love", None), ("Rosie", None), ("Love, Rosie", None)])
     with pytest.raises(BadRecord, match=r"can be one item or 2 \(Love \| Rosie\)"):
-        both.titles("Love, Rosie")
-    assert both.titles(["Love, Rosie"]) == ["Love, Rosie"]  # as the finding says
+        both.read_titles("Love, Rosie")
+    assert both.read_titles(["Love, Rosie"]) == ["Love, Rosie"]  # as the message suggests
 
 
 def test_ids_are_items_too() -> None:
     of = reader([("Heat", 1995), ("Dune", 2021)], ["tt0113277", "tt1160419"])
     for cell in ("tt0113277, tt1160419", "tt0113277\ntt1160419", "['tt0113277', 'tt1160419']"):
-        assert of.items(cell) == [("Heat", 1995), ("Dune", 2021)]
+        assert of.read_items(cell) == [("Heat", 1995), ("Dune", 2021)]
 
 
 @pytest.mark.parametrize(
@@ -176,23 +176,23 @@ def test_ids_are_items_too() -> None:
 )
 def test_seen_item_found_only_with_its_year_is_seen_by_reward(cell: Any) -> None:
     films = reader([("Star Wars: Episode IV - A New Hope", 1977), ("Heat", 1995)])
-    titles = films.titles(cell)
+    titles = films.read_titles(cell)
     wanted = {0: "Star" in str(cell), 1: "Haet" in str(cell)}
     assert films.matcher.seen_rows(titles) == [row for row, is_seen in wanted.items() if is_seen]
 
 
 def test_brackets_and_quotes_of_a_list_are_no_part_of_titles() -> None:
     for cell in ("[Heat (1995), Alien (1979)]", '"Heat (1995)", "Alien (1979)"', "[('Heat', 1995), ('Alien', 1979)]"):
-        assert [item.title for item in DATED.items(cell)] == ["Heat", "Alien"]
+        assert [item.title for item in DATED.read_items(cell)] == ["Heat", "Alien"]
     films = reader([("Heat", None), ("Alien", None), ("[Rec]", None), ("'71", None)])
     for cell in ("[Heat, Alien]", '"Heat", "Alien"', "'Heat', 'Alien'", '"Heat"\n"Alien"'):
-        assert [item.title for item in films.items(cell)] == ["Heat", "Alien"], cell
-        assert films.titles(cell) == ["Heat", "Alien"], cell
+        assert [item.title for item in films.read_items(cell)] == ["Heat", "Alien"], cell
+        assert films.read_titles(cell) == ["Heat", "Alien"], cell
     for title in ("[Rec]", "'71"):
-        assert [item.title for item in films.items(title)] == [title]
+        assert [item.title for item in films.read_items(title)] == [title]
 
 
 @pytest.mark.parametrize("cell", ["None", "nan", "NaN", "null"])
 def test_what_programs_write_for_an_empty_cell_is_no_item(cell: str) -> None:
-    assert (UNDATED.items(cell), UNDATED.titles(cell), DATED.items(cell)) == ([], [], [])
-    assert [item.title for item in reader([("Null", None)]).items("null")] == ["null"]
+    assert (UNDATED.read_items(cell), UNDATED.read_titles(cell), DATED.read_items(cell)) == ([], [], [])
+    assert [item.title for item in reader([("Null", None)]).read_items("null")] == ["null"]

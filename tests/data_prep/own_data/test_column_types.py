@@ -1,4 +1,4 @@
-"""Columns of a CSV catalog: what becomes numbers or booleans, and what must stay as it is written."""
+"""Columns of a CSV catalog: which become numbers or booleans, and which must stay as they are written."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.own import convert_own, format_summary
-from data_prep.own_data.column_types import has_names, infer_type
+from data_prep.own_data.column_types import holds_names, infer_type
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_cells_that_would_not_be_the_same_stay_texts(cells: list[str]) -> None:
     "name", ["sku", "product_id", "imdbId", "ISBN13", "isbn_10", "movieId", "Zip Code", "clean_title"]
 )
 def test_ids_codes_and_titles_stay_text_even_if_all_digits(name: str) -> None:
-    assert has_names(name)
+    assert holds_names(name)
     assert infer_type(name, ["300", "1984"]) == (["300", "1984"], "", -1)
 
 
@@ -66,7 +66,7 @@ def test_prices_are_decimals_also_where_all_are_whole() -> None:
 
 @pytest.mark.parametrize("name", ["price", "in_stock", "paid", "valid", "bid", "year_of_print", "mentions", "評価"])
 def test_other_names_are_no_ids(name: str) -> None:
-    assert not has_names(name)
+    assert not holds_names(name)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_csv_types_reach_catalog_and_mixed_columns_are_reported(tmp_path: Path) 
         "sku": ["11", "12", "13"],
         "answer": ["true", "maybe", "false"],
     }
-    told = [line for line in format_summary(summary, "out").splitlines() if "stays texts" in line]
-    assert told == [
-        f"{tmp_path / 'shop.csv'}: column answer stays texts: most of its cells are true or false, but line 3 has "
-        "'maybe'; write one type in every row, or leave that cell empty"
+    notes = [line for line in format_summary(summary, "out").splitlines() if "stays text:" in line]
+    assert notes == [
+        f"{tmp_path / 'shop.csv'}: column answer stays text: most of its cells are true or false, but line 3 has "
+        "'maybe'; use one type in every row, or leave that cell empty"
     ]

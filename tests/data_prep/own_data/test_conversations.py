@@ -1,4 +1,4 @@
-"""Files of conversations: what is said of a form that is not known, of columns that nothing reads, of speakers."""
+"""Files of conversations: unknown formats, columns that nothing reads, speakers, dates and splits."""
 
 import json
 from dataclasses import fields
@@ -12,6 +12,7 @@ from convrec.base.errors import UserError
 from data_prep.own import convert_own, format_summary, main
 from data_prep.own_data.source import ReadingOptions, parse_file_splits
 from tests.data_prep.own_data.forms import samples
+from tests.user_errors import refuses
 
 CATALOG = "title,year\nHeat,1995\nAlien,1979\nBlade Runner,1982\nDune,2021\n"
 OWN = {"conversation": [{"role": "user", "content": "Like Heat?"}], "ground_truth": ["Alien (1979)"]}
@@ -43,35 +44,30 @@ def convert(tmp_path: Path):
         ({"instruction": "Films?", "answer": "Alien (1979)"}, "alpaca"),
     ],
 )
-def test_a_form_that_is_not_known_is_told_once_with_the_closest(convert, record: dict, closest: str) -> None:
-    with pytest.raises(UserError) as error:
+def test_an_unknown_format_is_reported_once_with_the_closest(convert, record: dict, closest: str) -> None:
+    values = ("a.jsonl", ", ".join(record), json.dumps(record), f"--format {closest},")
+    with refuses("conversations.unknown-format", *values) as error:
         convert([record] * 30)
-    message = str(error.value)
-    assert "\n" not in message
-    assert (
-        f"a.jsonl: of no known form; its keys are {', '.join(record)}, its first record is {json.dumps(record)}"
-        in message
-    )
-    assert f"the closest is --format {closest}, as in " in message
+    assert "\n" not in str(error.value)
 
 
-def test_a_list_of_records_on_a_line_is_named(convert) -> None:
-    with pytest.raises(UserError, match=r"an entry is a list of records; write one record per line, or name a file of"):
+def test_a_list_of_records_on_a_line_is_refused(convert) -> None:
+    with refuses("conversations.unknown-format", "a.jsonl: an entry is a list of records"):
         convert(json.dumps([OWN]) + "\n")
 
 
-def test_columns_that_nothing_reads_are_told_once_and_kept_out(convert) -> None:
+def test_unread_columns_are_reported_once_and_not_written(convert) -> None:
     rows, summary = convert(
         [OWN | {"seen_titles": ["Heat"], "subreddit": "x", "conversation_id": n} for n in range(30)]
     )
     assert len(rows) == 30
-    told = "columns not read: seen_titles (if it is seen: --columns seen=seen_titles), subreddit"
-    assert summary["read"] == [told]
+    note = "columns not read: seen_titles (if it is seen: --columns seen=seen_titles), subreddit"
+    assert summary["read"] == [note]
     rows, _ = convert([OWN | {"seen_titles": ["Heat"]}], columns={"seen": "seen_titles"})
     assert rows[0]["seen_titles"] == ["Heat"]
 
 
-def test_with_strict_such_a_column_ends_the_command(convert) -> None:
+def test_strict_refuses_unread_columns(convert) -> None:
     with pytest.raises(UserError) as error:
         convert(
             [OWN, OWN | {"seen_titles": ["Heat"]}, OWN | {"seen_titles": ["Heat"], "x": 1}],
@@ -79,10 +75,8 @@ def test_with_strict_such_a_column_ends_the_command(convert) -> None:
             skip_damaged=0.9,
         )
     seen_titles, x = str(error.value).splitlines()[:2]
-    assert (
-        "a.jsonl: line 2: unknown key 'seen_titles' (if it is seen: --columns seen=seen_titles); take it" in seen_titles
-    )
-    assert "a.jsonl: line 3: unknown key 'x'; take it" in x
+    assert "a.jsonl: line 2: unknown key 'seen_titles' (if it is seen: --columns seen=seen_titles);" in seen_titles
+    assert "a.jsonl: line 3: unknown key 'x';" in x
     assert convert([OWN | {"extra": {"x": 1}}], strict=True)[1]["read"] == []
 
 
@@ -93,14 +87,14 @@ def test_our_keys_with_capitals_and_blanks_are_read(convert) -> None:
     assert summary["read"] == []
 
 
-def test_a_recommender_whose_name_nobody_has_ends_the_command(convert) -> None:
-    with pytest.raises(UserError, match="--recommender Rob: nobody has this name; speakers are Ann, Bob"):
+def test_a_recommender_that_no_speaker_is_called_is_refused(convert) -> None:
+    with refuses("conversations.unknown-recommender", "--recommender Rob", "Ann, Bob"):
         convert(samples.ANDROID, ".txt", recommenders=["Rob"], truth="from-next-turns")
     assert len(convert(samples.ANDROID, ".txt", recommenders=["BOB "], truth="from-next-turns")[0]) == 1
     two_ways = "ticket,created_at,author,body\nT1,01/03/2024 10:01,Bob,Hi\n"
-    with pytest.raises(UserError, match=r"is '01/03/2024 10:01', 1 March or 3 January"):
+    with pytest.raises(UserError, match=r"is '01/03/2024 10:01': 1 March or 3 January"):
         convert(two_ways, ".csv", recommenders=["Bob"], truth="from-next-turns")
-    with pytest.raises(UserError, match="--recommender Bob: nobody has this name; these files name no speakers"):
+    with refuses("conversations.unknown-recommender", "--recommender Bob", "no speakers"):
         convert([{"messages": samples.messages()}], recommenders=["Bob"], truth="from-next-turns")
 
 
@@ -108,7 +102,7 @@ def test_dates_of_a_file_are_read_in_one_order(convert) -> None:
     records = [OWN | {"time": time, "conversation_id": time} for time in ("05.02.2021", "20.02.2021")]
     rows, _ = convert(records, rule=_by_time("2021-03-01"))
     assert len(rows) == 2  # by month first, one would be of May
-    with pytest.raises(UserError, match=r"time is '05\.02\.2021', 5 February or 2 May|is '05\.02\.2021', 5 February"):
+    with pytest.raises(UserError, match=r"is '05\.02\.2021': 5 February or 2 May"):
         convert(records[:1])
 
 
@@ -130,20 +124,24 @@ def test_a_file_per_split(tmp_path: Path, capsys) -> None:
     assert "3 rows read, 1 to train on, 0 to imitate, 0.0% of ground truths outside the catalog, 0 damaged" in (
         capsys.readouterr().out
     )
-    for given in ([], ["--split", *files, "--conversations", files[0]]):
-        assert main([*argv, *given]) == 2
-        assert "give --conversations, or --split with a file for each split" in capsys.readouterr().err
+    for inputs in ([], ["--split", *files, "--conversations", files[0]]):
+        assert main([*argv, *inputs]) == 2
+        assert "[conversations.no-input]" in capsys.readouterr().err
     Path(files[0]).write_text(samples.lines(OWN | {"split": "test"}))
     assert main([*argv, "--overwrite", "--split", *files]) == 2
-    assert "train.jsonl: line 1: a split of its own; leave it out, or --split" in capsys.readouterr().err
+    assert "train.jsonl: line 1: has its own split" in capsys.readouterr().err
 
 
 def test_splits_by_name_can_have_several_files() -> None:
     split_of_file = parse_file_splits(["train=a.tsv", "train=b.tsv", "test=c.tsv"])
     assert split_of_file == {Path("a.tsv"): "train", Path("b.tsv"): "train", Path("c.tsv"): "test"}
-    for wrong in (["dev=a"], ["a", "b", "c", "d"], ["a", "a"]):
-        with pytest.raises(UserError, match="--split "):
-            parse_file_splits(wrong)
+    for texts, code, text in (
+        (["dev=a"], "conversations.unknown-split", "--split dev=a"),
+        (["a", "b", "c", "d"], "conversations.unknown-split", "--split d"),
+        (["a", "a"], "conversations.repeated-split-file", "--split a"),
+    ):
+        with refuses(code, text):
+            parse_file_splits(texts)
 
 
 def test_the_last_line_has_the_counts_that_matter(convert) -> None:

@@ -1,4 +1,4 @@
-"""Items of ratings as public data sets write them: ids, titles, years, genres."""
+"""Items in the layouts of public data sets of ratings: ids, titles, years, genres."""
 
 import gzip
 from pathlib import Path
@@ -8,8 +8,9 @@ import pytest
 
 from convrec.base.errors import UserError
 from convrec.data.damage import Damage
-from data_prep.own_data.catalog import CatalogRead, read_catalog
+from data_prep.own_data.catalog import ParsedCatalog, read_catalog
 from data_prep.own_data.items import iter_items
+from tests.user_errors import refuses
 
 ATOMIC = "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
 # file -> (content, the first item)
@@ -39,11 +40,11 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def read(path: Path, *columns: str, damage: Damage | None = None) -> CatalogRead:
+def read(path: Path, *columns: str, damage: Damage | None = None) -> ParsedCatalog:
     damage = Damage() if damage is None else damage
-    found = read_catalog(path, damage, entries=iter_items(path, columns, damage))
-    damage.check([path], len(found.table))
-    return found
+    items = read_catalog(path, damage, entries=iter_items(path, columns, damage))
+    damage.check([path], len(items.table))
+    return items
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -60,29 +61,27 @@ def test_columns_without_a_usual_name_are_named(tmp_path: Path) -> None:
     path.write_text("nr,film,made,by\n1,Heat,1995,Mann\n2,Ran,1985,\n")
     table = read(path, "item_id=nr", "title=film", "year=made", "director=by").table
     assert table.to_pylist()[0] == {"title": "Heat", "year": 1995, "item_id": "1", "director": "Mann"}
-    with pytest.raises(UserError, match=r"no column no, which --item-columns names; it has nr, film, made, by"):
+    with refuses("items.missing-column", "title=no", path, "nr, film, made, by"):
         read(path, "item_id=nr", "title=no")
-    with pytest.raises(UserError, match=r"--item-columns title: write item_id=THEIRS"):
+    with refuses("items.malformed-column", "--item-columns title", path):
         read(path, "title")
-    with pytest.raises(
-        UserError, match=r"line 2: no id of an item \(the keys are nr, film, made, by\); name its column"
-    ):
+    with pytest.raises(UserError, match=r"line 2: no item id \(the keys are nr, film, made, by\)"):
         read(path)
 
 
-def test_a_broken_row_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+def test_a_broken_row_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
     atomic = tmp_path / "a.item"
     atomic.write_text(ATOMIC + "1\tHeat\t1995\tCrime\n2\tRan\n3\tUp\t2009\tDrama\n")
     damage = Damage(0.5)
     assert read(atomic, damage=damage).table["title"].to_pylist() == ["Heat", "Up"]
-    assert [(row, str(found.problem)) for (_, row), found in damage.rows().items()] == [
-        (3, "2 cells for 4 columns; divide them by tabs")
+    assert [(row, str(entry.problem)) for (_, row), entry in damage.rows().items()] == [
+        (3, "2 cells for 4 columns; separate them by tabs")
     ]
     python = tmp_path / "a.json"
     python.write_text("{'asin': 'B1', 'title': 'Dune'}\n{'asin': 'B2', 'title': open('x')}\n")
-    with pytest.raises(UserError, match="record 1: no dict of Python, as the first line is"):
+    with pytest.raises(UserError, match="record 1: not a Python dict"):
         read(python)
-    spoiled = tmp_path / "a.csv"
-    spoiled.write_text("isbn,title\n9.78E+12,Dune\n")
-    with pytest.raises(UserError, match=r"line 2: isbn is '9.78E\+12', of which a spreadsheet has lost digits"):
-        read(spoiled)
+    truncated = tmp_path / "a.csv"
+    truncated.write_text("isbn,title\n9.78E+12,Dune\n")
+    with pytest.raises(UserError, match=r"line 2: isbn is '9.78E\+12': a spreadsheet"):
+        read(truncated)

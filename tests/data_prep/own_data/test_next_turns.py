@@ -1,4 +1,4 @@
-"""Titles of the catalog in what people write, and the rows that the next turns make."""
+"""Titles of the catalog in people's messages, and the rows that the next turns give."""
 
 import pytest
 
@@ -36,17 +36,17 @@ DATED, UNDATED = mentions(FILMS), mentions([(title, None) for title, _ in FILMS[
         ("Suicide Squad was garbage", []),  # one of two with one name
     ],
 )
-def test_what_a_text_names(text: str, titles: list) -> None:
+def test_titles_are_found_in_text(text: str, titles: list) -> None:
     assert DATED.find_in_text(text) == titles
     if "(" not in text and "Heat" not in text:
         assert UNDATED.find_in_text(text) == [(title, 0) for title, _ in titles]
 
 
 def test_the_rows_of_a_conversation() -> None:
-    said = ["Hello", "I liked Heat (1995)", "Me too: Heat (1995), Alien (1979)", "Seen", "Alien (1979) is it", "ok"]
-    said += ["Blade Runner", "Or Spider-Man?", "Yes"]
+    texts = ["Hello", "I liked Heat (1995)", "Me too: Heat (1995), Alien (1979)", "Seen", "Alien (1979) is it", "ok"]
+    texts += ["Blade Runner", "Or Spider-Man?", "Yes"]
     roles = ["assistant", "user", "assistant", "user", "assistant", "user", "assistant", "user", "assistant"]
-    turns = [Turn(role, content) for role, content in zip(roles, said, strict=True)]
+    turns = [Turn(role, content) for role, content in zip(roles, texts, strict=True)]
     named = [DATED.find_in_text(turn.content) for turn in turns]
     rows = list(iter_rows({"split": "test"}, turns, named, DATED.matcher, also_user=True))
     assert [turns for _, turns in rows] == [turns[:2], turns[:6]]

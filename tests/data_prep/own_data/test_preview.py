@@ -1,4 +1,4 @@
-"""A look at the first rows as they would be trained."""
+"""A preview of the first training rows."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def argv(tmp_path: Path) -> list[str]:
     return ["--conversations", str(tmp_path / "chats.jsonl"), "--catalog", str(tmp_path / "catalog.csv")]
 
 
-def test_preview_shows_rows_and_findings_and_writes_nothing(tmp_path: Path, argv, capsys) -> None:
+def test_preview_shows_rows_and_problems_and_writes_nothing(tmp_path: Path, argv, capsys) -> None:
     bad = {"messages": [{"role": "user", "content": "Hi"}, {"role": "bot", "content": "?"}]}
     chats = samples.lines(bad, *({"messages": samples.messages(), "model": "m"} for _ in range(5)))
     (tmp_path / "chats.jsonl").write_text(chats)
@@ -26,7 +26,7 @@ def test_preview_shows_rows_and_findings_and_writes_nothing(tmp_path: Path, argv
     assert printed.count("prompt: Pretend you are a film recommender system.") == 1
     row = (
         f"chats.jsonl: line 3\nUSER: {samples.LIKED}\nseen: Heat\nground truth: Blade Runner (1982) | Alien (1979)\n"
-        f"demonstration: -\nwhy: the answer, or the user after it, names what nobody had named: {samples.ANSWER}\n"
+        f"demonstration: -\nwhy: the answer, or the user after it, names new items: {samples.ANSWER}\n"
     )
     assert row in printed
     assert "chats.jsonl: line 1: turn 1 has the role 'bot'" in printed
@@ -49,10 +49,10 @@ def test_a_preview_of_long_conversations_fits_a_screen(tmp_path: Path, argv, cap
     )  # the end, which holds the request
 
 
-def test_empty_preview_says_so_and_out_or_preview_is_required(tmp_path: Path, argv, capsys) -> None:
+def test_an_empty_preview_and_missing_output_options(tmp_path: Path, argv, capsys) -> None:
     (tmp_path / "chats.jsonl").write_text("")
     assert main([*argv, "--preview", "1"]) == 0
-    assert capsys.readouterr().out == "no conversations; check how the file was written\n"
-    for given in ([], ["--preview", "1", "--out", "x"]):
-        assert main([*argv, *given]) == 2
-        assert "give --out, or --preview to look first" in capsys.readouterr().err
+    assert capsys.readouterr().out == "no conversations. Check how the file was written.\n"
+    for options in ([], ["--preview", "1", "--out", "x"]):
+        assert main([*argv, *options]) == 2
+        assert "[conversations.no-output]" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Files of ratings as their programs write them, damaged ones, and what is said of these."""
+"""Files of ratings in the layouts of many programs, and damaged ones."""
 
 import gzip
 import json
@@ -10,6 +10,7 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.data.damage import Damage
 from data_prep.own_data.ratings import ROLES, read_ratings
+from tests.user_errors import refuses
 
 AMAZON = {"reviewerID": "196", "asin": "0000031887", "overall": 5.0, "reviewText": "Good", "unixReviewTime": 881250949}
 GOODREADS = {"user_id": "196", "book_id": 7, "rating": 4, "date_added": "Fri Dec 05 01:49:09 -0800 1997"}
@@ -94,18 +95,18 @@ def test_dates_of_a_file_are_read_in_the_one_order_that_fits_all(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("days", "told"),
+    ("days", "problem"),
     [
-        (("05.02.2021", "2021-02-20"), "line 2: time is '05.02.2021', 5 February or 2 May, and no date"),
-        (("05/02/2021", "20/02/2021", "02/20/2021"), "'20/02/2021' in row 3, with the day first, and '02/20/2021' in"),
+        (("05.02.2021", "2021-02-20"), "line 2: time is '05.02.2021': 5 February or 2 May?"),
+        (("05/02/2021", "20/02/2021", "02/20/2021"), "'20/02/2021' in row 3 (day first), but '02/20/2021' in row"),
     ],
 )
-def test_dates_whose_order_nobody_knows_are_refused(days: tuple[str, ...], told: str, tmp_path: Path) -> None:
+def test_ambiguous_or_contradictory_dates_are_refused(days: tuple[str, ...], problem: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "user,item,time\n" + "".join(f"u,a,{day}\n" for day in days))
     for damage in (Damage(), Damage(0.9)):  # it spoils the whole file
         with pytest.raises(UserError) as raised:
             read_ratings(path, (), None, damage)
-        assert told in str(raised.value)
+        assert problem in str(raised.value)
 
 
 def test_without_a_minimum_rating_every_row_counts(tmp_path: Path) -> None:
@@ -116,39 +117,51 @@ def test_without_a_minimum_rating_every_row_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "columns", "told"),
+    ("content", "problem"),
     [
-        ("user,item,rating,time\n1,a,5,1\n2,,5,1\n", (), "line 3: item is ''; fill it in"),
-        ("user,item,rating,time\n,a,5,1\n", (), "line 2: user is ''; fill it in"),
-        ("user,item,rating,time\n1,a,good,1\n", (), "line 2: rating is 'good'; write a number"),
-        ("user,item,rating,time\n1,a,5,soon\n", (), "line 2: time is 'soon'; write 2022-10-31"),
-        ("1,a,5,1\n2,b,x,1\n", tuple(ROLES), "line 2: rating is 'x'; write a number"),
-        ("user,item,rating\n1,9.78E+12,5\n", (), "line 2: item is '9.78E+12', of which a spreadsheet has lost digits"),
-        ('user,item,rating\n1,a,"4,500"\n', (), "line 2: rating is '4,500'; write a number"),
-        ("user,item,rating,time\n1,a,5,2021\n", (), "line 2: time is 2021; a number is seconds"),
-        ("user,item,rating\n1,a,5\n2\n", (), "Row #3: Expected 3 columns, got 1"),
-        (
-            "user,thing,rating\n1,a,5\n",
-            (),
-            "no column with a usual name for item among user, thing, rating; name it with --columns item=",
-        ),
-        ("user,item\n1,a\n", (), "no column of ratings, by which --min-rating chooses; --columns rating=NAME"),
-        ("user,item,rating\n1,a,5\n", ("rating=stars",), "no column stars of its own for rating"),
-        ("user,item,rating\n1,a,5\n", ("ratign=rating",), "no column rating of its own for"),
-        ("user,item,rating\n1,a,5\n", ("item=user",), "no column user of its own for user"),
-        ("user,item,rating\n", (), "no ratings that count, of 0; check how it was written, and --min-rating"),
-        ("user,item,rating\n1,a,3.5\n", (), "no ratings that count, of 1"),
-        ("", (), "not readable (Empty CSV file)"),
+        ("user,item,rating,time\n1,a,5,1\n2,,5,1\n", "line 3: item is ''; fill it in"),
+        ("user,item,rating,time\n,a,5,1\n", "line 2: user is ''; fill it in"),
+        ("user,item,rating,time\n1,a,good,1\n", "line 2: rating is 'good'; write a number"),
+        ("user,item,rating,time\n1,a,5,soon\n", "line 2: time is 'soon'; write 2022-10-31"),
+        ("user,item,rating\n1,9.78E+12,5\n", "line 2: item is '9.78E+12': a spreadsheet"),
+        ('user,item,rating\n1,a,"4,500"\n', "line 2: rating is '4,500'; write a number"),
+        ("user,item,rating,time\n1,a,5,2021\n", "line 2: time is 2021; numbers are seconds"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_file_row_and_fix(
-    content: str, columns: tuple[str, ...], told: str, tmp_path: Path
-) -> None:
+def test_a_damaged_row_is_reported_with_file_row_and_fix(content: str, problem: str, tmp_path: Path) -> None:
     path = write(tmp_path / "ratings.csv", content)
     with pytest.raises(UserError) as raised:
+        read_ratings(path, (), 4, Damage())
+    assert f"{path}: {problem}" in str(raised.value)
+
+
+def test_rows_count_from_one_without_a_header(tmp_path: Path) -> None:
+    path = write(tmp_path / "ratings.csv", "1,a,5,1\n2,b,x,1\n")
+    with pytest.raises(UserError) as raised:
+        read_ratings(path, tuple(ROLES), 4, Damage())
+    assert f"{path}: line 2: rating is 'x'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "code", "value"),
+    [
+        ("user,item,rating\n1,a,5\n2\n", (), "ratings.unreadable-file", "Row #3: Expected 3 columns, got 1"),
+        ("user,thing,rating\n1,a,5\n", (), "ratings.missing-column", "for item among user, thing, rating"),
+        ("user,item\n1,a\n", (), "ratings.no-rating-column", "--min-rating 4"),
+        ("user,item,rating\n1,a,5\n", ("rating=stars",), "ratings.missing-column", "column stars for rating"),
+        ("user,item,rating\n1,a,5\n", ("ratign=rating",), "ratings.missing-column", "column rating for rati"),
+        ("user,item,rating\n1,a,5\n", ("item=user",), "ratings.missing-column", "column user for user"),
+        ("user,item,rating\n", (), "ratings.none-left", "its 0 ratings"),
+        ("user,item,rating\n1,a,3.5\n", (), "ratings.none-left", "its 1 ratings"),
+        ("", (), "ratings.unreadable-file", "Empty CSV file"),
+    ],
+)
+def test_an_unusable_file_is_refused(
+    content: str, columns: tuple[str, ...], code: str, value: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "ratings.csv", content)
+    with refuses(code, path, value):
         read_ratings(path, columns, 4, Damage())
-    assert str(path) in str(raised.value)
-    assert told in str(raised.value)
 
 
 def test_damaged_rows_are_left_out_where_they_may_be(tmp_path: Path) -> None:
@@ -156,14 +169,14 @@ def test_damaged_rows_are_left_out_where_they_may_be(tmp_path: Path) -> None:
     damage = Damage(0.5)
     table, num_read = read_ratings(path, (), 4, damage)
     assert (table["user"].to_pylist(), num_read) == (["1", "4"], 4)
-    assert {row: str(found.problem) for (_, row), found in damage.rows().items()} == {
+    assert {row: str(entry.problem) for (_, row), entry in damage.rows().items()} == {
         3: "item is ''; fill it in",
         4: "rating is 'x'; write a number",
     }
 
 
-def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "ratings.csv.gz", "user,item\n" + "1,a\n" * 10_000)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"ratings\.csv\.gz: not readable"):
+    with refuses("ratings.unreadable-file", path):
         read_ratings(path, (), None, Damage())

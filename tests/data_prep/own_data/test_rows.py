@@ -1,4 +1,4 @@
-"""A record of one's own conversations: what is read, and what is said of a damaged one."""
+"""Records of your own conversations: how they are read, and what is reported about damaged ones."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.rows import KEYS, Row, conversation_text, read_row, read_turns
 from data_prep.own_data.times import DateOrder
-from data_prep.tables import beginning
+from data_prep.tables import get_opening
 
 USER = {"role": "user", "content": "hi"}
 SOUND = {"conversation": [USER], "ground_truth": [["M", 1931]]}
@@ -49,62 +49,62 @@ def test_a_row_in_all_its_forms() -> None:
     [
         ({"conversation": None}, "no conversation; write [{"),
         ({"conversation": []}, "no conversation; write [{"),
-        ({"conversation": 7}, "conversation is a int; write [{"),
+        ({"conversation": 7}, "conversation has the type int; write [{"),
         ({"conversation": "hello"}, "does not begin with `USER: ` or `SYSTEM: `; begin every turn with one"),
         ({"conversation": [USER, {"role": "bot", "content": "?"}]}, "turn 1 has the role 'bot'; write user"),
-        ({"conversation": [{"role": "user", "content": " "}]}, "turn 0 has no text; leave it out"),
+        ({"conversation": [{"role": "user", "content": " "}]}, "turn 0 has no text; remove it"),
         ({"conversation": [{"text": "hi"}]}, "turn 0 of the conversation is not {role, content}; write"),
         ({"conversation": [USER, {"role": "assistant", "content": "Up?"}]}, "the last turn is not the user's"),
         ({"conversation": "USER: hi\nSYSTEM: Up?"}, "the last turn is not the user's"),
         ({"conversation": [{"role": "user", "content": "hi\nSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYS"),
-        ({"conversation": [{"role": "user", "content": [{"text": "hi"}]}]}, "the content of turn 0 is a list; write a"),
+        ({"conversation": [{"role": "user", "content": [{"text": "hi"}]}]}, "the content of turn 0 has the type list;"),
         ({"conversation": [USER, {"role": "system", "content": "Be brief."}, USER]}, "role 'system', which is an"),
-        ({"conversation": "USER: \nSYSTEM: Up?\nUSER: no"}, "turn 0 has no text; leave it out"),
-        ({"conversation": "USER: hi\nASSISTANT: Up?\nUSER:"}, "turn 2 has no text; leave it out"),
+        ({"conversation": "USER: \nSYSTEM: Up?\nUSER: no"}, "turn 0 has no text; remove it"),
+        ({"conversation": "USER: hi\nASSISTANT: Up?\nUSER:"}, "turn 2 has no text; remove it"),
         ({"conversation": "USER: hi\rRECOMMENDER: Up?"}, "the last turn is not the user's"),
-        ({"conversation": [{"role": "system", "content": "Be brief."}]}, "no turn of a user; write [{"),
-        ({"seen": "Heat (1995) Up"}, "seen holds 'Heat (1995) Up', of which 'Up' would be lost"),
+        ({"conversation": [{"role": "system", "content": "Be brief."}]}, "no turn of the user; write [{"),
+        ({"seen": "Heat (1995) Up"}, "seen holds 'Heat (1995) Up', where 'Up' would be ignored"),
         ({"conversation": [USER, {"role": "developer", "content": "x"}, USER]}, "turn 1 has the role 'developer'"),
-        ({"messages": [USER]}, "both conversation and messages, which are the same; keep one"),
+        ({"messages": [USER]}, "both conversation and messages, which mean the same; keep one"),
         ({"ground_truth": []}, "neither ground_truth nor demonstration, so nothing can be learned"),
-        ({"ground_truth": "Heat"}, "'Heat', which is not `Title (1999)`; add the year, as in the catalog"),
-        ({"ground_truth": [["Heat", "soon"]]}, "'soon' is no year from 1870 to 2100; write it right"),
-        ({"ground_truth": [["Heat", 201]]}, "201 is no year from 1870 to 2100"),
-        ({"ground_truth": [["", 1995]]}, "which is no item; write \"Title (1999)\" or [title, year]"),
-        ({"ground_truth": [["Heat", 1995, 1]]}, "which is no item"),
-        ({"ground_truth": {"Heat": 1995}}, "ground_truth is a dict; write a list of items"),
-        ({"seen": [7]}, "seen holds 7, which is no item"),
-        ({"demonstration": ["M (1931)", "Up (2009)", ["M", 1931]]}, "demonstration holds 'M (1931)' twice; leave"),
-        ({"demonstration": ["M (1931)", "m (1931)"]}, "holds 'M (1931)' twice, once as 'm (1931)'; leave"),
-        ({"demonstration": ["M (1931)", "M (1932)"]}, "holds 'M (1931)' twice, once as 'M (1932)'"),
-        ({"demonstration": [["Blade (1982) Cut", 2007]]}, "a line that is read as 'Blade (1982)'; leave it out"),
-        ({"demonstration": [["-", 2007]]}, "holds '- (2007)', a line that is read as no item; leave it out"),
+        ({"ground_truth": "Heat"}, "'Heat', which is not `Title (1999)`; add the year as in the catalog"),
+        ({"ground_truth": [["Heat", "soon"]]}, "'soon' is not a year from 1870 to 2100; correct it"),
+        ({"ground_truth": [["Heat", 201]]}, "201 is not a year from 1870 to 2100"),
+        ({"ground_truth": [["", 1995]]}, "which is not an item; write \"Title (1999)\" or [title, year]"),
+        ({"ground_truth": [["Heat", 1995, 1]]}, "which is not an item"),
+        ({"ground_truth": {"Heat": 1995}}, "ground_truth has the type dict; write a list of items"),
+        ({"seen": [7]}, "seen holds 7, which is not an item"),
+        ({"demonstration": ["M (1931)", "Up (2009)", ["M", 1931]]}, "demonstration holds 'M (1931)' twice; remove"),
+        ({"demonstration": ["M (1931)", "m (1931)"]}, "holds 'M (1931)' twice, once written 'm (1931)'; remove"),
+        ({"demonstration": ["M (1931)", "M (1932)"]}, "holds 'M (1931)' twice, once written 'M (1932)'"),
+        ({"demonstration": [["Blade (1982) Cut", 2007]]}, "as a line of a list is read as 'Blade (1982)';"),
+        ({"demonstration": [["-", 2007]]}, "holds '- (2007)', which as a line of a list is read as no item; remove it"),
         ({"ground_truth": ["Blade (1982) Cut (2007)"]}, "which has two years; write [title, year]"),
-        ({"demonstration": [["M", 1900 + n] for n in range(21)]}, "holds 21 items, the prompt asks for 20; shorten it"),
-        ({"ground_truth": [], "labels": ["M (1931)"]}, "; if it is labels: --columns ground_truth=labels"),
+        ({"demonstration": [["M", 1900 + n] for n in range(21)]}, "holds 21 items, but the prompt asks for 20;"),
+        ({"ground_truth": [], "labels": ["M (1931)"]}, ": --columns ground_truth=labels"),
         ({"conversation": [USER | {"content": "hi\rSYSTEM: Up?"}]}, "turn 0 has a line that begins with 'SYSTEM:'"),
         ({"conversation": [USER | {"content": "hi\u2028USER: no"}]}, "turn 0 has a line that begins with 'USER:'"),
-        ({"conversation": [USER | {"content": "a\0b"}]}, "a NUL, which is no text; take it out"),
-        ({"conversation": "USER: a\0b"}, "a NUL, which is no text; take it out"),
+        ({"conversation": [USER | {"content": "a\0b"}]}, "contains a NUL character; remove it"),
+        ({"conversation": "USER: a\0b"}, "contains a NUL character; remove it"),
         ({"conversation": "[1, 2"}, "does not begin with `USER: ` or `SYSTEM: `"),
         ({"conversation": float("nan")}, "no conversation; write [{"),
-        ({"conversation_id": "1.21E+18"}, "conversation_id is '1.21E+18', of which a spreadsheet has lost digits"),
-        ({"id": 1.5e17}, "id is 1.5e+17, of which a spreadsheet has lost digits"),
+        ({"conversation_id": "1.21E+18"}, "conversation_id is '1.21E+18': a spreadsheet dropped its last digits"),
+        ({"id": 1.5e17}, "id is 1.5e+17: a spreadsheet dropped its last digits"),
         ({"time": "last week"}, "time is 'last week'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"),
-        ({"time": 2022}, 'a date is a text: "2022-10-31"'),
-        ({"time": ["2022"]}, "time is a list; write"),
+        ({"time": 2022}, 'write other dates as text: "2022-10-31"'),
+        ({"time": ["2022"]}, "time has the type list; write"),
         ({"split": "dev"}, "split is 'dev'; write train, validation or test"),
-        ({"id": True}, "id is True; write a text or a number, or leave it out"),
-        ({"conversation_id": {}}, "conversation_id is {}; write a text or a number"),
+        ({"id": True}, "id is True; write a string or a number, or leave it out"),
+        ({"conversation_id": {}}, "conversation_id is {}; write a string or a number"),
     ],
 )  # fmt: skip
-def test_a_damaged_row_is_named_with_its_fix(changes: dict[str, Any], problem: str) -> None:
+def test_a_damaged_row_is_reported_with_its_fix(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadRecord) as error:
         read(**changes)
     assert problem in str(error.value)
 
 
-def test_all_that_is_wrong_with_a_row_is_told_at_once() -> None:
+def test_all_problems_of_a_row_are_reported_at_once() -> None:
     changes = {
         "conversation": [USER, {"role": "bot", "content": "?"}, {"role": "user"}],
         "id": True,
@@ -112,14 +112,14 @@ def test_all_that_is_wrong_with_a_row_is_told_at_once() -> None:
     changes |= {"ground_truth": ["Heat", ["M", 201]], "demonstration": ["M (1931)", "M (1932)"], "seen": [7]}
     with pytest.raises(BadRow) as error:
         read(**changes, time="soon", split="dev")
-    told = [str(problem).split(";")[0] for problem in error.value.problems]
-    assert told == [
+    problems = [str(problem).split(";")[0] for problem in error.value.problems]
+    assert problems == [
         "turn 1 has the role 'bot'",
         "turn 2 of the conversation is not {role, content}",
         "ground_truth holds 'Heat', which is not `Title (1999)`",
-        "ground_truth holds ['M', 201]: 201 is no year from 1870 to 2100",
-        "demonstration holds 'M (1931)' twice, once as 'M (1932)'",
-        "seen holds 7, which is no item",
+        "ground_truth holds ['M', 201]: 201 is not a year from 1870 to 2100",
+        "demonstration holds 'M (1931)' twice, once written 'M (1932)'",
+        "seen holds 7, which is not an item",
         "time is 'soon'",
         "split is 'dev'",
         "id is True",
@@ -144,7 +144,7 @@ def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
     ]
     left_out: Counter[str] = Counter()
     assert conversation_text(read_turns([*turns, USER], left_out)) == "USER: hi\nUSER: hi\n"
-    assert left_out == {"instructions to a model": 1, "turns of tools, or without text": 4}
+    assert left_out == {"system prompts": 1, "tool calls, tool results and turns without text": 4}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_an_instruction_to_a_model_is_left_out_and_counted() -> None:
     ],
 )
 def test_a_rendered_prompt_is_no_turn(content: str) -> None:
-    with pytest.raises(BadRecord, match=r"turn 0 has .*, which a chat template puts between turns; give the messages"):
+    with pytest.raises(BadRecord, match=r"turn 0 contains .*, a marker of a chat template"):
         read(conversation=[{"role": "user", "content": content}])
 
 
@@ -185,7 +185,7 @@ def test_what_pandas_and_parquet_write_for_nothing_is_nothing() -> None:
 
 
 def test_a_date_is_read_in_the_order_of_its_file() -> None:
-    with pytest.raises(BadRecord, match=r"time is '05\.02\.2021', 5 February or 2 May"):
+    with pytest.raises(BadRecord, match=r"time is '05\.02\.2021': 5 February or 2 May"):
         read(time="05.02.2021")
     row = read_row(SOUND | {"time": "05.02.2021"}, READER, 20, date_order=DateOrder.DAY_FIRST)
     assert row.time == read(time="2021-02-05").time == read(time=datetime(2021, 2, 5)).time
@@ -201,12 +201,12 @@ def test_a_row_of_a_catalog_without_years() -> None:
         read_row(SOUND, ItemReader(UNDATED, ItemIds(UNDATED.catalog)), 20)
 
 
-def test_a_greeting_is_no_conversation_in_common():
+def test_a_greeting_does_not_make_two_conversations_one():
     start = "USER: Hi\nSYSTEM: Hello\nUSER: a western\n"
-    assert beginning(start + "SYSTEM: Up?\nUSER: no\n") == beginning(start) == start.strip()
-    assert beginning("SYSTEM: Hello there, who are you?\nUSER: me\nSYSTEM: ?\nUSER: x\n").endswith("USER: me")
-    assert beginning("USER: Hi\n") == "USER: Hi"
-    assert beginning("no speakers") == "no speakers"
+    assert get_opening(start + "SYSTEM: Up?\nUSER: no\n") == get_opening(start) == start.strip()
+    assert get_opening("SYSTEM: Hello there, who are you?\nUSER: me\nSYSTEM: ?\nUSER: x\n").endswith("USER: me")
+    assert get_opening("USER: Hi\n") == "USER: Hi"
+    assert get_opening("no speakers") == "no speakers"
 
 
 json_values = st.recursive(

@@ -1,17 +1,17 @@
-"""Splits by time and by name: no conversation is divided, nothing is lost, nothing in train is late."""
+"""Splits by time and by name: no conversation is divided, no row is lost, and train comes first."""
 
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.base.errors import UserError
-from data_prep.own_data.splits import Borders, SplitKey, SplitRule, assign, borders_at_shares, check_rule
+from data_prep.own_data.splits import Borders, SplitKey, SplitRule, assign_splits, find_borders, parse_rule
 from data_prep.tables import split_by_hash
+from tests.user_errors import refuses
 
 rows = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), min_size=1, max_size=40)  # conversation, time
 
@@ -25,7 +25,7 @@ def collect_keys(rows):
 
 @given(rows, st.integers(0, 6), st.integers(7, 12))
 def test_dates_divide_conversations_by_their_latest_row(rows, validation_from, test_from):
-    split_of, _ = assign(collect_keys(rows), SplitRule(), Borders(validation_from, test_from))
+    split_of, _ = assign_splits(collect_keys(rows), SplitRule(), Borders(validation_from, test_from))
     assert set(split_of) == {conversation for conversation, _ in rows}
     for conversation, time in rows:
         latest = max(other for name, other in rows if name == conversation)
@@ -38,7 +38,9 @@ def test_dates_divide_conversations_by_their_latest_row(rows, validation_from, t
 def test_shares_are_reached_and_train_is_earlier(rows, validation, test):
     latest = {name: max(time for other, time in rows if other == name) for name, _ in rows}
     try:
-        split_of, told = assign(collect_keys(rows), SplitRule(None, None, validation, test), Borders(None, None))
+        split_of, summary = assign_splits(
+            collect_keys(rows), SplitRule(None, None, validation, test), Borders(None, None)
+        )
     except UserError:
         # nothing was left for train: each share can take up to one time's rows too many
         one_time = max(Counter(latest[name] for name, _ in rows).values())
@@ -52,17 +54,17 @@ def test_shares_are_reached_and_train_is_earlier(rows, validation, test):
     times = {split: [latest[name] for name in latest if split_of[name] == split] for split in sizes}
     order = [times[split] for split in ("train", "validation", "test") if split in times]
     assert all(max(earlier) < min(later) for earlier, later in pairwise(order))
-    assert told["by"] == "time"
+    assert summary["by"] == "time"
 
 
 def test_shares_by_hand():
     # 10 rows at times 1 to 6; test 0.25 -> 2.5 rows: times 6 (1 row) and 5 (2) make 3. validation 0.2 -> time 4 (2).
-    assert borders_at_shares(np.array([1, 1, 2, 3, 3, 4, 4, 5, 5, 6]), 0.2, 0.25) == Borders(4, 5)
+    assert find_borders(np.array([1, 1, 2, 3, 3, 4, 4, 5, 5, 6]), 0.2, 0.25) == Borders(4, 5)
     late = np.array([1] * 9 + [2])
-    assert borders_at_shares(late, 0.0, 0.1) == Borders(None, 2)
-    assert borders_at_shares(late, 0.1, 0.0) == Borders(2, None)
-    with pytest.raises(UserError, match="leave nothing for train"):
-        borders_at_shares(late, 0.1, 0.1)
+    assert find_borders(late, 0.0, 0.1) == Borders(None, 2)
+    assert find_borders(late, 0.1, 0.0) == Borders(2, None)
+    with refuses("splits.no-train-rows", "--validation-share 0.1", "2 different times"):
+        find_borders(late, 0.1, 0.1)
 
 
 def test_a_name_decides_alone_and_shares_are_met():
@@ -72,4 +74,7 @@ def test_a_name_decides_alone_and_shares_are_met():
 
 
 def test_without_a_rule_all_is_train():
-    assert assign(collect_keys([(1, 2), (3, 4)]), SplitRule(), check_rule(SplitRule()))[0] == {1: "train", 3: "train"}
+    assert assign_splits(collect_keys([(1, 2), (3, 4)]), SplitRule(), parse_rule(SplitRule()))[0] == {
+        1: "train",
+        3: "train",
+    }

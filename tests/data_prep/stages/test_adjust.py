@@ -1,4 +1,4 @@
-"""The stage on files: what is fitted and counted, and that it does not matter who computes it."""
+"""The stage on files: what it fits and counts, and that the number of processes does not matter."""
 
 import json
 from dataclasses import replace
@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.data.schema import TRUTH, prompt_text
 from convrec.titles.item import format_item
 from data_prep.stages import adjust, metadata, ranges, reflect, remap, rows, teacher
 from data_prep.tables import parquet_writer
+from tests.user_errors import refuses
 
 FILMS = [(f"Film {name}", 1990) for name in "ABCDEFGHIJ"]
 SETTINGS = adjust.AdjustSettings(softmax="catalog", penalty=0.5, max_epochs=100)
@@ -29,7 +29,7 @@ KINDS = ("scary", "funny", "sad")
 
 
 def write_stages(folder, conversations=60, remapped="full"):
-    """The teacher names the two films of a kind, and users take film J, which it never names, or the seen film A."""
+    """The teacher names two films of a kind; the ground truth is film J, which it never names, or the seen film A."""
     rng, table, lists = np.random.default_rng(1), [], []
     for n in range(conversations):
         kind = n % 3
@@ -53,13 +53,13 @@ def write_stages(folder, conversations=60, remapped="full"):
     (folder / "rows.json").write_text(json.dumps(record))
     remap.run(folder, replace(REMAP, remap=remapped))
     with parquet_writer(folder / reflect.FILE, reflect.SCHEMA) as writer:  # the last candidate is rated 2
-        kept = pq.read_table(folder / remap.FILE).to_pylist()
-        ratings = [[0.0] * (len(row["candidates"]) - 1) + [2.0] for row in kept]
+        remapped_rows = pq.read_table(folder / remap.FILE).to_pylist()
+        ratings = [[0.0] * (len(row["candidates"]) - 1) + [2.0] for row in remapped_rows]
         scores = [
-            [s + 0.5 * r for s, r in zip(row["scores"], some, strict=True)]
-            for row, some in zip(kept, ratings, strict=True)
+            [s + 0.5 * r for s, r in zip(row["scores"], row_ratings, strict=True)]
+            for row, row_ratings in zip(remapped_rows, ratings, strict=True)
         ]
-        columns = [[row["sample_id"] for row in kept], ratings, scores]
+        columns = [[row["sample_id"] for row in remapped_rows], ratings, scores]
         writer.write_table(pa.table(dict(zip(reflect.SCHEMA.names, columns, strict=True)), reflect.SCHEMA))
 
 
@@ -85,11 +85,11 @@ def test_non_candidate_ground_truths_count_and_enter_the_lists(stages):
     assert weights[9]["lists_before"] == 0 < weights[9]["lists_after"]
     assert weights[0]["lists_after"] == 0  # everyone has seen it
     assert summary["log_likelihood"][1] > summary["log_likelihood"][0] + 0.5
-    assert any("54 of 108 ground truths are not in the catalog, or seen" in text for text in summary["warnings"])
-    assert any("fitted to 27 conversations: fewer than 300" in text for text in summary["warnings"])
+    assert any("54 of 108 ground truths are not in the catalog" in text for text in summary["warnings"])
+    assert any("fitted to only 27 conversations; give at least 300" in text for text in summary["warnings"])
 
 
-def test_over_the_candidates_alone_they_are_put_in_another_order(stages):
+def test_a_softmax_over_candidates_only_reorders_them(stages):
     summary = adjust.run(stages, replace(SETTINGS, softmax="candidates"))
     assert summary["ground_truths_fitted"] == 108 - summary["ground_truths_not_candidates"] == 27
     for before, after in zip(read(stages / remap.FILE), read(stages / rows.ADJUSTED), strict=True):
@@ -97,28 +97,29 @@ def test_over_the_candidates_alone_they_are_put_in_another_order(stages):
     assert read(stages / rows.ADJUST_WEIGHTS)[9]["b"] == 0
 
 
-def test_a_fit_that_is_not_at_its_maximum_is_told(stages):
-    told = "w and b are not at the maximum: the fit stopped after"
-    assert any(told in text for text in adjust.run(stages, replace(SETTINGS, max_epochs=2))["warnings"])
-    assert not any(told in text for text in adjust.run(stages, SETTINGS)["warnings"])
+def test_a_fit_that_stops_before_its_maximum_is_reported(stages):
+    warning = "the fit of w and b stopped before its maximum, after"
+    assert any(warning in text for text in adjust.run(stages, replace(SETTINGS, max_epochs=2))["warnings"])
+    assert not any(warning in text for text in adjust.run(stages, SETTINGS)["warnings"])
 
 
 def test_without_passes_the_lists_are_those_of_reflect(stages):
     summary = adjust.run(stages, replace(SETTINGS, max_epochs=0))
     assert (summary["epochs"], summary["log_likelihood"]) == (0, [])
     assert not any("conversations" in text or "maximum" in text for text in summary["warnings"])
-    for rated, kept, after in zip(*(read(stages / f) for f in (reflect.FILE, remap.FILE, rows.ADJUSTED)), strict=True):
-        given = dict(zip(kept["candidates"], rated["scores"], strict=True))
-        found = dict(zip(after["candidates"], after["scores"], strict=True))
-        assert {m: found[m] for m in given.keys() & found.keys()} == pytest.approx(
-            {m: given[m] for m in given.keys() & found.keys()}, abs=1e-5
-        )
+    for rated, remapped, after in zip(
+        *(read(stages / f) for f in (reflect.FILE, remap.FILE, rows.ADJUSTED)), strict=True
+    ):
+        scores_before = dict(zip(remapped["candidates"], rated["scores"], strict=True))
+        scores_after = dict(zip(after["candidates"], after["scores"], strict=True))
+        common = scores_before.keys() & scores_after.keys()
+        assert {m: scores_after[m] for m in common} == pytest.approx({m: scores_before[m] for m in common}, abs=1e-5)
         assert after["scores"] == sorted(after["scores"], reverse=True)
-        assert len(after["candidates"]) == len(kept["candidates"])
+        assert len(after["candidates"]) == len(remapped["candidates"])
 
 
 def build(folder, workers):
-    """Both stages in ranges of 16 rows."""
+    """Run both stages, and return their tables."""
     remap.run(folder, REMAP, workers=workers)
     remapped = read(folder / remap.FILE)
     adjust.run(folder, SETTINGS, workers)
@@ -127,8 +128,8 @@ def build(folder, workers):
 
 @pytest.fixture
 def alone(stages, monkeypatch):
-    """What one process finds in ranges of 16 rows."""
-    monkeypatch.setattr(ranges, "ROWS_OF_A_RANGE", 16)
+    """The tables of one process with ranges of 16 rows."""
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 16)
     return build(stages, 1)
 
 
@@ -137,14 +138,14 @@ def test_several_processes_find_the_same_to_the_last_bit(stages, alone):
 
 
 def test_the_size_of_ranges_and_blocks_changes_rounding_alone(stages, alone, monkeypatch):
-    monkeypatch.setattr(ranges, "ROWS_OF_A_RANGE", 60)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 60)
     monkeypatch.setattr(remap, "BLOCK_SCORES", 25)  # two rows
-    for one, other in zip(alone[2], build(stages, 1)[2], strict=True):
-        assert one["candidates"] == other["candidates"]
-        np.testing.assert_allclose(one["scores"], other["scores"], rtol=1e-4)
+    for row, other in zip(alone[2], build(stages, 1)[2], strict=True):
+        assert row["candidates"] == other["candidates"]
+        np.testing.assert_allclose(row["scores"], other["scores"], rtol=1e-4)
 
 
-def test_nothing_to_fit_is_said(tmp_path):
-    write_stages(tmp_path, conversations=6)  # validation alone
-    with pytest.raises(UserError, match="no training conversation has a ground truth in the catalog"):
+def test_nothing_to_fit_is_refused(tmp_path):
+    write_stages(tmp_path, conversations=6)  # validation only
+    with refuses("demonstrations.no-ground-truth", tmp_path):
         adjust.run(tmp_path, SETTINGS)

@@ -1,4 +1,4 @@
-"""Malformed answers are asked again, whatever a model thought aloud."""
+"""Questions are repeated after malformed answers, and thinking is not part of an answer."""
 
 import json
 
@@ -17,7 +17,7 @@ def prompts(names):
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("reply", "text"),
     [
         ("<think>Heat (1995)####2, or Up?</think>\nUp (2009)####1", "\nUp (2009)####1"),
         ("the template opened it</think>Up (2009)", "Up (2009)"),
@@ -26,21 +26,21 @@ def prompts(names):
         ("Up (2009)", "Up (2009)"),
     ],
 )
-def test_thinking_is_kept_but_no_part_of_the_answer(chat_server, tmp_path, said, text):
-    server = chat_server(lambda body, count: said)
+def test_thinking_is_cached_but_not_part_of_the_answer(chat_server, tmp_path, reply, text):
+    server = chat_server(lambda body, count: reply)
     for _ in range(2):  # asked, then from the cache
         assert asker(server, tmp_path).ask(prompts("a"), lambda _, text: True, "", "test") == [[text]]
     (path,) = tmp_path.rglob("*.json")
-    assert json.loads(path.read_text())["answer"]["text"] == said
+    assert json.loads(path.read_text())["answer"]["text"] == reply
 
 
 @pytest.mark.parametrize(("thinks", "text"), [(False, "A 4? <score>4</score> But"), (True, "")])
 def test_an_answer_cut_off_in_a_judges_thinking_is_empty(chat_server, tmp_path, thinks, text):
-    """A server's template may have opened the thinking, and then no tag tells."""
+    """If the server's template opened the thinking, the answer has no tag."""
     choice = {"message": {"content": "A 4? <score>4</score> But"}, "finish_reason": "length"}
     reply = {"choices": [choice], "usage": None}
-    asked = asker(chat_server(lambda body, count: (200, {}, json.dumps(reply))), tmp_path)
-    assert asked.ask(prompts("a"), lambda _, text: True, "", "test", thinks=thinks) == [[text]]
+    questioner = asker(chat_server(lambda body, count: (200, {}, json.dumps(reply))), tmp_path)
+    assert questioner.ask(prompts("a"), lambda _, text: True, "", "test", thinks=thinks) == [[text]]
 
 
 def test_thinking_is_neither_judged_nor_shown_again(chat_server, tmp_path):
@@ -50,9 +50,9 @@ def test_thinking_is_neither_judged_nor_shown_again(chat_server, tmp_path):
         return "<think>good, but there is no end" if body["messages"][0]["content"] == "a" else "<think>good</think>bad"
 
     server = chat_server(behave)
-    asked = asker(server, tmp_path)
-    answers = asked.ask(prompts("ab"), lambda _, text: text == "good", "Once more.", "test")
+    questioner = asker(server, tmp_path)
+    answers = questioner.ask(prompts("ab"), lambda _, text: text == "good", "Once more.", "test")
     assert answers == [["", "good"], ["bad", "good"]]
-    assert (asked.counts["malformed"], asked.counts["malformed_again"]) == (2, 0)
+    assert (questioner.counts["malformed"], questioner.counts["malformed_again"]) == (2, 0)
     shown = {body["messages"][0]["content"]: body["messages"][1]["content"] for body in server.bodies[2:]}
     assert shown == {"a": "(no answer)", "b": "bad"}

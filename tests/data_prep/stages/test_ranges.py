@@ -2,10 +2,8 @@
 
 import ctypes
 
-import pytest
-
-from convrec.base.errors import UserError
-from data_prep.stages.ranges import make_ranges, processes
+from data_prep.stages.ranges import make_ranges, open_process_pool
+from tests.user_errors import refuses
 
 
 def test_ranges_cover_every_row_once():
@@ -14,9 +12,9 @@ def test_ranges_cover_every_row_once():
 
 
 def test_pool_keeps_order_across_maps_and_reports_a_dead_process():
-    with processes(2) as map_ranges:
+    with open_process_pool(2) as map_ranges:
         for total in (11, 2):  # several ranges in the processes, one range in this
-            expected = [range(*one) for one in make_ranges(total, 2)]
+            expected = [range(start, stop) for start, stop in make_ranges(total, 2)]
             assert list(map_ranges(range, make_ranges(total, 2))) == expected
-        with pytest.raises(UserError, match="one of 2 processes has ended, maybe for memory: give fewer --workers"):
+        with refuses("demonstrations.lost-process", "--workers 2"):
             list(map_ranges(ctypes.string_at, [(2**40, 2)] * 2))  # reads where nothing is

@@ -1,4 +1,4 @@
-"""What is run again, what is left alone, what is refused."""
+"""When a stage is run again, skipped or refused."""
 
 import json
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.base.errors import UserError
 from data_prep.stages.record import Stage, read_blocks, read_record, run_stage
 from data_prep.tables import parquet_writer
+from tests.user_errors import refuses
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -53,7 +53,7 @@ def test_a_stage_runs_once_and_again_only_for_a_change(tmp_path):
     runs = []
     first, second = make_stages(runs)
     folder = tmp_path / "out"
-    with pytest.raises(UserError, match="stage `first` is not there yet"):
+    with refuses("demonstrations.stage-not-run", folder, "`first`", "`second`"):
         run_stage(second, folder, Factor(2), redo=False)
     assert run_stage(first, folder, Number(3), redo=False) == ({"n": 3}, True)
     assert run_stage(first, folder, Number(3), redo=False) == ({"n": 3}, False)
@@ -62,10 +62,10 @@ def test_a_stage_runs_once_and_again_only_for_a_change(tmp_path):
     assert pq.read_table(folder / "second.parquet")["n"].to_pylist() == [6]
     assert runs == ["first", "second"]
 
-    with pytest.raises(UserError, match=r"n was 3 and is 4.*--redo"):
+    with refuses("demonstrations.changed-settings", folder, "n was 3 and is 4", "--redo"):
         run_stage(first, folder, Number(4), redo=False)
     run_stage(first, folder, Number(4), redo=True)
-    with pytest.raises(UserError, match="the stage `first` has changed since"):
+    with refuses("demonstrations.changed-settings", folder, "the stage `first` has changed since"):
         run_stage(second, folder, Factor(2), redo=False)
     run_stage(second, folder, Factor(2), redo=True)
     assert pq.read_table(folder / "second.parquet")["n"].to_pylist() == [8]
@@ -92,7 +92,7 @@ def test_an_interrupted_stage_leaves_no_file_and_is_run_again(tmp_path):
 def test_files_of_another_program_are_not_replaced_unasked(tmp_path):
     first, _ = make_stages([])
     (tmp_path / "first.parquet").write_text("mine")
-    with pytest.raises(UserError, match=r"first\.parquet: there is no first\.json, so .* did not write it; .*--redo"):
+    with refuses("demonstrations.foreign-file", tmp_path / "first.parquet", "first.json"):
         run_stage(first, tmp_path, Number(1), redo=False)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("first.parquet", "mine")]
     assert run_stage(first, tmp_path, Number(1), redo=True) == ({"n": 1}, True)
@@ -107,10 +107,10 @@ def test_missing_file_does_not_let_new_settings_replace_the_rest(tmp_path):
     stage = Stage("both", [], ["a", "b"], run)
     run_stage(stage, tmp_path, Text("old"), redo=False)
     (tmp_path / "a").unlink()
-    with pytest.raises(UserError, match="text was 'old' and is 'new'"):
+    with refuses("demonstrations.changed-settings", "text was 'old' and is 'new'"):
         run_stage(stage, tmp_path, Text("new"), redo=False)
     assert (tmp_path / "b").read_text() == "old"
-    assert run_stage(stage, tmp_path, Text("old"), redo=False) == ({}, True)  # what is gone is made again
+    assert run_stage(stage, tmp_path, Text("old"), redo=False) == ({}, True)  # a missing file is made again
 
 
 def test_a_file_that_was_changed_is_not_as_it_was(tmp_path):
@@ -118,19 +118,19 @@ def test_a_file_that_was_changed_is_not_as_it_was(tmp_path):
     run_stage(first, tmp_path, Number(1), redo=False)
     pq.write_table(pa.table({"n": [1, 2, 3]}, SCHEMA), tmp_path / "first.parquet")
     for stage, settings in ((first, Number(1)), (second, Factor(2))):
-        with pytest.raises(UserError, match=r"first\.parquet is not what the stage `first` wrote; .* --redo"):
+        with refuses("demonstrations.changed-stage-file", tmp_path, "first.parquet", "--redo"):
             run_stage(stage, tmp_path, settings, redo=False)
     assert run_stage(first, tmp_path, Number(1), redo=True) == ({"n": 1}, True)
     (tmp_path / "first.parquet").unlink()
-    with pytest.raises(UserError, match=r"first\.parquet: gone, .* run the stage `first` again"):
+    with refuses("demonstrations.missing-stage-file", tmp_path / "first.parquet", "`first`"):
         run_stage(second, tmp_path, Factor(2), redo=False)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"id": "0", "settings": {}}'])
-def test_a_damaged_record_is_named(tmp_path, content):
+def test_a_damaged_record_is_refused(tmp_path, content):
     first, _ = make_stages([])
     run_stage(first, tmp_path, Number(1), redo=False)
     assert json.loads((tmp_path / "first.json").read_text())["settings"] == {"n": 1}
     (tmp_path / "first.json").write_text(content)
-    with pytest.raises(UserError, match=r"first\.json: not the record of a stage; remove it"):
+    with refuses("demonstrations.damaged-record", tmp_path / "first.json"):
         run_stage(first, tmp_path, Number(1), redo=False)

@@ -1,14 +1,14 @@
-"""What judges write -> ratings."""
+"""Answers of judges become ratings."""
 
 import pytest
 
 from convrec.titles.catalog import Catalog
 from convrec.titles.matching import Matcher
 from data_prep.stages.reflect import (
-    cooccurrence_judge,
-    no_judge,
+    make_cooccurrence_judge,
+    parse_pointwise_rating,
     parse_ratings,
-    pointwise_rating,
+    rate_zero,
 )
 
 MATCHER = Matcher(
@@ -63,11 +63,11 @@ def test_only_candidates_are_rated():
     ],
 )
 def test_pointwise_verdicts_become_ratings(text, rating):
-    assert pointwise_rating(text) == rating
+    assert parse_pointwise_rating(text) == rating
 
 
 def test_another_scale_of_scores_has_the_same_ends():
-    assert [pointwise_rating(f"<score>{score}</score>", (1, 5)) for score in (1, 2, 3, 5)] == [-2, -1, 0, 2]
+    assert [parse_pointwise_rating(f"<score>{score}</score>", (1, 5)) for score in (1, 2, 3, 5)] == [-2, -1, 0, 2]
 
 
 def row(sample_id, seen, truth):
@@ -84,11 +84,11 @@ def test_cooccurrence_rates_by_lift():
     # 20 conversations: 10 name X and are recommended Heat, 10 name Y and are recommended Up; 8 Mile is in 5 of each
     train = [row(f"x{n}_t1", ["X"], [heat] + [mile] * (n < 5)) for n in range(10)]
     train += [row(f"y{n}_t1", ["Y"], [up] + [mile] * (n < 5)) for n in range(10)]
-    rate = cooccurrence_judge(MATCHER, train)
-    asked = [(row("new_t1", ["X"], []), [HEAT, UP, MILE, AMELIE]), (row("new_t1", ["Z"], []), [HEAT, UP])]
+    rate = make_cooccurrence_judge(MATCHER, train)
+    block = [(row("new_t1", ["X"], []), [HEAT, UP, MILE, AMELIE]), (row("new_t1", ["Z"], []), [HEAT, UP])]
     # X is named in 10 conversations. Heat: observed 10, expected 10 * 10/20 = 5: (10 + 5) / (5 + 5) = 1.5 -> 1.
     # Up: 0, 5: 5 / 10 = .5 -> -2. 8 Mile: 5, 5: 1 -> 0. Amélie: 0, 0: 1 -> 0. Z was never named: all 0.
-    assert rate(asked) == [[1.0, -2.0, 0.0, 0.0], [0.0, 0.0]]
+    assert rate(block) == [[1.0, -2.0, 0.0, 0.0], [0.0, 0.0]]
     # asked about x0 itself, its own counts leave: X in 9, Heat 9, expected 9 * 9/20 = 4.05: 14 / 9.05 = 1.55
     assert rate([(train[0], [HEAT])]) == [[1.0]]
-    assert no_judge(asked) == [[0.0] * 4, [0.0] * 2]
+    assert rate_zero(block) == [[0.0] * 4, [0.0] * 2]

@@ -1,4 +1,4 @@
-"""A few lines of each export, in the layout of the program that writes it. All tell one story."""
+"""A few lines of each export, in the layout of the program that writes it. All have the same conversation."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ def lines(*records: Any) -> str:
 
 
 SYSTEM = {"role": "system", "content": INSTRUCTION}
-ENDED = [SYSTEM, *messages()[:1], {"role": "assistant", "content": LISTED}]
+WITH_LIST = [SYSTEM, *messages()[:1], {"role": "assistant", "content": LISTED}]
 BLOCKS = [
     {"role": "user", "content": [{"type": "text", "text": LIKED}, {"type": "image", "source": {"type": "base64"}}]},
     {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "search", "input": {"q": "noir"}}]},
@@ -259,7 +259,7 @@ TURNS = f"session_id\trole\tcontent\n7\tcustomer\t{LIKED}\n7\tagent\t{ANSWER}\n7
 NEXT = {"truth": "from-next-turns"}
 BOB = NEXT | {"recommenders": ["Bob"]}
 # name -> (file, content, form that is guessed, options); each becomes a row of LIKED and both films
-OF_A_CONVERSATION: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
+CONVERSATION_SAMPLES: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
     "OpenAI messages": ("a.jsonl", lines({"messages": messages()}), "chat", NEXT),
     "OpenAI messages with system": ("a.JSONL", lines({"messages": [SYSTEM, *messages()], "model": "m"}), "chat", NEXT),
     "Anthropic content blocks": ("a.jsonl", lines({"system": INSTRUCTION, "messages": BLOCKS}), "chat", NEXT),
@@ -348,17 +348,17 @@ OF_A_CONVERSATION: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
     "INSPIRED": ("train.tsv", INSPIRED, "turns", {}),
 }
 # these end in a list, which is a demonstration
-OF_AN_ANSWER: dict[str, tuple[str, Any, str]] = {
-    "OpenAI fine-tuning": ("a.jsonl", lines({"messages": ENDED, "parallel_tool_calls": False}), "chat"),
+DEMONSTRATION_SAMPLES: dict[str, tuple[str, Any, str]] = {
+    "OpenAI fine-tuning": ("a.jsonl", lines({"messages": WITH_LIST, "parallel_tool_calls": False}), "chat"),
     "OpenAI batch": (
         "a.jsonl",
-        lines(REQUEST | {"body": {"messages": ENDED[:2]}, "response": RESPONSE}),
+        lines(REQUEST | {"body": {"messages": WITH_LIST[:2]}, "response": RESPONSE}),
         "openai-batch",
     ),
     "OpenAI batch of responses": (
         "a.jsonl",
         lines(
-            REQUEST | {"body": {"input": ENDED[:2]}, "response": {"body": {"output": OUTPUT}}},
+            REQUEST | {"body": {"input": WITH_LIST[:2]}, "response": {"body": {"output": OUTPUT}}},
             REQUEST | {"custom_id": "r2", "body": {"input": LIKED}, "response": {"body": {"output": OUTPUT}}},
         ),
         "openai-batch",
@@ -370,7 +370,7 @@ OF_AN_ANSWER: dict[str, tuple[str, Any, str]] = {
     ),
     "OpenAI preferences": (
         "a.jsonl",
-        lines({"input": {"messages": ENDED[:2]}, "preferred_output": ENDED[2:], "non_preferred_output": []}),
+        lines({"input": {"messages": WITH_LIST[:2]}, "preferred_output": WITH_LIST[2:], "non_preferred_output": []}),
         "preference",
     ),
     "TRL preferences": (
@@ -381,7 +381,13 @@ OF_AN_ANSWER: dict[str, tuple[str, Any, str]] = {
     "Langfuse": (
         "a.jsonl",
         lines(
-            {"id": "t", "timestamp": "2024-05-01T10:00:00Z", "input": ENDED[:2], "output": ENDED[2], "sessionId": "s"}
+            {
+                "id": "t",
+                "timestamp": "2024-05-01T10:00:00Z",
+                "input": WITH_LIST[:2],
+                "output": WITH_LIST[2],
+                "sessionId": "s",
+            }
         ),
         "langfuse",
     ),

@@ -1,4 +1,4 @@
-"""What other programs write becomes the rows that it says, by a guess of its form."""
+"""Files of other programs become the expected rows, and their format is guessed."""
 
 import gzip
 import json
@@ -18,6 +18,7 @@ from data_prep.own_data.conversations import guess_form
 from data_prep.own_data.forms import FORMS
 from data_prep.own_data.source import ReadingOptions, open_source
 from tests.data_prep.own_data.forms import samples
+from tests.user_errors import refuses
 
 CATALOG = "title,year\nHeat,1995\nAlien,1979\nBlade Runner,1982\nDune,2021\nIt,2017\n"
 WANTED = [["Blade Runner", "1982"], ["Alien", "1979"]]
@@ -45,9 +46,9 @@ def conversation(row: dict[str, Any]) -> str:
     return row["prompt"][0]["content"].partition("Here is the conversation: ")[2]
 
 
-@pytest.mark.parametrize("name", samples.OF_A_CONVERSATION)
-def test_what_is_named_in_answer_to_the_user_is_wanted(convert, name: str) -> None:
-    file, content, form, options = samples.OF_A_CONVERSATION[name]
+@pytest.mark.parametrize("name", samples.CONVERSATION_SAMPLES)
+def test_items_named_in_answer_to_the_user_are_ground_truth(convert, name: str) -> None:
+    file, content, form, options = samples.CONVERSATION_SAMPLES[name]
     (row, *_), summary = convert(file, content, **options)
     said = conversation(row)
     assert said.endswith(f"USER: {samples.LIKED}\n") or (name == "INSPIRED" and said.endswith("USER: I liked heat.\n"))
@@ -57,9 +58,9 @@ def test_what_is_named_in_answer_to_the_user_is_wanted(convert, name: str) -> No
     assert f": read as {form} (guessed; --format names another)" in format_summary(summary, "out")
 
 
-@pytest.mark.parametrize("name", samples.OF_AN_ANSWER)
+@pytest.mark.parametrize("name", samples.DEMONSTRATION_SAMPLES)
 def test_an_answer_that_is_a_list_is_a_demonstration(convert, name: str) -> None:
-    file, content, form = samples.OF_AN_ANSWER[name]
+    file, content, form = samples.DEMONSTRATION_SAMPLES[name]
     (row, *_), summary = convert(file, content, num_items=2)
     assert row["completion"][0]["content"] == "Blade Runner (1982)\nAlien (1979)"
     assert conversation(row).endswith(f"{samples.LIKED}\n")
@@ -84,77 +85,88 @@ def test_every_kind_of_file_holds_every_form(convert, tmp_path: Path, suffix: st
 
 
 def test_every_form_has_a_sample() -> None:
-    guessed = {form for _, _, form, *_ in [*samples.OF_A_CONVERSATION.values(), *samples.OF_AN_ANSWER.values()]}
+    guessed = {
+        form for _, _, form, *_ in [*samples.CONVERSATION_SAMPLES.values(), *samples.DEMONSTRATION_SAMPLES.values()]
+    }
     assert guessed == set(FORMS) - {"own", "tg-redial"}  # which has a test of its own
 
 
 @pytest.mark.parametrize(
     ("name", "content", "options", "problem"),
     [
-        ("a.txt", samples.ANDROID, {"truth": "from-next-turns"}, "line 1: 'Ann' speaks: as a user, or as the recomm"),
+        (
+            "a.txt",
+            samples.ANDROID,
+            {"truth": "from-next-turns"},
+            "line 1: cannot tell whether 'Ann' is a user or the recommender",
+        ),
         (
             "a.json",
             json.dumps(samples.SLACK[:3]),
             {},
-            "; 2 conversations in which nobody recommends (--recommender NAME",
+            "; 2 conversations in which nobody recommends (",
         ),
         (
             "a.jsonl",
             samples.lines({"messages": samples.messages()[:2]}),
             {},
-            "is no list of items; --truth from-next-t",
+            "is not a list of items; --truth from-next-t",
         ),
         ("a.jsonl", samples.lines({"messages": samples.messages()}), {}, "line 1: neither ground_truth nor demonstra"),
-        ("a.jsonl", samples.lines(samples.REQUEST | {"response": {}}), {}, "line 1: an answer without its request"),
+        ("a.jsonl", samples.lines(samples.REQUEST | {"response": {}}), {}, "line 1: a response without its request"),
         (
             "a.jsonl",
             samples.lines({"messages": []}),
             {"form": "sharegpt"},
-            "is not what sharegpt writes (KeyError: 'conv",
+            "is not in the format sharegpt (KeyError: 'conv",
         ),
-        ("a.jsonl", samples.lines({"mapping": [], "current_node": []}), {}, "line 1: is not what chatgpt writes ("),
+        ("a.jsonl", samples.lines({"mapping": [], "current_node": []}), {}, "line 1: is not in the format chatgpt ("),
     ],
 )
-def test_what_a_form_does_not_say_is_a_finding(convert, name: str, content: str, options: dict, problem: str) -> None:
+def test_a_record_that_lacks_what_a_row_needs_is_refused(
+    convert, name: str, content: str, options: dict, problem: str
+) -> None:
     with pytest.raises(UserError) as error:
         convert(name, content, **options)
     assert problem in str(error.value)
 
 
-def test_what_is_no_row_and_no_finding_is_counted(convert) -> None:
+def test_records_that_become_no_row_are_counted(convert) -> None:
     chat = {"messages": [samples.SYSTEM, *samples.BLOCKS], "model": "m-1", "temperature": 0.5}
     talk = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
     rows, summary = convert("a.jsonl", samples.lines(chat, talk), truth="from-next-turns")
     assert len(rows) == 1
     assert summary["read"][1:] == [
-        "2 ground truths are what the next turns name; --preview shows some",
-        "1 instructions to a model left out",
-        "1 pictures and other content without text left out",
-        "2 turns of tools, or without text left out",
-        "1 conversations in which no item is named in answer to the user left out",
+        "2 ground truths were inferred from the next turns; --preview shows some",
+        "1 system prompts left out",
+        "1 images and other content without text left out",
+        "2 tool calls, tool results and turns without text left out",
+        "1 conversations in which no answer to the user names an item left out",
         "columns not read: model, temperature",
     ]
     printed = format_summary(summary, "out")
     assert all(line in printed for line in summary["read"])
-    with pytest.raises(UserError, match=r"no conversation is left of what the files have; .*: read as chat"):
+    with refuses("conversations.none-left", "a.jsonl", "1 conversations in which no answer", "read as chat"):
         convert("a.jsonl", samples.lines(talk), truth="from-next-turns")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "options", "told"),
+    ("name", "content", "options", "columns"),
     [
         ("a.json", json.dumps([samples.REDIAL]), {}, "initiatorQuestions, initiatorWorkerId, respondentQuestions"),
         ("a.csv", f'User,Assistant\n{samples.LIKED},"{samples.ANSWER}"\n', {"truth": "from-next-turns"}, None),
         ("_chat.txt", samples.IPHONE, samples.BOB, None),
     ],
 )
-def test_only_columns_that_are_not_read_are_told_so(convert, name: str, content: str, options: dict, told) -> None:
+def test_only_columns_that_are_not_read_are_reported(
+    convert, name: str, content: str, options: dict, columns: str | None
+) -> None:
     _, summary = convert(name, content, **options)
-    found = [line for line in summary["read"] if line.startswith("columns not read")]
-    assert found == ([f"columns not read: {told}"] if told else [])
+    notes = [line for line in summary["read"] if line.startswith("columns not read")]
+    assert notes == ([f"columns not read: {columns}"] if columns else [])
 
 
-def test_what_programs_write_of_their_own_is_no_turn(convert) -> None:
+def test_notices_of_programs_are_no_turns(convert) -> None:
     first, rest = samples.IPHONE.split("\n", 1)
     notice = "[31/12/2020, 21:41:30] Film Club: \u200eMessages and calls are end-to-end encrypted.\n"
     renamed = '[31/12/2020, 21:41:40] Ann changed the subject from "Heat: 1" to "Films: best"\n'
@@ -167,10 +179,10 @@ def test_what_programs_write_of_their_own_is_no_turn(convert) -> None:
     plain, _ = convert("conversations.json", json.dumps([samples.CHATGPT]), truth="from-next-turns")
     rows, summary = convert("conversations.json", json.dumps([pictures]), truth="from-next-turns")
     assert rows == plain
-    assert "1 pictures and other content without text left out" in summary["read"]
+    assert "1 images and other content without text left out" in summary["read"]
 
 
-def test_chatter_of_a_channel_beside_conversations_is_counted(convert) -> None:
+def test_chatter_outside_of_conversations_is_counted(convert) -> None:
     chatter = [{"type": "message", "user": "U7", "text": "lunch?", "ts": "1700000009.0", "thread_ts": "1700000009.0"}]
     rows, summary = convert("a.json", json.dumps(samples.SLACK + chatter), truth="from-next-turns")
     assert len(rows) == 1
@@ -178,13 +190,13 @@ def test_chatter_of_a_channel_beside_conversations_is_counted(convert) -> None:
 
 
 def test_sharegpt_with_the_keys_of_messages_is_read(convert) -> None:
-    said = [{"from": turn["role"], "value": turn["content"]} for turn in samples.messages()]
-    expected, _ = convert("a.jsonl", samples.lines({"conversations": said}), truth="from-next-turns")
-    found, _ = convert("a.jsonl", samples.lines({"conversations": samples.messages()}), truth="from-next-turns")
-    assert found == expected
+    turns = [{"from": turn["role"], "value": turn["content"]} for turn in samples.messages()]
+    expected, _ = convert("a.jsonl", samples.lines({"conversations": turns}), truth="from-next-turns")
+    rows, _ = convert("a.jsonl", samples.lines({"conversations": samples.messages()}), truth="from-next-turns")
+    assert rows == expected
 
 
-def test_a_turn_that_cannot_be_read_is_one_finding(convert) -> None:
+def test_a_turn_that_cannot_be_read_is_one_problem(convert) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "captain", "content": "?"}]}
     with pytest.raises(UserError) as error:
         convert("a.jsonl", samples.lines(chat), truth="from-next-turns")
@@ -205,7 +217,7 @@ def test_an_answer_that_recommends_nothing_is_counted(convert) -> None:
     assert "1 answers that recommend nothing left out" in summary["read"]
 
 
-def test_the_bot_begins_where_durecdial_says_so(convert) -> None:
+def test_the_bot_begins_if_durecdial_says_so(convert) -> None:
     begins = {
         "goal": "[1] 寒暄 ( Bot 主动 ) --> [2] ...",
         "conversation": ["Hello!", *samples.DURECDIAL["conversation"]],
@@ -239,7 +251,7 @@ def test_newest_first_api_messages_are_reversed(convert, name: str, record: dict
     assert row["groundtruth_with_release_year"] == WANTED
 
 
-def test_what_chatgpt_says_to_its_tools_is_no_turn(convert) -> None:
+def test_messages_of_chatgpt_to_its_tools_are_no_turns(convert) -> None:
     tree = json.loads(json.dumps(samples.CHATGPT))
     plain, _ = convert("conversations.json", json.dumps([tree]), truth="from-next-turns")
     bio = samples.node("b1", "u1", ["a2"], "assistant", "User likes Dune (2021)")
@@ -250,19 +262,19 @@ def test_what_chatgpt_says_to_its_tools_is_no_turn(convert) -> None:
     tree["mapping"]["a2"]["parent"] = "t1"
     rows, summary = convert("conversations.json", json.dumps([tree]), truth="from-next-turns")
     assert rows == plain
-    assert "3 turns of tools, or without text left out" in summary["read"]
+    assert "3 tool calls, tool results and turns without text left out" in summary["read"]
 
 
 def test_an_answer_in_several_turns_ends_in_its_list(convert) -> None:
-    turns = [*samples.ENDED[:2], {"role": "assistant", "content": "Let me look."}, samples.ENDED[2]]
+    turns = [*samples.WITH_LIST[:2], {"role": "assistant", "content": "Let me look."}, samples.WITH_LIST[2]]
     (row,), summary = convert("a.jsonl", samples.lines({"messages": turns}), num_items=2)
     assert conversation(row) == f"USER: {samples.LIKED}\n"
-    assert "1 what a recommender says before its list left out" in summary["read"]
+    assert "1 turns of the recommender before its list left out" in summary["read"]
 
 
-def test_the_title_of_a_chat_is_no_form(tmp_path: Path) -> None:
-    """What decides is in the records, not in the file's name."""
-    for name, (file, content, form, *_) in {**samples.OF_A_CONVERSATION, **samples.OF_AN_ANSWER}.items():
+def test_the_file_name_does_not_decide_the_format(tmp_path: Path) -> None:
+    """The records decide, not the name of the file."""
+    for name, (file, content, form, *_) in {**samples.CONVERSATION_SAMPLES, **samples.DEMONSTRATION_SAMPLES}.items():
         path = tmp_path / f"x{''.join(Path(file).suffixes)}"
         path.write_text(content)
         assert guess_form(path, {}) == form, name
@@ -282,10 +294,10 @@ def damaged(value: Any, draw: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_damaged_export_is_a_finding_and_no_crash(tmp_path: Path, seed: int) -> None:
+def test_a_damaged_export_is_reported_without_a_crash(tmp_path: Path, seed: int) -> None:
     (tmp_path / "catalog.csv").write_text(CATALOG)
     draw, path = random.Random(seed), tmp_path / "a.jsonl"
-    for file, content, form, *_ in [*samples.OF_A_CONVERSATION.values(), *samples.OF_AN_ANSWER.values()]:
+    for file, content, form, *_ in [*samples.CONVERSATION_SAMPLES.values(), *samples.DEMONSTRATION_SAMPLES.values()]:
         if ".json" not in file.lower():
             continue
         value = [json.loads(text) for text in content.splitlines()]
@@ -295,6 +307,6 @@ def test_a_damaged_export_is_a_finding_and_no_crash(tmp_path: Path, seed: int) -
             damage = Damage()
             reading = ReadingOptions(form=form, truth=truth)
             _, source = open_source([path], tmp_path / "catalog.csv", 5, damage, reading)
-            rows = list(source.rows(damage))
+            rows = list(source.iter_rows(damage))
             assert all(row.truth or row.demonstration for *_, row in rows)
             assert all(str(finding.problem) for finding in damage.findings)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from convrec.data.damage import Damage
-from data_prep.own_data.conversations import Unread, read_conversations
-from data_prep.own_data.forms.base import Reading
+from data_prep.own_data.conversations import UnreadColumns, read_conversations
+from data_prep.own_data.forms.base import ReadContext
 
 
 def message(user: str, text: str, ts: str, **more: Any) -> dict[str, Any]:
@@ -21,10 +21,10 @@ def read(folder: Path, **days: list[dict[str, Any]]) -> tuple[list[list[str]], C
         path = folder / f"{day}.json"
         path.write_text(json.dumps(messages))
         files[path] = "slack"
-    reading, damage = Reading(), Damage()
+    reading, damage = ReadContext(), Damage()
     said = [
         [turn["content"] for turn in record["conversation"]]
-        for *_, record in read_conversations(files, {}, reading, damage, Unread())
+        for *_, record in read_conversations(files, {}, reading, damage, UnreadColumns())
     ]
     assert not damage
     return said, reading.left_out
@@ -44,7 +44,7 @@ def test_a_thread_without_its_first_message_is_left_out(tmp_path: Path) -> None:
     thread = {"thread_ts": "1700000000.1"}
     said, left_out = read(tmp_path, day2=[message("UBOT", "answer", "1700080000.1", **thread)])
     assert said == []
-    assert left_out["threads whose first message is in no file"] == 1
+    assert left_out["threads whose first message is missing"] == 1
 
 
 def test_askers_outside_of_threads_are_not_one_prompt(tmp_path: Path) -> None:
@@ -59,4 +59,4 @@ def test_askers_outside_of_threads_are_not_one_prompt(tmp_path: Path) -> None:
         ],
     )
     assert said == [["a1", "to a"], ["b1", "<@U2> to b"]]
-    assert left_out == {"conversations in which nobody recommends (--recommender NAME says who does)": 1}
+    assert left_out == {"conversations in which nobody recommends (name the recommender with --recommender NAME)": 1}

@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.data.damage import Damage
-from data_prep.own_data.conversations import Unread, guess_form, read_conversations
-from data_prep.own_data.forms.base import Reading, Speakers
+from data_prep.own_data.conversations import UnreadColumns, guess_form, read_conversations
+from data_prep.own_data.forms.base import ReadContext, Speakers
+from tests.user_errors import refuses
 
 ROWS = ["7,user,Like Heat?", "7,bot,Ronin", "8,user,Like Up?", "8,bot,Coco"]
 SAID = [["Like Heat?", "Ronin"], ["Like Up?", "Coco"]]
 
 
 def read(path: Path, content: str, columns: dict[str, str] | None = None, **reading: Any) -> tuple[list, Damage]:
-    """(texts of each conversation, what is wrong)."""
+    """Return the texts of each conversation, and the problems."""
     path.write_text(content)
     damage = Damage()
     columns = columns or {}
     files = {path: guess_form(path, columns)}
-    records = read_conversations(files, columns, Reading(**reading), damage, Unread())
+    records = read_conversations(files, columns, ReadContext(**reading), damage, UnreadColumns())
     return [[turn["content"] for turn in record["conversation"]] for *_, record in records], damage
 
 
@@ -60,26 +60,23 @@ def test_a_conversation_is_known_by_any_usual_name_of_its_column(tmp_path: Path,
 
 def test_table_without_conversation_column_is_refused_with_hint(tmp_path: Path) -> None:
     content = table("cluster,role,text", *ROWS)
-    with pytest.raises(UserError) as error:
+    values = ("a.csv", "cluster, role, text", "--columns conversation_id=cluster,")
+    with refuses("conversations.no-conversation-id", *values):
         read(tmp_path / "a.csv", content)
-    assert "a.csv: rows are turns, but no column is known to say to which conversation a row belongs" in str(
-        error.value
-    )
-    assert "(its columns are cluster, role, text); name it: --columns conversation_id=cluster, or" in str(error.value)
     assert read(tmp_path / "a.csv", content, {"conversation_id": "cluster"})[0] == SAID
     assert read(tmp_path / "a.csv", content, one_conversation=True)[0] == [[*SAID[0], *SAID[1]]]
-    with pytest.raises(UserError, match=r"a\.csv: no column clustre, which --columns names"):
+    with refuses("conversations.unknown-column", "conversation_id=clustre", "a.csv"):
         read(tmp_path / "a.csv", table("chat_id,role,text", *ROWS), {"conversation_id": "clustre"})
 
 
 @pytest.mark.parametrize(
     ("ids", "problem"),
     [
-        (("1.21E+18", "1.21E+18"), "session_id is '1.21E+18', of which a spreadsheet has lost digits"),
-        (("7", ""), "no session_id, which says to which conversation the row belongs; fill it in"),
+        (("1.21E+18", "1.21E+18"), "session_id is '1.21E+18': a spreadsheet dropped its last digits"),
+        (("7", ""), "no session_id, so it is unknown which conversation the row belongs to"),
     ],
 )
-def test_ids_that_are_spoiled_or_missing_merge_no_rows(tmp_path: Path, ids: tuple[str, str], problem: str) -> None:
+def test_damaged_or_missing_ids_merge_no_rows(tmp_path: Path, ids: tuple[str, str], problem: str) -> None:
     rows = [f"{name},user,Hi" for name in ids]
     said, damage = read(tmp_path / "a.csv", table("session_id,role,text", *rows, *ROWS[2:]))
     assert said[-1] == SAID[1]
@@ -118,7 +115,7 @@ def test_unordered_rows_with_equal_numbers_use_a_second_column(tmp_path: Path) -
     assert read(tmp_path / "a.csv", table("chat_id,turn_id,utt_id,role,text", *rows))[0] == [["a", "b", "c", "d"]]
     said, damage = read(tmp_path / "a.csv", table("chat_id,turn_id,other,role,text", *rows))
     assert said == []
-    assert "rows are in no order, and some have the same turn_id; name the column" in str(damage.findings[0].problem)
+    assert "rows are not in order, and some have the same turn_id; name the column" in str(damage.findings[0].problem)
 
 
 def test_ids_of_messages_in_no_order_sort_nothing(tmp_path: Path) -> None:
@@ -126,7 +123,7 @@ def test_ids_of_messages_in_no_order_sort_nothing(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", table("chat_id,id,role,text", *rows))[0] == [["a", "b"], ["c", "d"]]
 
 
-def test_contradictory_numbers_and_times_are_a_finding(tmp_path: Path) -> None:
+def test_contradictory_numbers_and_times_are_refused(tmp_path: Path) -> None:
     rows = ["7,1,2024-03-01T10:03Z,user,a", "7,2,2024-03-01T10:01Z,bot,b"]
     content = table("chat_id,turn_id,created_at,role,text", *rows)
     said, damage = read(tmp_path / "a.csv", content)
@@ -136,17 +133,17 @@ def test_contradictory_numbers_and_times_are_a_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", ["turn_id", "timestamp"])
-def test_unordered_rows_without_a_position_are_a_finding(tmp_path: Path, header: str) -> None:
+def test_unordered_rows_without_a_position_are_refused(tmp_path: Path, header: str) -> None:
     for cells, problems in ((("", "1700000000", "1700000009"), 0), (("1700000009", "1700000000", ""), 1)):
         rows = [f"7,{cell},user,{text}" for cell, text in zip(cells, "abc", strict=True)]
         _, damage = read(tmp_path / "a.csv", table(f"chat_id,{header},role,text", *rows))
         assert len(damage.findings) == problems
-        assert not damage or f"rows are not in the order of {header}, which some lack" in str(
+        assert not damage or f"rows are not in the order of {header}, which some rows lack" in str(
             damage.findings[0].problem
         )
 
 
-def test_unreadable_times_are_a_finding_unless_file_order_rules(tmp_path: Path) -> None:
+def test_unreadable_times_are_refused_unless_file_order_rules(tmp_path: Path) -> None:
     content = table("chat_id,time,role,text", "7,noon,user,a", "7,later,bot,b")
     said, damage = read(tmp_path / "a.csv", content)
     assert said == []
@@ -159,11 +156,11 @@ def test_system_role_is_a_prompt_if_another_role_recommends(tmp_path: Path) -> N
     path.write_text(
         table("chat_id,role,text", "1,user,hi", "1,bot,Up", "2,user,hi", "2,system,You know Up", "2,user,x")
     )
-    records = read_conversations({path: "turns"}, {}, Reading(), Damage(), Unread())
+    records = read_conversations({path: "turns"}, {}, ReadContext(), Damage(), UnreadColumns())
     roles = [[turn["role"] for turn in record["conversation"]] for *_, record in records]
     assert roles == [["user", "assistant"], ["user", "system", "user"]]
     path.write_text(table("chat_id,role,text", "1,USER,hi", "1,SYSTEM,Up"))  # as the released data
-    ((*_, record),) = read_conversations({path: "turns"}, {}, Reading(), Damage(), Unread())
+    ((*_, record),) = read_conversations({path: "turns"}, {}, ReadContext(), Damage(), UnreadColumns())
     assert [turn["role"] for turn in record["conversation"]] == ["user", "assistant"]
 
 
@@ -172,7 +169,7 @@ def test_unreadable_row_drops_its_whole_conversation(tmp_path: Path) -> None:
     said, damage = read(tmp_path / "a.csv", table("chat_id,role,text", *rows))
     assert said == [["e", "f"]]
     assert [finding.row for finding in damage.findings] == [3, 2]
-    assert "a row beside it cannot be read" in str(damage.findings[1].problem)
+    assert "an adjacent row cannot be read" in str(damage.findings[1].problem)
 
 
 def test_row_that_swallowed_another_drops_its_conversation(tmp_path: Path) -> None:
@@ -182,11 +179,11 @@ def test_row_that_swallowed_another_drops_its_conversation(tmp_path: Path) -> No
     assert {finding.row for finding in damage.findings} == {2}
 
 
-def test_conflicting_per_conversation_values_are_a_finding(tmp_path: Path) -> None:
+def test_conflicting_per_conversation_values_are_refused(tmp_path: Path) -> None:
     rows = ["7,user,a,train", "7,bot,b,test"]
     said, damage = read(tmp_path / "a.csv", table("chat_id,role,text,split", *rows))
     assert said == []
-    assert "rows of one conversation have different values of split (row 3)" in str(damage.findings[0].problem)
+    assert "rows of one conversation have different values for split (row 3)" in str(damage.findings[0].problem)
 
 
 @pytest.mark.parametrize("header", ["chat_id,user,assistant", "ChatId,Customer,Agent"])
@@ -204,10 +201,10 @@ def test_internal_notes_are_no_turns(tmp_path: Path, header: str, cells: tuple[s
     rows = [f"7,{role},{text},{cell}" for role, text, cell in turns]
     path = tmp_path / "a.csv"
     path.write_text(table(f"ticket,role,comment,{header}", *rows))
-    ((*_, record),) = read_conversations({path: "turns"}, {}, Reading(), Damage(), Unread())
+    ((*_, record),) = read_conversations({path: "turns"}, {}, ReadContext(), Damage(), UnreadColumns())
     assert [turn["role"] for turn in record["conversation"]] == ["user", "tool", "assistant"]
     path.write_text(table(f"ticket,role,comment,{header}", *(row.replace(cells[0], cells[1]) for row in rows)))
-    ((*_, record),) = read_conversations({path: "turns"}, {}, Reading(), Damage(), Unread())
+    ((*_, record),) = read_conversations({path: "turns"}, {}, ReadContext(), Damage(), UnreadColumns())
     assert [turn["role"] for turn in record["conversation"]] == ["user", "assistant", "assistant"]  # nothing differs
 
 
@@ -217,5 +214,5 @@ def test_role_column_decides_who_recommends_over_names(tmp_path: Path, header: s
     path = tmp_path / "a.csv"
     path.write_text(table(f"ticket,{header},text", *rows))
     for speakers in (Speakers(), Speakers(["Bob"])):
-        ((*_, record),) = read_conversations({path: "turns"}, {}, Reading(speakers), Damage(), Unread())
+        ((*_, record),) = read_conversations({path: "turns"}, {}, ReadContext(speakers), Damage(), UnreadColumns())
         assert [turn["role"] for turn in record["conversation"]] == ["user", "assistant"]

@@ -1,4 +1,4 @@
-"""WhatsApp's chats in several languages: who speaks, what is a notice, and where a conversation ends."""
+"""WhatsApp chats in several languages: speakers, notices, and where conversations end."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from convrec.data.damage import Damage
-from data_prep.own_data.conversations import Unread, guess_form, read_conversations
-from data_prep.own_data.forms.base import Reading, Speakers
+from data_prep.own_data.conversations import UnreadColumns, guess_form, read_conversations
+from data_prep.own_data.forms.base import ReadContext, Speakers
 
 
 def read(path: Path, *lines: str) -> tuple[list[list[str]], Counter[str]]:
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     assert guess_form(path, {}) == "whatsapp"
-    reading, damage = Reading(Speakers(["bob"])), Damage()
+    reading, damage = ReadContext(Speakers(["bob"])), Damage()
     said = [
         [f"{turn['role'][0]} {turn['content']}" for turn in record["conversation"]]
-        for *_, record in read_conversations({path: "whatsapp"}, {}, reading, damage, Unread())
+        for *_, record in read_conversations({path: "whatsapp"}, {}, reading, damage, UnreadColumns())
     ]
     assert not damage
     return said, reading.left_out
@@ -62,7 +62,7 @@ def test_notices_in_any_language_are_no_turns(tmp_path: Path, notice: str) -> No
     lines = ["31.12.23, 21:42 - Ann: Hi", f"31.12.23, 21:43 - {notice}", "31.12.23, 21:44 - Bob: Up"]
     said, left_out = read(tmp_path / "a.txt", *lines)
     assert said == [["u Hi", "a Up"]]
-    assert left_out == {"turns of tools, or without text": 1}
+    assert left_out == {"tool calls, tool results and turns without text": 1}
 
 
 def test_that_a_message_was_edited_is_not_part_of_it(tmp_path: Path) -> None:
