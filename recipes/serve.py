@@ -71,7 +71,7 @@ def _make_recommenders(options: ServeOptions) -> list[ModelSettings]:
         )
     for catalog in options.catalog:
         if not Path(catalog).is_file():
-            raise UserError("serving.missing-catalog", f"--catalog {catalog}: no such file.")
+            raise UserError("serving.missing-catalog", f"--catalog {catalog}: no such file")
         if Path(catalog).suffix not in SUFFIXES:
             raise UserError(
                 "serving.catalog-format",
@@ -102,7 +102,7 @@ def _make_limits(options: ServeOptions) -> Limits:
     except ValidationError as error:
         (name, *_) = error.errors()[0]["loc"]
         message = error.errors()[0]["msg"]
-        raise UserError("serving.invalid-limit", f"--{str(name).replace('_', '-')}: {message}.") from None
+        raise UserError("serving.invalid-limit", f"--{str(name).replace('_', '-')}: {message}") from None
 
 
 def _make_model_settings(text: str, catalog: str | None, retrieval: str | None, options: ServeOptions) -> ModelSettings:

@@ -92,7 +92,7 @@ def make_tiny_model(
         raise UserError(
             "tiny-model.indivisible-sizes",
             f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}, and that of num_kv_heads "
-            f"{num_kv_heads}.",
+            f"{num_kv_heads}",
         )
     head_size = hidden_size // num_heads
     if head_size % 32:
@@ -169,7 +169,7 @@ def train_tokenizer(
         raise UserError(
             "tiny-model.small-vocabulary",
             f"vocab_size {vocab_size}: must be at least {smallest} (256 bytes, {len(SPECIAL_TOKENS)} special tokens, "
-            f"{len(added)} for titles, years and the instruction).",
+            f"{len(added)} for titles, years and the instruction)",
         )
     blank = Qwen2Tokenizer()  # has the normalizer and pre-tokenizer that loading the folder restores
     bpe = Tokenizer(models.BPE())
@@ -228,7 +228,7 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
     if not texts:
         raise UserError(
             "tiny-model.no-texts",
-            f"{', '.join(map(str, paths))}: no parquet file with a column prompt, completion or title.",
+            f"{', '.join(map(str, paths))}: no parquet file with a column prompt, completion or title",
         )
     return texts
 

@@ -194,13 +194,13 @@ def write_reduced(
     check_out(out)
     if not 1 <= num_items <= titles // 2:
         raise UserError(
-            "study.invalid-num-items", f"--num-items {num_items}: must be from 1 to half of --titles ({titles})."
+            "study.invalid-num-items", f"--num-items {num_items}: must be from 1 to half of --titles ({titles})"
         )
     if min(test_rows, lists_per_cut, title_rows) < 1 or noise < 0:
         raise UserError(
             "study.invalid-counts",
             f"--test-rows {test_rows}, --lists-per-cut {lists_per_cut}, --title-rows {title_rows}, --noise {noise}: "
-            "must be at least 1, 1, 1 and 0.",
+            "must be at least 1, 1, 1 and 0",
         )
     sources = {split: source / f"{split}.parquet" for split in ("train", "validation")}
     for path in sources.values():

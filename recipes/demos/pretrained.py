@@ -39,7 +39,7 @@ def choose_source(model: str) -> str:
     """
     if model.endswith(".whl") or gguf_file(model):
         if not Path(model).expanduser().exists():
-            raise UserError("demo.missing-file", f"{GIVEN_AS}{model}: no such file.")
+            raise UserError("demo.missing-file", f"{GIVEN_AS}{model}: no such file")
         check_gguf_package(model)
         return model
     check_model_path(model, GIVEN_AS)

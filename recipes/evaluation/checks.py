@@ -57,7 +57,7 @@ def _check_dialogue_options(options: EvaluationOptions) -> Iterator[str]:
         if getattr(options, name):
             yield f"--user, --{name}: simulated conversations have free turns only. Give one of the two."
     if options.max_turns is not None and options.max_turns < 1:
-        yield f"--max-turns {options.max_turns}: must be at least 1, the turn of the list."
+        yield f"--max-turns {options.max_turns}: must be at least 1, the turn of the list"
 
 
 def _check_baselines_alone(options: EvaluationOptions) -> Iterator[str]:

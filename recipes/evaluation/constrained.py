@@ -78,7 +78,7 @@ def read_allowed(file: Path, matcher: Matcher) -> set[int]:
         UserError: The file cannot be read, names no item, or names one that is not in the catalog.
     """
     if not file.is_file():
-        raise UserError("evaluation.missing-allow-file", f"--allow {file}: no such file.")
+        raise UserError("evaluation.missing-allow-file", f"--allow {file}: no such file")
     if file.suffix in SUFFIXES:
         part = load_catalog(file)
         named = [(f"row {row}", part.titles[row], year) for row, year in enumerate(part.years) if year is not None]

@@ -238,7 +238,7 @@ def choose_rules(options: EvaluationOptions, run_config: RunConfig) -> ScoringRu
         if not 1 <= k <= lists.num_items:
             raise UserError(
                 "evaluation.invalid-cutoff",
-                f"--ks {k}: must be from 1 to {lists.num_items}, the --num-items of a list.",
+                f"--ks {k}: must be from 1 to {lists.num_items}, the --num-items of a list",
             )
     return ScoringRules(lists, list(ks), matching_by_protocol)
 

@@ -122,10 +122,10 @@ def read_keys(file: Path) -> list[Key]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError("serving.unreadable-keys", f"--keys {file}: {error.strerror}.") from None
+        raise UserError("serving.unreadable-keys", f"--keys {file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError("serving.invalid-keys", f"--keys {file}: not YAML ({reason}).") from None
+        raise UserError("serving.invalid-keys", f"--keys {file}: not YAML ({reason})") from None
     if not isinstance(content, list) or not content:
         raise UserError(
             "serving.invalid-keys", f"--keys {file}: not a list. Write a list of keys, each with name, role and key."
@@ -137,7 +137,7 @@ def read_keys(file: Path) -> list[Key]:
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]  # the input would be the key
             where = ".".join(map(str, first["loc"])) or "type"
-            raise UserError("serving.invalid-keys", f"--keys {file}: entry {index}: {where}: {first['msg']}.") from None
+            raise UserError("serving.invalid-keys", f"--keys {file}: entry {index}: {where}: {first['msg']}") from None
     for values in ([key.name for key in keys], [key.key for key in keys]):
         if len(set(values)) < len(values):
             raise UserError(

@@ -46,7 +46,7 @@ def _load_secret(folder: Path) -> bytes:
             _make_secret(path)
         secret = path.read_bytes()
     except OSError as error:
-        raise UserError("serving.unusable-feedback-folder", f"--feedback: {path}: {error.strerror}.") from None
+        raise UserError("serving.unusable-feedback-folder", f"--feedback: {path}: {error.strerror}") from None
     if len(secret) != SECRET_BYTES:
         raise UserError(
             "serving.damaged-feedback-secret",

@@ -140,7 +140,7 @@ def _start_processes(settings: ServiceSettings, replicas: int, logs: Path, folde
 def bind_socket(host: str, port: int) -> socket.socket:
     """Bind a socket, which does not listen yet. Raises UserError if the address cannot be bound."""
     if not 0 < port < 1 << 16:
-        raise UserError("serving.invalid-port", f"--port {port}: must be from 1 to 65535.")
+        raise UserError("serving.invalid-port", f"--port {port}: must be from 1 to 65535")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # inherited by accepted connections: the kernel closes one whose client does not read

@@ -55,13 +55,13 @@ def keep(out: Path, kept: Path) -> None:
         table = pd.read_parquet(file, columns=[*KEYS, *VALUES])
         if not rows.empty and not table[KEYS].equals(rows[KEYS]):
             raise UserError(
-                "study.other-conversations", f"{file}: other conversations than those of {kept / 'rows.parquet'}."
+                "study.other-conversations", f"{file}: other conversations than those of {kept / 'rows.parquet'}"
             )
         values = table[VALUES].astype("float64").rename(columns={metric: f"{name}:{metric}" for metric in VALUES})
         known = table[KEYS] if rows.empty else rows.drop(columns=values.columns, errors="ignore")
         rows = pd.concat([known, values], axis=1)
     if rows.empty:
-        raise UserError("study.nothing-evaluated", f"{out}: nothing is evaluated yet.")
+        raise UserError("study.nothing-evaluated", f"{out}: nothing is evaluated yet")
     evaluated = sorted(file.parent.name for file in (out / "evaluation").glob("*/rows.parquet"))
     logged = [
         {"run": run, "step": entry["step"], "metric": metric, "value": entry[metric]}
