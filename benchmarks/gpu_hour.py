@@ -177,12 +177,12 @@ def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Par
             (after_constrained,),
             ("evaluation", "constrained"),
         ),
-        Part("llama_model", "a model of Llama's shape, with a head of its own", 120, (llama,)),
+        Part("llama_model", "a model of Llama's shape, with untied embeddings", 120, (llama,)),
         Part("llama", "Rank-GRPO with it, 2 steps", TRAINING_SECONDS, (of_llama,), ("llama_model",)),
-        Part("resume", "the first run goes on, to step 10", TRAINING_SECONDS, (resume,), ("free",)),
-        benchmark("loss", "the rank-level loss beside verl's"),
-        benchmark("constrained_update", "an update under the constraint beside others", words_of),
-        benchmark("constrained_decoding", "vLLM's decoding under the constraint beside free", words_of),
+        Part("resume", "the first run resumes, up to step 10", TRAINING_SECONDS, (resume,), ("free",)),
+        benchmark("loss", "the rank-level loss against verl's"),
+        benchmark("constrained_update", "a constrained update against a free one", words_of),
+        benchmark("constrained_decoding", "vLLM's constrained decoding against free", words_of),
         benchmark("serving", "lists over HTTP", lists, "free"),
         check("check_llama", "a rollout of Llama's shape", of_model.format("llama")),
         check("check_qwen3", "a rollout of Qwen3's shape", of_model.format("qwen3")),
@@ -443,7 +443,7 @@ def main() -> int:
     if left and (least := min(part.seconds for part in left)) > 60 * options.minutes:
         print(f"each remaining part may take longer than --minutes {options.minutes:g}: {least} s and more")
     elif failed or left:
-        print(f"to go on: python {shlex.join(sys.argv)}")
+        print(f"to continue: python {shlex.join(sys.argv)}")
     return int(bool(failed))
 
 

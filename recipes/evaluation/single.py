@@ -103,7 +103,7 @@ class ModelAnswers:
             **model.sampling,
         )
         if request.model_path.startswith(API):
-            # thinking counts as part of a trained policy's list, as in training; a model behind an API is not one
+            # in training, a policy's thinking counts as ranks of its list; a model behind an API was not trained so
             answers = {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}
         self.generated += new
         self.by_request.append(answers)
