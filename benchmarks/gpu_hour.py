@@ -1,14 +1,14 @@
-"""The first hour on a GPU: parts in the order of their worth, and one page of what came of them.
+"""The first hour on a GPU: parts ordered by their value, and one page with their results.
 
     python benchmarks/gpu_hour.py --demo outputs/demo                 (make gpu-hour)
     python benchmarks/gpu_hour.py --demo outputs/demo --minutes 9     (make gpu-hour MINUTES=9)
     python benchmarks/gpu_hour.py --demo outputs/demo --parts free half_b
 
-DEMO is the folder of `convrec demo`: data/, model/ and sft/ are read. --minutes: no part begins that might not end
-in that time, and the same command goes on with the others. --parts: only these run. Each part has a time limit of its
-own, and stops none of the others. A part that is done is not done again; one that failed is tried again after the
-others. OUT has the runs, and in results/ what is small: PART.json and PART.log of each part, figures of benchmarks,
-report.html. Without a GPU the same parts run at the smallest size: a rehearsal. Exit status 1 where a part failed.
+DEMO is the folder of `convrec demo`: data/, model/ and sft/ are read. With --minutes, no part starts whose limit
+exceeds that time; the same command continues with the others. With --parts, only these run. Each part has its own time
+limit, and its failure does not stop the others. A finished part is not repeated; a failed one is retried after the
+others. OUT has the runs, and in results/ the small files: PART.json and PART.log of each part, figures of benchmarks,
+report.html. Without a GPU the same parts run at the smallest size, as a rehearsal. Exit status 1 if a part failed.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from convrec.report.html import Cell, Grid
 from convrec.runs.folder import LATEST, latest_step
 from convrec.runs.supervisor import die_with
 from recipes.demos.sizes import TINY, read_runs
-from recipes.gpu_check import line
+from recipes.gpu_check import format_outcome
 from recipes.launch.variables import VARIABLES
 from recipes.planning.figures import GPUS
 from recipes.report import report
@@ -42,18 +42,18 @@ from recipes.selftest.runner import Outcome
 from recipes.selftest.step import compute_figures
 
 ROOT = Path(__file__).resolve().parents[1]
-END_SECONDS = 20  # of a part's limit: for what it runs to end by itself
-# Limits on an H200, where ten steps of a tiny model took 180 s with their start (notes/gpu.md).
+END_SECONDS = 20  # of a part's limit, reserved for its processes to end by themselves
+# Limits for an H200, where ten steps of a tiny model took 180 s including the start (notes/gpu.md).
 TRAINING_SECONDS = 300
 EVALUATION_SECONDS = 300
 HALF_B_SECONDS = 330
 CHECK_SECONDS = 300
-LOG_LINES = 30  # of a part that failed
-# each worker is a process with imports of its own, and eight of both make a start of minutes
+LOG_LINES = 30  # of a failed part
+# Each worker is a process with its own imports: with eight of both, a start would take minutes.
 FEW = "data.val_max_samples=64 actor_rollout_ref.rollout.agent.num_workers=2 reward.num_workers=2"
 LLAMA = "--model-type llama --hidden-size 256 --num-heads 4 --num-kv-heads 2 --intermediate-size 512"
 PAPER = {"TRAIN_BATCH_SIZE": "48", "ROLLOUT_N": "8", "MAX_RESPONSE_LENGTH": "256", "TOTAL_STEPS": "5"}
-BENCHMARKS = {  # name -> (on a GPU, without one, seconds); a start of vLLM takes a GPU's machine 100 s
+BENCHMARKS = {  # name -> (on a GPU, without one, seconds); vLLM takes 100 s to start on a GPU
     "loss": ("--device cuda --dtype bfloat16 --compile", "--repeats 2", 300),
     "constrained_update": (
         "--device cuda --dtype bfloat16 --hidden 896 --layers 24 --lists 48",
@@ -64,7 +64,7 @@ BENCHMARKS = {  # name -> (on a GPU, without one, seconds); a start of vLLM take
     "serving": ("--levels 1,16,64 --seconds 30", "--levels 1,4 --seconds 6", 480),  # 180 s of load
 }
 EVALUATIONS = {"before": "sft", "after": "free", "after, under the constraint": "constrained"}
-PLANNED = {  # what verl calls a phase of a step -> the plan
+PLANNED = {  # verl's name of a phase of a step -> the plan's
     "timing_s/gen": "rollout",
     "timing_s/ref": "log-probs",
     "timing_s/update_actor": "update",
@@ -75,9 +75,14 @@ PLANNED = {  # what verl calls a phase of a step -> the plan
 
 @dataclass(frozen=True)
 class Command:
-    """words: of `convrec`, or a Python file of the checkout and its own, as in a shell. variables: of its environment.
+    """A command of a part.
 
-    file: has its figures, JSON, in the end. prints: it is the command's output.
+    Attributes:
+        name: for results and messages.
+        words: of `convrec`, or a Python file of the checkout with its arguments, as in a shell.
+        variables: of its environment.
+        file: JSON file of its figures.
+        prints: whether the file is the command's output.
     """
 
     name: str
@@ -89,7 +94,15 @@ class Command:
 
 @dataclass(frozen=True)
 class Part:
-    """seconds: that all its commands together may take. needs: parts that must be done before."""
+    """A part of the hour.
+
+    Attributes:
+        name: for `--parts`.
+        what: description.
+        seconds: time limit of all its commands together.
+        commands: run one after the other.
+        needs: parts that must be done first.
+    """
 
     name: str
     what: str
@@ -98,14 +111,14 @@ class Part:
     needs: tuple[str, ...] = ()
 
 
-Kept = dict[str, dict[str, Any]]  # part -> what became of it, as in PART.json; empty where it has not run
+Results = dict[str, dict[str, Any]]  # part -> its result, as in PART.json; empty if it has not run
 
 
 # ---- the parts
 
 
 def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]:
-    """Commands that there are anyway. gpu_name: as torch says it, for the plan; without one that of an H100."""
+    """Make all parts. gpu_name: torch's name of the GPU, for the plan; "": plan for an H100."""
     folder, data, sft = shlex.quote(str(out)), shlex.quote(str(demo / "data")), demo / "sft"
     _, rl, _ = read_runs(TINY, demo)
     common = {name: text for name, text in rl.variables.items() if name != "TOTAL_STEPS"}
@@ -121,20 +134,20 @@ def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Par
         file = out / "evaluation" / name / "metrics.json"
         return Command(f"evaluation of {name}", f"evaluate --model {model} {split} {others}", file=str(file))
 
-    def printed(name: str, words: str, **variables: str) -> Command:
+    def make_printing_command(name: str, words: str, **variables: str) -> Command:
         return Command(name, words, variables, str(out / "results" / f"{name}.figures.json"), prints=True)
 
     def benchmark(name: str, what: str, others: str = "", *needs: str) -> Part:
         on_gpu, without, seconds = BENCHMARKS[name]
         words = f"benchmarks/bench_{name}.py {on_gpu if gpus else without} {others}"
-        return Part(name, what, seconds, (printed(name, words),), needs)
+        return Part(name, what, seconds, (make_printing_command(name, words),), needs)
 
-    def checked(name: str, phases: str) -> Command:
+    def make_check(name: str, phases: str) -> Command:
         file = str(out / "results" / f"{name}.figures.json")
         return Command(name, f"gpu-check --json {shlex.quote(file)} --only {phases}", file=file)
 
     def check(name: str, what: str, phases: str) -> Part:
-        return Part(name, f"gpu-check: {what}", CHECK_SECONDS, (checked(name, phases),))
+        return Part(name, f"gpu-check: {what}", CHECK_SECONDS, (make_check(name, phases),))
 
     against = f"--against {folder}/evaluation/sft"
     before = evaluate("sft", shlex.quote(str(sft)), "--constrained")
@@ -146,7 +159,7 @@ def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Par
     kind = next((kind for kind in GPUS if kind in gpu_name), "H100")
     devices = {"N_GPUS_PER_NODE": "2" if gpus > 1 else "1"}  # as phase `step` takes
     words = f"plan --json --model 0.5B --gpu {kind} --rows 400 --response-tokens {PAPER['MAX_RESPONSE_LENGTH']}"
-    plan = printed("plan", words, **(common | PAPER | devices))
+    plan = make_printing_command("plan", words, **(common | PAPER | devices))
     llama = Command("model", f"tiny-model --data {data} --out {folder}/llama-model {LLAMA}")
     of_model = "{0}_rollout {0}_weights {0}_sleep {0}_constrained"
     words_of = "" if gpus else f"--tokenizer {shlex.quote(str(demo / 'model'))}"  # 150,000 words take a minute
@@ -154,7 +167,7 @@ def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Par
     half_b_what = "Qwen2.5-0.5B's shape, the paper's batch, 5 steps"
     return [
         Part("free", "Rank-GRPO from the SFT model, 8 steps", TRAINING_SECONDS, (free,)),
-        Part("half_b", half_b_what, HALF_B_SECONDS, (plan, checked("step", "step"))),
+        Part("half_b", half_b_what, HALF_B_SECONDS, (plan, make_check("step", "step"))),
         Part("evaluation", "before and after `free`", EVALUATION_SECONDS, (before, after), ("free",)),
         Part("constrained", "Rank-GRPO under the constraint, 8 steps", TRAINING_SECONDS, (constrained,)),
         Part(
@@ -164,12 +177,12 @@ def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Par
             (after_constrained,),
             ("evaluation", "constrained"),
         ),
-        Part("llama_model", "a model of Llama's shape, with a head of its own", 120, (llama,)),
+        Part("llama_model", "a model of Llama's shape, with untied embeddings", 120, (llama,)),
         Part("llama", "Rank-GRPO with it, 2 steps", TRAINING_SECONDS, (of_llama,), ("llama_model",)),
-        Part("resume", "the first run goes on, to step 10", TRAINING_SECONDS, (resume,), ("free",)),
-        benchmark("loss", "the rank-level loss beside verl's"),
-        benchmark("constrained_update", "an update under the constraint beside others", words_of),
-        benchmark("constrained_decoding", "vLLM's decoding under the constraint beside free", words_of),
+        Part("resume", "the first run resumes, up to step 10", TRAINING_SECONDS, (resume,), ("free",)),
+        benchmark("loss", "the rank-level loss against verl's"),
+        benchmark("constrained_update", "a constrained update against a free one", words_of),
+        benchmark("constrained_decoding", "vLLM's constrained decoding against free", words_of),
         benchmark("serving", "lists over HTTP", lists, "free"),
         check("check_llama", "a rollout of Llama's shape", of_model.format("llama")),
         check("check_qwen3", "a rollout of Qwen3's shape", of_model.format("qwen3")),
@@ -181,70 +194,76 @@ def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Par
 # ---- running them
 
 
-def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float, names: Sequence[str] = ()) -> Kept:
+def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float, names: Sequence[str] = ()) -> Results:
     """Run the parts that are not done and fit into the time.
 
     Args:
-        parts: all of them; the page has each.
-        out: folder of the runs and results.
-        gpus: of this machine.
-        minutes: no part begins that might not end within them.
-        names: parts that may run; all where there are none.
+        parts: all of them; the page lists each.
+        out: folder for runs and results.
+        gpus: number of GPUs.
+        minutes: a part whose limit exceeds the rest of this time does not start.
+        names: parts that may run; (): all.
 
     Returns:
-        What became of each part, now or before.
+        The result of each part, from now or before.
 
     Raises:
-        UserError: a part of `names` does not exist, or waits for one that is neither done nor among them.
+        UserError: A name is not a part's, or a part needs one that is neither done nor chosen.
     """
     deadline = time.monotonic() + 60 * minutes
     results = out / "results"
     results.mkdir(parents=True, exist_ok=True)
     requests = {part.name: as_kept({"gpus": gpus, **asdict(part)}) for part in parts}
-    kept = {name: _kept(results / f"{name}.json", request) for name, request in requests.items()}
-    chosen = _choose(parts, names, kept)
-    for part in sorted(chosen, key=lambda part: bool(kept[part.name])):  # what failed comes last
+    kept = {name: _read_result(results / f"{name}.json", request) for name, request in requests.items()}
+    chosen = _choose_parts(parts, names, kept)
+    for part in sorted(chosen, key=lambda part: bool(kept[part.name])):  # failed parts come last
         if is_done(part.name, kept):
             print(f"{part.name:24} done before", flush=True)
         elif all(is_done(name, kept) for name in part.needs) and time.monotonic() + part.seconds <= deadline:
             print(f"{part.name:24} {part.what}, at most {part.seconds} s", flush=True)
-            one = run_part(part, results / f"{part.name}.log")
-            print(f"{'':24} {one['status']}, {one['seconds']:.0f} s {one['why']}", flush=True)
-            kept[part.name] = {"request": requests[part.name]} | one
+            result = run_part(part, results / f"{part.name}.log")
+            print(f"{'':24} {result['status']}, {result['seconds']:.0f} s {result['why']}", flush=True)
+            kept[part.name] = {"request": requests[part.name]} | result
             write_json(results / f"{part.name}.json", kept[part.name])
             try:
                 write_page(out, parts, kept, gpus)
-            except UserError as error:  # the other parts are worth more
+            except UserError as error:  # must not stop the other parts
                 print(f"{'':24} no page: {error}", file=sys.stderr)
     return kept
 
 
-def _choose(parts: Sequence[Part], names: Sequence[str], kept: Kept) -> list[Part]:
-    """The parts with these names, in the order of all parts."""
+def _choose_parts(parts: Sequence[Part], names: Sequence[str], kept: Results) -> list[Part]:
+    """Choose the parts with these names, in the order of all parts."""
     known = {part.name for part in parts}
     for name in names:
         if name not in known:
-            raise UserError(f"--parts {name}: no such part; {did_you_mean(name, sorted(known))}")
+            raise UserError(
+                "gpu-hour.unknown-part", f"--parts {name}: no such part; {did_you_mean(name, sorted(known))}"
+            )
     chosen = [part for part in parts if part.name in names or not names]
     for part in chosen:
         missing = [need for need in part.needs if names and need not in names and not is_done(need, kept)]
         if missing:
-            raise UserError(f"--parts {part.name}: it needs {', '.join(missing)}, not done yet; add it to --parts")
+            raise UserError(
+                "gpu-hour.missing-part",
+                f"--parts {part.name}: needs {', '.join(missing)}, which is not done. Add it to --parts.",
+            )
     return chosen
 
 
-def is_done(name: str, kept: Kept) -> bool:
+def is_done(name: str, kept: Results) -> bool:
+    """Return whether a part has passed."""
     return kept[name].get("status") == "pass"
 
 
-def _kept(file: Path, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What became of this very part before."""
-    kept: dict[str, Any] = read_json(file) if file.exists() else {}
-    return kept if kept.get("request") == request else {}
+def _read_result(file: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Read an earlier result of the same part; {} if there is none."""
+    result: dict[str, Any] = read_json(file) if file.exists() else {}
+    return result if result.get("request") == request else {}
 
 
 def run_part(part: Part, log: Path) -> dict[str, Any]:
-    """status, why it failed, seconds, figures by command, the end of the log. The first command that fails ends it."""
+    """Run a part up to its first failing command; return status, reason, seconds, figures and the end of the log."""
     start, figures, why = time.monotonic(), dict[str, Any](), ""
     with log.open("w") as output:
         for command in part.commands:
@@ -254,7 +273,7 @@ def run_part(part: Part, log: Path) -> dict[str, Any]:
                     figures[command.name] = read_json(Path(command.file))
                 if run := command.variables.get("SAVE_PATH"):
                     figures[command.name] = compute_figures(Path(run))
-            except UserError as error:  # of this part, and no end of the hour
+            except UserError as error:  # must not stop the other parts
                 why = why or f"{command.name}: {error}"
             if why:
                 break
@@ -264,7 +283,7 @@ def run_part(part: Part, log: Path) -> dict[str, Any]:
 
 
 def run_command(command: Command, log: IO[str], deadline: float) -> str:
-    """What went wrong, or ""."""
+    """Run a command; return what went wrong, or ""."""
     first, *others = shlex.split(command.words)
     program = [str(ROOT / first)] if first.endswith(".py") else ["-m", "recipes", first]
     if command.file:
@@ -284,7 +303,7 @@ def run_command(command: Command, log: IO[str], deadline: float) -> str:
         except subprocess.TimeoutExpired:
             return f"{command.name}: no end within the part's limit"
         finally:
-            _end(process)
+            _end_process(process)
     if process.returncode:
         return f"{command.name}: exit status {process.returncode}"
     if command.prints:
@@ -292,8 +311,8 @@ def run_command(command: Command, log: IO[str], deadline: float) -> str:
     return ""
 
 
-def _end(process: subprocess.Popen) -> None:
-    """First as a user would: a training or a server then ends what it has started."""
+def _end_process(process: subprocess.Popen) -> None:
+    """End a process, first with SIGTERM, so that a training or a server can end its own processes."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -305,34 +324,39 @@ def _end(process: subprocess.Popen) -> None:
 # ---- the page
 
 
-def write_page(out: Path, parts: Sequence[Part], kept: Kept, gpus: int) -> Path:
-    """OUT/results/report.html. Raises UserError where a run or an evaluation cannot be read."""
+def write_page(out: Path, parts: Sequence[Part], kept: Results, gpus: int) -> Path:
+    """Write OUT/results/report.html. Raises UserError if a run or an evaluation cannot be read."""
     runs = [out / name for name in ("free", "constrained") if latest_step(out / name)]
     folders = {name: out / "evaluation" / of for name, of in EVALUATIONS.items()}
     evaluations = {name: folder for name, folder in folders.items() if (folder / "metrics.json").exists()}
-    tables = {"Parts": _parts(parts, kept), "A step: medians of the steps after the first": _steps(kept)}
+    tables = {
+        "Parts": _make_parts_table(parts, kept),
+        "A step: medians of the steps after the first": _make_steps_table(kept),
+    }
     for part in parts:
         found = kept[part.name].get("figures", {}).get(part.name)  # of a benchmark, or phases of gpu-check
         if found and "timing_s/step" not in found:
-            tables[part.what] = Grid(["found"], [(name, [Cell(text)]) for name, text in _figures(found)])
+            tables[part.what] = Grid(["found"], [(name, [Cell(text)]) for name, text in _iter_figures(found)])
     title = f"An hour on {gpus} GPU{'s' * (gpus > 1)}" if gpus else "An hour on a GPU, rehearsed without one"
-    scaled = "All is scaled down, Qwen2.5-0.5B's shape and the paper's batch too; the plan's range is of the real size."
+    scaled = (
+        "Everything is scaled down, also Qwen2.5-0.5B's shape and the paper's batch; the plan is for full size."
+    )
     shown = {heading: table for heading, table in tables.items() if table.rows}
     more: dict[str, Any] = {"title": title, "notes": [] if gpus else [scaled], "tables": shown}
     return report(runs, out / "results" / "report.html", evaluations, more=more)
 
 
-def _parts(parts: Sequence[Part], kept: Kept) -> Grid:
+def _make_parts_table(parts: Sequence[Part], kept: Results) -> Grid:
     rows = []
     for part in parts:
         one = kept[part.name] or {"status": "not begun", "seconds": "", "why": ""}
-        texts = [part.what, one["status"], _text(one["seconds"]), str(part.seconds), one["why"]]
+        texts = [part.what, one["status"], _format_value(one["seconds"]), str(part.seconds), one["why"]]
         rows.append((part.name, [Cell(text) for text in texts]))
     return Grid(["what", "status", "seconds", "limit", "why"], rows)
 
 
-def _steps(kept: Kept) -> Grid:
-    """A column for each training, and one for the plan of `half_b`."""
+def _make_steps_table(kept: Results) -> Grid:
+    """Make a column for each training, and one for the plan of `half_b`."""
     columns: dict[str, Mapping[str, Any]] = {}
     for part, one in kept.items():
         for name, found in one.get("figures", {}).items():
@@ -343,50 +367,60 @@ def _steps(kept: Kept) -> Grid:
             elif name == "plan":
                 columns["plan"] = {phase: found["seconds of a step"][of] for phase, of in PLANNED.items()}
     rows = dict.fromkeys(name for found in columns.values() for name in found)
-    return Grid([*columns], [(name, [Cell(_text(found.get(name))) for found in columns.values()]) for name in rows])
+    return Grid(
+        [*columns], [(name, [Cell(_format_value(found.get(name))) for found in columns.values()]) for name in rows]
+    )
 
 
-def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, text) of what a benchmark prints or gpu-check writes."""
+def _iter_figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for the figures of a benchmark or of gpu-check."""
     if "phases" in found:
         for phase in found["phases"]:
-            yield phase["phase"], line(Outcome(**{name: value for name, value in phase.items() if name != "what"}))
+            yield (
+                phase["phase"],
+                format_outcome(Outcome(**{name: value for name, value in phase.items() if name != "what"})),
+            )
         return
     for name, value in found.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}, {inner}", text) for inner, text in _figures(value))
+            yield from ((f"{name}, {inner}", text) for inner, text in _iter_figures(value))
         else:
-            yield name, _text(value)
+            yield name, _format_value(value)
 
 
-def _text(value: Any) -> str:
-    """Of a figure, of the two ends of a range, or of several; differences of log-probs are far below 1."""
+def _format_value(value: Any) -> str:
+    """Format a figure, a range, or several; four digits, because differences of log-probs are far below 1."""
     if isinstance(value, list):
-        return (" to " if len(value) == 2 else ", ").join(map(_text, value))
+        return (" to " if len(value) == 2 else ", ").join(map(_format_value, value))
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else str(value)
 
 
 def check_demo(demo: Path) -> None:
-    """Raise UserError where something is missing that the parts read."""
+    """Raise UserError if a file that the parts read is missing."""
     needed_files = ("data/train.parquet", "data/test.parquet", "model/config.json", f"sft/{LATEST}")
     for needed in map(demo.joinpath, needed_files):
         if not needed.exists():
-            raise UserError(f"--demo {demo}: no {needed.relative_to(demo)}; `convrec demo --out {demo}` makes it")
+            raise UserError(
+                "gpu-hour.incomplete-demo",
+                f"--demo {demo}: no {needed.relative_to(demo)}. Run `convrec demo --out {demo}`.",
+            )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--demo", type=Path, default=Path("outputs/demo"), help="folder of a demo (%(default)s)")
-    parser.add_argument("--out", type=Path, help="folder to write (outputs/gpu-hour; without a GPU gpu-hour-rehearsed)")
-    parser.add_argument("--minutes", type=float, default=120, help="of all parts together (%(default)s)")
-    parser.add_argument("--parts", nargs="+", metavar="NAME", default=[], help="parts that may run (all)")
+    parser.add_argument(
+        "--out", type=Path, help="folder to write (outputs/gpu-hour; without a GPU outputs/gpu-hour-rehearsed)"
+    )
+    parser.add_argument("--minutes", type=float, default=120, help="limit for all parts together (%(default)s)")
+    parser.add_argument("--parts", nargs="+", metavar="NAME", default=[], help="parts to run (default: all)")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a part has started is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exits normally, which also ends a part's processes
     demo = options.demo.resolve()
     for name in {variable.name for variable in VARIABLES} | {"RAY_ADDRESS"}:
-        os.environ.pop(name, None)  # what the caller's shell says to other runs
+        os.environ.pop(name, None)  # the shell has set them for other runs
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         check_demo(demo)
@@ -395,21 +429,21 @@ def main() -> int:
             import torch
 
             gpu_name = torch.cuda.get_device_name(0)
-        # apart: on a GPU a training would go on from the rehearsal's checkpoint
+        # a separate folder, or a training on a GPU would resume from the rehearsal's checkpoint
         out = (options.out or Path("outputs", "gpu-hour" if gpus else "gpu-hour-rehearsed")).resolve()
         parts = make_parts(out, demo, gpus, gpu_name)
         kept = run_parts(parts, out, gpus, options.minutes, options.parts)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error.as_line(), file=sys.stderr)
         return 2
     chosen = [part for part in parts if part.name in options.parts or not options.parts]
     failed = [part.name for part in chosen if kept[part.name].get("status") == "fail"]
     left = [part for part in chosen if not kept[part.name]]
     print(f"{len(failed)} of {len(chosen)} parts failed, {len(left)} are left; {out / 'results' / 'report.html'}")
     if left and (least := min(part.seconds for part in left)) > 60 * options.minutes:
-        print(f"each that is left may take longer than --minutes {options.minutes:g}: {least} s and more")
+        print(f"each remaining part may take longer than --minutes {options.minutes:g}: {least} s and more")
     elif failed or left:
-        print(f"to go on: python {shlex.join(sys.argv)}")
+        print(f"to continue: python {shlex.join(sys.argv)}")
     return int(bool(failed))
 
 

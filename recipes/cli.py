@@ -1,7 +1,7 @@
-"""`convrec`: every command of the project, and the one way to start each. `convrec COMMAND --help` is its own help.
+"""`convrec`: the entry point of every command. `convrec COMMAND --help` prints a command's help.
 
-`python -m recipes COMMAND` is the same in a checkout that is not installed: run_*.sh and Ray jobs call that. Next to
-nothing is imported before the command's process is under its supervisor, and for a `--help` next to nothing at all.
+`python -m recipes COMMAND` is the same in a checkout that is not installed; run_*.sh and Ray jobs call that. Almost
+nothing is imported before the command's process is under its supervisor, and even less for `--help`.
 """
 
 import os
@@ -18,50 +18,50 @@ from convrec.base.errors import UserError, need_packages
 from convrec.base.shipped import python_path
 from convrec.runs import guard, supervisor
 
-GROUPS: Mapping[str, Mapping[str, str]] = {  # what somebody wants -> what is typed -> help
+GROUPS: Mapping[str, Mapping[str, str]] = {  # task -> command -> help
     "Start here": {
-        "demo": "the whole method, small, on a CPU",
-        "doctor": "is a run possible here, or on that cluster?",
-        "gpu-check": "does all that a run needs of GPUs work on this machine?",
-        "plan": "steps, hours, memory and network of a run on any cluster, computed",
+        "demo": "run the whole method, small, on a CPU",
+        "doctor": "check whether a run is possible on this machine or a cluster",
+        "gpu-check": "check everything that a run needs from this machine's GPUs",
+        "plan": "compute steps, hours, memory and network of a run on any cluster",
     },
     "Data": {
-        "data own": "conversations and a catalog of your own",
-        "data ratings": "ratings of users, as conversations",
-        "data feedback": "what users did with the lists that were served",
-        "data reddit-v2": "the released Reddit-v2 download",
-        "data sample": "the sample data",
-        "data judge": "preferences and ratings for judges",
-        "data judge-demonstrations": "SFT demonstrations for judges",
-        "data judge-sample": "sample data for judges",
-        "demonstrations": "SFT demonstrations for a catalog: Remap, Reflect, Adjust",
-        "retrieval fit": "lists without a model, from training conversations",
-        "retrieval candidates": "tables whose prompts name what it finds",
-        "tiny-model": "a model of a million parameters with its own tokenizer",
+        "data own": "convert your own conversations and catalog",
+        "data ratings": "convert user ratings to conversations",
+        "data feedback": "convert feedback on served lists",
+        "data reddit-v2": "convert the released Reddit-v2 download",
+        "data sample": "make sample data",
+        "data judge": "convert preferences and ratings for judges",
+        "data judge-demonstrations": "make SFT demonstrations for judges",
+        "data judge-sample": "make sample data for judges",
+        "demonstrations": "make SFT demonstrations for a catalog: Remap, Reflect, Adjust",
+        "retrieval fit": "fit a retrieval to training conversations",
+        "retrieval candidates": "add retrieved candidates to the prompts of tables",
+        "tiny-model": "make a model of a million parameters with its own tokenizer",
     },
     "Train": {
-        "train sft": "SFT warm start",
-        "train rank-grpo": "Rank-GRPO, GRPO or GSPO",
-        "train judge pointwise": "a judge that scores a response",
-        "train judge pairwise": "a judge that says which of two responses is better",
-        "matrix": "many trainings, evaluated alike",
-        "submit": "follow or stop a job of a cluster",
+        "train sft": "train by SFT, the warm start",
+        "train rank-grpo": "train by Rank-GRPO, GRPO or GSPO",
+        "train judge pointwise": "train a judge that scores a response",
+        "train judge pairwise": "train a judge that compares two responses",
+        "matrix": "train and evaluate many runs with the same settings",
+        "submit": "submit, follow or stop a job on a cluster",
     },
     "Evaluate": {
-        "evaluate": "metrics of a model, or of every checkpoint",
+        "evaluate": "compute metrics of a model, or of every checkpoint",
     },
     "Use": {
-        "recommend": "lists for the conversations of a file",
-        "serve": "a model over HTTP, with a chat page",
-        "push": "a checkpoint to the Hugging Face Hub",
+        "recommend": "write lists for the conversations in a file",
+        "serve": "serve models over HTTP, with a chat page",
+        "push": "upload a checkpoint to the Hugging Face Hub",
     },
     "Look": {
-        "plot": "curves of one run or several",
-        "report": "one HTML file about a run, or several side by side",
+        "plot": "plot curves of one or more runs",
+        "report": "write an HTML report about one or more runs",
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-OPTIONS = {  # of each command but the trainings, whose options are variables and Hydra overrides
+OPTIONS = {  # of all commands except trainings, whose options are variables and Hydra overrides
     "demo": "recipes.options.demo:DemoOptions",
     "doctor": "recipes.options.cluster:DoctorOptions",
     "gpu-check": "recipes.options.gpu_check:GpuCheckOptions",
@@ -88,38 +88,39 @@ OPTIONS = {  # of each command but the trainings, whose options are variables an
     "report": "recipes.options.look:ReportOptions",
 }
 JUDGES = "recipes.options.judge:JudgeEvaluationOptions"  # of `evaluate --judge`
-# Others are `main` of a module of their name: recipes/NAME.py, and of `data NAME` data_prep/NAME.py
-ELSEWHERE = {
+# Other commands are `main` in recipes/NAME.py, and `data NAME` is `main` in data_prep/NAME.py.
+ENTRY_POINTS = {
     "demonstrations": "data_prep.build:main",
     "retrieval fit": "recipes.retrieval:main",
     "retrieval candidates": "recipes.retrieval:candidates_main",
 }
-# Quick ones, and those that answer Ctrl-C in their own way
+# Quick commands, and those that handle Ctrl-C themselves.
 UNSUPERVISED = {"doctor", "plan", "gpu-check", "plot", "report", "matrix", "submit", "tiny-model"}
 SECONDS = {
-    # what it starts may save first, and ends in the same way then
+    # the training that it starts may save first, and then ends in the same way
     "demo": supervisor.SAVE_SECONDS + 2 * supervisor.SECONDS + supervisor.GUARD_SECONDS,
-    "serve": 300 + supervisor.SECONDS,  # the most of --drain-seconds; a second signal does not wait for that
+    "serve": 300 + supervisor.SECONDS,  # the largest --drain-seconds; a second signal does not wait for it
 }
 HELP = {"--help", "-h"}
 SHELLS: tuple[Literal["bash", "zsh", "fish"], ...] = ("bash", "zsh", "fish")
 
 
 def main() -> None:
+    """Run the command on the command line."""
     with errors.exit_on_unwritable_output():
         run(sys.argv[1:])
 
 
-def run(given: list[str]) -> NoReturn:
-    """Run what these arguments ask for, and end with its exit status."""
+def run(words: list[str]) -> NoReturn:
+    """Run the command of a command line, and exit with its status."""
     need_packages("omegaconf", "pyarrow", "torch", "verl", "ray", "cyclopts")
-    command = next((name for name in COMMANDS if given[: len(name.split())] == name.split()), "")
-    if command in ("", "plan") or {*HELP, "--print-config"} & set(given):
-        # all that is done is to print: `| head` ends it without a word, where Python would print a BrokenPipeError
+    command = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
+    if command in ("", "plan") or {*HELP, "--print-config"} & set(words):
+        # such a command only prints: `| head` should end it silently, without Python's BrokenPipeError
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if not command:
-        sys.exit(list_commands(given))
-    arguments = given[len(command.split()) :]
+        sys.exit(list_commands(words))
+    arguments = words[len(command.split()) :]
     if command in OPTIONS:
         check_options(command, arguments)
     elif HELP & set(arguments):
@@ -133,19 +134,19 @@ def run(given: list[str]) -> NoReturn:
     try:
         sys.exit(resolve_command(command)(arguments))
     except KeyboardInterrupt:
-        if is_supervised:  # its supervisor says what there is to say
+        if is_supervised:  # its supervisor prints the message
             raise
         sys.exit(supervisor.STOPPED)
 
 
-def list_commands(given: list[str]) -> int:
-    """For --help, of a group of commands too, --version, --completion, and what is no command. Exit status."""
-    if given == ["--version"]:
+def list_commands(arguments: list[str]) -> int:
+    """Answer --help (of a group, too), --version, --completion and unknown commands; return the exit status."""
+    if arguments == ["--version"]:
         print_version()
         return 0
-    if given[:1] == ["--completion"]:
-        return print_completion(given[1:])
-    words = list(takewhile(lambda word: not word.startswith("-"), given))
+    if arguments[:1] == ["--completion"]:
+        return print_completion(arguments[1:])
+    words = list(takewhile(lambda word: not word.startswith("-"), arguments))
     listed = [name for name in COMMANDS if name.split()[: len(words)] == words]
     if not listed:
         from convrec.base.kinds import did_you_mean
@@ -157,14 +158,14 @@ def list_commands(given: list[str]) -> int:
     print("usage: convrec COMMAND [--help] ... | --version | --completion {bash,zsh,fish}")
     width = max(map(len, listed))
     for title, commands in GROUPS.items():
-        shown = [f"  {name:{width}}  {commands[name]}" for name in commands if name in listed]
-        if shown:
-            print("", title, *shown, sep="\n")
-    return 0 if HELP & set(given) else 2
+        lines = [f"  {name:{width}}  {commands[name]}" for name in commands if name in listed]
+        if lines:
+            print("", title, *lines, sep="\n")
+    return 0 if HELP & set(arguments) else 2
 
 
 def print_version() -> None:
-    """The version, and the commit of a checkout."""
+    """Print the version, and the commit of a checkout."""
     from pathlib import Path
 
     from convrec.runs.starts import installed_version, source_commit
@@ -172,11 +173,11 @@ def print_version() -> None:
     print(*filter(None, (installed_version("convrec"), source_commit(Path(__file__)))))
 
 
-def print_completion(given: Sequence[str]) -> int:
-    """Print what a shell reads to complete commands and options. Exit status."""
-    shell = next((shell for shell in SHELLS if given == [shell]), None)
+def print_completion(arguments: Sequence[str]) -> int:
+    """Print a shell's completion script for commands and options; return the exit status."""
+    shell = next((shell for shell in SHELLS if arguments == [shell]), None)
     if shell is None:
-        print(f"error: --completion {' '.join(given)}: give one of {', '.join(SHELLS)}", file=sys.stderr)
+        print(f"error: --completion {' '.join(arguments)}: choose from {', '.join(SHELLS)}", file=sys.stderr)
         return 2
     from convrec.base.options import completion_script
 
@@ -186,13 +187,13 @@ def print_completion(given: Sequence[str]) -> int:
 
 
 def check_options(command: str, arguments: Sequence[str]) -> None:
-    """End with the help, or with what is wrong, before the command's own imports, which take seconds."""
+    """Exit with the help or an error before the command's own imports, which take seconds."""
     from convrec.base.options import parse
 
     try:
         parse(resolve_options(command, arguments), arguments)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error.as_line(), file=sys.stderr)
         sys.exit(2)
 
 
@@ -204,7 +205,7 @@ def print_training_help(command: str) -> None:
 
 
 def resolve_options(command: str, arguments: Sequence[str]) -> Any:
-    """The record of the command's options, which these arguments are for."""
+    """Return the record of a command's options; arguments decide between those of `evaluate` and its judges."""
     if command == "evaluate":
         from recipes.evaluation.options import is_for_judges
 
@@ -213,27 +214,27 @@ def resolve_options(command: str, arguments: Sequence[str]) -> Any:
 
 
 def is_submitted(command: str) -> bool:
-    """Whether this is a training for the cluster of RAY_ADDRESS. There, in the job, the address is no http one."""
+    """Return whether the command is a training to submit to RAY_ADDRESS; inside a job that is not an http address."""
     return command.startswith("train ") and os.environ.get("RAY_ADDRESS", "").startswith("http")
 
 
 def resolve_command(command: str) -> Callable[[Sequence[str]], int]:
-    """What runs the command: given its arguments, it returns the exit status."""
+    """Return the function that runs a command with its arguments and returns the exit status."""
     if command.startswith("train "):
-        return _training(command)
+        return _make_training_command(command)
     package = "data_prep" if command.startswith("data ") else "recipes"
     name = command.removeprefix("data ")
-    return resolve_name(ELSEWHERE.get(command, f"{package}.{name.replace('-', '_')}:main"))
+    return resolve_name(ENTRY_POINTS.get(command, f"{package}.{name.replace('-', '_')}:main"))
 
 
 def find_recipe(command: str) -> Any:
-    """Return the recipe that this command trains by."""
+    """Return the recipe of a training command."""
     from recipes.launch.recipe import RECIPES
 
     return next(recipe for recipe in RECIPES.values() if recipe.command == command)
 
 
-def _training(command: str) -> Callable[[Sequence[str]], int]:
+def _make_training_command(command: str) -> Callable[[Sequence[str]], int]:
     recipe = find_recipe(command)
     if is_submitted(command):
         from recipes import submit

@@ -1,20 +1,20 @@
 """The whole method, small, on a CPU: sample data, a model, SFT, Rank-GRPO, evaluation before and after, a report.
 
-    make demo            (or: convrec demo [--out outputs/demo]): a tiny model, made on the spot
-    convrec demo --pretrained [MODEL] [--out outputs/pretrained]: a pretrained one, evaluated as it comes, too
+    make demo            (or: convrec demo [--out outputs/demo]): with a tiny, newly initialized model
+    convrec demo --pretrained [MODEL] [--out outputs/pretrained]: with a pretrained one, also evaluated zero-shot
 
-Every part is the real one: what run_sft.sh and run_rank_grpo.sh start, which drives verl, Ray, FSDP2 and vLLM. An
-interrupted demo continues where it was; a finished one is left alone. recipes/demos/ has the sizes.
+Trainings are those of run_sft.sh and run_rank_grpo.sh, with verl, Ray, FSDP2 and vLLM. An interrupted demo resumes; a
+finished one is not run again. recipes/demos/ has the sizes.
 
 OUT/summary.json:
     models             {"popularity" | "retrieval" | "zero_shot" | "sft" | "rank_grpo" | "fused": {"recall@5": {"mean",
                        "se"}, ..., "ndcg@20": {"mean", "se"}, "catalog_hit_ratio", "n"}}: test split, protocol `paper`,
-                       standard errors by bootstrap, up to the length of the lists; zero_shot: the pretrained model as
-                       it comes; fused: the lists of Rank-GRPO and of the retrieval made into one
-    gain               rank_grpo minus sft, row by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
+                       standard errors by bootstrap, up to the length of the lists; zero_shot: the pretrained model
+                       before training; fused: the lists of Rank-GRPO fused with those of the retrieval
+    gain               rank_grpo minus sft, paired by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
     seconds            {phase: seconds}, summed over the starts of an interrupted demo
     versions           {package: version} and "python"
-    settings           what was trained
+    settings           variables of each training
     report             path of the HTML report
 """
 
@@ -59,7 +59,7 @@ GIB = 2**30
 
 
 class DemoSeconds:
-    """The seconds of all starts of this demo: OUT/progress.json."""
+    """Seconds of each phase over all starts of a demo: OUT/progress.json."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / "progress.json"
@@ -68,6 +68,7 @@ class DemoSeconds:
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:
+        """Announce a phase, and add its seconds."""
         say(f"[{name}] {text}")
         start = time.monotonic()
         try:
@@ -78,7 +79,7 @@ class DemoSeconds:
 
 
 class DemoRun:
-    """One demo in its folder, a method for each phase. What is there already is not made again."""
+    """A demo in its folder, one method per phase. Existing results are not made again."""
 
     def __init__(self, demo: Demo, out: Path) -> None:
         self.demo = demo
@@ -95,7 +96,8 @@ class DemoRun:
         Args:
             source: where a pretrained model comes from; None for the tiny one.
 
-        Raises UserError for a phase that fails.
+        Raises:
+            UserError: A phase fails.
         """
         self.make_data()
         self.make_model(source)
@@ -103,17 +105,18 @@ class DemoRun:
         if self.demo.is_pretrained:
             metrics["zero_shot"] = self.evaluate_start()
         self.train_sft()
-        with ThreadPoolExecutor(1) as beside, engines_kept():
-            work_beside = beside.submit(self.work_beside_training)
+        with ThreadPoolExecutor(1) as executor, engines_kept():
+            sft_metrics = executor.submit(self.prepare_during_training)
             self.train_rank_grpo()
-            with self.usage.phase("evaluation", "greedy lists for the test split, and of similar conversations"):
-                metrics["sft"] = work_beside.result() or self.evaluate(self.sft)
+            with self.usage.phase("evaluation", "greedy lists and retrieval for the test split"):
+                metrics["sft"] = sft_metrics.result() or self.evaluate(self.sft)
                 metrics["rank_grpo"] = self.evaluate_fused()
         with self.usage.phase("report", "tables, curves, conversations"):
             report = self.write_report()
         return self.summarize(metrics, report)
 
     def make_data(self) -> None:
+        """Make the sample data."""
         if self.data.exists():
             return
         with self.usage.phase("data", "conversations about real films with generated tastes"):
@@ -121,46 +124,49 @@ class DemoRun:
             subprocess.run(sample, check=True)
 
     def make_model(self, source: str | None) -> None:
+        """Make the tiny model, or convert a pretrained one."""
         if self.model.exists():
             return
         if source is None:
-            with self.usage.phase("model", "a tiny Qwen2 and its tokenizer, made on the spot"):
+            with self.usage.phase("model", "a tiny, newly initialized Qwen2 with its own tokenizer"):
                 from transformers.utils.logging import disable_progress_bar
 
-                disable_progress_bar()  # of a file that is written at once
+                disable_progress_bar()  # for a file that takes no time to write
                 make_tiny_model(self.model, read_texts([self.data]), read_titles([self.data]))
         else:
             with self.usage.phase("model", f"pretrained: {source}"):
                 write_model(source, self.model)
 
     def evaluate_start(self) -> dict[str, Any]:
-        """Return the metrics of the pretrained model as it comes."""
+        """Return the metrics of the pretrained model before training."""
         with self.usage.phase("zero_shot", "greedy lists of the pretrained model for the test split"):
             folder = self.out / "evaluation" / "zero_shot"
             return evaluate(EvaluationOptions(model=str(self.model), out=str(folder), **self.evaluation))
 
     def train_sft(self) -> None:
+        """Train by SFT."""
         self.train(self.sft, self.demo.sft_steps, "SFT on an imperfect teacher's lists, {steps} steps")
 
     def train_rank_grpo(self) -> None:
+        """Train by Rank-GRPO."""
         batch, lists = (self.rl.variables[name] for name in ("TRAIN_BATCH_SIZE", "ROLLOUT_N"))
         text = f"Rank-GRPO, {{steps}} steps of {batch} conversations x {lists} lists"
         self.train(self.rl, self.demo.rl_steps, text)
 
     def train(self, run: MatrixRun, steps: int, text: str) -> None:
-        """Train a run where it has not come to its last step. text: of the phase, with a place for the steps."""
+        """Train a run unless it has reached its last step. text: of the phase, with {steps}."""
         if latest_step(self.out / run.name) >= steps:
             return
         with self.usage.phase(run.name, text.format(steps=steps)):
             train(run, self.out)
 
-    def work_beside_training(self) -> dict[str, Any] | None:
+    def prepare_during_training(self) -> dict[str, Any] | None:
         """Fit the retrieval and evaluate SFT while Rank-GRPO starts, which leaves a core idle.
 
         Returns:
-            SFT's metrics; None where an evaluation is long enough to disturb the training.
+            SFT's metrics; None if an evaluation would take long enough to slow down the training.
         """
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread, and of the engine it starts
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # for this thread and the engine that it starts
         if not self.retrieval.exists():
             files = (self.data / f"{name}.parquet" for name in ("train", "validation", "catalog"))
             train_file, validation_file, catalog_file = files
@@ -168,15 +174,15 @@ class DemoRun:
         return None if self.demo.is_pretrained else self.evaluate(self.sft, progress=False)
 
     def evaluate_fused(self) -> dict[str, Any]:
-        """Return the metrics of Rank-GRPO, alone and fused with the retrieval, which the validation rows weigh."""
+        """Return the metrics of Rank-GRPO, alone and fused with the retrieval; validation rows set the weight."""
         fused = {"retrieval": str(self.retrieval)}
         rows = {"data": str(self.data / "validation.parquet"), "out": str(self.out / "evaluation" / "weights")}
         self.evaluate(self.rl, **fused, **rows, weigh=True, against=None)
         return self.evaluate(self.rl, **fused)
 
-    def evaluate(self, run: MatrixRun, **further: Any) -> dict[str, Any]:
-        """Return the metrics of a run on the test split, by the demo's settings and further ones."""
-        return evaluate(EvaluationOptions(**make_evaluation_options(run, self.out, self.evaluation | further)))
+    def evaluate(self, run: MatrixRun, **changes: Any) -> dict[str, Any]:
+        """Return the metrics of a run on the test split; changes: options other than the demo's."""
+        return evaluate(EvaluationOptions(**make_evaluation_options(run, self.out, self.evaluation | changes)))
 
     def write_report(self) -> Path:
         """Write the HTML report, and return its path."""
@@ -186,13 +192,13 @@ class DemoRun:
         return write_report([self.out / "sft", self.out / "rank_grpo"], self.out / "report.html", evaluations)
 
     def summarize(self, metrics: Mapping[str, Mapping[str, Any]], report: Path) -> Path:
-        """Write summary.json and print the table. metrics: of each evaluation, by its model."""
+        """Write summary.json, and print the table. metrics: of each evaluation, by model."""
         results = collect_results(metrics)
         gain = {key: value for key, value in metrics["rank_grpo"]["paired"].items() if key != "against"}
         ks = self.evaluation["ks"]
-        shown = (*(f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks), "catalog_hit_ratio", "n")
+        columns = (*(f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks), "catalog_hit_ratio", "n")
         summary = {
-            "models": {name: {key: result[key] for key in shown} for name, result in results.items()},
+            "models": {name: {key: result[key] for key in columns} for name, result in results.items()},
             "gain": gain,
             "seconds": self.usage.seconds,
             "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
@@ -202,25 +208,25 @@ class DemoRun:
         write_json(self.out / "summary.json", summary)
         say("\n" + text_table([table_row(name, result, ks) for name, result in results.items()]))
         for name in (f"recall@{ks[-1]}", f"ndcg@{ks[-1]}"):
-            say(f"rank_grpo minus sft, {name}: {gain_text(gain[name])}, row by row")
+            say(f"rank_grpo minus sft, {name}: {gain_text(gain[name])}, paired by row")
         say(f"{sum(self.usage.seconds.values()) / 60:.1f} minutes\nreport: {report}\nsummary:")
         return self.out / "summary.json"
 
 
 def collect_results(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the table compares, by name; the evaluation of Rank-GRPO has the lists without a model, too."""
-    by_model = {name: one["results"]["paper"] for name, one in metrics.items()}
-    with_others = by_model["rank_grpo"]
-    results = {name: with_others[name] for name in ("popularity", "retrieval")}
+    """Return the results to compare, by name; those of baselines are in the evaluation of Rank-GRPO."""
+    by_model = {name: evaluation["results"]["paper"] for name, evaluation in metrics.items()}
+    rank_grpo = by_model["rank_grpo"]
+    results = {name: rank_grpo[name] for name in ("popularity", "retrieval")}
     results |= {name: result["model"] for name, result in by_model.items()}
-    return results | {"fused": with_others["fused"]}
+    return results | {"fused": rank_grpo["fused"]}
 
 
-def how_to_talk(out: Path) -> str:
-    """Return how to serve the demo's model: alone and, last, with the retrieval, where the demo had one."""
+def describe_serving(out: Path) -> str:
+    """Return the commands that serve the demo's model, alone and, if the demo has one, with the retrieval."""
     serve = f"convrec serve --model demo={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
-    is_made_to_serve = out == TINY.out and not INSTALLED
-    alone = f"talk to the model in a browser: {'make serve' if is_made_to_serve else serve}"
+    has_make_target = out == TINY.out and not INSTALLED
+    alone = f"chat with the model in a browser: {'make serve' if has_make_target else serve}"
     models = read_json(out / "summary.json")["models"]
     if "fused" not in models:
         return alone
@@ -233,54 +239,59 @@ def how_to_talk(out: Path) -> str:
 
 
 def check_machine(demo: Demo, out: Path) -> None:
-    """Raise UserError where the disk or the memory would not do; what a demo has written already counts for it."""
+    """Raise UserError if disk or memory is too small; files that the demo has already written count as free."""
     written = sum(file.stat().st_size for file in out.rglob("*") if file.is_file() and not file.is_symlink())
     existing = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
     disk = (shutil.disk_usage(existing).free + written) / GIB
     if disk < demo.disk_gib:
-        raise UserError(f"{out}: the demo needs {demo.disk_gib:.0f} GiB of disk, {disk:.1f} GiB are free; make room")
+        raise UserError(
+            "demo.full-disk",
+            f"{out}: the demo needs {demo.disk_gib:.0f} GiB of disk, {disk:.1f} GiB are free. Make room.",
+        )
     memory = available_bytes() / GIB
     if memory < demo.memory_gib:
         raise UserError(
-            f"the demo needs {demo.memory_gib:.0f} GiB of memory, {memory:.1f} GiB are free; end other programs"
+            "demo.too-little-memory",
+            f"the demo needs {demo.memory_gib:.0f} GiB of memory, {memory:.1f} GiB are free. Close other programs.",
         )
 
 
 def choose_demo(options: DemoOptions) -> tuple[Demo, Path]:
-    """Return the demo of these options, of the steps that they give, and its folder."""
+    """Return the demo that options choose, with their steps, and its folder."""
     demo = PRETRAINED if options.pretrained else TINY
     sft_steps = options.sft_steps or demo.sft_steps
     rl_steps = options.rl_steps or demo.rl_steps
     return replace(demo, sft_steps=sft_steps, rl_steps=rl_steps), options.out or demo.out
 
 
-def forget_variables() -> None:
-    """Take the recipes' variables, which the caller's shell set for other runs, out of this environment."""
+def clear_variables() -> None:
+    """Remove the recipes' variables from this environment: the shell has set them for other runs."""
     for name in {variable.name for variable in VARIABLES} - {"LOGGER"} | {"RAY_ADDRESS"}:
         os.environ.pop(name, None)
 
 
 @command(DemoOptions)
 def main(options: DemoOptions) -> int:
+    """Run a demo, or show the finished one; return the exit status."""
     demo, out = choose_demo(options)
     summary = out / "summary.json"
     if summary.exists():
         again = "make demo" if demo.out == TINY.out else "convrec demo --pretrained"
-        say(f"{out} holds a finished demo, which is not overwritten. To start anew: rm -r {out} && {again}")
+        say(f"{out} holds a finished demo. To run it again: rm -r {out} && {again}")
         print(summary, flush=True)
-        say(how_to_talk(out))
+        say(describe_serving(out))
         return 0
     check_machine(demo, out)
     source = None
     if options.pretrained and not (out / "model").exists():
         source = choose_source(options.pretrained)
-    forget_variables()
+    clear_variables()
     try:
         out.mkdir(parents=True, exist_ok=True)
         print(DemoRun(demo, out.resolve()).run(source), flush=True)
-        say(how_to_talk(out))
+        say(describe_serving(out))
     except UserError as error:
-        say(f"error: {error}")
+        say(error.as_line())
         return 1
     except KeyboardInterrupt:
         say("interrupted; the same command resumes")

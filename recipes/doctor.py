@@ -1,6 +1,6 @@
-"""Is a run possible here, or on that cluster? Versions, devices, data seen from every node, disk, memory, keys.
+"""Check whether a run is possible here or on a cluster: versions, devices, data on every node, disk, memory, keys.
 
-The recipes ask the same before anything expensive, on every node of the run.
+The recipes run the same checks on every node before anything expensive.
 """
 
 import json
@@ -24,7 +24,7 @@ from recipes.preflight.findings import examine, version_findings
 
 
 def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
-    """Every finding: settings or data that are wrong do not end it, what can be looked at without them is."""
+    """Collect all findings; wrong settings or data do not stop the checks that work without them."""
     findings: list[Finding] = []
 
     def note(status: Literal["warning", "failure"], text: str) -> None:
@@ -36,7 +36,7 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
         run = compose(recipe.name, arguments)
     except UserError as error:
         note("failure", str(error))
-        with suppress(UserError):  # said already
+        with suppress(UserError):  # a finding already
             settings = compose_elsewhere(recipe, arguments).settings
             try:
                 require_files(settings)
@@ -56,18 +56,21 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
         return [*findings, Finding("ray", "failure", os.environ.get("RAY_ADDRESS", ""), str(error), "see the message")]
 
 
-def report(findings: Sequence[Finding], as_json: bool) -> int:
+def print_findings(findings: Sequence[Finding], as_json: bool) -> int:
+    """Print findings; return the exit status, 1 if one is a failure."""
     is_well = all(finding.status != "failure" for finding in findings)
     if as_json:
         print(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))
     else:
-        for f in findings:
-            print(f"{f.status:8} {f.check}: {f.where}: {f.what}" + (f"\n         -> {f.fix}" if f.fix else ""))
+        for finding in findings:
+            fix = f"\n         -> {finding.fix}" if finding.fix else ""
+            print(f"{finding.status:8} {finding.check}: {finding.where}: {finding.what}{fix}")
     return 0 if is_well else 1
 
 
 @command(DoctorOptions)
 def main(options: DoctorOptions) -> int:
+    """Check a recipe here or on RAY_ADDRESS; return the exit status."""
     arguments = list(options.words)
     as_json = options.json
     recipe = RECIPES[arguments.pop(0)] if arguments and arguments[0] in RECIPES else RANK_GRPO
@@ -75,7 +78,7 @@ def main(options: DoctorOptions) -> int:
         try:
             return jobs.diagnose_there(recipe, arguments, as_json)
         except UserError as error:
-            return report(
+            return print_findings(
                 [Finding("ray", "failure", os.environ["RAY_ADDRESS"], str(error), "see the message")], as_json
             )
-    return report(diagnose(recipe, arguments), as_json)
+    return print_findings(diagnose(recipe, arguments), as_json)

@@ -1,6 +1,6 @@
-"""Metrics of a model on a split: greedy lists from vLLM, once for each distinct prompt, scored once for each row.
+"""Compute a model's metrics on a split: one greedy list from vLLM per distinct prompt, one score per row.
 
-Models, options and files: docs/how-to/evaluate.md. With `--sweep`, MODEL is a run folder and all its checkpoints are
+Models, options and files: docs/how-to/evaluate.md. With `--sweep`, MODEL is a run folder, and all its checkpoints are
 evaluated (recipes.evaluation.sweep). With `--judge`, MODEL is a judge (recipes.judge.evaluation).
 """
 
@@ -17,44 +17,45 @@ from convrec.base.options import command
 from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
 from recipes.evaluation.baselines import API
 from recipes.evaluation.checks import refuse_to_replace
-from recipes.evaluation.constrained import WRONG
+from recipes.evaluation.constrained import VIOLATIONS
 from recipes.evaluation.options import EvaluateOptions, is_for_judges
 from recipes.evaluation.scoring import OF_MODEL
 from recipes.evaluation.single import evaluate
-from recipes.evaluation.slices import SLICES, slices_table
+from recipes.evaluation.slices import SLICES, make_slices_table
 from recipes.evaluation.sweep import sweep_run
 
 
 def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> str:
-    """Return what is printed of an evaluation.
+    """Format an evaluation for the terminal.
 
     Args:
-        metrics: what metrics.json has.
+        metrics: content of metrics.json.
         slices: names of the slices to show.
     """
     ks = metrics["settings"]["ks"]
     lines: list[str] = []
     for protocol, results in metrics["results"].items():
-        lines += _protocol_lines(metrics, protocol, results)
+        lines += _format_protocol(metrics, protocol, results)
     if fusion := metrics["settings"].get("fusion"):
         lines.append(f"fused: weight {fusion['weight']:g} for the model, constant {fusion['constant']:g}")
-    if held := metrics.get("constrained"):
-        counts = ", ".join(f"{held[name]} {name.replace('_', ' ')}" for name in WRONG)
-        lines.append(f"{held['lists']} constrained lists of {held['lines']} lines: {counts}")
-        lines += _paired(f"constrained minus free lists, {held['paired']['n']} rows paired:", held["paired"], ks)
+    if constrained := metrics.get("constrained"):
+        counts = ", ".join(f"{constrained[name]} {name.replace('_', ' ')}" for name in VIOLATIONS)
+        lines.append(f"{constrained['lists']} constrained lists of {constrained['lines']} lines: {counts}")
+        pair = constrained["paired"]
+        lines += _format_gains(f"constrained minus free lists, {pair['n']} rows paired:", pair, ks)
     if pair := metrics.get("paired"):
-        lines += _paired(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, ks)
+        lines += _format_gains(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, ks)
     for name, pair in metrics.get("minus", {}).items():
         metric = f"ndcg@{max(ks)}"
         lines.append(f"the model minus {name}, {metric}: {gain_text(pair[metric])}  p {number_text(pair[metric]['p'])}")
-    lines += _slice_lines(metrics, slices)
+    lines += _format_slices(metrics, slices)
     if metrics["settings"]["model"] is not None:
-        lines.append(_generation_line(metrics["generation"]))
+        lines.append(_format_generation(metrics["generation"]))
     return "\n".join(lines).rstrip()
 
 
-def _protocol_lines(metrics: Mapping[str, Any], protocol: str, results: Mapping[str, Any]) -> list[str]:
-    """What was evaluated by a protocol, and its tables: accuracy, then what else lists are measured by."""
+def _format_protocol(metrics: Mapping[str, Any], protocol: str, results: Mapping[str, Any]) -> list[str]:
+    """Format the results of a protocol: a heading, and the tables of accuracy and of other measures."""
     settings = metrics["settings"]
     counts = next(iter(results.values()))
     damaged = metrics["damaged"]["data"]
@@ -74,10 +75,10 @@ def _protocol_lines(metrics: Mapping[str, Any], protocol: str, results: Mapping[
     return lines
 
 
-def _slice_lines(metrics: Mapping[str, Any], slices: Sequence[str]) -> list[str]:
-    """The table of the slices of these names, and of the questions that a model asked."""
+def _format_slices(metrics: Mapping[str, Any], slices: Sequence[str]) -> list[str]:
+    """Format the table of these slices, and of the number of questions if a model asked any."""
     names = [*slices, *({"questions"} & metrics["slices"].keys())]
-    table = slices_table({name: metrics["slices"][name] for name in names})
+    table = make_slices_table({name: metrics["slices"][name] for name in names})
     if not table:
         return []
     *_, results = metrics["results"].values()
@@ -85,7 +86,7 @@ def _slice_lines(metrics: Mapping[str, Any], slices: Sequence[str]) -> list[str]
     return [f"parts of the split, {model}:", text_table(table, line_a_model=True), ""]
 
 
-def _generation_line(generation: Mapping[str, Any]) -> str:
+def _format_generation(generation: Mapping[str, Any]) -> str:
     return (
         f"{generation['generated']} of {generation['prompts']} prompts generated in {generation['seconds']:.0f} s, "
         f"the rest reused; {generation['truncated_prompts']} prompts shortened, "
@@ -93,7 +94,7 @@ def _generation_line(generation: Mapping[str, Any]) -> str:
     )
 
 
-def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]:
+def _format_gains(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]:
     lines = [title]
     for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks):
         lines.append(f"  {name:<10} {gain_text(pair[name])}  p {number_text(pair[name]['p'])}")
@@ -104,46 +105,50 @@ def _paired(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]
 
 @command(EvaluateOptions)
 def evaluate_lists(options: EvaluateOptions) -> int:
-    """Evaluate a model, a run's checkpoints, or baselines alone. Exit status."""
-    _check(options)
+    """Evaluate a model, all checkpoints of a run, or baselines only; return the exit status."""
+    _check_options(options)
     if options.sweep:
-        sweep = replace(options, out=options.out or _sweep_folder(options))
+        sweep = replace(options, out=options.out or _get_sweep_folder(options))
         print(sweep_run(sweep, options.start))
     else:
-        _evaluate_one(options)
+        _evaluate_model(options)
     if options.baselines and not options.train:
-        print(f"no --train: left out the baseline {' and '.join(options.baselines)}", file=sys.stderr)
+        print(f"no --train, so not evaluated: {' and '.join(options.baselines)}", file=sys.stderr)
     return 0
 
 
-def _check(options: EvaluateOptions) -> None:
+def _check_options(options: EvaluateOptions) -> None:
     is_api = (options.model or "").startswith(API)
     if options.sampling and not is_api and options.user != "llm":
-        raise UserError("--sampling: it is for a model behind an API; give --model api:NAME, or --user llm")
+        raise UserError(
+            "evaluation.sampling-without-api",
+            "--sampling: applies to models behind an API only. Name --model api:NAME, or --user llm.",
+        )
     if options.sweep and not options.model:
-        raise UserError("--sweep needs a run folder as --model")
+        raise UserError("evaluation.sweep-without-run", "--sweep: no run folder. Name it with --model.")
     if not options.out and not options.sweep:
-        raise UserError("--out is needed (with --sweep it has a default)")
+        raise UserError("evaluation.missing-out", "--out: missing; only --sweep has a default. Name a folder.")
 
 
-def _sweep_folder(options: EvaluateOptions) -> str:
-    """Return the folder of a sweep where nobody names one: inside the run's, by the name of the data."""
+def _get_sweep_folder(options: EvaluateOptions) -> str:
+    """Return the default folder of a sweep: in the run's folder, with the name of the data."""
     return str(Path(options.model or "").expanduser() / "evaluation" / Path(options.data).stem)
 
 
-def _evaluate_one(options: EvaluateOptions) -> None:
+def _evaluate_model(options: EvaluateOptions) -> None:
     out = Path(options.out or "")
     if not options.overwrite:
         refuse_to_replace(out, options.model, options.data)
     metrics = evaluate(options)
     for warning in metrics["warnings"]:
         tqdm.write(f"warning: {warning}", file=sys.stderr)
-    slices = SLICES if options.slices == [] else options.slices or ()  # the option without names: all
+    slices = SLICES if options.slices == [] else options.slices or ()  # the option without a value: all
     print(format_metrics(metrics, slices))
     print(f"written to {options.out}")
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Evaluate lists or a judge; return the exit status."""
     if is_for_judges(arguments):
         from recipes.judge.evaluation import main as evaluate_a_judge
 

@@ -1,4 +1,4 @@
-"""A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/matrix.md"""
+"""Train and evaluate the runs of a matrix with the same settings; rerunning it resumes. docs/how-to/matrix.md"""
 
 import os
 import sys
@@ -22,34 +22,55 @@ from recipes.options.matrix import MatrixOptions
 from recipes.plot import plot
 
 
-def chosen_runs(runs: Sequence[MatrixRun], only: Sequence[str], out: Path) -> list[MatrixRun]:
-    """Those of `only`, or all. Raises UserError for one that is none, and one whose start is not evaluated yet."""
+def choose_runs(runs: Sequence[MatrixRun], only: Sequence[str], out: Path) -> list[MatrixRun]:
+    """Choose the runs named by `only`, or all.
+
+    Raises:
+        UserError: A name is not a run's, or the initial model of a run is not evaluated yet.
+    """
     names = {run.name for run in runs}
     if unknown := set(only) - names:
-        raise UserError(f"--only {min(unknown)}: no such run; there are {', '.join(run.name for run in runs)}")
+        choices = ", ".join(run.name for run in runs)
+        raise UserError("matrix.unknown-only", f"--only {min(unknown)}: no such run. Choose from {choices}.")
     chosen = [run for run in runs if run.name in (only or names)]
     for run in chosen:
         if only and run.start and run.start not in only and not metrics_file(out, run.start).exists():
-            raise UserError(f"--only {run.name}: {run.start}, its start, is not evaluated yet; add it to --only")
+            raise UserError(
+                "matrix.unevaluated-start",
+                f"--only {run.name}: starts from {run.start}, which is not evaluated yet. Add it to --only.",
+            )
     return chosen
 
 
-def shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) -> list[str]:
-    """A warning for each of the recipes' variables that is set outside of the file and counts for some runs."""
+def collect_shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable of the shell that applies to runs because the file does not set it."""
     names = {variable.name for variable in VARIABLES if environment.get(variable.name)} - {"SAVE_PATH"}
     counts = {name: sum(name not in run.variables for run in runs) for name in sorted(names)}
     return [
-        f"{name} is set in the shell, and counts for {count} of {len(runs)} runs, for which the file has none"
+        f"{name} is set in the shell and applies to {count} of {len(runs)} runs, for which the file does not set it"
         for name, count in counts.items()
         if count
     ]
 
 
 def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_run: bool) -> int:
-    """Exit status: 0, or 1 where runs failed. Raises UserError."""
+    """Run a matrix, on this machine or on RAY_ADDRESS.
+
+    Args:
+        matrix: the file's content.
+        only: names of runs; (): all.
+        parallel: number of simultaneous runs on a cluster; None: 1.
+        dry_run: check everything, and start nothing.
+
+    Returns:
+        The exit status, 1 if a run failed.
+
+    Raises:
+        UserError: The matrix cannot be run.
+    """
     out = Path(matrix.out)
     all_runs = expand_matrix(matrix)
-    runs = chosen_runs(all_runs, only, out)
+    runs = choose_runs(all_runs, only, out)
     address = os.environ.get("RAY_ADDRESS", "")
     client = _connect_to_cluster(address, parallel)
     on_cluster = client is not None
@@ -59,18 +80,20 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
         check_slots(address, matrix.evaluate)
     if not dry_run:
         local_runs.prepare(matrix.prepare or ())
-    if not (dry_run or on_cluster) or _has_evaluation_files(matrix):  # else they may come, or be the cluster's
+    if not (dry_run or on_cluster) or _has_evaluation_files(
+        matrix
+    ):  # otherwise runs may make them, or the cluster has them
         local_runs.check_evaluation(matrix.evaluate, trainings, out)
     say(described(runs, trainings, out))
     if dry_run:
         say("nothing was started (--dry-run)")
         return 0
 
-    in_table: list[str] = []
+    runs_in_table: list[str] = []
 
     def after_each(run: MatrixRun) -> None:
         say(described(runs, trainings, out))
-        in_table[:] = write_tables(out, all_runs, run.name)
+        runs_in_table[:] = write_tables(out, all_runs, run.name)
 
     steps: Callable[[MatrixRun], Generator[None]]
     if on_cluster:
@@ -78,17 +101,20 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
     else:
         steps = partial(local_runs.train_and_evaluate, out=out, settings=matrix.evaluate)
     failures = train_and_evaluate(runs, steps, parallel or 1, after_each)
-    _show_results(out, in_table)
+    _show_results(out, runs_in_table)
     for line in failures:
         print(line, file=sys.stderr)
     return 1 if failures else 0
 
 
 def _connect_to_cluster(address: str, parallel: int | None) -> Any:
-    """The client of the cluster that RAY_ADDRESS names; None for this machine. Raises UserError."""
+    """Connect to the cluster of RAY_ADDRESS; None for this machine. Raises UserError."""
     if not address.startswith("http"):
         if parallel:
-            raise UserError("--parallel: on this machine runs go one after the other; set RAY_ADDRESS=http://head:8265")
+            raise UserError(
+                "matrix.parallel-without-cluster",
+                f"--parallel {parallel}: this machine runs one training at a time. Set RAY_ADDRESS=http://head:8265.",
+            )
         return None
     client = connect(address)
     warn_if_open(client, address)
@@ -96,8 +122,8 @@ def _connect_to_cluster(address: str, parallel: int | None) -> Any:
 
 
 def _print_warnings(runs: Sequence[MatrixRun], on_cluster: bool) -> None:
-    """Print what is wrong with the environment's variables."""
-    warnings = misspelt_variables(os.environ) + shell_warnings(runs, os.environ)
+    """Print warnings about variables of the environment."""
+    warnings = misspelt_variables(os.environ) + collect_shell_warnings(runs, os.environ)
     if on_cluster:
         warnings += withheld(os.environ)
     for warning in warnings:
@@ -105,18 +131,18 @@ def _print_warnings(runs: Sequence[MatrixRun], on_cluster: bool) -> None:
 
 
 def _has_evaluation_files(matrix: Matrix) -> bool:
-    """Whether all files that the evaluation names are on this machine."""
+    """Return whether all files of the evaluation are on this machine."""
     names = [matrix.evaluate.get(name) for name in PATHS]
     return all(Path(name).exists() for name in names if name)
 
 
-def _show_results(out: Path, in_table: Sequence[str]) -> None:
-    """Plot the runs of the table, as far as their curves are here, and print it."""
-    # A run's folder may be gone, its evaluation kept; of a given model there is none.
-    folders = [out / name for name in in_table if any((out / name / METRICS).glob("[0-9]*.jsonl"))]
+def _show_results(out: Path, runs_in_table: Sequence[str]) -> None:
+    """Plot the runs of the table, if their curves are here, and print the table."""
+    # a run's folder may be gone although its evaluation is here, and a given model has no run
+    folders = [out / name for name in runs_in_table if any((out / name / METRICS).glob("[0-9]*.jsonl"))]
     if folders:
         plot(folders, out / "plots")
-    if in_table:
+    if runs_in_table:
         print(f"{(out / 'table.md').read_text(encoding='utf-8')}written to {out}")
 
 
@@ -126,10 +152,17 @@ def train_and_evaluate(
     parallel: int,
     after_each: Callable[[MatrixRun], None],
 ) -> list[str]:
-    """Do all runs, each once its start is done. Returns a line for each that failed or, as its start did, was left out.
+    """Train and evaluate all runs, each after the run that it starts from.
 
-    steps: trains and evaluates a run; whenever it yields, it is the turn of the others, up to `parallel` at once. It
-    raises UserError when the run fails. after_each: called with each run that is evaluated.
+    Args:
+        runs: of the matrix.
+        steps: trains and evaluates a run; it yields to the other runs while it waits, and raises UserError if the run
+            fails.
+        parallel: number of simultaneous runs.
+        after_each: called with each evaluated run.
+
+    Returns:
+        A line for each run that failed, or was skipped because the run that it starts from failed.
     """
     waiting = list(runs)
     failures: dict[str, str] = {}
@@ -139,7 +172,7 @@ def train_and_evaluate(
             for run in list(waiting):
                 unfinished = {other.name for other in waiting} | {other.name for other, _ in running}
                 if run.start in failures:
-                    failures[run.name] = f"{run.name} was not started, as {run.start} failed"
+                    failures[run.name] = f"{run.name} was not started because {run.start} failed"
                     waiting.remove(run)
                 elif run.start not in unfinished and len(running) < parallel:
                     running.append((run, steps(run)))
@@ -154,7 +187,7 @@ def train_and_evaluate(
                     failures[run.name] = f"{run.name} failed: {error}"
                     say(failures[run.name])
                 running.remove((run, work))
-    finally:  # after Ctrl-C each says what goes on
+    finally:  # after Ctrl-C each prints what continues
         for _, work in running:
             work.close()
     return list(failures.values())
@@ -162,8 +195,9 @@ def train_and_evaluate(
 
 @command(MatrixOptions)
 def main(options: MatrixOptions) -> int:
+    """Run a matrix; return the exit status."""
     try:
         return run_matrix(read_matrix(options.matrix), options.only, options.parallel, options.dry_run)
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on")
+        say("interrupted; the same command resumes")
         return 130

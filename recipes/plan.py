@@ -1,6 +1,6 @@
-"""A run on a cluster that is not here: steps, hours, memory, checkpoints, network, and where a step's time goes.
+"""Estimate a run on any cluster: steps, hours, memory, checkpoints, network, and the parts of a step's time.
 
-Nothing is measured here: a model of the time from the ranges that it prints. docs/explanation/planning.md
+Nothing is measured; the estimate is computed from the ranges that it prints. docs/explanation/planning.md
 """
 
 import json
@@ -26,33 +26,36 @@ from recipes.planning.plan import make_plan, plan_lines
 from recipes.planning.work import count_training_rows, count_validation_rows
 from recipes.preflight.batch import check_batch, check_heads
 
-GPUS_PER_NODE = 8  # where N_GPUS_PER_NODE does not say it: the machine here is not the cluster
+GPUS_PER_NODE = 8  # unless N_GPUS_PER_NODE is set: this machine is not the cluster
 
 
 def planned_run(recipe: Recipe, overrides: Sequence[str]) -> Run[TrainingConfig]:
-    """As on a host with GPUs. Raises UserError for a variable, an override or a batch that cannot be used."""
+    """Compose a run as on a host with GPUs. Raises UserError for an invalid variable, override or batch."""
     host_overrides = [f"{recipe.host_group}=gpu", f"trainer.n_gpus_per_node={GPUS_PER_NODE}"]
     config = compose_files(recipe, list(overrides), host_overrides)
     complete_batch_size(config)
     return Run.from_config(config)
 
 
-def planned_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, int]:
-    """(of training, of validation): what the command line says, else those of the files that are here."""
+def count_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, int]:
+    """Return the rows of training and of validation, from the options or else from the files on this machine."""
     rows = options.rows or 0
     validation = options.val_rows or 0
     try:
         rows = rows or (0 if run.settings.total_steps else count_training_rows(run))
     except FileNotFoundError as error:
-        raise UserError(f"TRAIN_FILE={run.settings.train_file}: no such file; name one, or say --rows") from error
+        raise UserError(
+            "plan.missing-train-file", f"TRAIN_FILE={run.settings.train_file}: no such file. Name one, or set --rows."
+        ) from error
     try:
         validation = validation or count_validation_rows(run)
     except FileNotFoundError:
-        print("validation is not counted: VAL_FILE is not here, and --val-rows not said", file=sys.stderr)
+        print("validation is not included: no VAL_FILE here, and no --val-rows", file=sys.stderr)
     return rows, validation
 
 
-def answer(options: PlanOptions) -> str:
+def format_plan(options: PlanOptions) -> str:
+    """Compute a plan, and format it as text or JSON. Raises UserError if the run cannot be planned."""
     recipe = RECIPES[options.recipe]
     run = planned_run(recipe, options.overrides)
     gpu = GPUS[options.gpu]
@@ -61,30 +64,35 @@ def answer(options: PlanOptions) -> str:
     if options.network_gbit:
         gpu = replace(gpu, network=options.network_gbit * 1e9 / 8 / gpus)
     check_batch(run)
-    rows = planned_rows(run, options)
+    rows = count_rows(run, options)
     name = options.model or run.settings.model
     try:
         size = model_size(resolve_model(name) if Path(split_choice(name)[0]).exists() else name)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{error}; give a folder with a config.json, or one of {', '.join(KNOWN_MODELS)} (--model)"
+            "plan.unusable-model",
+            f"{error}. Name a folder with a config.json, or one of {', '.join(KNOWN_MODELS)} (--model).",
         ) from error
     workload = make_workload(run, size, options.prompt_tokens, options.response_tokens)
     if workload.tensor_parallel:
         check_heads(size.heads, workload.tensor_parallel, name)
     if workload.tensor_parallel > gpus:
-        said = "a replica over several nodes is not modelled"
-        raise UserError(f"TENSOR_PARALLEL={workload.tensor_parallel}: {said}; at most N_GPUS_PER_NODE={gpus}")
+        raise UserError(
+            "plan.replica-across-nodes",
+            f"TENSOR_PARALLEL={workload.tensor_parallel}: replicas across nodes are not modelled. Use at most "
+            f"N_GPUS_PER_NODE={gpus}.",
+        )
     plan = make_plan(run, workload, gpu, *rows)
     if options.json:
         return json.dumps(plan)
     title = f"{recipe.describe_method(run)} of {name}, {size.parameters:,} parameters, on {nodes} x {gpus} {gpu.name}"
-    return "\n".join([f"{title}: a model of the time, not a measurement", *plan_lines(plan)])
+    return "\n".join([f"{title}: an estimate, not a measurement", *plan_lines(plan)])
 
 
 @command(PlanOptions)
 def main(options: PlanOptions) -> int:
+    """Print a plan; return the exit status."""
     for warning in misspelt_variables(os.environ):
         print(f"warning: {warning}", file=sys.stderr)
-    print(answer(options), flush=True)
+    print(format_plan(options), flush=True)
     return 0

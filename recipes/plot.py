@@ -1,4 +1,4 @@
-"""Curves of one run or several, comparable: the paper's figures 2-6 as one command. docs/how-to/sweep-and-report.md"""
+"""Plot comparable curves of one or more runs, as in the paper's figures 2-6. docs/how-to/sweep-and-report.md"""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,10 @@ from recipes.options.look import PlotOptions
 
 
 def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurves]:
-    """The runs' curves under the shortest names that tell them apart; what their reader should know goes to stderr.
+    """Read the curves of runs, named by the shortest unique paths; prints their warnings to stderr.
 
-    Raises UserError as curves.read_curves does, and for sweeps that differ in what makes their figures comparable.
+    Raises:
+        UserError: A run cannot be read (curves.read_curves), or sweeps were scored with different settings.
     """
     paths = [folder.resolve() for folder in folders]
     depth = next(
@@ -36,34 +37,35 @@ def read_runs(folders: Sequence[Path], split: str | None = None) -> list[RunCurv
         for run in runs
         if run.split
     }
-    refuse_unlike(swept, "swept", "sweep all alike and choose the sweep with --split, or draw them apart")
+    check_comparable(swept, "swept", "Sweep all with the same settings and choose with --split, or plot them apart.")
     return runs
 
 
 def format_method(config: dict[str, Any]) -> str | None:
-    """What a run with this config calls itself; None for an unknown recipe."""
+    """Return the name of the method that a config trains; None for an unknown recipe."""
     recipe = RECIPES.get(find_recipe(config))
     algorithm = setting(config, "run.algorithm")
     return recipe.title.format(algorithm=ALGORITHMS.get(algorithm, recipe.name)) if recipe else None
 
 
-def refuse_unlike(facts_by_name: Mapping[str, Mapping[str, Any]], done: str, fix: str) -> None:
-    """Raise UserError when the facts of one differ from the first one's."""
+def check_comparable(facts_by_name: Mapping[str, Mapping[str, Any]], verb: str, fix: str) -> None:
+    """Raise UserError if facts differ from the first ones. verb, fix: parts of the message."""
     for name, facts in facts_by_name.items():
         name_of_first, first = next(iter(facts_by_name.items()))
         if different := next((key for key in first if facts[key] != first[key]), None):
             raise UserError(
-                f"{name}: {done} with {different} {facts[different]}, {name_of_first} with {different} "
-                f"{first[different]}; {fix}"
+                "plot.different-settings",
+                f"{name}: {verb} with {different} {facts[different]}, {name_of_first} with {different} "
+                f"{first[different]}. {fix}",
             )
 
 
 def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[Path]:
-    """Write the figures and the table; returns their paths. Raises UserError when no run has logged anything yet."""
+    """Write figures and a table, and return their paths. Raises UserError if no run has logged anything yet."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: a file is there; name a folder")
+        raise UserError("plot.out-is-file", f"--out {out}: is a file. Name a folder.")
     runs = read_runs(folders, split)
-    from convrec.report.drawing import write_png  # matplotlib, after what can be refused
+    from convrec.report.drawing import write_png  # imports matplotlib, so after all checks
 
     written = []
     for recipe, recipe_runs in by_recipe(runs).items():
@@ -72,7 +74,7 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
             written.append(out / f"{recipe}.png")
     if not written:
         raise UserError(
-            f"{', '.join(run.name for run in runs)}: nothing logged yet that could be drawn; wait for a step"
+            "plot.nothing-logged", f"{', '.join(run.name for run in runs)}: nothing logged yet. Wait for a step."
         )
     write_csv(out / "curves.csv", long_rows(runs))
     return [*written, out / "curves.csv"]
@@ -80,6 +82,7 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
 
 @command(PlotOptions)
 def main(options: PlotOptions) -> int:
+    """Plot runs; return the exit status."""
     for path in plot(options.runs, options.out, options.split):
         print(path)
     return 0

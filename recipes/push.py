@@ -1,7 +1,7 @@
 """Upload a run's checkpoint to the Hugging Face Hub, with a card of its data, metrics and commands.
 
-The checkpoint is the run's best by validation, or the newest if none was validated; RUN@last and RUN/global_step_N
-name another one. The token is the Hub's own: HF_TOKEN, or `hf auth login`.
+The checkpoint is the run's best by validation, or the newest if none was validated; RUN@last and RUN/global_step_N name
+another one. The token is HF_TOKEN, or that of `hf auth login`.
 """
 
 import tempfile
@@ -36,16 +36,20 @@ def push(run: str, repository: str, *, revision: str = "", private: bool = False
 
     Args:
         run: a run folder (its best checkpoint), RUN@last, or RUN/global_step_N.
-        repository: organisation/name, made where it is not there.
-        revision: the branch to commit to, made where it is not there; "": the main one.
-        private: whether a repository that is made can be seen by its owners alone.
-        dry_run: say what would be uploaded, and ask the Hub nothing.
+        repository: organisation/name, created if it does not exist.
+        revision: branch to commit to, created if it does not exist; "": the main one.
+        private: whether a new repository is private.
+        dry_run: return what would be uploaded, without contacting the Hub.
 
-    Returns what was done, in lines. Raises UserError for a run without a checkpoint, and where the Hub refuses.
+    Returns:
+        Lines that say what was uploaded.
+
+    Raises:
+        UserError: The run has no checkpoint, or the Hub refuses.
     """
     if not hub.is_id(repository) or hub.split_revision(repository)[1]:
-        raise UserError(f"{repository}: not a Hugging Face id; give organisation/name")
-    folder, card = _checkpoint(run, repository)
+        raise UserError("push.invalid-repository", f"{repository}: not a Hugging Face id. Name organisation/name.")
+    folder, card = _choose_checkpoint(run, repository)
     files = sorted(path for pattern in ANSWERING for path in folder.glob(pattern) if path.is_file())
     if dry_run:
         lines = [f"{path.name:40} {path.stat().st_size:>15,} bytes" for path in files]
@@ -54,15 +58,17 @@ def push(run: str, repository: str, *, revision: str = "", private: bool = False
     return f"uploaded {len(sources)} files to {_upload(sources, repository, revision, private)}"
 
 
-def _checkpoint(run: str, repository: str) -> tuple[Path, str]:
-    """The Hugging Face folder to upload, and its card."""
+def _choose_checkpoint(run: str, repository: str) -> tuple[Path, str]:
+    """Choose the Hugging Face folder to upload, and write its card."""
     home = run_folder(run)
     step = find_step(run)
     if home is None or step is None or not read_config(home):
-        raise UserError(f"{run}: no run folder of a training; give RUN or RUN/global_step_N")
+        raise UserError(
+            "push.no-run", f"{run}: not a run folder of a training. Name RUN, RUN@last or RUN/global_step_N."
+        )
     folder = Path(resolve_model(run, "RUN "))
     check_hugging_face(folder)
-    with tempfile.TemporaryDirectory() as temporary:  # a checkpoint that was merged has none
+    with tempfile.TemporaryDirectory() as temporary:  # a merged checkpoint has none
         write_card(Path(temporary), home, step)
         card = (Path(temporary) / CARD).read_text(encoding="utf-8")
     command = COMMANDS.get(find_recipe(read_config(home)), "")
@@ -70,7 +76,7 @@ def _checkpoint(run: str, repository: str) -> tuple[Path, str]:
 
 
 def _upload(sources: Mapping[str, str | bytes], repository: str, revision: str, private: bool) -> str:
-    """Commit these files; the address of the commit."""
+    """Commit files, and return the URL of the commit."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     operations = [CommitOperationAdd(name, source) for name, source in sources.items()]
@@ -79,18 +85,20 @@ def _upload(sources: Mapping[str, str | bytes], repository: str, revision: str, 
         api.create_repo(repository, private=private, exist_ok=True)
         if revision:
             api.create_branch(repository, branch=revision, exist_ok=True)
-        done = api.create_commit(
+        commit = api.create_commit(
             repository, operations, commit_message="A checkpoint of convrec", revision=revision or None
         )
-    except Exception as error:  # no token, no right to write, no connection: each has an error of its own
+    except Exception as error:  # no token, no permission, no connection: each has its own exception
         raise UserError(
-            f"{repository}: the Hub refuses ({one_line(error)}); HF_TOKEN must be a token that may write there"
+            "push.hub-refused",
+            f"{repository}: the Hub refuses ({one_line(error)}). Set HF_TOKEN to a token that may write there.",
         ) from None
-    return done.commit_url
+    return commit.commit_url
 
 
 @command(PushOptions)
 def main(options: PushOptions) -> int:
+    """Upload a checkpoint; return the exit status."""
     print(
         push(
             options.run,

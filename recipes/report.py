@@ -1,7 +1,7 @@
-"""One HTML file about a run, or several side by side: gain, test metrics, curves, lists with their hits, settings.
+"""Write an HTML report about one or more runs: gains, test metrics, curves, lists with their hits, settings.
 
-Test metrics and lists come from the sweeps: of one run its start and its newest checkpoint, of several their newest
-checkpoints; `--evaluations` names other evaluations instead.
+Test metrics and lists come from sweeps: for one run those of its initial model and newest checkpoint, for several runs
+those of their newest checkpoints; `--evaluations` names other evaluations instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,30 +17,39 @@ from convrec.report.curves import RunCurves, by_recipe, label_runs
 from convrec.report.page import GainTable, beyond_accuracy_row, gain_text, not_measured, number_text, table_row
 from convrec.report.run_summary import build_settings, collect_facts
 from convrec.runs.folder import read_config
-from recipes.evaluation.examples import examples
-from recipes.evaluation.scoring import FUSED, OF_MODEL, comparable, load_metrics, load_rows
+from recipes.evaluation.examples import choose_examples
+from recipes.evaluation.scoring import FUSED, OF_MODEL, get_comparable_settings, load_metrics, load_rows
 from recipes.evaluation.slices import format_metric
 from recipes.launch.recipe import RECIPES
 from recipes.options.look import ReportOptions
-from recipes.plot import read_runs, refuse_unlike
+from recipes.plot import check_comparable, read_runs
 
 EXAMPLES = 4
 TABLE = "Mean ± standard error (bootstrap over conversations); bold is the best of a metric."
 CLOSED_UP = (
-    "Protocol {protocol} takes items that the user has seen and items outside the catalog out of a list, and the "
-    "others close up: the 7th line of a list may count as rank 5."
+    "Protocol {protocol} removes seen items and items outside the catalog from a list, and the others move up: the "
+    "7th line of a list may count as rank 5."
 )
 _CAPTION = (
-    "{n} rows, {contexts} conversations. Standard errors by bootstrap over conversations. p: two-sided, of each metric "
-    "alone, by {flips:,} sign flips of whole conversations, so that {least:.4f} is the least."
+    "{n} rows, {contexts} conversations. Standard errors by bootstrap over conversations. p: two-sided, for each "
+    "metric separately, by {flips:,} sign flips of whole conversations; {least:.4f} is the smallest possible value."
 )
 Evaluations = Mapping[str, dict[str, Any]]  # name -> metrics.json
 
 
-def gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainTable]:
-    """A table for each further evaluation (name -> OUT of recipes.evaluate), a row a metric; [] of fewer than two.
+def make_gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainTable]:
+    """Make a table of gains over the first evaluation for each other one.
 
-    Raises UserError when the rows of one are gone.
+    Args:
+        evaluations: name -> OUT of `convrec evaluate`.
+        ks: cut-offs of the metrics.
+        seed: of the sign flips.
+
+    Returns:
+        The tables, one row per metric; [] for fewer than two evaluations.
+
+    Raises:
+        UserError: The rows of an evaluation are gone.
     """
     if len(evaluations) < 2:
         return []
@@ -68,12 +77,22 @@ def report(
     split: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the report of the runs and return its path. Raises UserError for what is no run or no evaluation.
+    """Write a report about runs, and return its path.
 
-    more: parts of html.write_report, in place of those found here; then there may be no run.
+    Args:
+        folders: of the runs; may be empty with `more`.
+        out: HTML file to write.
+        evaluations: name -> OUT of `convrec evaluate`; None: those of the runs' sweeps.
+        split: whose sweep to use, if a run has several.
+        more: parts of html.write_report that replace those found here.
+
+    Raises:
+        UserError: A folder is not a run or an evaluation, or evaluations cannot be compared.
     """
     if out.is_dir():
-        raise UserError(f"--out {out}: a folder is there; name a file, such as {out / 'report.html'}")
+        raise UserError(
+            "report.out-is-folder", f"--out {out}: is a folder. Name a file, such as {out / 'report.html'}."
+        )
     runs = read_runs(folders, split) if folders else []
     paths = dict.fromkeys(folder.resolve() for folder in folders)
     folder_of = {run.name: path for run, path in zip(runs, paths, strict=True)}
@@ -84,13 +103,13 @@ def report(
         parts |= _summarise_lists(chosen, metrics)
     elif all(RECIPES[run.recipe].answers == "lists" for run in runs):
         parts["notes"].insert(0, "No evaluation yet: convrec evaluate --model RUN --sweep adds it.")
-    from convrec.report.html import write_report  # matplotlib, after what can be refused
+    from convrec.report.html import write_report  # imports matplotlib, so after all checks
 
     return write_report(out, parts | dict(more or {}))
 
 
 def _describe_runs(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> dict[str, Any]:
-    """What the page has of the runs themselves: title, summary, notes, charts, settings."""
+    """Return the parts of the page about runs: title, summary, notes, charts, settings."""
     labels = label_runs(runs)
     configs = {name: read_config(folder) for name, folder in folder_of.items()}
     charts = {}
@@ -109,7 +128,7 @@ def _describe_runs(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> 
 
 
 def _newest_evaluations(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> dict[str, Path]:
-    """name -> evaluation of each run's newest swept step, of a single run of its step 0 too."""
+    """Return the evaluation of each run's newest swept step, and for a single run also that of step 0, by name."""
     newest = {}
     labels = label_runs(runs)
     for run in runs:
@@ -123,14 +142,14 @@ def _newest_evaluations(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]
 
 
 def _summarise_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[str, Any]:
-    """What the page has of models' lists: gains, the table (baselines first), lists to read."""
+    """Return the parts of the page about lists: gains, the table (baselines first), examples."""
     settings = {name: evaluation["settings"] for name, evaluation in metrics.items()}
-    _refuse_unlike_evaluations(folders, settings)
+    _check_evaluations(folders, settings)
     first = next(iter(settings.values()))
-    protocol = first["protocols"][0]  # further protocols are not shown
+    protocol = first["protocols"][0]  # the report shows the first protocol only
     ks = first["ks"]
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
-    gains = gain_tables(folders, ks, first["seed"])
+    gains = make_gain_tables(folders, ks, first["seed"])
     columns = _table_columns(results)
     table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
     summary = next(iter(columns.values()))
@@ -145,29 +164,37 @@ def _summarise_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[
         "gains": gains,
         "table": table,
         "about_table": [text for text in (" ".join([about, *not_measured(summary)]), closed_up, TABLE) if text],
-        "examples": examples(folders, EXAMPLES),
+        "examples": choose_examples(folders, EXAMPLES),
     }
 
 
-def _refuse_unlike_evaluations(folders: Mapping[str, Path], settings: Evaluations) -> None:
-    """Raise UserError for evaluations without lists, and for those that cannot stand in one table."""
+def _check_evaluations(folders: Mapping[str, Path], settings: Evaluations) -> None:
+    """Raise UserError for evaluations without lists, and for those that cannot be compared."""
     for name, folder in folders.items():
         if "judge" in settings[name]:
-            raise UserError(f"{folder}: a judge's evaluation; convrec evaluate --judge has printed its table")
+            raise UserError(
+                "report.judge-evaluation",
+                f"{folder}: evaluates a judge, whose table convrec evaluate --judge prints. Name evaluations of lists.",
+            )
         if settings[name]["model"] is None:
-            raise UserError(f"{folder}: baselines alone, without a model's lists; give an evaluation of a model")
-    alike = {name: comparable(of) | {"ks": of["ks"], "limit": of["limit"]} for name, of in settings.items()}
-    refuse_unlike(alike, "evaluated", "evaluate all alike")
+            raise UserError(
+                "report.baselines-only", f"{folder}: evaluates baselines only. Name an evaluation of a model."
+            )
+    facts = {
+        name: get_comparable_settings(of) | {"ks": of["ks"], "limit": of["limit"]} for name, of in settings.items()
+    }
+    check_comparable(facts, "evaluated", "Evaluate all with the same settings.")
     train_hashes = {of["sha256"]["train"] for of in settings.values() if "train" in of["sha256"]}
     if len(train_hashes) > 1:
         raise UserError(
-            f"{', '.join(settings)}: novelty and popularity are of different training files; evaluate all with one "
-            "--train"
+            "report.different-training-files",
+            f"{', '.join(settings)}: novelty and popularity are computed from different training files. Evaluate all "
+            "with the same --train.",
         )
 
 
 def _table_columns(results: Evaluations) -> dict[str, dict[str, Any]]:
-    """name -> metrics of what the table compares: baselines, then each model's lists, free, constrained and fused."""
+    """Return the results to compare, by name: baselines, then each model's free, constrained and fused lists."""
     columns: dict[str, dict[str, Any]] = {}
     for by_model in results.values():
         columns |= {name: result for name, result in by_model.items() if name not in OF_MODEL and name != FUSED}
@@ -178,7 +205,7 @@ def _table_columns(results: Evaluations) -> dict[str, dict[str, Any]]:
 
 
 def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: int) -> str:
-    """NDCG at the largest k: how much is gained of two evaluations, the value of a single one, "" of more."""
+    """Return NDCG at the largest k: the gain between two evaluations, the value of a single one; "" for more."""
     if len(results) > 2:
         return ""
     if gains:
@@ -192,5 +219,6 @@ def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: i
 
 @command(ReportOptions)
 def main(options: ReportOptions) -> int:
+    """Write a report; return the exit status."""
     print(report(options.runs, options.out, options.evaluations, options.split))
     return 0

@@ -1,4 +1,4 @@
-"""Retrieval: lists without a model, fitted on training conversations, and prompts that name what it finds."""
+"""Fit a retrieval to training conversations, and add its candidates to prompts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ from convrec.titles.catalog import load_catalog, tell_problems
 from convrec.titles.matching import Matcher
 from data_prep.stages.record import read_rows
 from data_prep.tables import check_out, table_writer
-from recipes.evaluation.retrieval import CONSTANTS, find_relevant_items, mean_ndcg
+from recipes.evaluation.retrieval import CONSTANTS, compute_mean_ndcg, find_relevant_items
 from recipes.evaluation.split import Split, read_split
 from recipes.options.retrieval import CandidatesOptions, FitOptions
 
-K = 20  # of the NDCG that chooses
-MOST_ROWS = 2000  # of validation, evenly spaced
+K = 20  # cut-off of the NDCG that decides between choices
+MAX_ROWS = 2000  # of validation, evenly spaced
 NEIGHBOURS = (50, 200, 800)
-# weights beside 1 for the neighbours
+# Weights of the other parts; that of the neighbours is 1.
 RIDGE = (0.0, 0.25, 0.5, 1.0)
 TEXT = (0.0, 0.1, 0.25)
 
@@ -38,8 +38,21 @@ TEXT = (0.0, 0.1, 0.25)
 def fit_retrieval(
     train: Sequence[Path], validation: Path, catalog: Path, out: Path | None = None, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Write OUT, and return its retrieval.json. Raises UserError for files that cannot be read, and where OUT is
-    there."""
+    """Fit a retrieval, tune its weights, and write its folder.
+
+    Args:
+        train: training tables of RL.
+        validation: rows that weights are tuned on.
+        catalog: of both.
+        out: folder to write; None: CATALOG.retrieval next to the catalog.
+        overwrite: replace an existing folder.
+
+    Returns:
+        The content of retrieval.json, and "out".
+
+    Raises:
+        UserError: A file cannot be read, or OUT exists.
+    """
     out = out or catalog.with_suffix(".retrieval")
     check_out(out, overwrite, {path.name for path in out.iterdir()} if (out / NOTES).is_file() else set())
     split = read_split(validation, catalog)
@@ -48,57 +61,83 @@ def fit_retrieval(
         validate_rl_table(file, allow_empty_ground_truth=True, dated=split.catalog.dated).rows for file in train
     )
     conversations = (read_row(row, split.matcher) for file in train for row in read_rows(file, RL_SCHEMA.names))
-    fitted = fit(conversations, count, len(split.catalog))
-    choice, ndcg = choose(split, Retriever(fitted, item_texts(catalog, split.matcher), Choice()))
+    parts = fit(conversations, count, len(split.catalog))
+    choice, ndcg = choose(split, Retriever(parts, item_texts(catalog, split.matcher), Choice()))
     files = {"catalog": catalog, "validation": validation, **{f"train {n}": file for n, file in enumerate(train)}}
     notes = {"choice": asdict(choice), f"ndcg@{K}": ndcg, "files": {name: str(file) for name, file in files.items()}}
     notes["sha256"] = {name: file_hash(file) for name, file in files.items()}
     with folder_written_whole(out) as partial:
-        save(partial, fitted, split.catalog, notes)
+        save(partial, parts, split.catalog, notes)
     return notes | {"out": out}
 
 
 def choose(split: Split, retriever: Retriever) -> tuple[Choice, dict[str, float]]:
-    """The best choice on these rows by NDCG@K, and that of popularity, of each part alone and of the choice
-    (`fused`)."""
+    """Choose the weights with the best NDCG@K on a split.
+
+    Returns:
+        The choice, and NDCG@K of popularity, of each part alone, and of the choice (`fused`).
+    """
     rows = [row for row in split.rows if row[TRUTH]]
-    rows = rows[:: -(-len(rows) // MOST_ROWS)]
+    rows = rows[:: -(-len(rows) // MAX_ROWS)]
     answers = find_relevant_items(replace(split, rows=rows))
-    asked = [read_row(row, split.matcher) for row in rows]
-    others = [retriever.lists(row, names=PARTS[1:]) for row in asked]
+    conversations = [read_row(row, split.matcher) for row in rows]
+    other_lists = [retriever.lists(conversation, names=PARTS[1:]) for conversation in conversations]
     lists: dict[int, list[dict[str, list[int]]]] = {}
     for retriever.neighbours.count in NEIGHBOURS:
-        of = [known | retriever.lists(row, names=PARTS[:1]) for known, row in zip(others, asked, strict=True)]
-        lists[retriever.neighbours.count] = [one | {POPULARITY: one[POPULARITY][: 2 * K]} for one in of]
+        all_lists = [
+            others | retriever.lists(conversation, names=PARTS[:1])
+            for others, conversation in zip(other_lists, conversations, strict=True)
+        ]
+        lists[retriever.neighbours.count] = [
+            by_part | {POPULARITY: by_part[POPULARITY][: 2 * K]} for by_part in all_lists
+        ]
 
     def score(choice: Choice) -> float:
-        return mean_ndcg([choice.fused(of) for of in lists[choice.neighbours]], answers, K)
+        return compute_mean_ndcg([choice.fused(by_part) for by_part in lists[choice.neighbours]], answers, K)
 
-    weights = [(1.0, *beside) for beside in product(RIDGE, TEXT)] + [(0.0, 1.0, weight) for weight in TEXT]
+    weights = [(1.0, *others) for others in product(RIDGE, TEXT)] + [(0.0, 1.0, weight) for weight in TEXT]
     choices = [
-        Choice(count, constant, dict(zip(PARTS, of, strict=True)))
-        for count, constant, of in product(NEIGHBOURS, CONSTANTS, weights)
+        Choice(count, constant, dict(zip(PARTS, part_weights, strict=True)))
+        for count, constant, part_weights in product(NEIGHBOURS, CONSTANTS, weights)
     ]
     chosen = max(choices, key=score)
-    found = {POPULARITY: replace(chosen, weights={})}
-    found |= {name: replace(chosen, weights={name: 1.0}) for name in PARTS} | {"fused": chosen}
-    return chosen, {name: score(choice) for name, choice in found.items()}
+    compared = {POPULARITY: replace(chosen, weights={})}
+    compared |= {name: replace(chosen, weights={name: 1.0}) for name in PARTS} | {"fused": chosen}
+    return chosen, {name: score(choice) for name, choice in compared.items()}
 
 
 def write_candidates(
     retrieval: Path, catalog: Path, tables: Sequence[Path], out: Path, count: int = 50, overwrite: bool = False
 ) -> list[str]:
-    """Write OUT, these tables with prompts that name `count` candidates. Returns warnings. Raises UserError."""
+    """Write tables whose prompts name retrieved candidates.
+
+    Args:
+        retrieval: folder of `convrec retrieval fit`.
+        catalog: of the retrieval.
+        tables: of RL and SFT; their names must be unique.
+        out: folder to write.
+        count: candidates per prompt.
+        overwrite: replace an existing folder.
+
+    Returns:
+        Warnings about changes since the fit.
+
+    Raises:
+        UserError: A file cannot be read, or OUT exists.
+    """
     check_out(out, overwrite, {file.name for file in tables})
     if len({file.name for file in tables}) < len(tables):
-        raise UserError("--tables: two files of one name would be one file of --out; take them one after the other")
+        raise UserError(
+            "retrieval.duplicate-table",
+            "--tables: two files have the same name. Convert them into separate --out folders.",
+        )
     matcher = Matcher(load_catalog(catalog))
     (retriever, warnings) = load(retrieval, catalog, matcher)
     lines = matcher.catalog.lines
     for file in tables:
         validate_rl_table(file, allow_empty_ground_truth=True, dated=matcher.catalog.dated)
 
-    def named(row: Mapping[str, Any]) -> dict[str, Any]:
+    def add_candidates(row: Mapping[str, Any]) -> dict[str, Any]:
         items = retriever.rank(read_row(row, matcher))[:count]
         (prompt, *_) = row["prompt"]
         content = with_candidates(prompt["content"], [lines[item] for item in items])
@@ -109,12 +148,13 @@ def write_candidates(
             schema = pq.read_schema(file)
             with table_writer(partial / file.name, schema) as add:
                 for row in read_rows(file):
-                    add(named(row))
+                    add(add_candidates(row))
     return warnings
 
 
 @command(FitOptions)
 def main(options: FitOptions) -> int:
+    """Fit a retrieval; return the exit status."""
     notes = fit_retrieval(options.train, options.validation, options.catalog, options.out, options.overwrite)
     figures = [{"model": name, f"ndcg@{K}": value} for name, value in notes[f"ndcg@{K}"].items()]
     print(text_table(figures, line_a_model=True))
@@ -124,6 +164,7 @@ def main(options: FitOptions) -> int:
 
 @command(CandidatesOptions)
 def candidates_main(options: CandidatesOptions) -> int:
+    """Add candidates to tables; return the exit status."""
     warnings = write_candidates(
         options.retrieval, options.catalog, options.tables, options.out, options.count, options.overwrite
     )

@@ -21,28 +21,37 @@ from convrec.titles.catalog import SUFFIXES, load_catalog, tell_problems
 from recipes.options.serve import ServeOptions
 from recipes.serving.keys import read_keys
 from recipes.serving.list_ids import ListIds
-from recipes.serving.schema import Filter, Limits, ModelSettings, ServiceSettings, is_loopback, service_key
+from recipes.serving.schema import Filter, Limits, ModelSettings, ServiceSettings, is_loopback, read_service_key
 
 Value = TypeVar("Value")
 
 
 def make_service_settings(options: ServeOptions) -> ServiceSettings:
-    """The settings of the command line. Raises UserError for what can be seen to be wrong before anything starts."""
+    """Make the settings of a service from options. Raises UserError for every error that shows before a start."""
     if not options.model and not options.judge:
-        raise UserError("--model RUN --catalog FILE (or --judge RUN) says what to serve; see --help")
-    models = [*_recommenders(options), *(_model(judge, None, None, options) for judge in options.judge)]
+        raise UserError(
+            "serving.no-model",
+            "--model: no model to serve. Name --model RUN --catalog FILE, or --judge RUN; see --help.",
+        )
+    models = [
+        *_make_recommenders(options),
+        *(_make_model_settings(judge, None, None, options) for judge in options.judge),
+    ]
     names = [model.name for model in models]
     if len(set(names)) < len(names):
-        raise UserError(f"{', '.join(names)}: two models of one name; write --model NAME=MODEL")
+        raise UserError(
+            "serving.duplicate-model-name",
+            f"{', '.join(names)}: two models have the same name. Write --model NAME=MODEL.",
+        )
     loopback = is_loopback(options.host)
     keys = str(options.keys.resolve()) if options.keys else None
     if keys:
         read_keys(Path(keys))
-    service_key(loopback, keys)
+    read_service_key(loopback, keys)
     return ServiceSettings(
         models=models,
-        limits=_limits(options),
-        filters=[_filter(text) for text in options.filter],
+        limits=_make_limits(options),
+        filters=[_parse_filter(text) for text in options.filter],
         keys=keys,
         feedback=str(options.state.resolve()) if options.feedback else None,
         loopback=loopback,
@@ -50,44 +59,53 @@ def make_service_settings(options: ServeOptions) -> ServiceSettings:
     )
 
 
-def _recommenders(options: ServeOptions) -> list[ModelSettings]:
-    """The models of --model, each with its catalog and its retrieval."""
+def _make_recommenders(options: ServeOptions) -> list[ModelSettings]:
+    """Make the settings of each --model, with its catalog and its retrieval."""
     count = len(options.model)
     if not count:
         return []
     if len(options.catalog) not in (1, count):
-        raise UserError(f"--catalog: {len(options.catalog)} for {count} --model; give one for all, or one for each")
+        raise UserError(
+            "serving.catalog-count",
+            f"--catalog: {len(options.catalog)} for {count} --model. Name one for all, or one for each.",
+        )
     for catalog in options.catalog:
         if not Path(catalog).is_file():
-            raise UserError(f"--catalog {catalog}: no such file")
+            raise UserError("serving.missing-catalog", f"--catalog {catalog}: no such file")
         if Path(catalog).suffix not in SUFFIXES:
-            raise UserError(f"--catalog {catalog}: .parquet and .pkl are read; `convrec data own` makes a .parquet")
+            raise UserError(
+                "serving.catalog-format",
+                f"--catalog {catalog}: neither .parquet nor .pkl. Make a catalog with `convrec data own`.",
+            )
     folders: list[str | None] = [str(folder.resolve()) for folder in options.retrieval if load_notes(folder)]
     if len(folders) not in (0, 1, count):
-        raise UserError(f"--retrieval: {len(folders)} for {count} --model; give one for all, or one for each")
-    catalogs = _for_each(options.catalog, count)
-    retrievals = _for_each(folders or [None], count)
+        raise UserError(
+            "serving.retrieval-count",
+            f"--retrieval: {len(folders)} for {count} --model. Name one for all, or one for each.",
+        )
+    catalogs = _repeat_for_models(options.catalog, count)
+    retrievals = _repeat_for_models(folders or [None], count)
     return [
-        _model(text, catalog, retrieval, options)
+        _make_model_settings(text, catalog, retrieval, options)
         for text, catalog, retrieval in zip(options.model, catalogs, retrievals, strict=True)
     ]
 
 
-def _for_each(values: Sequence[Value], count: int) -> list[Value]:
-    """One value for each of `count` models; a single one is for all."""
+def _repeat_for_models(values: Sequence[Value], count: int) -> list[Value]:
+    """Return one value for each of `count` models; a single value applies to all."""
     return list(values) * count if len(values) == 1 else list(values)
 
 
-def _limits(options: ServeOptions) -> Limits:
+def _make_limits(options: ServeOptions) -> Limits:
     try:
         return Limits(**asdict(options.limits))
     except ValidationError as error:
         (name, *_) = error.errors()[0]["loc"]
         message = error.errors()[0]["msg"]
-        raise UserError(f"--{str(name).replace('_', '-')}: {message}") from None
+        raise UserError("serving.invalid-limit", f"--{str(name).replace('_', '-')}: {message}") from None
 
 
-def _model(text: str, catalog: str | None, retrieval: str | None, options: ServeOptions) -> ModelSettings:
+def _make_model_settings(text: str, catalog: str | None, retrieval: str | None, options: ServeOptions) -> ModelSettings:
     name, is_named, path = text.partition("=")
     if not is_named or "/" in name:
         name = ""
@@ -95,9 +113,9 @@ def _model(text: str, catalog: str | None, retrieval: str | None, options: Serve
     option = "--model " if catalog else "--judge "
     path = check_model_path(path, option)
     print_chosen_step(path)
-    text_of_folder, choice = split_choice(path)
-    folder = Path(text_of_folder)
-    # the last part of a checkpoint's path is the same for every run
+    run, choice = split_choice(path)
+    folder = Path(run)
+    # checkpoints of all runs end in the same folder name, so get_name includes the run's
     state = (options.state / (name or get_name(folder.resolve()).replace("/", "-"))).resolve()
     try:
         return ModelSettings(
@@ -110,45 +128,52 @@ def _model(text: str, catalog: str | None, retrieval: str | None, options: Serve
             tensor_parallel=options.tensor_parallel,
         )
     except ValidationError:
-        raise UserError(f"{option}{text}: give it a name of letters, digits, '.', '_' and '-': NAME={path}") from None
+        raise UserError(
+            "serving.invalid-model-name",
+            f"{option}{text}: invalid as a model's name. Add one of letters, digits, '.', '_' and '-': NAME={path}",
+        ) from None
 
 
-def _filter(text: str) -> Filter:
+def _parse_filter(text: str) -> Filter:
     label, _, where = text.partition("=")
     try:
         return Filter.model_validate({"label": label.strip(), "where": json.loads(where)})
-    except ValueError:  # of JSON and of pydantic
+    except ValueError:  # from JSON or pydantic
         example = """--filter 'In stock={"in_stock": true}'"""
-        raise UserError(f"--filter {text}: write a label and the conditions as JSON: {example}") from None
+        raise UserError(
+            "serving.invalid-filter",
+            f"--filter {text}: not LABEL=JSON. Write a label and conditions, such as {example}.",
+        ) from None
 
 
 def check_filters(settings: ServiceSettings) -> None:
-    """Raise UserError for a filter that a catalog cannot answer."""
+    """Raise UserError for a filter whose conditions a catalog does not support."""
     for catalog in dict.fromkeys(model.catalog for model in settings.models if model.catalog):
         columns = read_columns(Path(catalog), load_catalog(catalog))
-        for one in settings.filters:
+        for filter_ in settings.filters:
             try:
-                find_items(one.where, columns.schema, [], lambda name, kind: pa.array([], kind))
+                find_items(filter_.where, columns.schema, [], lambda name, kind: pa.array([], kind))
             except UserError as error:
-                raise UserError(f"--filter {one.label}: {catalog}: {error}") from None
+                raise UserError(error.code, f"--filter {filter_.label}: {catalog}: {error}") from None
 
 
-def tell_left_out(settings: ServiceSettings) -> None:
-    """Print which rows of the catalogs cannot be recommended. Raises UserError for one that cannot be read."""
+def report_skipped_items(settings: ServiceSettings) -> None:
+    """Print which rows of the catalogs cannot be recommended. Raises UserError if a catalog cannot be read."""
     for catalog in dict.fromkeys(model.catalog for model in settings.models if model.catalog):
         tell_problems(catalog, load_catalog(catalog).problems)
 
 
 @command(ServeOptions)
 def main(options: ServeOptions) -> int:
+    """Serve models until Ctrl-C; return the exit status."""
     address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
     try:
         settings = make_service_settings(options)
-        tell_left_out(settings)
+        report_skipped_items(settings)
         if settings.filters:
             check_filters(settings)
         if settings.feedback:
-            ListIds(Path(settings.feedback))  # a folder that cannot be written is said before the models start
+            ListIds(Path(settings.feedback))  # reports an unusable folder before models start
         for catalog in dict.fromkeys(options.catalog):
             write_mentions(options.mentions.train, Path(catalog))
         from recipes.serving.local import serve_here
@@ -159,7 +184,10 @@ def main(options: ServeOptions) -> int:
         def ready(max_items: Mapping[str, int]) -> None:
             for name, most in max_items.items():
                 if 0 < most < options.limits.max_items:
-                    print(f"{name}: --max-items is {most}: its context has no room for longer lists", file=sys.stderr)
+                    print(
+                        f"{name}: --max-items is {most}: the model's context has no room for longer lists",
+                        file=sys.stderr,
+                    )
             page = f"; the chat page: {address}/" if settings.models[0].catalog else f"; {address}/v1/chat/completions"
             print(f"serving {names}{page} (Ctrl-C stops)", flush=True)
 

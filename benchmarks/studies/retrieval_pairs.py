@@ -22,8 +22,8 @@ from convrec.lists.settings import ListSettings
 from convrec.retrieval.folder import load, load_notes
 from convrec.retrieval.retriever import Fusion
 from recipes.evaluation.retrieval import retrieve
-from recipes.evaluation.scoring import Scored, score
-from recipes.evaluation.split import Split, as_items, read_split
+from recipes.evaluation.scoring import Scored, score_responses
+from recipes.evaluation.split import Split, read_split, to_items
 from recipes.experiments.matrix_runs import MatrixRun
 
 OF_MODEL = {"free": "rows.parquet", "constrained": "rows_constrained.parquet"}
@@ -78,8 +78,8 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _score(split: Split, lists: list[list[int]]) -> Scored:
-    items = [as_items(split.catalog, one[:ITEMS]) for one in lists]
-    return score(split, split.matcher, items, "paper", {"ks": (K,), "num_items": ITEMS})
+    items = [to_items(split.catalog, one[:ITEMS]) for one in lists]
+    return score_responses(split, split.matcher, items, "paper", {"ks": (K,), "num_items": ITEMS})
 
 
 def comparisons() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:

@@ -100,8 +100,9 @@ class RetrievalTeacher:
             self.features_FR = self.vectorizer.fit_transform(rows).T.tocsr()
         except ValueError as error:  # scikit-learn's, where min_df leaves nothing
             raise UserError(
-                f"the retrieval teacher learns from what training rows have in common, and these {len(rows)} have no "
-                f"word or title in two of them; give it more, or take a language model (--teacher llm) ({error})"
+                "teacher.nothing-in-common",
+                f"the retrieval teacher learns from words and titles that training rows share, and these {len(rows)} "
+                f"rows share none ({error}). Give it more rows, or use a language model (--teacher llm).",
             ) from None
         self.truth_RM = _ones(_truth_entries(rows, self.catalog), (len(rows), len(self.catalog)))
         self.cooccurrence = Cooccurrence(rows, self.catalog)

@@ -1,1 +1,1 @@
-"""Lists for many conversations from files: the rows, the parts that are kept as they come, and who writes them."""
+"""Lists for many conversations from files: reading them, storing parts of the result, and the replicas."""

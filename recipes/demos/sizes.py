@@ -1,4 +1,4 @@
-"""The sizes of both demos: TINY makes its model, PRETRAINED starts from one (docs/tutorials/pretrained.md)."""
+"""Sizes of the two demos: TINY makes its model, PRETRAINED starts from an existing one."""
 
 import os
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ class Demo:
     """A demo's sizes.
 
     Attributes:
-        out: folder that it writes, where none is given.
-        matrix: name of the file beside this module with its two trainings.
+        out: default folder.
+        matrix: name of the matrix file in this folder, with two trainings.
         sample: options of `convrec data sample`.
         sft_steps, rl_steps: steps of the trainings.
-        sft_validations, rl_validations: how often each is validated.
-        memory_gib: memory that its largest part takes.
-        disk_gib: what its folder takes at most, checkpoints that are about to be replaced included.
-        is_pretrained: its model is evaluated as it comes, before it is trained.
+        sft_validations, rl_validations: number of validations in each.
+        memory_gib: peak memory.
+        disk_gib: peak size of the folder, including checkpoints that are about to be replaced.
+        is_pretrained: whether the model is evaluated before training, too.
     """
 
     out: Path
@@ -43,7 +43,7 @@ TINY = Demo(
     matrix="tiny.yaml",
     sft_steps=450,
     rl_steps=48,
-    rl_validations=6,  # what is saved, at thirds, has been validated
+    rl_validations=6,  # so that the checkpoints, saved at thirds, are validated
     memory_gib=4.7,
     disk_gib=2,
 )
@@ -61,7 +61,7 @@ PRETRAINED = Demo(
 
 
 def schedule_steps(steps: int, validations: int) -> dict[str, str]:
-    """Return the variables of a run of so many steps, which is saved at thirds: an interruption costs little."""
+    """Return the variables of a run of `steps` steps, saved at thirds, so that an interruption costs little."""
     return {
         "TOTAL_STEPS": str(steps),
         "SAVE_FREQ": str(max(1, steps // 3)),
@@ -70,15 +70,20 @@ def schedule_steps(steps: int, validations: int) -> dict[str, str]:
 
 
 def read_runs(demo: Demo, out: Path) -> tuple[MatrixRun, MatrixRun, dict[str, Any]]:
-    """Return SFT, Rank-GRPO, and the settings by which both are evaluated.
+    """Return SFT, Rank-GRPO, and the settings of their evaluation.
 
     Args:
+        demo: sizes of the runs.
         out: the demo's folder.
 
-    Raises UserError for a folder whose name YAML would misread.
+    Raises:
+        UserError: YAML would misread the folder's name.
     """
     if {'"', "\\", "$"} & set(str(out)):
-        raise UserError(f"--out {out}: a path without quotes, backslashes and dollar signs, since YAML has it")
+        raise UserError(
+            "demo.unsupported-out",
+            f"--out {out}: quotes, backslashes and dollar signs do not work in the demo's YAML. Name another path.",
+        )
     os.environ["DEMO"] = str(out)
     matrix = read_matrix(Path(__file__).with_name(demo.matrix))
     sft, rl = expand_matrix(matrix)

@@ -1,4 +1,4 @@
-"""Constrained lists of a model: what they may hold, and the check that they hold nothing else."""
+"""Constrained lists of a model: which items they may hold, and a check that they hold no others."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,20 +24,29 @@ from recipes.evaluation.baselines import API
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.split import Split
 
-WRONG = ("out_of_catalog", "repeated", "seen", "wrong_length")  # what no constrained list has
+VIOLATIONS = ("out_of_catalog", "repeated", "seen", "wrong_length")  # no constrained list may have any
 
 
 def make_constraint(
     options: EvaluationOptions, split: Split, model: str, lists: ListSettings
 ) -> tuple[Constraint, list[str]]:
-    """What the lists of the split's prompts may hold, and warnings.
+    """Build the constraint on the lists of a split's prompts.
 
-    A prompt's exclusions are what any of its rows has seen. The trie is kept beside the catalog, in `out` where that
-    folder may not be written. Raises UserError for a model behind an endpoint, a catalog or tokenizer that the trie
-    cannot take, an allowed part (`allow`: read_allowed) that is too small for a prompt, and too few tokens for a list.
+    The trie is stored next to the catalog, or in `out` where that folder is not writable. A prompt excludes the seen
+    titles of all its rows.
+
+    Returns:
+        The constraint, and warnings about items that no list can hold.
+
+    Raises:
+        UserError: The model is behind an endpoint, the trie does not support the catalog or the tokenizer, `allow`
+            leaves too few items for a prompt, or --max-response-length is too short for a list.
     """
     if model.startswith(API):
-        raise UserError(f"--constrained: {model} is behind an endpoint; its decoding cannot be constrained from here")
+        raise UserError(
+            "evaluation.unconstrained-endpoint",
+            f"--constrained: {model} is behind an endpoint, whose decoding cannot be constrained. Drop --constrained.",
+        )
     if Path(model).is_dir():
         check_hugging_face(Path(model))
     matcher = split.matcher
@@ -45,13 +54,14 @@ def make_constraint(
     tokenizer, _ = load_tokenizer(model, "--model ", titles=matcher.catalog.titles)
     rows = read_allowed(Path(options.allow), matcher) if options.allow else None
     trie, file = catalog_trie(catalog_file, matcher, tokenizer, lists.delimiter, Path(options.out), rows)
-    exclude = {prompt: excluded_items(matcher, titles) for prompt, titles in _seen(split).items()}
+    exclude = {prompt: excluded_items(matcher, titles) for prompt, titles in _collect_seen_titles(split).items()}
     for prompt, items in exclude.items():
         if (left := items_left(trie, items)) < lists.num_items:
+            sample_id = split.rows[split.prompt_ids.index(prompt)]["sample_id"]
             raise UserError(
-                f"{options.allow or catalog_file}: of its {trie.num_items} items {left} are not seen in the "
-                f"conversation of {split.rows[split.prompt_ids.index(prompt)]['sample_id']}, and a list has "
-                f"{lists.num_items}: allow more items, or give a smaller --num-items"
+                "evaluation.too-few-items",
+                f"{options.allow or catalog_file}: {left} of its {trie.num_items} items are unseen in the conversation "
+                f"of {sample_id}, but a list has {lists.num_items}. Allow more items, or lower --num-items.",
             )
     max_tokens = options.max_response_length
     check_length(trie, split.catalog, catalog_file, lists.num_items, max_tokens, "--max-response-length ")
@@ -59,12 +69,16 @@ def make_constraint(
 
 
 def read_allowed(file: Path, matcher: Matcher) -> set[int]:
-    """The catalog rows of the items in a file: one `Title (Year)` a line, or a catalog of its own (.parquet, .pkl).
+    """Read the items that lists may hold: one `Title (Year)` per line, or a catalog (.parquet, .pkl).
 
-    Raises UserError for an item that the catalog lacks, and for a file without any.
+    Returns:
+        The items' rows in the matcher's catalog.
+
+    Raises:
+        UserError: The file cannot be read, names no item, or names one that is not in the catalog.
     """
     if not file.is_file():
-        raise UserError(f"--allow {file}: no such file")
+        raise UserError("evaluation.missing-allow-file", f"--allow {file}: no such file")
     if file.suffix in SUFFIXES:
         part = load_catalog(file)
         named = [(f"row {row}", part.titles[row], year) for row, year in enumerate(part.years) if year is not None]
@@ -72,7 +86,10 @@ def read_allowed(file: Path, matcher: Matcher) -> set[int]:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
-            raise UserError(f"--allow {file}: no UTF-8 ({error}); write one `Title (Year)` a line") from None
+            raise UserError(
+                "evaluation.undecodable-allow-file",
+                f"--allow {file}: not UTF-8 ({error}). Write one `Title (Year)` per line.",
+            ) from None
         named = [
             (f"line {number}", *(parse_item(line, matcher.catalog.dated) or (line, None)))
             for number, line in enumerate(lines, 1)
@@ -82,21 +99,28 @@ def read_allowed(file: Path, matcher: Matcher) -> set[int]:
     for where, title, year in named:
         item = matcher.wanted(title, year).index
         if item < 0:
-            raise UserError(f"--allow {file}, {where}: {title!r} is no item of the catalog; write `Title (Year)` as it")
+            raise UserError(
+                "evaluation.unknown-allowed-item",
+                f"--allow {file}, {where}: {title!r} is not in the catalog. Write `Title (Year)` as the catalog does.",
+            )
         rows.update(matcher.index.rows.get(item, [item]))
     if not rows:
-        raise UserError(f"--allow {file}: it names no item")
+        raise UserError(
+            "evaluation.no-allowed-items", f"--allow {file}: names no item. Write one `Title (Year)` per line."
+        )
     return rows
 
 
 def check_lists(split: Split, answers: Mapping[str, Answer], lists: ListSettings) -> dict[str, int]:
-    """Counts over the generated lists: "lists", "lines" and those of WRONG.
+    """Count the generated lists, their lines and their VIOLATIONS.
 
-    By matching, as rewards and evaluation read lists, not by the trie. Raises RuntimeError where one of WRONG is not 0:
-    these lists cannot be wrong.
+    Lines are matched as rewards and evaluation match them, independently of the trie.
+
+    Raises:
+        RuntimeError: A violation was found: constrained decoding is broken.
     """
-    counts = dict.fromkeys(("lists", "lines", *WRONG), 0)
-    for prompt, seen in _seen(split).items():
+    counts = dict.fromkeys(("lists", "lines", *VIOLATIONS), 0)
+    for prompt, seen in _collect_seen_titles(split).items():
         lines = split_lines(answers[prompt]["text"], lists.delimiter)
         matched = split.matcher.match_lines(lines, (), seen)
         counts["lists"] += 1
@@ -105,13 +129,13 @@ def check_lists(split: Split, answers: Mapping[str, Answer], lists: ListSettings
         counts["repeated"] += sum(matched.duplicate)
         counts["seen"] += sum(matched.seen)
         counts["wrong_length"] += len(lines) != lists.num_items
-    if any(counts[name] for name in WRONG):
-        raise RuntimeError(f"constrained lists that break the constraint: {counts}")
+    if any(counts[name] for name in VIOLATIONS):
+        raise RuntimeError(f"constrained lists violate the constraint: {counts}")
     return counts
 
 
-def _seen(split: Split) -> dict[str, set[str]]:
-    """prompt_id -> the titles that any row of the prompt has seen; in the order of split.prompts."""
+def _collect_seen_titles(split: Split) -> dict[str, set[str]]:
+    """Collect, by prompt id, the seen titles of all rows with the prompt, in the order of split.prompts."""
     seen: dict[str, set[str]] = {}
     for prompt, row in zip(split.prompt_ids, split.rows, strict=True):
         seen.setdefault(prompt, set()).update(row["seen_titles"] or ())

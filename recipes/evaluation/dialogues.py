@@ -1,7 +1,7 @@
-"""Conversations in which the model may ask, played with a user (`--user`) and measured by their lists and questions.
+"""Conversations in which the model may ask a simulated user (`--user`), measured by their lists and questions.
 
-Baselines ask by a rule and list what is popular, that first which fits what they were told: `never` asks nothing,
-`fixed` every attribute in the order of `--ask`, `entropy` the attribute whose labels are the most uncertain.
+Baselines ask by a rule and list popular items, those that fit the user's answers first: `never` asks nothing, `fixed`
+asks about every attribute in the order of `--ask`, `entropy` about the attribute whose labels are most uncertain.
 """
 
 import math
@@ -20,56 +20,73 @@ from convrec.features.asking.users import Asked, LLMUser, OtherUser, RandomUser,
 from convrec.inference.answers import GenerationRequest
 from convrec.inference.prompts import prompt_id
 from convrec.llm import LLM, endpoint
-from recipes.evaluation.beyond_accuracy import AFTER, BY_TURN
+from recipes.evaluation.beyond_accuracy import NDCG_AFTER_QUESTIONS, SUCCESS_BY_TURN
 from recipes.evaluation.scoring import Row, Scored
 from recipes.evaluation.setup import Evaluation
 
-ASKING = ("never", "fixed", "entropy")
-Answered = Callable[[GenerationRequest], Mapping[str, Any]]  # prompt_id -> answer
+ASKING_POLICIES = ("never", "fixed", "entropy")
+AnswerSource = Callable[[GenerationRequest], Mapping[str, Any]]  # prompt_id -> answer
 
 
 @dataclass
 class Conversation:
-    """row: of the split. wanted: rows of the catalog. first, prompt: the first turn's, and with all that was said.
-    asked: (attribute, answer) of each question. useful: of each, whether it is about labels that all wanted items share
-    and that were not said. text: the last turn's, and `last` how it reads."""
+    """A conversation between the model and a simulated user.
+
+    Attributes:
+        row: number of the split's row.
+        wanted: catalog rows of the ground truth.
+        first: prompt of the first turn.
+        prompt: the first prompt with all turns since.
+        questions: (attribute, answer) of each question.
+        useful: for each question, whether it is about labels that all relevant items share and that the conversation
+            has not mentioned.
+        text: the model's last turn.
+        last: that turn, parsed.
+    """
 
     row: int
     wanted: Sequence[int]
     first: str
     prompt: str
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    questions: list[tuple[str, str]] = field(default_factory=list)
     useful: list[bool] = field(default_factory=list)
     text: str = ""
     last: Turn = field(default_factory=lambda: Turn(None, []))
 
     @property
     def answer(self) -> Row:
-        """Of rows.parquet: the last turn, "" where it is malformed, and what was said since the first."""
-        said = self.prompt[len(self.first.rstrip("\n")) + 1 :] if self.asked else ""
-        return {"text": "" if self.last.malformed else self.text, "dialogue": said}
+        """The columns of rows.parquet: the last turn, "" if malformed, and the turns since the first prompt."""
+        dialogue = self.prompt[len(self.first.rstrip("\n")) + 1 :] if self.questions else ""
+        return {"text": "" if self.last.malformed else self.text, "dialogue": dialogue}
 
 
-Model = Callable[[Sequence[Conversation]], Sequence[str]]  # the next turn of each
+Model = Callable[[Sequence[Conversation]], Sequence[str]]  # returns the next turn of each conversation
 
 
-def dialogues(evaluation: Evaluation, get_answers: Answered) -> dict[str, list[Conversation]]:
-    """The split's conversations as the model, if there is one, and each baseline lead them. get_answers: of the model,
-    which is asked once a turn for all of them."""
+def play_conversations(evaluation: Evaluation, get_answers: AnswerSource) -> dict[str, list[Conversation]]:
+    """Play the split's conversations with the model, if there is one, and with each baseline.
+
+    Args:
+        evaluation: with `options.user`.
+        get_answers: the model's answers to a request; called once per turn with all open conversations.
+
+    Returns:
+        The finished conversations by model or baseline, one per row.
+    """
     attributes = load_attributes(evaluation.options.catalog, evaluation.options.ask or ())
     user = _make_user(evaluation, attributes)
     models: dict[str, Model] = {}
     if evaluation.options.model is not None:
-        models["model"] = partial(_generated, evaluation, get_answers)
+        models["model"] = partial(_generate_turns, evaluation, get_answers)
     mentions_M = evaluation.data.context.mentions_M
     if mentions_M is not None:
         popular = [row for row in np.argsort(-mentions_M, kind="stable").tolist() if mentions_M[row]]
-        models |= {name: partial(_ruled, name, evaluation, attributes, popular) for name in ASKING}
-    led = {}
+        models |= {name: partial(_choose_turns, name, evaluation, attributes, popular) for name in ASKING_POLICIES}
+    conversations = {}
     for name, model in models.items():
-        led[name] = _open_conversations(evaluation)
-        _play(led[name], model, user, evaluation)
-    return led
+        conversations[name] = _open_conversations(evaluation)
+        _play(conversations[name], model, user, evaluation)
+    return conversations
 
 
 def _make_user(evaluation: Evaluation, attributes: Attributes) -> RuleUser:
@@ -82,69 +99,77 @@ def _make_user(evaluation: Evaluation, attributes: Attributes) -> RuleUser:
 
 
 def _open_conversations(evaluation: Evaluation) -> list[Conversation]:
-    """One for each row, in which nothing has been asked."""
+    """Start a conversation for each row."""
     prompts = [row["prompt"][0]["content"] for row in evaluation.data.split.rows]
     wanted = evaluation.data.context.wanted
     return [Conversation(row, wanted[row], prompt, prompt) for row, prompt in enumerate(prompts)]
 
 
-def _play(going_on: Sequence[Conversation], model: Model, user: RuleUser, evaluation: Evaluation) -> None:
-    """In place, turn by turn; a question in the turn `max_turns` is malformed."""
+def _play(conversations: Sequence[Conversation], model: Model, user: RuleUser, evaluation: Evaluation) -> None:
+    """Play conversations to their end, in place, turn by turn; a question in turn `max_turns` is malformed."""
     names = evaluation.options.ask or ()
     delimiter = evaluation.rules.lists.delimiter
     ids = [row["sample_id"] for row in evaluation.data.split.rows]
     for turns_left in range(evaluation.settings["max_turns"] - 1, -1, -1):
-        for one, text in zip(going_on, model(going_on) if going_on else [], strict=True):
-            one.text = text
-            one.last = read_turn(text, names, turns_left > 0, delimiter)
-        going_on = [one for one in going_on if one.last.asked]
-        questions = [Asked(ids[one.row], one.wanted, str(one.last.asked), one.prompt) for one in going_on]
-        for one, question, answer in zip(going_on, questions, user.answers(questions), strict=True):
-            one.useful.append(not user.attributes.said(question.attribute, one.wanted, split_prompt(one.prompt)[1]))
-            one.asked.append((question.attribute, answer))
-            one.prompt = with_answer(one.prompt, question.attribute, answer)
+        turns = model(conversations) if conversations else []
+        for conversation, text in zip(conversations, turns, strict=True):
+            conversation.text = text
+            conversation.last = read_turn(text, names, turns_left > 0, delimiter)
+        conversations = [conversation for conversation in conversations if conversation.last.asked]
+        questions = [
+            Asked(ids[conversation.row], conversation.wanted, str(conversation.last.asked), conversation.prompt)
+            for conversation in conversations
+        ]
+        for conversation, question, answer in zip(conversations, questions, user.answers(questions), strict=True):
+            text = split_prompt(conversation.prompt)[1]
+            is_mentioned = user.attributes.said(question.attribute, conversation.wanted, text)
+            conversation.useful.append(not is_mentioned)
+            conversation.questions.append((question.attribute, answer))
+            conversation.prompt = with_answer(conversation.prompt, question.attribute, answer)
 
 
-def _generated(evaluation: Evaluation, get_answers: Answered, conversations: Sequence[Conversation]) -> list[str]:
-    """The model's next turns, generated at once and kept, a file a turn."""
-    prompts = [[{"role": "user", "content": one.prompt}] for one in conversations]
+def _generate_turns(
+    evaluation: Evaluation, get_answers: AnswerSource, conversations: Sequence[Conversation]
+) -> list[str]:
+    """Generate the model's next turns in one batch, stored in one file per turn."""
+    prompts = [[{"role": "user", "content": conversation.prompt}] for conversation in conversations]
     names = [prompt_id(messages) for messages in prompts]
-    path = Path(evaluation.options.out) / f"generations_turn_{len(conversations[0].asked) + 1}.parquet"
+    path = Path(evaluation.options.out) / f"generations_turn_{len(conversations[0].questions) + 1}.parquet"
     answers = get_answers(GenerationRequest(evaluation.model.path, dict(zip(names, prompts, strict=True)), path))
     return [answers[name]["text"] for name in names]
 
 
-def _ruled(
+def _choose_turns(
     name: str,
     evaluation: Evaluation,
     attributes: Attributes,
     popular: Sequence[int],
     conversations: Sequence[Conversation],
 ) -> list[str]:
-    """The next turns of a baseline."""
+    """Choose the next turns of the baseline `name`."""
     lists = evaluation.rules.lists
     lines = evaluation.data.split.catalog.lines
     max_questions = evaluation.settings["max_turns"] - 1
     texts = []
-    for one in conversations:
-        told = {name: attributes.named(name, answer) for name, answer in one.asked}
-        left = [name for name in attributes.names if name not in told]
-        if name != "never" and left and len(one.asked) < max_questions:
-            next_one = left[0] if name == "fixed" else attributes.most_uncertain(left, popular, told)
-            texts.append(question_text(next_one))
+    for conversation in conversations:
+        preferences = {attribute: attributes.named(attribute, answer) for attribute, answer in conversation.questions}
+        left = [attribute for attribute in attributes.names if attribute not in preferences]
+        if name != "never" and left and len(conversation.questions) < max_questions:
+            attribute = left[0] if name == "fixed" else attributes.most_uncertain(left, popular, preferences)
+            texts.append(question_text(attribute))
         else:
-            seen = evaluation.data.context.mentioned[one.row]
-            rows = attributes.by_what_was_told((row for row in popular if row not in seen), told)
+            seen = evaluation.data.context.mentioned[conversation.row]
+            rows = attributes.by_what_was_told((row for row in popular if row not in seen), preferences)
             texts.append(lists.delimiter.join(lines[row] for row in rows[: lists.num_items]))
     return texts
 
 
-def add_figures(evaluation: Evaluation, led: Sequence[Conversation], scored: Scored) -> None:
-    """To each row what beyond_accuracy has of dialogues; a success is a hit, in a list at this turn or before."""
+def add_figures(evaluation: Evaluation, conversations: Sequence[Conversation], scored: Scored) -> None:
+    """Add the DIALOGUE_MEASURES to each row, in place; success by turn t is a hit in a list of turn t or earlier."""
     k = max(evaluation.rules.ks)
-    for one, row in zip(led, scored, strict=True):
-        count = len(one.asked)
-        row |= {"questions": count, "malformed": int(one.last.malformed)}
-        row["useful"] = sum(one.useful) / count if count else math.nan
-        row |= {name: int(row[f"recall@{k}"] > 0 and count < turn) for turn, name in enumerate(BY_TURN, 1)}
-        row |= {name: row[f"ndcg@{k}"] if count == n else math.nan for n, name in enumerate(AFTER)}
+    for conversation, row in zip(conversations, scored, strict=True):
+        count = len(conversation.questions)
+        row |= {"questions": count, "malformed": int(conversation.last.malformed)}
+        row["useful"] = sum(conversation.useful) / count if count else math.nan
+        row |= {name: int(row[f"recall@{k}"] > 0 and count < turn) for turn, name in enumerate(SUCCESS_BY_TURN, 1)}
+        row |= {name: row[f"ndcg@{k}"] if count == n else math.nan for n, name in enumerate(NDCG_AFTER_QUESTIONS)}

@@ -1,4 +1,4 @@
-"""Conversations for a report: the best and the worst of an evaluation, or the largest gains and losses between two."""
+"""Example conversations for a report: best and worst of one evaluation, or largest gains and losses between two."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,18 +21,25 @@ Rows = Mapping[str, Row]  # sample_id -> row
 
 @dataclass(frozen=True)
 class _ScoredLists:
-    """An evaluation: its settings, as metrics.json has them, and its rows."""
+    """An evaluation: the settings in its metrics.json, and its rows."""
 
     settings: Mapping[str, Any]
     rows: Rows
 
 
-def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Example]:
-    """`count` conversations with the lists of each evaluation (name -> OUT folder of recipes.evaluate, same split).
+def choose_examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Example]:
+    """Choose conversations to show with the lists of each evaluation.
 
-    One evaluation: by NDCG at its largest k, from the best to the worst in even steps. Several: by the gain of the last
-    over the first, from the largest gain to the largest loss, so that what got worse is shown too; then, where they are
-    others, the best and the worst of the last.
+    One evaluation: by NDCG at its largest k, from best to worst in even steps. Several: by the gain of the last over
+    the first, from the largest gain to the largest loss, so that losses are shown too; then the best and the worst of
+    the last, unless they are already among them.
+
+    Args:
+        evaluations: name -> OUT folder of `convrec evaluate`, all of one split.
+        count: number of conversations; several evaluations may add two.
+
+    Raises:
+        UserError: An evaluation or its rows are gone, or the split has changed.
     """
     scored = {
         name: _ScoredLists(load_metrics(Path(folder))["settings"], load_rows(Path(folder)))
@@ -46,19 +53,24 @@ def examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Exam
 
 
 def _read_split(evaluation: _ScoredLists) -> Rows:
-    """The rows that were evaluated. Raises UserError where they are gone, or others."""
+    """Read the rows that were evaluated. Raises UserError if they are gone or have changed."""
     data = Path(evaluation.settings["data"])
     if not data.exists():
-        raise UserError(f"{data}: gone since it was evaluated (or named from another folder); evaluate again")
+        raise UserError(
+            "evaluation.missing-data",
+            f"{data}: gone since the evaluation, or a path relative to another folder. Evaluate again.",
+        )
     split = {row["sample_id"]: row for row in pq.read_table(data, columns=RL_SCHEMA.names).to_pylist()}
     for sample in evaluation.rows:
         if sample not in split:
-            raise UserError(f"{data}: without {sample}, so it is not what was evaluated; evaluate again")
+            raise UserError(
+                "evaluation.changed-data", f"{data}: has changed since the evaluation: no row {sample}. Evaluate again."
+            )
     return split
 
 
 def _label_samples(scored: Mapping[str, _ScoredLists], split: Rows, count: int) -> dict[str, str]:
-    """sample_id -> why the conversation is an example, in the order in which they are shown."""
+    """Choose sample ids in display order, each with the reason why it is an example."""
     first, *_ = scored.values()
     name, last = list(scored.items())[-1]
     metric = f"ndcg@{max(last.settings['ks'])}"
@@ -84,7 +96,7 @@ def _label_samples(scored: Mapping[str, _ScoredLists], split: Rows, count: int) 
 
 
 def _make_example(row: Row, label: str, scored: Mapping[str, _ScoredLists], matcher: Matcher) -> Example:
-    """The conversation with each evaluation's list; what was asked and answered since is the last one's."""
+    """Combine a conversation with each evaluation's list; questions and answers are those of the last evaluation."""
     sample = row["sample_id"]
     truth = get_truth(row)
     lists = {}
@@ -100,8 +112,8 @@ def _make_example(row: Row, label: str, scored: Mapping[str, _ScoredLists], matc
 def _choose(
     values: Mapping[str, float], split: Rows, count: int, ends: tuple[str, str], value_text: str
 ) -> dict[str, str]:
-    """sample_id -> label of `count` samples, from the highest value to the lowest in even steps."""
-    # among equals the one with more to find: a miss of five titles says more than a miss of one
+    """Choose `count` samples from the highest value to the lowest in even steps, each with its label."""
+    # at equal value the row with more relevant items first: missing five says more than missing one
     ordered = sorted(values, key=lambda sample: (-values[sample], len(split[sample][TRUTH]), sample))
     steps = [round(step * (len(ordered) - 1) / max(1, count - 1)) for step in range(count)] if ordered else []
     names = {0: ends[0], len(ordered) - 1: ends[1]}

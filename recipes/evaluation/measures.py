@@ -1,6 +1,6 @@
-"""Measures of lists besides being right, a class each.
+"""Measures of lists beyond accuracy, one class per measure.
 
-A row's list is the distinct catalog items of its first N lines, in order. `ListMeasure` has a value for each list,
+A row's list is the distinct catalog items of its first N lines, in order. A `ListMeasure` has a value for each list, a
 `CatalogMeasure` one for all lists together. Definitions with their sources: docs/how-to/beyond-accuracy.md.
 """
 
@@ -19,16 +19,16 @@ from convrec.retrieval.retriever import make_multi_hot
 
 @dataclass(frozen=True)
 class Context:
-    """What the lists of a split are measured against.
+    """What the lists of a split are compared with.
 
     Attributes:
-        num_items: different items of the catalog.
-        mentions_M: of each catalog row, of one item's rows the first, how many training rows want it; None where
-            nothing says so.
-        rows: how many training rows there are (with mentions from the catalog alone: the sum of the mentions).
-        genres: of each catalog row; None where nothing says so.
-        mentioned: of each row of the split the catalog rows of the titles already seen.
-        wanted: of each row of the split the catalog rows of its ground truth.
+        num_items: number of distinct items in the catalog.
+        mentions_M: in how many training rows' ground truth each catalog row is; an item with several catalog rows
+            counts for its first. None if unknown.
+        rows: number of training rows; the sum of the mentions if these come from the catalog.
+        genres: genres of each catalog row; None if unknown.
+        mentioned: for each row of the split, the catalog rows of its seen titles.
+        wanted: for each row of the split, the catalog rows of its ground truth.
     """
 
     num_items: int
@@ -40,13 +40,13 @@ class Context:
 
     @property
     def known_mentions_M(self) -> np.ndarray:
-        """mentions_M, for what is measured only where they are known."""
+        """mentions_M, for measures that are computed only if mentions are known."""
         assert self.mentions_M is not None
         return self.mentions_M
 
     @cached_property
     def has_genre_MG(self) -> csr_matrix:
-        """1 where the item has the genre; G: all genres of the catalog."""
+        """1 where the item has the genre; G counts the genres of the catalog."""
         assert self.genres is not None
         names = {name: index for index, name in enumerate(sorted(frozenset().union(*self.genres)))}
         return make_multi_hot([sorted(names[name] for name in genres) for genres in self.genres], len(names), float)
@@ -54,19 +54,19 @@ class Context:
 
 @dataclass(frozen=True)
 class ListsInContext:
-    """The lists of a split's rows, as rows of the catalog, and what they are measured against."""
+    """The lists of a split's rows, as catalog rows, with their context."""
 
     lists: Sequence[Sequence[int]]
     context: Context
 
     @cached_property
     def listed_RM(self) -> csr_matrix:
-        """1 where the row's list has the item."""
+        """1 where the row's list contains the item."""
         return make_multi_hot(self.lists, len(self.context.known_mentions_M), float)
 
     @cached_property
     def wanted_RM(self) -> csr_matrix:
-        """1 where the row's ground truth has the item."""
+        """1 where the row's ground truth contains the item."""
         return make_multi_hot(self.context.wanted, len(self.context.known_mentions_M), float)
 
 
@@ -76,49 +76,49 @@ class ListMeasure(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def values(self, lists: ListsInContext) -> np.ndarray:
-        """(R,) the measure of each list; NaN of a list that is too short for it."""
+    def compute(self, lists: ListsInContext) -> np.ndarray:
+        """Return the measure of each list, shape (R,); NaN for a list that is too short."""
 
 
 class Novelty(ListMeasure):
-    """Mean over the items of -log2 of the share of training rows that want the item.
+    """Mean over the items of -log2 of the share of training rows whose ground truth contains the item.
 
-    An item that none wants counts as wanted once.
+    An item that is in no ground truth counts as if it were in one.
     """
 
     name = "novelty"
 
-    def values(self, lists: ListsInContext) -> np.ndarray:
+    def compute(self, lists: ListsInContext) -> np.ndarray:
         mentions_M = lists.context.known_mentions_M
         novelty_M = -np.log2(np.maximum(mentions_M, 1) / max(lists.context.rows, 1))
-        return _row_means(novelty_M, lists.listed_RM)
+        return _compute_row_means(novelty_M, lists.listed_RM)
 
 
 class ColdShare(ListMeasure):
-    """Share of the items that no training row wants."""
+    """Share of the items that are in no training row's ground truth."""
 
     name = "cold_share"
 
-    def values(self, lists: ListsInContext) -> np.ndarray:
-        return _row_means(lists.context.known_mentions_M == 0, lists.listed_RM)
+    def compute(self, lists: ListsInContext) -> np.ndarray:
+        return _compute_row_means(lists.context.known_mentions_M == 0, lists.listed_RM)
 
 
 class Popularity(ListMeasure):
-    """Mean over the items of how many training rows want the item. Part of PopularityLift."""
+    """Mean over the items of the number of training rows whose ground truth contains the item; for PopularityLift."""
 
     name = "popularity"
 
-    def values(self, lists: ListsInContext) -> np.ndarray:
-        return _row_means(lists.context.known_mentions_M, lists.listed_RM)
+    def compute(self, lists: ListsInContext) -> np.ndarray:
+        return _compute_row_means(lists.context.known_mentions_M, lists.listed_RM)
 
 
 class WantedPopularity(ListMeasure):
-    """Popularity of the ground truth, whatever was listed. Part of PopularityLift."""
+    """Popularity of the ground truth, independent of the list; for PopularityLift."""
 
     name = "wanted_popularity"
 
-    def values(self, lists: ListsInContext) -> np.ndarray:
-        return _row_means(lists.context.known_mentions_M, lists.wanted_RM)
+    def compute(self, lists: ListsInContext) -> np.ndarray:
+        return _compute_row_means(lists.context.known_mentions_M, lists.wanted_RM)
 
 
 class Diversity(ListMeasure):
@@ -126,7 +126,7 @@ class Diversity(ListMeasure):
 
     name = "diversity"
 
-    def values(self, lists: ListsInContext) -> np.ndarray:
+    def compute(self, lists: ListsInContext) -> np.ndarray:
         has_genre_MG = lists.context.has_genre_MG
         return np.array([self._value(has_genre_MG[items].toarray()) for items in lists.lists])
 
@@ -141,20 +141,20 @@ class Diversity(ListMeasure):
 
 @dataclass(frozen=True)
 class Calibration(ListMeasure):
-    """KL(p || q') in nats: how far a list's genres are from those of the titles that the conversation mentions.
+    """KL(p || q') in nats: how far a list's genres are from those of the titles mentioned in the conversation.
 
-    q' = (1 - smoothing) q + smoothing p; p, q: genres of the titles mentioned and of the list, each title's weight
-    shared by its genres. 0: the list has them in the conversation's proportions.
+    q' = (1 - smoothing) q + smoothing p, where p and q are the genre shares of the mentioned titles and of the list; a
+    title's weight is divided among its genres. 0: the list has the conversation's proportions.
     """
 
     name = "calibration"
 
-    smoothing: float = 0.01  # as in its source: the list's share of a genre that it lacks
+    smoothing: float = 0.01  # as in its source: keeps the divergence finite where the list lacks a genre
 
-    def values(self, lists: ListsInContext) -> np.ndarray:
+    def compute(self, lists: ListsInContext) -> np.ndarray:
         has_genre_MG = lists.context.has_genre_MG
-        p_RG = _genre_shares(lists.context.mentioned, has_genre_MG)
-        q_RG = _genre_shares(lists.lists, has_genre_MG)
+        p_RG = _compute_genre_shares(lists.context.mentioned, has_genre_MG)
+        q_RG = _compute_genre_shares(lists.lists, has_genre_MG)
         rows, genres = p_RG.nonzero()
         if not len(rows):
             return np.full(len(lists.lists), np.nan)
@@ -171,28 +171,28 @@ class CatalogMeasure(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def value(self, counts_M: np.ndarray) -> float:
-        """counts_M: in how many lists each of the catalog's different items is."""
+    def compute(self, counts_M: np.ndarray) -> float:
+        """counts_M: in how many lists each distinct item of the catalog is."""
 
 
 class Coverage(CatalogMeasure):
-    """Share of the catalog's items that any list has."""
+    """Share of the catalog's items that are in at least one list."""
 
     name = "coverage"
 
-    def value(self, counts_M: np.ndarray) -> float:
+    def compute(self, counts_M: np.ndarray) -> float:
         return np.count_nonzero(counts_M) / len(counts_M)
 
 
 class Gini(CatalogMeasure):
-    """0: all items are recommended equally often; 1 - 1/M: only one of M is. NaN without any.
+    """Gini coefficient: 0 if all items are recommended equally often, 1 - 1/M if only one of M is; NaN if none is.
 
     sum over i of (2 i - M - 1) c_i / (M sum of c), counts in ascending order, i from 1.
     """
 
     name = "gini"
 
-    def value(self, counts_M: np.ndarray) -> float:
+    def compute(self, counts_M: np.ndarray) -> float:
         total = counts_M.sum()
         size = len(counts_M)
         ranks = 2 * np.arange(1, size + 1) - size - 1
@@ -200,23 +200,23 @@ class Gini(CatalogMeasure):
 
 
 class PopularityLift:
-    """Mean popularity of the lists over that of the ground truths, less 1; NaN where nothing popular is wanted."""
+    """Mean popularity of the lists divided by that of the ground truths, minus 1; NaN if the divisor is 0."""
 
     name = "popularity_lift"
 
-    def value(self, listed: float, wanted: float) -> float:
+    def compute(self, listed: float, wanted: float) -> float:
         """listed, wanted: sums of Popularity and WantedPopularity over the same rows."""
         return listed / wanted - 1 if wanted else math.nan
 
 
-def _row_means(values_M: np.ndarray, listed_RM: csr_matrix) -> np.ndarray:
-    """(R,) means of the items' values, NaN of an empty list."""
+def _compute_row_means(values_M: np.ndarray, listed_RM: csr_matrix) -> np.ndarray:
+    """Return the mean of the items' values for each list, shape (R,); NaN for an empty list."""
     lengths_R = listed_RM.getnnz(axis=1)
     return np.divide(listed_RM @ values_M, lengths_R, out=np.full(len(lengths_R), np.nan), where=lengths_R > 0)
 
 
-def _genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: csr_matrix) -> csr_matrix:
-    """(R, G) shares of the genres in each list; a row of zeros where no item has a genre."""
+def _compute_genre_shares(lists: Sequence[Sequence[int]], has_genre_MG: csr_matrix) -> csr_matrix:
+    """Return the genre shares of each list, shape (R, G); zeros where no item has a genre."""
     has_item_RM = make_multi_hot(lists, has_genre_MG.shape[0], float).sorted_indices()
     counts_M = has_genre_MG.getnnz(axis=1)
     known_R = has_item_RM @ (counts_M > 0)  # items with genres

@@ -1,4 +1,4 @@
-"""What an evaluation is asked for: the one record from which the command and a matrix have their options."""
+"""Options of an evaluation, one record for the command and for matrices."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,18 @@ UserKind = Literal["rule", "random", "other", "llm"]
 
 
 def unescape(text: str) -> str:
-    """A line break or tab can be written \\n, \\t."""
+    """Replace the two characters \\n by a line break and \\t by a tab; return other text as it is."""
     return {"\\n": "\n", "\\t": "\t"}.get(text, text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """What the string below each field says; num_items is the command's `--num-items`.
+    """Options of an evaluation; the string below each field is its help, num_items is `--num-items`.
 
-    model None: the baselines alone. run: whose settings count, None for the run that the model is of. What is None of
-    num_items, matching, delimiter, year_tolerance, fuzzy_cutoff, chat_template_kwargs and max_turns is what that run
-    was trained with, of another model the default; only protocol `reference` has its own matching.
+    With model None, only the baselines are evaluated. `run` is the run whose settings apply, by default the run that
+    trained the model. num_items, matching, delimiter, year_tolerance, fuzzy_cutoff, chat_template_kwargs and max_turns
+    default (None) to the settings of that run, for any other model to the package's; protocol `reference` has its own
+    matching.
     """
 
     data: str
@@ -38,72 +39,72 @@ class EvaluationOptions:
     out: str
     """folder for the results"""
     model: str | None = None
-    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, api:NAME;
-    without it: the baselines alone"""
+    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, or api:NAME; none:
+    evaluate the baselines only"""
     train: str | None = None
     """training split, for the baselines"""
     baselines: Annotated[Sequence[Baseline], AnyNumber] = ("popularity",)
-    """lists made without a model, to score beside; no value: none"""
+    """baselines to score along with the model; no value turns them off"""
     retrieval: str | None = None
-    """folder of `convrec retrieval fit`: its lists, and the model's fused with them, are scored beside"""
+    """folder of `convrec retrieval fit`; scores its lists, and their fusion with the model's, too"""
     weigh: bool = False
-    """choose on these rows how much the model counts beside --retrieval, and note it there"""
+    """choose the model's weight in the fusion with --retrieval on these rows, and store it in that folder"""
     slices: Annotated[Sequence[str] | None, AnyNumber, Parameter(metavar="SLICE...")] = None
-    """parts of the split to print: turns, wanted, popularity (metrics.json has these anyway), a column of it"""
+    """slices to print: turns, wanted, popularity (always in metrics.json), or a column of the split"""
     num_items: Integer | None = None
-    """items a list should have (the run's; for another model 20)"""
+    """number of items in a list (default: the run's; other models: 20)"""
     ks: Annotated[Sequence[Integer] | None, Parameter(metavar="K...")] = None
-    """cut-offs of the metrics (5 10 15 20, as far as lists go)"""
+    """cut-offs of the metrics (default 5 10 15 20, up to --num-items)"""
     protocols: Annotated[Sequence[Protocol], Parameter(name=("--protocols", "--protocol"))] = ("paper",)
-    """how a list is scored, a table each"""
+    """scoring protocols, one table each"""
     matching: MatchingName | None = None
-    """how titles are matched (the run's; for another model fuzzy); protocol reference: reference"""
+    """matching of titles (protocol reference: reference; default: the run's; other models: fuzzy)"""
     year_tolerance: Integer | None = None
-    """years between equal titles (the run's; for another model 2)"""
+    """largest difference in years between equal titles (default: the run's; other models: 2)"""
     fuzzy_cutoff: float | None = None
-    """least similarity, up to 100 (the run's; for another model 90)"""
+    """smallest similarity of a fuzzy match, up to 100 (default: the run's; other models: 90)"""
     delimiter: Annotated[str | None, read_with(unescape)] = None
-    """character between items (the run's; for another model a line break, written \\n)"""
+    """character between items (default: the run's; other models: a line break, written \\n)"""
     chat_template_kwargs: JsonObject | None = None
-    """JSON for the chat template (the run's; for another model no thinking, a fixed date)"""
+    """JSON arguments of the chat template (default: the run's; other models: no thinking, a fixed date)"""
     sampling: Sampling | None = None
-    """JSON: parameters of a model behind an API (api:NAME, --user llm), '{"top_p": 0.9}'; null: not sent"""
+    """JSON parameters for models behind an API (api:NAME, --user llm), '{"top_p": 0.9}'; null drops one"""
     limit: PositiveInteger | None = None
-    """only the first rows"""
+    """number of rows to evaluate, from the first (default: all)"""
     seed: Integer = 3407
     """random seed of the bootstrap"""
     max_prompt_length: PositiveInteger = 2048
-    """tokens of a prompt; longer ones lose their beginning"""
+    """largest number of tokens in a prompt; longer prompts lose their beginning"""
     max_response_length: PositiveInteger = 1024
-    """tokens of a response"""
+    """largest number of tokens in a response"""
     against: str | None = None
-    """--out folder of an earlier evaluation to compare with, row by row"""
+    """--out folder of an earlier evaluation for a paired comparison"""
     constrained: bool = False
-    """beside the free lists: lists of the catalog only"""
+    """also generate lists that are constrained to the catalog"""
     allow: str | None = None
-    """--constrained: the items lists may hold, one per line, or a catalog (parquet)"""
+    """--constrained: file with the allowed items, one per line, or a catalog (parquet)"""
     user: UserKind | None = None
-    """who answers questions, in conversations (llm: the model of USER_BASE_URL)"""
+    """simulated user that answers the model's questions (llm: the model at USER_BASE_URL)"""
     ask: Annotated[Sequence[str] | None, Parameter(metavar="ATTRIBUTE...")] = None
-    """--user: what may be asked about, columns of the catalog or decade"""
+    """--user: attributes to ask about, columns of the catalog or decade"""
     max_turns: PositiveInteger | None = None
-    """--user: turns of the model, the last is a list (the run's; for another model 3)"""
+    """--user: turns of the model, the last one a list (default: the run's; other models: 3)"""
     skip_damaged: SkipDamaged = None
-    """leave damaged rows out and name them in damaged.jsonl, up to this share of the rows (0.05)"""
+    """leave out damaged rows, up to this share of the rows (0.05), and name them in damaged.jsonl"""
     replicas: Replicas = 1
-    """engines side by side; auto: one for every --tensor-parallel GPUs, and one on a CPU"""
+    """number of parallel engines; auto: one per --tensor-parallel GPUs, and one on a CPU"""
     tensor_parallel: PositiveInteger = 1
-    """GPUs of one engine"""
+    """number of GPUs per engine"""
     run: Annotated[str | None, Parameter(parse=False)] = None
     progress: Annotated[bool, Parameter(parse=False)] = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EvaluationOptions):
-    """Metrics of a model on a split: greedy lists from vLLM, once for each distinct prompt, scored once for each row.
+    """Compute a model's metrics on a split: one greedy list from vLLM per distinct prompt, one score per row.
 
-    Models, options and files: docs/how-to/evaluate.md. With --sweep, --model is a run folder and all its checkpoints
-    are evaluated. With --judge, it is a judge: see convrec evaluate --judge pairwise --help.
+    Models, options and files: docs/how-to/evaluate.md. With --sweep, --model is a run folder, and all its checkpoints
+    are evaluated. With --judge, the model is a judge: see convrec evaluate --judge pairwise --help.
 
     convrec evaluate --model outputs/demo/rank_grpo --out outputs/evaluation \\
         --data outputs/demo/data/test.parquet --catalog outputs/demo/data/catalog.parquet
@@ -114,22 +115,22 @@ class EvaluateOptions(EvaluationOptions):
     out: str = ""
     """folder for the results; --sweep: RUN/evaluation/<name of the split>"""
     replicas: Replicas = "auto"
-    """engines side by side; auto: one for every --tensor-parallel GPUs, and one on a CPU"""
+    """number of parallel engines; auto: one per --tensor-parallel GPUs, and one on a CPU"""
     overwrite: bool = False
-    """replace another model's, or data's, results in --out"""
+    """replace results of another model or other data in --out"""
     sweep: bool = False
-    """evaluate every checkpoint of the run folder, step 0 included"""
+    """evaluate every checkpoint of the run folder, including step 0"""
     start: str | None = None
-    """--sweep: the start model (step 0), where the run's config names another place"""
+    """--sweep: the initial model (step 0), if it is no longer where the run's config says"""
 
 
 def is_for_judges(arguments: Sequence[str]) -> bool:
-    """Whether the command is to evaluate a judge: it has other options then, recipes/options/judge.py."""
+    """Return whether the arguments ask for a judge, whose options are those of recipes/options/judge.py."""
     return any(argument.split("=")[0] == "--judge" for argument in arguments)
 
 
 def format_arguments(options: Mapping[str, Any]) -> list[str]:
-    """These options as the command takes them."""
+    """Format options as arguments of `convrec evaluate`."""
     arguments = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Responses scored against a split: rows, their summary, the comparison of two evaluations, and their files."""
+"""Scores of responses to a split: rows, their summary, the comparison of two evaluations, and the files."""
 
 import itertools
 import json
@@ -18,18 +18,19 @@ from convrec.data.schema import get_truth
 from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
 from convrec.titles.item import Item
 from convrec.titles.matching import Matcher
-from recipes.evaluation.beyond_accuracy import MEASURES, OF_MENTIONS, Figures, add_measures, compute_figures
+from recipes.evaluation.beyond_accuracy import MEASURES, MENTION_MEASURES, Figures, add_measures, compute_figures
 from recipes.evaluation.measures import Context
 from recipes.evaluation.split import Split
 
 Row = dict[str, Any]
 Scored = list[Row]
 Settings = Mapping[str, Any]  # of an evaluation, as metrics.json has them
-OF_MODEL = ("model", "constrained")  # of an evaluation's results; the other ones are baselines, but
-FUSED = "fused"  # the lists of the model, constrained where there are such, with those of the retrieval
-# settings of an evaluation by which the lists of one model get other figures
+# An evaluation's results are those of the model (OF_MODEL), of the fusion, and of baselines.
+OF_MODEL = ("model", "constrained")
+FUSED = "fused"  # the model's lists, constrained ones if there are any, fused with the retrieval's
+# Settings of an evaluation that change the figures of the same model.
 SCORED_WITH = ("num_items", "ks", "protocols", "matching", "year_tolerance", "fuzzy_cutoff", "delimiter", "limit")
-COUNTS = {  # of a summary -> a column of a table
+COUNTS = {  # key of a summary -> column of a table
     "catalog_hit_ratio": "in catalog",
     "items_per_list": "items per list",
     "list_length_errors": "list length errors",
@@ -37,14 +38,18 @@ COUNTS = {  # of a summary -> a column of a table
     "repeats_per_list": "repeats per list",
     "n": "n",
 }
-USUAL = 0.9  # share of lists of one length: above this share we assume the length of training
+UNIFORM_LENGTH_SHARE = 0.9  # share of lists of one length: above this share we assume the length of training
 
 
-def score(
+def score_responses(
     split: Split, matcher: Matcher, responses: Sequence[Sequence[Item | None]], protocol: str, settings: Settings
 ) -> Scored:
-    """metrics.evaluate_row of every row, with `repeats`, catalog items that the list names again, and `recommended`,
-    the different catalog rows of its first `num_items` lines."""
+    """Score each row's list with metrics.evaluate_row.
+
+    Returns:
+        Its results, with `repeats`, the number of lines that repeat a catalog item, and `recommended`, the distinct
+        catalog rows of the first `num_items` lines.
+    """
     scored = []
     first_row = matcher.index.items
     for row, items in zip(split.rows, responses, strict=True):
@@ -56,39 +61,42 @@ def score(
     return scored
 
 
-def summary(scored: Scored, split: Split, settings: Settings, context: Context | None = None) -> dict[str, Any]:
-    """metrics.summarise with repeats_per_list and items_per_list; with `context` also the measures beyond accuracy, of
-    each row too."""
+def summarise_rows(scored: Scored, split: Split, settings: Settings, context: Context | None = None) -> dict[str, Any]:
+    """Summarise scored rows: metrics.summarise, repeats_per_list and items_per_list.
+
+    With `context`, the measures beyond accuracy are added to the summary and, in place, to each row.
+    """
     num_items = settings["num_items"]
     seed = settings["seed"]
-    kept = [row for row in scored if row["num_truth"]]
+    with_truth = [row for row in scored if row["num_truth"]]
     beyond: Figures = {}
     if context is not None:
         add_measures(scored, context)
         contexts = [name for name, row in zip(split.prompt_ids, scored, strict=True) if row["num_truth"]]
-        beyond = compute_figures([kept], contexts, context.num_items, seed)
+        beyond = compute_figures([with_truth], contexts, context.num_items, seed)
     return (
         summarise(scored, settings["ks"], split.prompt_ids, seed, num_items)
         | beyond
         | {
-            "repeats_per_list": sum(row["repeats"] for row in kept) / len(kept),
-            "items_per_list": sum(row["num_items"] for row in kept) / len(kept),
+            "repeats_per_list": sum(row["repeats"] for row in with_truth) / len(with_truth),
+            "items_per_list": sum(row["num_items"] for row in with_truth) / len(with_truth),
         }
     )
 
 
-def unlike_lengths(lists: Sequence[Sequence[Item | None]], num_items: int) -> list[str]:
+def warn_unexpected_list_length(lists: Sequence[Sequence[Item | None]], num_items: int) -> list[str]:
+    """Return a warning if almost all lists have the same length, other than num_items; else []."""
     length, times = Counter(map(len, lists)).most_common(1)[0]
-    if length == num_items or times <= USUAL * len(lists):
+    if length == num_items or times <= UNIFORM_LENGTH_SHARE * len(lists):
         return []
     return [
-        f"{times} of {len(lists)} lists have {length} items, not {num_items}: "
-        "if the model was trained for that, say so with --num-items and --ks"
+        f"{times} of {len(lists)} lists have {length} items, not {num_items}. "
+        "If the model was trained for that length, set --num-items and --ks."
     ]
 
 
-def comparable(settings: Settings) -> dict[str, Any]:
-    """What two evaluations must have in common, their first protocol included."""
+def get_comparable_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that two evaluations must share to be compared, including their first protocol."""
     files = {
         name: f"{Path(settings[name]).name} (SHA-256 {settings['sha256'][name][:12]})" for name in ("data", "catalog")
     }
@@ -96,38 +104,56 @@ def comparable(settings: Settings) -> dict[str, Any]:
     return {"protocol": settings["protocols"][0]} | files | {name: settings[name] for name in alike}
 
 
-def read_earlier(folder: Path, split: Split, settings: Settings) -> list[Row | None]:
-    """Of each row of the split the row of an earlier evaluation, None where that has none of this conversation.
+def read_earlier_rows(folder: Path, split: Split, settings: Settings) -> list[Row | None]:
+    """Read an earlier evaluation's row for each row of the split; None where it has no row of the conversation.
 
-    settings: this evaluation's. Raises UserError when the other is none, was scored otherwise, or has no such row.
+    Args:
+        folder: --out of the earlier evaluation.
+        split: rows to compare.
+        settings: of this evaluation.
+
+    Raises:
+        UserError: The folder has no evaluation of lists, was scored with other settings, or shares no row.
     """
     others = load_metrics(folder, "--against ")["settings"]
     if "protocols" not in others:
-        raise UserError(f"--against {folder}: of a judge; give an evaluation of lists")
-    unlike = differences(comparable(others), comparable(settings))
+        raise UserError(
+            "evaluation.judge-against-lists", f"--against {folder}: evaluates a judge. Name an evaluation of lists."
+        )
+    unlike = differences(get_comparable_settings(others), get_comparable_settings(settings))
     if any(k not in others["ks"] for k in settings["ks"]):
         unlike += differences({"ks": others["ks"]}, {"ks": settings["ks"]})
     if unlike:
-        raise UserError(f"--against {folder}: it was scored otherwise: {', '.join(unlike)}; evaluate both alike")
+        raise UserError(
+            "evaluation.other-scoring",
+            f"--against {folder}: scored with other settings ({', '.join(unlike)}). Evaluate both with the same ones.",
+        )
     rows = load_rows(folder, "--against ")
     if others["sha256"].get("train") != settings["sha256"].get("train"):
-        for row, name in itertools.product(rows.values(), OF_MENTIONS):
-            row.pop(name, None)  # counted in other training rows
+        for row, name in itertools.product(rows.values(), MENTION_MEASURES):
+            row.pop(name, None)  # its mentions were counted in other training rows
     before = [rows.get(row["sample_id"]) for row in split.rows]
     before = [
         row if row and row["num_truth"] and row["prompt_id"] == prompt_id else None
         for row, prompt_id in zip(before, split.prompt_ids, strict=True)
     ]
     if not any(before):
-        raise UserError("--against: no row of that evaluation is in this split; compare evaluations of the same data")
+        raise UserError(
+            "evaluation.no-common-rows",
+            f"--against {folder}: shares no row with {split.data}. Compare evaluations of the same data.",
+        )
     return before
 
 
-def paired_differences(
+def compute_paired_differences(
     before: Sequence[Row | None], after: Sequence[Row], split: Split, settings: Settings
 ) -> dict[str, Any]:
-    """After minus before on the rows that both have and that have ground truth: {metric: {"mean", "se", "p"}, "n"}, and
-    of the measures beyond accuracy that both have {"mean", "se", "n"}."""
+    """Compare two evaluations, after minus before, on their common rows with ground truth.
+
+    Returns:
+        {metric: {"mean", "se", "p"}, "n": number of rows}, and {"mean", "se", "n"} of the measures beyond accuracy that
+        both evaluations have.
+    """
     both = [
         (earlier, row, prompt_id)
         for earlier, row, prompt_id in zip(before, after, split.prompt_ids, strict=True)
@@ -141,9 +167,16 @@ def paired_differences(
 
 
 def model_line(metrics: Mapping[str, Any], model: str = "model") -> dict[str, float]:
-    """What an evaluation found, as columns of a table: means, standard errors, the paired gain over another evaluation
-    where it has one, of constrained lists their own and their gain over the free ones, the paired gain over each
-    baseline, counts. model: a baseline, to have its means and counts."""
+    """Flatten an evaluation's results into one row of a table.
+
+    Args:
+        metrics: content of metrics.json.
+        model: name of the result; for a baseline, only means, standard errors and counts.
+
+    Returns:
+        Column -> value: means and standard errors, the paired gain over `--against`, constrained lists and their gain
+        over free ones, the paired gain over each baseline, and counts.
+    """
     settings = metrics["settings"]
     results = metrics["results"][settings["protocols"][0]]
     names = [*(f"{metric}@{k}" for metric in ("ndcg", "recall") for k in settings["ks"]), *MEASURES]
@@ -160,8 +193,11 @@ def model_line(metrics: Mapping[str, Any], model: str = "model") -> dict[str, fl
 
 
 def write_rows(path: Path, split: Split, answers: Sequence[Row], scored: Mapping[str, Scored]) -> None:
-    """rows.parquet: metrics of the first protocol under their names, of further ones with theirs in front; where the
-    catalog has ids, `recommended_ids`, those of `recommended`; where a user answered, what was said."""
+    """Write rows.parquet.
+
+    Metrics of the first protocol stand under their names, those of further protocols as `protocol/metric`. If the
+    catalog has ids, `recommended_ids` are those of `recommended`; if a user answered, `dialogue` has the turns.
+    """
     first, *others = scored
     ids = split.catalog.item_ids
     table = []
@@ -181,24 +217,38 @@ def write_rows(path: Path, split: Split, answers: Sequence[Row], scored: Mapping
 
 
 def load_metrics(folder: Path, given_as: str = "") -> dict[str, Any]:
-    """metrics.json, null figures as the NaN that they stood for. Raises UserError when there is none, or a damaged one.
-    given_as: the option that names the folder."""
+    """Load metrics.json, with null figures as NaN.
+
+    Args:
+        folder: --out of an evaluation.
+        given_as: start of error messages, the option that names the folder and a space.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
     file = folder / "metrics.json"
     if not file.exists():
-        raise UserError(f"{given_as}{folder}: no metrics.json; give the --out folder of convrec evaluate")
+        raise UserError(
+            "evaluation.missing-metrics", f"{given_as}{folder}: no metrics.json. Name the --out of convrec evaluate."
+        )
     try:
         return json.loads(file.read_text(encoding="utf-8"), object_hook=_with_nan)
     except ValueError:
-        raise UserError(f"{given_as}{file}: cut off; evaluate that model again") from None
+        raise UserError(
+            "evaluation.damaged-metrics", f"{given_as}{file}: not valid JSON. Evaluate the model again."
+        ) from None
 
 
 def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
-    return {key: math.nan if one is None and key in ("mean", "se", "p") else one for key, one in value.items()}
+    return {key: math.nan if item is None and key in ("mean", "se", "p") else item for key, item in value.items()}
 
 
 def load_rows(folder: Path, given_as: str = "", key: str = "sample_id") -> dict[Any, dict[str, Any]]:
-    """What a row has at `key` -> row of rows.parquet. Raises UserError when it is gone."""
+    """Load rows.parquet by the column `key`. Raises UserError if the file is missing; given_as: see load_metrics."""
     path = folder / "rows.parquet"
     if not path.exists():
-        raise UserError(f"{given_as}{path}: gone since it was evaluated, or of baselines alone; evaluate again")
+        raise UserError(
+            "evaluation.missing-rows",
+            f"{given_as}{path}: gone since the evaluation, or that evaluated baselines only. Evaluate a model again.",
+        )
     return {row[key]: row for row in pq.read_table(path).to_pylist()}

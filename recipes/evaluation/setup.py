@@ -1,12 +1,12 @@
-"""From options to an evaluation that has been checked: `prepare_evaluation`. Nothing here starts an engine.
+"""`prepare_evaluation` turns options into a checked evaluation. Nothing here starts an engine.
 
-check_options       which options go together (recipes.evaluation.checks)
+check_options       rejects conflicting options (recipes.evaluation.checks)
 choose_rules        how lists are read and scored: by the options, else the run's settings
-read_data           rows and truths, training rows, what figures are broken down by
+read_data           the split, training rows, slices
 load_retriever      lists without a model
-choose_sampling     how the model writes its lists
-for_model           the model, what its constrained lists may hold, an earlier evaluation to compare with
-describe_settings   what metrics.json says of all this
+choose_sampling     arguments of the generation
+prepare_model       the model, its constraint, an earlier evaluation to compare with
+describe_settings   the settings of metrics.json
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,16 +38,16 @@ from recipes.evaluation.checks import check_options
 from recipes.evaluation.constrained import make_constraint
 from recipes.evaluation.measures import Context
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.scoring import Row, read_earlier
-from recipes.evaluation.slices import SLICES, slice_labels
+from recipes.evaluation.scoring import Row, read_earlier_rows
+from recipes.evaluation.slices import SLICES, label_slice
 from recipes.evaluation.split import NO_ROWS, Rows, Split, read_rows, read_split
 
-# Options that metrics.json has among its settings, by name.
-OF_DIALOGUES = ("user", "ask", "max_turns")  # where there is a user
-RECORDED = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")
-FILES = ("data", "catalog", "train")  # with their hashes
+# Options that metrics.json records among its settings, by name.
+DIALOGUE_OPTIONS = ("user", "ask", "max_turns")  # recorded if there is a user
+RECORDED_OPTIONS = ("model", "data", "catalog", "train", "allow", "limit", "constrained", "retrieval")
+FILES = ("data", "catalog", "train")  # recorded with their hashes
 
-RunConfig = dict[str, Any]  # of the run that the lists are asked and scored as; {} for a model of none
+RunConfig = dict[str, Any]  # of the run whose settings apply; {} for a model that no run has trained
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class ScoringRules:
     """How lists are read and scored.
 
     Attributes:
-        lists: as the first protocol reads them.
-        ks: the lengths at which metrics are computed.
-        matching_by_protocol: the name of each protocol's matching.
+        lists: settings of lists, with the matching of the first protocol.
+        ks: cut-offs of the metrics.
+        matching_by_protocol: name of each protocol's matching.
     """
 
     lists: ListSettings
     ks: Sequence[int]
     matching_by_protocol: Mapping[str, str]
 
-    def matchers(self, split: Split) -> dict[str, Matcher]:
-        """The matcher of each protocol; the split has the first one's."""
+    def make_matchers(self, split: Split) -> dict[str, Matcher]:
+        """Make the matcher of each protocol; the split's own is that of the first."""
         return {
             protocol: split.matcher if matching == self.lists.matching else self._matcher(split.catalog, matching)
             for protocol, matching in self.matching_by_protocol.items()
@@ -77,14 +77,14 @@ class ScoringRules:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """What is scored, and what it is measured against.
+    """What is scored, and what it is compared with.
 
     Attributes:
-        split: rows and truths, read as the first protocol does.
+        split: rows and ground truth, with the matcher of the first protocol.
         matchers: by protocol.
-        train: the rows that baselines are fitted on.
-        context: popularity, genres, titles mentioned and wanted.
-        labels: of each slice, the part that a row is in.
+        train: rows that baselines are fitted on.
+        context: popularity, genres, mentioned titles and ground truth.
+        labels: for each slice, the part that each row is in; None for none.
     """
 
     split: Split
@@ -99,10 +99,10 @@ class EvaluatedModel:
     """The model whose lists are scored.
 
     Attributes:
-        path: a folder or id that vLLM loads, or `api:NAME`; "None" for an evaluation of baselines alone.
-        placement: how many replicas, on how many GPUs each.
-        sampling: the arguments of the generation, as metrics.json has them.
-        constraint: what its second lists may hold; None: it writes free lists alone.
+        path: a folder or id that vLLM loads, or `api:NAME`; "None" if only baselines are evaluated.
+        placement: number of replicas, and of GPUs for each.
+        sampling: arguments of the generation, as metrics.json records them.
+        constraint: on its second list; None: it writes free lists only.
         warnings: about the constraint.
     """
 
@@ -115,16 +115,16 @@ class EvaluatedModel:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation that has been checked.
+    """A checked evaluation.
 
     Attributes:
-        options: as given, with what was left to defaults.
+        options: with defaults filled in.
         rules: how lists are read and scored.
-        data: rows, truths and what they are measured against.
-        model: the model, where `options.model` names one.
-        retriever: whose lists are scored beside the model's, and fused with them.
-        settings: as metrics.json has them.
-        before: of each row that of the evaluation `options.against`, None where that has none; None: no comparison.
+        data: rows, ground truth and context.
+        model: the model, if `options.model` names one.
+        retriever: its lists are scored too, alone and fused with the model's.
+        settings: as metrics.json records them.
+        before: for each row, that of the evaluation `options.against`, None where it has none; None: no comparison.
     """
 
     options: EvaluationOptions
@@ -137,16 +137,24 @@ class Evaluation:
 
     @property
     def warnings(self) -> list[str]:
-        """For the reader of the metrics."""
+        """Warnings about the split and the model."""
         return [*self.data.split.warnings, *self.model.warnings]
 
-    def for_model(self, model: str | None, out: str, against: str | None = None) -> "Evaluation":
-        """The same for this model. Raises UserError for one that cannot be asked, and for an evaluation that it cannot
-        be compared with."""
+    def prepare_model(self, model: str | None, out: str, against: str | None = None) -> "Evaluation":
+        """Return this evaluation with another model.
+
+        Args:
+            model: as --model names it; None: baselines only.
+            out: folder for the results.
+            against: --out of an earlier evaluation to compare with.
+
+        Raises:
+            UserError: The model cannot be used, or not be compared with the earlier evaluation.
+        """
         options = replace(self.options, model=model, out=out, against=against)
         split = self.data.split
         path = check_model(model, split.catalog)
-        before = read_earlier(Path(against), split, self.settings) if against else None
+        before = read_earlier_rows(Path(against), split, self.settings) if against else None
         constraint = None
         warnings: list[str] = []
         if options.constrained:
@@ -155,8 +163,8 @@ class Evaluation:
         settings = {**self.settings, "model": model, "model_path": path}
         return replace(self, options=options, model=prepared, settings=settings, before=before)
 
-    def requests(self) -> dict[str, GenerationRequest]:
-        """What the model is asked for: "model", its free lists, and "constrained" ones."""
+    def make_requests(self) -> dict[str, GenerationRequest]:
+        """Return the generation requests: "model" for free lists, and "constrained"; {} without a model."""
         if self.options.model is None:
             return {}
         out = Path(self.options.out)
@@ -169,7 +177,7 @@ class Evaluation:
 
 
 def prepare_evaluation(options: EvaluationOptions) -> Evaluation:
-    """Read and check all that an evaluation needs.
+    """Read and check everything that an evaluation needs.
 
     Raises:
         UserError: An option, a file or the model cannot be used.
@@ -191,14 +199,14 @@ def prepare_evaluation(options: EvaluationOptions) -> Evaluation:
         retriever=retriever,
         settings=describe_settings(options, rules, data, sampling),
     )
-    return evaluation.for_model(options.model, options.out, options.against)
+    return evaluation.prepare_model(options.model, options.out, options.against)
 
 
 # ---- how lists are read and scored
 
 
 def read_run_config(options: EvaluationOptions) -> RunConfig:
-    """The settings of the run that the lists are asked and scored as: `options.run`, else the model's; {} for none."""
+    """Read the settings of the run `options.run`, or else of the run that trained the model; {} if there is none."""
     run: Path | None
     if options.run:
         return read_config(Path(options.run))
@@ -209,12 +217,16 @@ def read_run_config(options: EvaluationOptions) -> RunConfig:
 
 
 def choose_rules(options: EvaluationOptions, run_config: RunConfig) -> ScoringRules:
-    """The options' rules, else the run's, else the defaults. Raises UserError for ks beyond the lists.
+    """Choose rules by the options, else the run's settings, else the defaults.
 
-    A list separated by `|` is one item to a reader of lines, and only the matcher that made `val/ndcg` finds it again.
+    The run's matching and delimiter matter: read line by line, a list separated by `|` is a single item, and only the
+    run's matching reproduces `val/ndcg`.
+
+    Raises:
+        UserError: A cut-off of --ks is longer than the lists.
     """
-    given = {name: getattr(options, name) for name in KINDS}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(options, name) for name in KINDS}
+    chosen = {name: value for name, value in values.items() if value is not None}
     lists = ListSettings.of((setting(run_config, "convrec") or {}) | chosen)
     matching_by_protocol: dict[str, str] = {
         protocol: "reference" if protocol == "reference" and not options.matching else lists.matching
@@ -224,7 +236,10 @@ def choose_rules(options: EvaluationOptions, run_config: RunConfig) -> ScoringRu
     ks = options.ks or [k for k in KS if k <= lists.num_items] or [lists.num_items]
     for k in ks:
         if not 1 <= k <= lists.num_items:
-            raise UserError(f"--ks {k}: must be from 1 to the {lists.num_items} items of a list (--num-items)")
+            raise UserError(
+                "evaluation.invalid-cutoff",
+                f"--ks {k}: must be from 1 to {lists.num_items}, the --num-items of a list",
+            )
     return ScoringRules(lists, list(ks), matching_by_protocol)
 
 
@@ -232,30 +247,30 @@ def choose_rules(options: EvaluationOptions, run_config: RunConfig) -> ScoringRu
 
 
 def read_data(options: EvaluationOptions, rules: ScoringRules, run_config: RunConfig) -> EvaluationData:
-    """Read the split with its catalog, and the training rows. Raises UserError for files that cannot be used."""
+    """Read the split with its catalog, and the training rows. Raises UserError if a file cannot be used."""
     split = read_split(options.data, options.catalog, rules.lists, options.limit, options.skip_damaged)
-    split.warnings.extend(_warn_of_candidates(options.data, split, run_config))
-    matchers = rules.matchers(split)
+    split.warnings.extend(_warn_about_candidates(options.data, split, run_config))
+    matchers = rules.make_matchers(split)
     train = read_train(options, split.catalog)
     context = make_context(split, train.rows)
-    labels = {name: slice_labels(name, split, context) for name in (*SLICES, *(options.slices or ()))}
+    labels = {name: label_slice(name, split, context) for name in (*SLICES, *(options.slices or ()))}
     return EvaluationData(split, matchers, train, context, labels)
 
 
 def read_train(options: EvaluationOptions, catalog: Catalog) -> Rows:
-    """The training rows, with all ratings of those from `convrec data ratings`; none where no file is given."""
+    """Read --train, with all ratings if it is from `convrec data ratings`; NO_ROWS if the option is not given."""
     if not options.train:
         return NO_ROWS
     train = read_rows(options.train, catalog, options.skip_damaged, scored=False)
     return train._replace(ratings=read_train_ratings(Path(options.train), catalog))
 
 
-def _warn_of_candidates(data: str, split: Split, run_config: RunConfig) -> list[str]:
-    """A warning where prompts name candidates and the run's did not, or the other way round."""
+def _warn_about_candidates(data: str, split: Split, run_config: RunConfig) -> list[str]:
+    """Return a warning if prompts name candidates and the run's prompts did not, or the other way round."""
     trained = setting(run_config, "convrec.candidates") or 0
     most = max(count_candidates(row["prompt"][0]["content"]) for row in split.rows)
     if run_config and (most > trained or most == 0 < trained):
-        return [f"{data}: prompts name {most} candidates, and the model had CANDIDATES={trained}"]
+        return [f"{data}: prompts name {most} candidates, but the model was trained with CANDIDATES={trained}"]
     return []
 
 
@@ -263,7 +278,7 @@ def _warn_of_candidates(data: str, split: Split, run_config: RunConfig) -> list[
 
 
 def load_retriever(options: EvaluationOptions, split: Split) -> Retriever | None:
-    """The retriever of --retrieval, None without one; what has changed since it was fitted: a warning of the split."""
+    """Load --retrieval, None without it; files changed since the fit are added to the split's warnings."""
     if not options.retrieval:
         return None
     fuses = options.model is not None and not options.weigh
@@ -273,7 +288,7 @@ def load_retriever(options: EvaluationOptions, split: Split) -> Retriever | None
 
 
 def choose_sampling(options: EvaluationOptions, run_config: RunConfig) -> dict[str, Any]:
-    """The arguments of the generation: greedy, with the options' chat template arguments, else the run's."""
+    """Choose the arguments of the generation: greedy, with the chat template arguments of the options or the run."""
     sampling: dict[str, Any] = {
         "max_tokens": options.max_response_length,
         "max_prompt_tokens": options.max_prompt_length,
@@ -283,16 +298,17 @@ def choose_sampling(options: EvaluationOptions, run_config: RunConfig) -> dict[s
     template = options.chat_template_kwargs
     if template is None:
         template = setting(run_config, "data.apply_chat_template_kwargs")
-    if template is not None:  # {}, verl's default: nothing is passed, as in training. None: generation.generate's own
+    # {} is verl's default and passes nothing, as in training; with None, generation.generate uses its own default
+    if template is not None:
         sampling["chat_template_kwargs"] = dict(template)
     return sampling
 
 
 def check_model(model: str | None, catalog: Catalog) -> str:
-    """Return what vLLM loads, or `api:NAME`; "None" without a model.
+    """Check a model and return its path or id for vLLM, or `api:NAME`; "None" without a model.
 
     Raises:
-        UserError: The model is not there, is damaged, or has no tokenizer for the catalog's titles.
+        UserError: The model is missing or damaged, or its tokenizer cannot write the catalog's titles.
     """
     if model is None or model.startswith(API):
         return str(model)
@@ -302,23 +318,23 @@ def check_model(model: str | None, catalog: Catalog) -> str:
     return path
 
 
-# ---- what is written down
+# ---- recorded settings
 
 
 def describe_settings(
     options: EvaluationOptions, rules: ScoringRules, data: EvaluationData, sampling: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What metrics.json says of how an evaluation was made, but for the path of the model."""
+    """Return the settings that metrics.json records, except for the path of the model."""
     files = {name: getattr(options, name) for name in FILES}
     return {
-        **{name: getattr(options, name) for name in RECORDED},
+        **{name: getattr(options, name) for name in RECORDED_OPTIONS},
         "sha256": {name: file_hash(path) for name, path in files.items() if path},
         **asdict(rules.lists),
         "ks": list(rules.ks),
         "protocols": list(options.protocols),
         "matching_of": dict(rules.matching_by_protocol),
         "catalog_items": data.context.num_items,
-        **({name: getattr(options, name) for name in OF_DIALOGUES} if options.user else {}),
+        **({name: getattr(options, name) for name in DIALOGUE_OPTIONS} if options.user else {}),
         **({"sampling": options.sampling} if options.sampling else {}),  # of models behind an API
         **sampling,
     }

@@ -1,4 +1,4 @@
-"""One model evaluated on one split: answers, their scores, the baselines beside, and three files."""
+"""Evaluation of one model on one split: answers, scores, baselines, and the files of the results."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -12,53 +12,61 @@ from convrec.judges.verdict import outside_thinking
 from convrec.lists.ranks import split_lines
 from convrec.retrieval.retriever import Fusion, Retriever
 from convrec.titles.item import Item
-from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, answers_to
+from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, generate_answers
 from recipes.evaluation.constrained import check_lists
-from recipes.evaluation.dialogues import Conversation, add_figures, dialogues
+from recipes.evaluation.dialogues import Conversation, add_figures, play_conversations
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.retrieval import retrieve, weigh, written_rows
+from recipes.evaluation.retrieval import find_listed_rows, retrieve, tune_fusion
 from recipes.evaluation.scoring import (
     FUSED,
     OF_MODEL,
     Row,
     Scored,
-    paired_differences,
-    score,
-    summary,
-    unlike_lengths,
+    compute_paired_differences,
+    score_responses,
+    summarise_rows,
+    warn_unexpected_list_length,
     write_rows,
 )
 from recipes.evaluation.setup import Evaluation, prepare_evaluation
-from recipes.evaluation.slices import slice_results
-from recipes.evaluation.split import as_items
+from recipes.evaluation.slices import compute_slice_results
+from recipes.evaluation.split import to_items
 
-Answers = dict[str, list[Row]]  # of each of OF_MODEL that there is, one for each row
-Lists = list[list[Item | None]]  # one for each row
-ScoredByProtocol = dict[str, dict[str, Scored]]  # protocol -> whose lists -> rows
+Answers = dict[str, list[Row]]  # one of OF_MODEL, or a baseline of dialogues -> an answer per row
+Lists = list[list[Item | None]]  # a list per row
+ScoredByProtocol = dict[str, dict[str, Scored]]  # protocol -> model or baseline -> rows
 
 
 def evaluate(options: EvaluationOptions) -> dict[str, Any]:
-    """Evaluate and write OUT's three files; returns what metrics.json holds. Raises UserError for bad input, before
-    vLLM starts."""
+    """Evaluate a model and write OUT's files.
+
+    Returns:
+        The content of metrics.json; see `answer_and_score`.
+
+    Raises:
+        UserError: An option, a file or the model cannot be used; before vLLM starts.
+    """
     return answer_and_score(prepare_evaluation(options))
 
 
 def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
-    """{"settings", "results": {protocol: {"model": summary, "popularity": summary}}, "generation", "warnings",
-    "paired", "minus", "slices", "constrained", "damaged"}.
+    """Generate answers, score them and write OUT's files.
 
-    A summary is scoring.summary's, with the measures beyond accuracy in the first protocol, which "paired" (this model
-    minus that of `against`), "minus" (this model minus each baseline) and "slices" (slice_results) are of.
-    With `constrained` the model writes a second list for each prompt, held to the catalog: "results" has their summary
-    as "constrained", "constrained" how many were checked and, "paired", how much they gain over the free ones, which
-    everything else is of. "damaged" has how many rows of data and of train were left out; damaged.jsonl names them.
-    Where a user answers, lists are those that conversations end with, and the baselines are dialogues.ASKING.
+    Returns:
+        The content of metrics.json. "results" has, by protocol, the summary (scoring.summarise_rows) of the model and
+        of each baseline; measures beyond accuracy stand in the first protocol. The following sections use the first
+        protocol and free lists: "paired" is this model minus that of `against`, "minus" this model minus each
+        baseline, "slices" compute_slice_results. With `constrained`, the model also writes a constrained list per
+        prompt: their summary is in "results", and "constrained" has the counts of their check and their paired gain
+        over free lists. "damaged" counts the rows left out of data and train; damaged.jsonl names them. The other
+        sections are "settings", "generation" and "warnings". If a user answers, the lists are those at the end of the
+        conversations, and the baselines dialogues.ASKING_POLICIES.
     """
     model = ModelAnswers(evaluation)
     conversations: dict[str, list[Conversation]] = {}
     if evaluation.options.user:
-        conversations = dialogues(evaluation, model.ask)
-        answers = {name: [one.answer for one in of_rows] for name, of_rows in conversations.items()}
+        conversations = play_conversations(evaluation, model.ask)
+        answers = {name: [conversation.answer for conversation in of_rows] for name, of_rows in conversations.items()}
     else:
         answers = model.ask_all()
     generation = model.report()
@@ -67,7 +75,7 @@ def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
     metrics = compute_metrics(evaluation, scored, fusion)
     metrics["generation"] = generation
     if "model" in lists:
-        metrics["warnings"] += unlike_lengths(lists["model"], evaluation.rules.lists.num_items)
+        metrics["warnings"] += warn_unexpected_list_length(lists["model"], evaluation.rules.lists.num_items)
     if evaluation.model.constraint:
         metrics["constrained"] |= model.check_constrained()
     write_results(evaluation, answers, scored, metrics)
@@ -75,7 +83,7 @@ def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
 
 
 class ModelAnswers:
-    """What the model of an evaluation answers, and the figures of generating it."""
+    """The answers of an evaluation's model, and figures about their generation."""
 
     def __init__(self, evaluation: Evaluation):
         self.evaluation = evaluation
@@ -84,10 +92,10 @@ class ModelAnswers:
         self.generated = 0
 
     def ask(self, request: GenerationRequest) -> dict[str, Answer]:
-        """prompt_id -> answer."""
+        """Generate the answers to a request, by prompt id."""
         model = self.evaluation.model
         options = self.evaluation.options
-        answers, new = answers_to(
+        answers, new = generate_answers(
             request,
             model.placement,
             progress=options.progress,
@@ -95,21 +103,23 @@ class ModelAnswers:
             **model.sampling,
         )
         if request.model_path.startswith(API):
-            # a policy's thinking would be ranks of its list, as in training; another model's is not its list
+            # in training, a policy's thinking counts as ranks of its list; a model behind an API was not trained so
             answers = {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}
         self.generated += new
         self.by_request.append(answers)
         return answers
 
     def ask_all(self) -> Answers:
-        """The answers of each row: "model", those of its free lists, and "constrained"."""
-        answers = {name: self.ask(request) for name, request in self.evaluation.requests().items()}
+        """Generate the answers for each row: "model" for free lists, and "constrained"."""
+        answers = {name: self.ask(request) for name, request in self.evaluation.make_requests().items()}
         prompt_ids = self.evaluation.data.split.prompt_ids
         return {name: [by_prompt[prompt] for prompt in prompt_ids] for name, by_prompt in answers.items()}
 
     def report(self) -> dict[str, Any]:
-        """The section "generation" of the metrics, with the seconds until now. Truncated prompts and unfinished
-        responses are those of free lists."""
+        """Return the section "generation" of the metrics, with the seconds so far.
+
+        Truncated prompts and unfinished responses count free lists only.
+        """
         free = self.by_request if self.evaluation.options.user else self.by_request[:1]
         answers = [answer for by_prompt in free for answer in by_prompt.values()]
         return {
@@ -121,12 +131,12 @@ class ModelAnswers:
         }
 
     def check_constrained(self) -> dict[str, int]:
-        """constrained.check_lists of the constrained lists, which were asked for last."""
+        """Check the constrained lists, which are the last request, with constrained.check_lists."""
         return check_lists(self.evaluation.data.split, self.by_request[-1], self.evaluation.rules.lists)
 
 
 def collect_lists(evaluation: Evaluation, answers: Answers) -> tuple[dict[str, Lists], Fusion | None]:
-    """Whose lists there are -> the lists; and how those of the model and the retrieval were fused."""
+    """Collect the lists of the model and of each baseline, and the fusion of the model with the retrieval, if any."""
     split = evaluation.data.split
     lists = {name: _read_lists(evaluation, of_rows) for name, of_rows in answers.items()}
     retriever = evaluation.retriever
@@ -136,12 +146,14 @@ def collect_lists(evaluation: Evaluation, answers: Answers) -> tuple[dict[str, L
     fusion = None
     if retriever:
         retrieved = retrieve(split, retriever)
-        lists[RETRIEVAL] = _as_lists(evaluation, retrieved)
+        lists[RETRIEVAL] = _to_item_lists(evaluation, retrieved)
         of_model = lists.get("constrained", lists.get("model"))
         if of_model:
-            written = written_rows(split, of_model)
+            written = find_listed_rows(split, of_model)
             fusion = _choose_fusion(evaluation, retriever, written, retrieved)
-            lists[FUSED] = _as_lists(evaluation, [fusion.of(*pair) for pair in zip(written, retrieved, strict=True)])
+            lists[FUSED] = _to_item_lists(
+                evaluation, [fusion.of(*pair) for pair in zip(written, retrieved, strict=True)]
+            )
     return lists, fusion
 
 
@@ -151,31 +163,35 @@ def _read_lists(evaluation: Evaluation, answers: Sequence[Row]) -> Lists:
     return [list(map(split.matcher.read_line, split_lines(answer["text"], delimiter))) for answer in answers]
 
 
-def _as_lists(evaluation: Evaluation, rows: Sequence[Sequence[int]]) -> Lists:
-    """Lists of catalog rows as lists of items, as long as lists are."""
+def _to_item_lists(evaluation: Evaluation, rows: Sequence[Sequence[int]]) -> Lists:
+    """Convert lists of catalog rows to lists of at most num_items items."""
     num_items = evaluation.rules.lists.num_items
-    return [as_items(evaluation.data.split.catalog, of_row[:num_items]) for of_row in rows]
+    return [to_items(evaluation.data.split.catalog, of_row[:num_items]) for of_row in rows]
 
 
 def _choose_fusion(
     evaluation: Evaluation, retriever: Retriever, written: list[list[int]], retrieved: list[list[int]]
 ) -> Fusion:
-    """The fusion that is best on these rows with --weigh, which notes it; else the one that was noted."""
+    """Tune and store the fusion with --weigh; else return the stored one."""
     options = evaluation.options
     if options.weigh:
         folder = Path(options.retrieval or "")
-        return weigh(evaluation.data.split, folder, options.model, evaluation.rules.lists.num_items, written, retrieved)
-    assert retriever.fusion  # `load` has made sure
+        return tune_fusion(
+            evaluation.data.split, folder, options.model, evaluation.rules.lists.num_items, written, retrieved
+        )
+    assert retriever.fusion  # `load` requires one
     return retriever.fusion
 
 
 def score_lists(
     evaluation: Evaluation, lists: Mapping[str, Lists], conversations: Mapping[str, list[Conversation]]
 ) -> ScoredByProtocol:
-    """Score all lists by each protocol; where a user answered, the conversations' figures are added to the rows."""
+    """Score all lists by each protocol; add the figures of dialogues to the rows where a user answered."""
     split = evaluation.data.split
     scored = {
-        protocol: {name: score(split, matcher, items, protocol, evaluation.settings) for name, items in lists.items()}
+        protocol: {
+            name: score_responses(split, matcher, items, protocol, evaluation.settings) for name, items in lists.items()
+        }
         for protocol, matcher in evaluation.data.matchers.items()
     }
     for by_name in scored.values():
@@ -185,7 +201,7 @@ def score_lists(
 
 
 def compute_metrics(evaluation: Evaluation, scored: ScoredByProtocol, fusion: Fusion | None) -> dict[str, Any]:
-    """What metrics.json holds, but for the generation and the check of constrained lists."""
+    """Compute the content of metrics.json, except for the generation and the check of constrained lists."""
     data = evaluation.data
     split = data.split
     settings = {**evaluation.settings, **({"fusion": fusion._asdict()} if fusion else {})}
@@ -193,7 +209,7 @@ def compute_metrics(evaluation: Evaluation, scored: ScoredByProtocol, fusion: Fu
     results = {}
     for name, by_model in scored.items():
         context = data.context if name == protocol else None
-        results[name] = {model: summary(rows, split, settings, context) for model, rows in by_model.items()}
+        results[name] = {model: summarise_rows(rows, split, settings, context) for model, rows in by_model.items()}
     metrics: dict[str, Any] = {
         "settings": settings,
         "results": results,
@@ -204,31 +220,33 @@ def compute_metrics(evaluation: Evaluation, scored: ScoredByProtocol, fusion: Fu
     if "model" in first:
         baselines = [name for name in first if name not in OF_MODEL]
         metrics["minus"] = {
-            name: paired_differences(first[name], first["model"], split, settings) for name in baselines
+            name: compute_paired_differences(first[name], first["model"], split, settings) for name in baselines
         }
     if "constrained" in first:
-        metrics["constrained"] = {"paired": paired_differences(first["model"], first["constrained"], split, settings)}
+        metrics["constrained"] = {
+            "paired": compute_paired_differences(first["model"], first["constrained"], split, settings)
+        }
     if evaluation.before:
-        differences = paired_differences(evaluation.before, first["model"], split, settings)
+        differences = compute_paired_differences(evaluation.before, first["model"], split, settings)
         metrics["paired"] = differences | {"against": evaluation.options.against}
     return metrics
 
 
 def _slice_results(evaluation: Evaluation, scored: Mapping[str, Scored]) -> dict[str, Any]:
-    """NDCG and Recall at the largest k of each slice: the model's, without one the first baseline's."""
+    """Compute NDCG and Recall at the largest k by slice, for the model or, without one, the first baseline."""
     rows = scored.get("model") or next(iter(scored.values()))
     labels = dict(evaluation.data.labels)
     if evaluation.options.user:
         labels["questions"] = [str(row["questions"]) for row in rows]
     k = max(evaluation.rules.ks)
     metrics = [f"ndcg@{k}", f"recall@{k}"]
-    return slice_results(labels, rows, evaluation.data.split.prompt_ids, metrics, evaluation.before)
+    return compute_slice_results(labels, rows, evaluation.data.split.prompt_ids, metrics, evaluation.before)
 
 
 def write_results(
     evaluation: Evaluation, answers: Answers, scored: ScoredByProtocol, metrics: Mapping[str, Any]
 ) -> None:
-    """Write rows.parquet, damaged.jsonl and metrics.json, and remove those of an earlier evaluation in their place."""
+    """Write rows.parquet, damaged.jsonl and metrics.json, and remove files that an earlier evaluation left there."""
     out = Path(evaluation.options.out)
     split = evaluation.data.split
     for name in OF_MODEL:
@@ -236,7 +254,7 @@ def write_results(
         if name in answers:
             write_rows(file, split, answers[name], {protocol: by_name[name] for protocol, by_name in scored.items()})
         else:
-            file.unlink(missing_ok=True)  # an earlier evaluation's, which metrics.json is no longer of
+            file.unlink(missing_ok=True)  # metrics.json no longer describes an earlier evaluation's rows
     damaged = [
         {"file": evaluation.settings[name], "row": row, "reason": reason}
         for name, rows in (("data", split.damaged), ("train", evaluation.data.train.damaged))

@@ -1,4 +1,4 @@
-"""A split and its catalog as evaluation reads them: checked, with warnings for what looks like another data set's."""
+"""Reading of a split and its catalog for evaluation, with checks that the two belong together."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ from convrec.titles.catalog import Catalog, load_catalog
 from convrec.titles.item import Item, format_item
 from convrec.titles.matching import FUZZY, Matcher
 
-FOREIGN_CATALOG = 0.1  # above this share of ground truth outside the catalog there is a warning
-WRONG_CATALOG = 0.9  # above this one no figure would mean anything
+FOREIGN_CATALOG = 0.1  # above this share of ground truth outside the catalog: a warning
+WRONG_CATALOG = 0.9  # above this share: an error, since no figure would mean anything
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of schema.RL_SCHEMA with what they are scored against."""
+    """Rows of schema.RL_SCHEMA, with the catalog and the matcher that score them."""
 
     data: str
     rows: list[dict[str, Any]]
-    prompt_ids: list[str]  # one a row; equal conversations share theirs
+    prompt_ids: list[str]  # one per row; equal conversations share one
     catalog: Catalog
     matcher: Matcher
     warnings: list[str]
-    damaged: Mapping[int, str]  # number of a row of the file that was left out -> reason
+    damaged: Mapping[int, str]  # number of a row that was left out of the file -> reason
 
     @property
     def prompts(self) -> dict[str, list[dict[str, str]]]:
-        """prompt_id -> messages, each distinct prompt once, in the order of the rows."""
+        """Messages by prompt id, each distinct prompt once, in the order of the rows."""
         return dict(zip(self.prompt_ids, (row["prompt"] for row in self.rows), strict=True))
 
     @property
@@ -48,11 +48,11 @@ class Split:
 
     @property
     def reader(self) -> Matcher:
-        """By which seen titles are found: `reference` compares them letter by letter, a reader in any case."""
+        """Matcher for seen titles; exact instead of `reference`, which would compare them case-sensitively."""
         return Matcher(self.catalog, "exact") if self.matcher.mode == "reference" else self.matcher
 
     def wanted_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:
-        """Of each row Matcher.wanted_rows."""
+        """Return Matcher.wanted_rows of each row's ground truth."""
         return [self.matcher.wanted_rows(get_truth(row)) for row in rows]
 
 
@@ -63,26 +63,40 @@ def read_split(
     limit: int | None = None,
     skip_damaged: float | None = None,
 ) -> Split:
-    """The first `limit` rows of a split, with its catalog and the matcher of the settings (None: the defaults).
+    """Read a split with its catalog and matcher.
 
-    Raises UserError for a table or catalog that cannot be read, a split without any ground truth, and a catalog that
-    holds less than a tenth of it: another data set's. Damaged rows (also those with an earlier one's sample_id, by
-    which what is stored of rows is found, and with a ground-truth year that is no number) are an error that names them
-    all, or, with `skip_damaged`, are left out up to this share of the rows.
+    Damaged rows include those with the sample_id of an earlier row, which is the key of stored results, and those
+    with a ground-truth year that is not a number.
+
+    Args:
+        data: the split's file.
+        catalog: the catalog's file.
+        settings: of lists and matching; None: the defaults.
+        limit: number of rows to read; None: all.
+        skip_damaged: largest share of damaged rows to leave out; None: a damaged row is an error.
+
+    Raises:
+        UserError: A file cannot be read, rows are damaged (the message names them all), no row has ground truth, or
+            the catalog holds less than a tenth of it.
     """
     if limit is not None and limit < 1:
-        raise UserError(f"--limit {limit}: at least 1 row; leave it out for all of them")
+        raise UserError("evaluation.invalid-limit", f"--limit {limit}: must be at least 1. Leave it out for all rows.")
     items = load_catalog(catalog)
     read = read_rows(data, items, skip_damaged)
     rows = read.rows[:limit]
     warnings = read.warnings
     if not any(row[TRUTH] for row in rows):
-        raise UserError(f"{data}: no row has ground truth ({TRUTH}); there is nothing to score")
+        raise UserError(
+            "evaluation.no-ground-truth",
+            f"{data}: no row has ground truth ({TRUTH}), so nothing can be scored. Name a split with ground truth.",
+        )
     matcher = make_matcher(items, settings or ListSettings())
     if items.problems:
-        warnings.append(f"{catalog}: {len(items.problems)} entries cannot be matched, the first: {items.problems[0]}")
+        warnings.append(f"{catalog}: {len(items.problems)} items cannot be matched; the first: {items.problems[0]}")
     if matcher.mode in FUZZY and (spellings := items.spellings()):
-        warnings.append(f"{catalog}: {len(spellings)} entries in another spelling, the first: {spellings[0]}")
+        warnings.append(
+            f"{catalog}: {len(spellings)} items are another spelling of an earlier one; the first: {spellings[0]}"
+        )
     warnings += _foreign_catalog(rows, matcher, data, catalog)
     return Split(
         data=str(data),
@@ -96,10 +110,14 @@ def read_split(
 
 
 class Rows(NamedTuple):
-    """Sound rows of a file, the numbers of the others with the reason, and warnings.
+    """The undamaged rows of a file.
 
-    ratings: of training rows from `convrec data ratings`, the users and catalog rows of all training ratings, of which
-    a row names a few (`read_train_ratings`).
+    Attributes:
+        rows: their contents.
+        damaged: number of each damaged row -> reason.
+        warnings: about the file.
+        ratings: users and catalog rows of all training ratings, of which the rows hold only a part
+            (`read_train_ratings`); None unless the file is the training split of `convrec data ratings`.
     """
 
     rows: list[dict[str, Any]]
@@ -112,7 +130,17 @@ NO_ROWS = Rows([], {}, [])
 
 
 def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, scored: bool = True) -> Rows:
-    """scored: whether the rows need ids of their own and years that are numbers, which baselines do not."""
+    """Read the undamaged rows of a file.
+
+    Args:
+        path: file with RL_SCHEMA.
+        catalog: decides whether titles have years.
+        skip_damaged: largest share of damaged rows to leave out; None: a damaged row is an error.
+        scored: whether rows need unique ids and numeric years; training rows of baselines do not.
+
+    Raises:
+        UserError: The file cannot be read, or too many rows are damaged.
+    """
     path = Path(path)
     damage = Damage(skip_damaged, named=None)
     report = inspect_table(path, RL_SCHEMA, damage, dated=catalog.dated)
@@ -120,7 +148,7 @@ def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, sc
     unsound = {row for _, row in damage.rows()}
     numbers = [row for row in range(report.rows) if row not in unsound]
     is_sound = np.isin(np.arange(report.rows), numbers)
-    # not Table.take, which copies the texts into one array, of 2 GiB at most
+    # Table.take would copy the texts into one array, which is limited to 2 GiB
     rows = dict(zip(numbers, table.filter(pa.array(is_sound)).to_pylist(), strict=True))
     if scored:
         _find_repeated_ids(path, rows, damage)
@@ -137,8 +165,8 @@ def _find_repeated_ids(path: Path, rows: Mapping[int, Mapping[str, Any]], damage
     repeated = [row for row, content in rows.items() if first.setdefault(content["sample_id"], row) != row]
     for row in repeated:
         name = rows[repeated[0]]["sample_id"]
-        told = f"`sample_id` is that of an earlier row (row {first[name]}, {name!r}); give each row its own"
-        damage.add(path, row, told)
+        problem = f"`sample_id` is that of an earlier row (row {first[name]}, {name!r}); give each row its own"
+        damage.add(path, row, problem)
 
 
 def _find_years(path: Path, rows: Mapping[int, Mapping[str, Any]], catalog: Catalog, damage: Damage) -> None:
@@ -149,8 +177,8 @@ def _find_years(path: Path, rows: Mapping[int, Mapping[str, Any]], catalog: Cata
         if catalog.normalise_year(year) is None
     }
     for row in wrong:
-        problem = f"a ground-truth year that is no whole number such as 1999 ({next(iter(wrong.values()))})"
-        damage.add(path, row, f"{problem}; write the year, or leave the title out")
+        problem = f"a ground-truth year is not a whole number such as 1999 ({next(iter(wrong.values()))})"
+        damage.add(path, row, f"{problem}; write the year, or drop the title")
 
 
 def _foreign_catalog(
@@ -164,11 +192,14 @@ def _foreign_catalog(
         return []
     title, year = missing[0]
     first = format_item(title, year)
-    text = f"{len(missing)} of {len(truths)} ground truths of {data} are not in {catalog} (the first: {first})"
+    text = f"{data}: {len(missing)} of {len(truths)} ground truths are not in {catalog} (the first: {first})"
     if len(missing) > WRONG_CATALOG * len(truths):
-        raise UserError(f"{text}: it is another data set's catalog; give the one that belongs to the split")
-    return [f"{text}: is it another data set's catalog?"]
+        raise UserError(
+            "evaluation.wrong-catalog", f"{text}, so it is another data set's catalog. Name the one of this split."
+        )
+    return [f"{text}. Is it another data set's catalog?"]
 
 
-def as_items(catalog: Catalog, indices: Sequence[int]) -> list[Item | None]:
+def to_items(catalog: Catalog, indices: Sequence[int]) -> list[Item | None]:
+    """Convert catalog rows to items."""
     return [Item(catalog.titles[index], catalog.years[index]) for index in indices]  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""All checkpoints of a run evaluated on one split: how recommendation, not only the loss, changed over training.
+"""Evaluation of all checkpoints of a run on one split: how recommendation, not only the loss, changed in training.
 
-OUT/step_000040/ is the evaluation of a step (see recipes.evaluate). OUT/sweep.json has what all were evaluated with.
-Interrupted, it goes on where it was: each step reuses its generations.
+OUT/step_000040/ is the evaluation of a step (see recipes.evaluate); OUT/sweep.json has the settings of all. After an
+interruption, each step reuses its generations.
 """
 
 import os
@@ -20,48 +20,73 @@ from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
 from convrec.report.page import table_row, text_table
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.scoring import SCORED_WITH, comparable, model_line
-from recipes.evaluation.setup import OF_DIALOGUES, Evaluation, prepare_evaluation
+from recipes.evaluation.scoring import SCORED_WITH, get_comparable_settings, model_line
+from recipes.evaluation.setup import DIALOGUE_OPTIONS, Evaluation, prepare_evaluation
 from recipes.evaluation.single import answer_and_score
 from recipes.evaluation.slices import slice_lines
 
-# settings of an evaluation that change figures: two sweeps that differ in one must not share a folder
+# Settings of an evaluation that change figures: sweeps that differ in one must not share a folder.
 SETTINGS = (*SCORED_WITH, "seed", "max_prompt_tokens", "max_tokens", "constrained", "allow")
 
 
-def sweep_steps(run: Path, start: str | None = None) -> dict[int, str]:
-    """step -> model, in order: 0 is the start model, the others RUN/global_step_N.
+def find_sweep_models(run: Path, start: str | None = None) -> dict[int, str]:
+    """Find the models of a sweep.
 
-    Raises UserError when the folder is no run, its newest checkpoint has no model, or the start model is gone.
+    Args:
+        run: folder of the run.
+        start: the initial model; None: as the run's config.yaml names it.
+
+    Returns:
+        Step -> model, in ascending order: 0 is the initial model, the others are RUN/global_step_N.
+
+    Raises:
+        UserError: The folder has no complete checkpoint, its newest one has no model, or the initial model is missing.
     """
     if not (run / LATEST).exists():
-        raise UserError(f"--sweep {run}: no {LATEST}; give a run folder with a complete checkpoint")
+        raise UserError(
+            "evaluation.no-checkpoint", f"--sweep {run}: no {LATEST}. Name a run folder with a complete checkpoint."
+        )
     begin = start or start_model(run)
     if not begin:
-        raise UserError(f"{run}: no config.yaml that names the model it started from; give it with --start")
+        raise UserError(
+            "evaluation.unknown-initial-model", f"{run}: no config.yaml names the initial model. Name it with --start."
+        )
     if not start and os.path.isabs(begin) and not Path(begin).exists():
         raise UserError(
-            f"{run}/config.yaml: the run started from {begin}, which is gone; give its new place with --start"
+            "evaluation.missing-initial-model",
+            f"{run}/config.yaml: the initial model {begin} is gone. Name its new place with --start.",
         )
     steps = saved_steps(run)
     if latest_step(run) not in steps:
-        raise UserError(f"{run}/global_step_{latest_step(run)}, the newest one, holds no model: it was removed")
+        raise UserError(
+            "evaluation.removed-model",
+            f"{run}/global_step_{latest_step(run)}: the newest checkpoint has no model any more. Resume the run to "
+            "save another.",
+        )
     return {0: begin, **{step: str(run / f"global_step_{step}") for step in steps}}
 
 
 @engines_kept()
 def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
-    """Evaluate every step of the run `options.model`, write OUT/sweep.csv and return the table to print (the largest
-    k). The start model is asked and scored as the run's are.
+    """Evaluate every step of the run `options.model` and write OUT/sweep.csv.
 
-    The baselines and a warning that all steps have are said once. Raises UserError when OUT holds another run's sweep
-    or one with other settings.
+    The initial model is evaluated with the run's settings. Baselines are listed once, and each warning is printed once.
+
+    Args:
+        options: of each evaluation; `model` is the run folder.
+        start: the initial model; None: as the run's config.yaml names it.
+
+    Returns:
+        The table to print, at the largest k.
+
+    Raises:
+        UserError: A model or file cannot be used, or OUT holds another sweep.
     """
     run = Path(options.model or "").expanduser()
     folder = Path(options.out)
-    steps = sweep_steps(run, start)
+    steps = find_sweep_models(run, start)
     first = prepare_evaluation(replace(options, model=steps[0], out=_get_step_folder(folder, 0), run=str(run)))
-    settings = _checked_settings(folder, run, first)
+    settings = _check_settings(folder, run, first)
     against = options.against or first.options.out
     table: list[dict[str, Any]] = []
     slice_rows: list[dict[str, Any]] = []
@@ -69,8 +94,10 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     warned: set[str] = set()
     for number, (step, model) in enumerate(steps.items(), 1):
         tqdm.write(f"step {step}, {number} of {len(steps)} checkpoints", file=sys.stderr)
-        metrics = answer_and_score(first.for_model(model, _get_step_folder(folder, step), against) if step else first)
-        write_json(folder / SWEEP_SETTINGS, settings)  # not before a step has shown that they can be used
+        metrics = answer_and_score(
+            first.prepare_model(model, _get_step_folder(folder, step), against) if step else first
+        )
+        write_json(folder / SWEEP_SETTINGS, settings)  # only now: a step that failed must not leave settings behind
         protocol = settings["protocol"]
         largest = [max(settings["ks"])]
         results = dict(metrics["results"][protocol])
@@ -99,15 +126,16 @@ def _get_step_folder(folder: Path, step: int) -> str:
     return str(folder / f"step_{step:06d}")
 
 
-def _checked_settings(folder: Path, run: Path, evaluation: Evaluation) -> dict[str, Any]:
-    """What OUT/sweep.json shall say. Raises UserError when it says something else."""
-    chosen = [*SETTINGS, *(name for name in OF_DIALOGUES if name in evaluation.settings)]
-    settings = comparable(evaluation.settings) | {name: evaluation.settings[name] for name in chosen}
+def _check_settings(folder: Path, run: Path, evaluation: Evaluation) -> dict[str, Any]:
+    """Return the content of OUT/sweep.json. Raises UserError if the file holds other settings."""
+    chosen = [*SETTINGS, *(name for name in DIALOGUE_OPTIONS if name in evaluation.settings)]
+    settings = get_comparable_settings(evaluation.settings) | {name: evaluation.settings[name] for name in chosen}
     settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
     file = folder / SWEEP_SETTINGS
     if file.exists() and (other := differences(read_json(file), as_kept(settings))):
         raise UserError(
-            f"{folder}: it holds a sweep with other settings, {', '.join(other)}; give another --out, or remove "
-            f"{SWEEP_SETTINGS} there to overwrite that sweep"
+            "evaluation.other-sweep",
+            f"--out {folder}: holds a sweep with other settings ({', '.join(other)}). Name another folder, or remove "
+            f"its {SWEEP_SETTINGS} to overwrite that sweep.",
         )
     return settings

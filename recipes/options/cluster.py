@@ -11,10 +11,10 @@ Words = Annotated[Sequence[str], Parameter(metavar="RECIPE OVERRIDE...")]
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Is a run possible here, or on that cluster? Versions, devices, data seen from every node, disk, memory, keys.
+    """Check whether a run is possible here or on a cluster: versions, devices, data on every node, disk, memory, keys.
 
-    Reads the variables of the recipes. With RAY_ADDRESS=http://head:8265 it runs there, as a job. Exit status 0 when
-    nothing is wrong, else 1. The recipes ask the same before anything expensive, on every node of the run.
+    Reads the variables of the recipes. With RAY_ADDRESS=http://head:8265 it runs there, as a job. The exit status is 0
+    if nothing is wrong, else 1. The recipes run the same checks on every node before anything expensive.
 
     convrec doctor rank_grpo trainer.nnodes=2
     """
@@ -29,10 +29,10 @@ class DoctorOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
-    """`ray job submit` of a recipe to a cluster, followed to its end: a training where RAY_ADDRESS is an http address.
+    """Submit a recipe as a Ray job and follow it to its end; trainings do this if RAY_ADDRESS is an http address.
 
-    What travels: recipes/cluster/job_environment.py. Ctrl-C asks the job to save and end; a second one ends it at once;
-    a third stops waiting for that. RAY_ADDRESS=http://head:8265 says which cluster.
+    Uploaded files and variables: recipes/cluster/job_environment.py. Ctrl-C tells the job to save and end, a second one
+    ends it at once, and a third stops waiting for that. RAY_ADDRESS=http://head:8265 selects the cluster.
 
     convrec submit rank_grpo --detach trainer.nnodes=2
     convrec submit --follow JOB
@@ -44,12 +44,12 @@ class SubmitOptions:
     words: Words = field(default=(), kw_only=False)
     """sft, rank_grpo, judge_pointwise or judge_pairwise, and Hydra overrides"""
     follow: Annotated[str | None, Parameter(metavar="JOB")] = None
-    """show a job's log and end with its exit status; Ctrl-C leaves the job alone"""
+    """show a job's log and exit with its status; Ctrl-C does not stop the job"""
     stop: Annotated[str | None, Parameter(metavar="JOB")] = None
-    """ask a job to save a checkpoint and end"""
+    """tell a job to save a checkpoint and end"""
     detach: bool = False
-    """submit, and do not wait for the job"""
+    """submit without waiting for the job"""
     dry_run: bool = False
-    """check everything here and say what would be trained"""
+    """check everything here, and print what would be trained"""
     print_config: bool = False
     """print the composed settings"""

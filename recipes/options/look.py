@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class PlotOptions:
-    """Curves of one run or several, comparable: the paper's figures 2-6 as one command. docs/how-to/sweep-and-report.md
+    """Plot comparable curves of one or more runs, as in the paper's figures 2-6. docs/how-to/sweep-and-report.md
 
     convrec plot outputs/demo/sft outputs/demo/rank_grpo --out outputs/plots
     """
@@ -26,7 +26,7 @@ class PlotOptions:
 
 
 def _read_folders(_: Any, tokens: Sequence[Any]) -> dict[str, Path]:
-    """{name: folder} of NAME=FOLDER."""
+    """Parse NAME=FOLDER into {name: folder}."""
     folders = {}
     for token in tokens:
         name, sign, folder = token.value.partition("=")
@@ -38,10 +38,10 @@ def _read_folders(_: Any, tokens: Sequence[Any]) -> dict[str, Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """One HTML file about a run, or several side by side: gain, test metrics, curves, lists with their hits, settings.
+    """Write an HTML report about one or more runs: gains, test metrics, curves, lists with their hits, settings.
 
-    Test metrics and lists come from the sweeps: of one run its start and its newest checkpoint, of several their newest
-    checkpoints. --evaluations names other evaluations instead.
+    Test metrics and lists come from sweeps: for one run those of its initial model and newest checkpoint, for several
+    runs those of their newest checkpoints. --evaluations names other evaluations instead.
 
     convrec report outputs/demo/rank_grpo --out outputs/report.html
     """
@@ -62,6 +62,6 @@ class ReportOptions:
             metavar="NAME=FOLDER...",
         ),
     ] = field(default_factory=dict)
-    """evaluations to show in place of the runs' sweeps"""
+    """evaluations to show instead of the runs' sweeps"""
     split: str | None = None
     """split whose sweep to show, if a run has several"""

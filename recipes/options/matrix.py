@@ -12,7 +12,7 @@ from convrec.base.options import PositiveInteger
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixOptions:
-    """A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/matrix.md
+    """Train and evaluate the runs of a matrix with the same settings; rerunning resumes. docs/how-to/matrix.md
 
     convrec matrix docs/examples/matrix.yaml --dry-run
     """
@@ -20,10 +20,10 @@ class MatrixOptions:
     COMMAND: ClassVar[str] = "matrix"
 
     matrix: Path = field(kw_only=False)
-    """YAML file, like docs/examples/matrix.yaml"""
+    """YAML file such as docs/examples/matrix.yaml"""
     only: Annotated[Sequence[str], Parameter(metavar="RUN...")] = ()
-    """only these runs (their starts must be there)"""
+    """runs to do (default: all); runs that they start from must exist"""
     parallel: Annotated[PositiveInteger | None, Parameter(metavar="N")] = None
-    """runs at once on a cluster (1): as many as it has slots for"""
+    """number of simultaneous runs on a cluster (1), at most as many as it has slots for"""
     dry_run: bool = False
-    """check the file and say how many runs and steps it is"""
+    """check the file, and print the number of runs and steps"""

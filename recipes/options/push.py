@@ -11,7 +11,7 @@ class PushOptions:
     """Upload a run's checkpoint to the Hugging Face Hub, with a card of its data, metrics and commands.
 
     The checkpoint is the run's best by validation, or the newest if none was validated; RUN@last and RUN/global_step_N
-    name another one. The token is the Hub's own: HF_TOKEN, or `hf auth login`.
+    name another one. The token is HF_TOKEN, or that of `hf auth login`.
 
     convrec push outputs/demo/rank_grpo my-org/demo --dry-run
     """
@@ -21,10 +21,10 @@ class PushOptions:
     run: Annotated[str, Parameter(metavar="RUN")] = field(kw_only=False)
     """run folder (its best checkpoint), RUN@last, or RUN/global_step_N"""
     repository: Annotated[str, Parameter(metavar="ORG/NAME")] = field(kw_only=False)
-    """repository on the Hub, created if it is not there"""
+    """repository on the Hub, created if it does not exist"""
     revision: str = ""
-    """branch to commit to (the main one)"""
+    """branch to commit to (default: the main one)"""
     private: bool = False
-    """make the repository a private one"""
+    """make a new repository private"""
     dry_run: bool = False
-    """print the files and the card; nothing is uploaded"""
+    """print the files and the card without uploading"""

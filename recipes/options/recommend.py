@@ -13,9 +13,9 @@ from convrec.inference.options import MentionOptions
 
 @dataclass(frozen=True, kw_only=True)
 class RecommendOptions:
-    """Lists for the conversations of a file, without ground truth, from a trained model and its catalog.
+    """Write lists for the conversations in a file, without ground truth, with a trained model and its catalog.
 
-    Stopped, the same command goes on where it was. The columns of CHATS and of --out: docs/how-to/recommend-file.md
+    After an interruption, the same command resumes. The columns of CHATS and --out: docs/how-to/recommend-file.md
 
     convrec recommend --model outputs/demo/rank_grpo \\
         --catalog outputs/demo/data/catalog.parquet --in chats.jsonl --out lists.parquet
@@ -24,26 +24,26 @@ class RecommendOptions:
     COMMAND: ClassVar[str] = "recommend"
 
     model: str
-    """run folder (its best checkpoint; RUN@last: the newest), RUN/global_step_N, Hugging Face folder or id"""
+    """run folder (its best checkpoint; RUN@last: the newest), RUN/global_step_N, or Hugging Face folder or id"""
     catalog: str
-    """.parquet or .pkl"""
+    """catalog, .parquet or .pkl"""
     chats: Annotated[str, Parameter(name="--in", metavar="CHATS")]
-    """.jsonl, .csv or .parquet"""
+    """conversations, .jsonl, .csv or .parquet"""
     out: str
-    """.parquet to write"""
+    """.parquet file to write"""
     k: PositiveInteger = 20
-    """items of a list"""
+    """number of items in a list"""
     item: str | None = None
-    """what the prompt calls an item (as in training, else movie)"""
+    """word for an item in the prompt (default: as in training, else movie)"""
     num_items: PositiveInteger | None = None
-    """items that the prompt asks for (as in training, else 20)"""
+    """number of items in the prompt's instruction (default: as in training, else 20)"""
     max_prompt_length: PositiveInteger = 2048
-    """tokens; longer prompts lose their beginning"""
+    """largest number of tokens in a prompt; longer prompts lose their beginning"""
     retrieval: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
-    """folder of `convrec retrieval fit`: its lists are fused with the model's"""
+    """folder of `convrec retrieval fit`, whose lists are fused with the model's"""
     why: bool = False
-    """give items a reason in one sentence, if there is one"""
+    """add a sentence of explanation to items, if there is one"""
     overwrite: bool = False
-    """replace an --out that is there"""
+    """replace an existing --out"""
     mentions: MentionOptions = field(default_factory=MentionOptions)
     placement: PlacementOptions = field(default_factory=PlacementOptions)

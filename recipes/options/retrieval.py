@@ -12,9 +12,9 @@ from convrec.base.options import PositiveInteger
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """Lists without a model, fitted on training conversations.
+    """Fit a retrieval, which makes lists without a model, to training conversations.
 
-    Writes the folder `catalog.retrieval` beside the catalog. What counts how much is chosen on the validation rows.
+    Writes the folder `catalog.retrieval` next to the catalog. The weights of its parts are tuned on validation rows.
 
     convrec retrieval fit --train data/sample/train.parquet \\
         --validation data/sample/validation.parquet --catalog data/sample/catalog.parquet
@@ -25,20 +25,20 @@ class FitOptions:
     train: Annotated[Sequence[Path], Parameter(metavar="FILE...")]
     """training tables of RL"""
     validation: Annotated[Path, Parameter(metavar="FILE")]
-    """rows on which weights are chosen"""
+    """rows to tune weights on"""
     catalog: Path
-    """.parquet or .pkl"""
+    """catalog, .parquet or .pkl"""
     out: Path | None = None
-    """folder to write (beside the catalog, CATALOG.retrieval)"""
+    """folder to write (default: CATALOG.retrieval next to the catalog)"""
     overwrite: bool = False
-    """replace a folder that is there"""
+    """replace an existing folder"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidatesOptions:
-    """Tables whose prompts name the best items of a retrieval, for runs with CANDIDATES.
+    """Write tables whose prompts name the best items of a retrieval, for runs with CANDIDATES.
 
-    A training row's own conversation has no part in its candidates.
+    The candidates of a training row do not depend on its own conversation.
 
     convrec retrieval candidates --retrieval data/sample/catalog.retrieval \\
         --catalog data/sample/catalog.parquet \\
@@ -50,12 +50,12 @@ class CandidatesOptions:
     retrieval: Annotated[Path, Parameter(metavar="FOLDER")]
     """folder of `convrec retrieval fit`"""
     catalog: Path
-    """.parquet or .pkl"""
+    """catalog, .parquet or .pkl"""
     tables: Annotated[Sequence[Path], Parameter(metavar="FILE...")]
     """tables of RL and SFT, all splits"""
     out: Path
     """folder to write"""
     count: PositiveInteger = 50
-    """candidates of a prompt; CANDIDATES of the runs"""
+    """number of candidates in a prompt; CANDIDATES of the runs"""
     overwrite: bool = False
-    """replace a folder that is there"""
+    """replace an existing folder"""

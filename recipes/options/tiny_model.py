@@ -9,7 +9,7 @@ from convrec.base.options import Integer, PositiveInteger
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModelOptions:
-    """A Qwen2, Llama or Qwen3 of about a million parameters with its own tokenizer: no download.
+    """Make a Qwen2, Llama or Qwen3 of about a million parameters with its own tokenizer, without a download.
 
     convrec tiny-model --data data/sample --out data/tiny_model
     """
@@ -23,7 +23,7 @@ class TinyModelOptions:
     judge: bool = False
     """add a token for each constant part of a judge's prompt"""
     vocab_size: PositiveInteger = 4096
-    """tokens of the tokenizer"""
+    """largest number of tokens in the tokenizer"""
     fill_vocab: bool = False
     """make exactly --vocab-size tokens, even if the texts have too few words"""
     tie_word_embeddings: bool = False

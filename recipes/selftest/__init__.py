@@ -1,1 +1,1 @@
-"""What `recipes.gpu_check` tries on a machine: phases, in processes of their own with a time limit each."""
+"""The checks of `recipes.gpu_check`: phases that run in separate processes with time limits."""

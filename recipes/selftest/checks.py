@@ -1,4 +1,4 @@
-"""What every phase has at hand: where it runs, how it compares, and the models it makes."""
+"""What all phases share: the machine, comparisons, and the models they make."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ HALF_B = {  # Qwen2.5-0.5B's config.json
     "num_kv_heads": 2,
     "intermediate_size": 4864,
 }
-TINY = {  # heads of 64 and KV heads shared by two, as Qwen2.5-0.5B has
+TINY = {  # heads of 64 that share KV heads, as in Qwen2.5-0.5B
     "vocab_size": 600,
     "hidden_size": 256,
     "num_layers": 2,
@@ -25,12 +25,18 @@ TINY = {  # heads of 64 and KV heads shared by two, as Qwen2.5-0.5B has
 
 
 class CheckFailed(Exception):
-    """A phase ran and its numbers are not what they must be."""
+    """A phase ran, and its figures are wrong."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """folder: for models and files, shared by the phases. model_type: of the models (config.json)."""
+    """The machine to check.
+
+    Attributes:
+        folder: for models and files, shared by all phases.
+        gpus: number of GPUs; 0: phases run on the CPU.
+        model_type: of the models, as in config.json.
+    """
 
     folder: Path
     gpus: int
@@ -38,30 +44,39 @@ class Machine:
 
     @property
     def device(self) -> str:
+        """torch's name of the device."""
         return "cuda" if self.gpus else "cpu"
 
     @property
     def dtype(self) -> str:
-        """That of the passes: bf16 on a GPU, fp32 on a CPU. Weights that train are fp32 on both."""
+        """Type of forward and backward passes: bf16 on a GPU, fp32 on a CPU. Trained weights are fp32 on both."""
         return "bfloat16" if self.gpus else "float32"
 
-    def model(self, sizes: dict[str, int] = TINY, texts: list[str] | None = None, tied: bool | None = None) -> Path:
-        """The folder of a random model, made by the first phase that asks for it. tied: the head is the embedding;
-        where nothing is said, of all but Llama."""
+    def make_model(
+        self, sizes: dict[str, int] = TINY, texts: list[str] | None = None, tied: bool | None = None
+    ) -> Path:
+        """Return the folder of a random model, made on the first call.
+
+        Args:
+            sizes: of the model, such as TINY and HALF_B.
+            texts: for the tokenizer.
+            tied: share embeddings between input and output; None: unless the model is a Llama.
+        """
         tied = self.model_type != "llama" if tied is None else tied
-        of = f"{self.model_type}-{sizes['hidden_size']}-{sizes['vocab_size']}"
-        folder = self.folder / f"{of}{'' if tied else '-untied'}"
+        name = f"{self.model_type}-{sizes['hidden_size']}-{sizes['vocab_size']}"
+        folder = self.folder / f"{name}{'' if tied else '-untied'}"
         if not folder.exists():
             shape: dict[str, Any] = {"tie_word_embeddings": tied, "fill_vocab": True, **sizes}
             make_tiny_model(folder, texts or ["a b c\n" * 40], model_type=self.model_type, **shape)
         return folder
 
 
-def require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise CheckFailed(otherwise)
+def require(condition: bool, message: str) -> None:
+    """Raise CheckFailed with a message unless the condition holds."""
+    if not condition:
+        raise CheckFailed(message)
 
 
 def require_at_most(name: str, value: float, bound: float) -> None:
-    """Raise CheckFailed when `value` is above the bound, or no number."""
-    require(value <= bound, f"{name} is {value:.3g}, at most {bound:g} is right")
+    """Raise CheckFailed if `value` is above the bound, or NaN."""
+    require(value <= bound, f"{name} is {value:.3g}, must be at most {bound:g}")

@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine as the actor has it, rows to train on, and one update."""
+"""verl's FSDP2 engine with the actor's settings, a batch to train on, and one update."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ LORA_RANK = 8
 
 
 def join_group(machine: Machine, rank: int = 0, size: int = 1, meeting: Path | None = None) -> None:
-    """verl's process group: NCCL and gloo on GPUs, gloo on a CPU. A second call does nothing."""
+    """Join verl's process group, NCCL and gloo on GPUs, gloo on a CPU; a second call does nothing."""
     if torch.distributed.is_initialized():
         return
     if machine.gpus:
@@ -37,14 +37,15 @@ def join_group(machine: Machine, rank: int = 0, size: int = 1, meeting: Path | N
     varlen.register()
 
 
-def packed_attention_name() -> str:
+def get_packed_attention_name() -> str:
+    """Return the attention that runs use for packed rows here."""
     return "flash_attention_2" if find_spec("flash_attn") else varlen.NAME
 
 
 def build_engine(
     machine: Machine, packed: bool = False, fused: bool = False, lora_rank: int = 0, tied: bool = True
 ) -> Any:
-    """A fresh engine with the tiny model: fp32 weights, passes in the machine's dtype."""
+    """Build a new engine with the tiny model: fp32 weights, passes in the machine's dtype."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine.base import EngineRegistry
@@ -56,11 +57,11 @@ def build_engine(
         model_type="language_model",
         backend="fsdp2",
         model_config=HFModelConfig(
-            path=str(machine.model(tied=tied)),
+            path=str(machine.make_model(tied=tied)),
             use_remove_padding=packed,
             lora_rank=lora_rank,
             lora_alpha=2 * LORA_RANK,
-            override_config={"attn_implementation": packed_attention_name() if packed else "sdpa"},
+            override_config={"attn_implementation": get_packed_attention_name() if packed else "sdpa"},
         ),
         engine_config=FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False, mixed_precision=dtypes),
         optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
@@ -73,7 +74,7 @@ def build_engine(
 
 
 def make_batch(packed: bool = False, rows: Sequence[int] = range(ROWS), seed: int = 0) -> Any:
-    """These rows of a generated batch, as verl's trainer hands them to a worker."""
+    """Make rows of a generated batch in the form in which verl's trainer sends them to a worker."""
     from verl.utils.tensordict_utils import get_tensordict
 
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +92,7 @@ def make_batch(packed: bool = False, rows: Sequence[int] = range(ROWS), seed: in
 
 
 def _row(generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """A prompt of any length, a response of `RANKS` ranks at most, an advantage for each rank."""
+    """Make a prompt of random length, a response of at most `RANKS` ranks, and an advantage per rank."""
     prompt_length = int(torch.randint(4, 60, (), generator=generator))
     ranks = int(torch.randint(1, RANKS + 1, (), generator=generator))
     prompt = torch.randint(3, 500, (prompt_length,), generator=generator)
@@ -110,8 +111,8 @@ def _row(generator: torch.Generator) -> dict[str, torch.Tensor]:
     }
 
 
-def update(engine: Any, batch: Any) -> dict[str, float]:
-    """One step of the optimizer with the rank-level loss: its loss and the gradient's norm."""
+def run_update(engine: Any, batch: Any) -> dict[str, float]:
+    """Do one optimizer step with the rank-level loss; return the loss and the gradient norm."""
     from convrec.training.loss import rank_grpo_loss
 
     with engine.train_mode():
@@ -120,16 +121,16 @@ def update(engine: Any, batch: Any) -> dict[str, float]:
     return {"loss": float(loss), "grad_norm": float(output["metrics"]["grad_norm"])}
 
 
-def log_probs(engine: Any, batch: Any) -> torch.Tensor:
-    """(tokens of all responses,) float32 on the CPU. verl has a token's at the place before it."""
+def compute_log_probs(engine: Any, batch: Any) -> torch.Tensor:
+    """Return the log-probs of all response tokens, float32 on the CPU; verl stores each at the preceding position."""
     with engine.eval_mode():
         output = engine.infer_batch(batch)
     rows = zip(output["model_output"]["log_probs"].unbind(), batch["prompts"].unbind(), strict=True)
     return torch.cat([row[len(prompt) - 1 : -1].float().cpu() for row, prompt in rows])
 
 
-def parameters(engine: Any) -> dict[str, torch.Tensor]:
-    """Whole parameters on the CPU, of all processes' shards together."""
+def gather_parameters(engine: Any) -> dict[str, torch.Tensor]:
+    """Return the full parameters on the CPU, gathered from the shards of all processes."""
     state = engine.module.state_dict()
     return {
         name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()

@@ -1,4 +1,4 @@
-"""Phase `kernels`: ranks of tokens and the rank-level loss on this device, at the size of a full step."""
+"""Phase `kernels`: token ranks and the rank-level loss on this device, at the size of a full step."""
 
 import os
 from collections.abc import Callable
@@ -20,9 +20,11 @@ WORDS = 2000
 EOS = 0
 
 
-def kernels(machine: Machine) -> dict[str, Any]:
-    """Lists of `RANKS` lines in rows that are padded to T, and full rows; the loss beside itself in float64 on the CPU,
-    and through torch.compile where a run would use it."""
+def check_kernels(machine: Machine) -> dict[str, Any]:
+    """Check token ranks on lists of `RANKS` lines padded to T, and the loss against float64 on the CPU.
+
+    The loss is also checked through torch.compile, if runs use that here.
+    """
     generator = torch.Generator().manual_seed(0)
     responses = torch.randint(2, WORDS, (B, T), generator=generator)
     length = RANKS * TOKENS_OF_A_RANK
@@ -32,8 +34,8 @@ def kernels(machine: Machine) -> dict[str, Any]:
     expected = (torch.arange(T) // TOKENS_OF_A_RANK).masked_fill(torch.arange(T) >= length, -1).expand(B, T)
     table = table_from_bytes([b"", b"\n", *[b" word%d" % number for number in range(2, WORDS)]]).to(machine.device)
     find_ranks = partial(token_rank_ids, responses.to(machine.device), mask.to(machine.device), table, [EOS])
-    require(bool((find_ranks().cpu() == expected).all()), "ranks of tokens are not those of the lines")
-    figures: dict[str, Any] = {"ranks, ms": milliseconds(find_ranks)}
+    require(bool((find_ranks().cpu() == expected).all()), "token ranks differ from the lines of the lists")
+    figures: dict[str, Any] = {"ranks, ms": measure_milliseconds(find_ranks)}
 
     advantages = torch.randn(B, RANKS, generator=generator).repeat_interleave(TOKENS_OF_A_RANK, dim=1)
     advantages = torch.nn.functional.pad(advantages, (0, T - length))
@@ -54,23 +56,23 @@ def kernels(machine: Machine) -> dict[str, Any]:
         assert log_prob.grad is not None
         return value.item(), log_prob.grad.double().cpu()
 
-    wanted, wanted_gradient = loss("cpu", torch.float64, rank_policy_loss)
+    expected_loss, expected_gradient = loss("cpu", torch.float64, rank_policy_loss)
     functions: dict[str, Callable[..., Any]] = {"eager": rank_policy_loss}
     if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
-        figures["left out"] = "torch.compile: runs on a CPU have it off"
+        figures["left out"] = "torch.compile: runs on a CPU do not use it"
     else:
         functions["compiled"] = torch.compile(rank_policy_loss)
     for name, function in functions.items():
         value, gradient = loss(machine.device, torch.float32, function)
-        require_at_most(f"loss, {name}, difference to float64", abs(value - wanted), 1e-4)
-        difference = float((gradient - wanted_gradient).abs().max() / wanted_gradient.abs().max())
+        require_at_most(f"loss, {name}, difference to float64", abs(value - expected_loss), 1e-4)
+        difference = float((gradient - expected_gradient).abs().max() / expected_gradient.abs().max())
         require_at_most(f"gradient, {name}, relative difference to float64", difference, 1e-3)
-        figures[f"loss, {name}, ms with copies"] = milliseconds(loss, machine.device, torch.float32, function)
+        figures[f"loss, {name}, ms with copies"] = measure_milliseconds(loss, machine.device, torch.float32, function)
     return figures
 
 
-def milliseconds(call: Callable[..., Any], *arguments: Any) -> float:
-    """Of a call, after one that does not count."""
-    from torch.utils.benchmark import Timer  # here: it warns where there is no CUDA
+def measure_milliseconds(call: Callable[..., Any], *arguments: Any) -> float:
+    """Measure the median milliseconds of a call, after a warm-up."""
+    from torch.utils.benchmark import Timer  # not at module level: it warns without CUDA
 
     return round(Timer("call(*arguments)", globals={"call": call, "arguments": arguments}).timeit(5).median * 1e3, 3)

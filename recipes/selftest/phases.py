@@ -1,4 +1,4 @@
-"""The phases of `recipes.gpu_check`: what each tries, where, and how long it may take."""
+"""The phases of `recipes.gpu_check`: what each checks, where, and its time limit."""
 
 from dataclasses import replace
 
@@ -8,22 +8,22 @@ from recipes.selftest.runner import Phase
 ROLLOUT = (
     Phase(
         name="rollout",
-        what="vLLM's log-probs are the policy's",
-        function=rollout.rollout,
+        what="vLLM's log-probs match the policy's",
+        function=rollout.check_rollout,
         seconds=150,
         process="rollout",
     ),
     Phase(
         name="weights",
         what="new weights reach vLLM through verl's transfer",
-        function=rollout.weights,
+        function=rollout.check_weights,
         seconds=90,
         process="rollout",
     ),
     Phase(
         name="sleep",
-        what="vLLM's sleep gives memory back, wake restores",
-        function=rollout.sleep,
+        what="vLLM's sleep frees memory, waking restores it",
+        function=rollout.check_sleep,
         seconds=60,
         process="rollout",
         gpus=1,
@@ -32,14 +32,14 @@ ROLLOUT = (
 CONSTRAINED = Phase(
     name="constrained",
     what="constrained lists, and their log-probs",
-    function=rollout.constrained,
+    function=rollout.check_constrained,
     seconds=150,
     process="constrained",
 )
 
 
 def make_phases(model_type: str) -> list[Phase]:
-    """Those of the rollout, with models of this type."""
+    """Return the phases of the rollout for models of another type."""
     return [
         replace(
             phase,
@@ -55,50 +55,50 @@ def make_phases(model_type: str) -> list[Phase]:
 PHASES = (
     Phase(
         name="versions",
-        what="verl, vLLM, torch, transformers fit together",
-        function=software.versions,
+        what="verl, vLLM, torch, transformers are compatible",
+        function=software.check_versions,
         seconds=60,
         process="software",
     ),
     Phase(
         name="fsdp2",
         what="updates of verl's FSDP2 engine lower the loss",
-        function=training.fsdp2,
+        function=training.check_fsdp2,
         seconds=60,
         process="training",
     ),
     Phase(
         name="packed",
-        what="packed rows are what padded rows are",
-        function=training.packed,
+        what="packed rows give the results of padded rows",
+        function=training.check_packed,
         seconds=90,
         process="training",
     ),
     Phase(
         name="fused",
-        what="fused log-probs are the plain ones",
-        function=training.fused,
+        what="fused log-probs match plain ones",
+        function=training.check_fused,
         seconds=90,
         process="training",
     ),
     Phase(
         name="resume",
-        what="a resumed engine goes on with the same numbers",
-        function=training.resume,
+        what="a resumed engine continues with the same numbers",
+        function=training.check_resume,
         seconds=60,
         process="training",
     ),
     Phase(
         name="lora",
         what="LoRA trains its adapters and nothing else",
-        function=training.lora,
+        function=training.check_lora,
         seconds=60,
         process="training",
     ),
     Phase(
         name="two_ranks",
         what="two data-parallel processes train as one",
-        function=training.two_ranks,
+        function=training.check_two_ranks,
         seconds=180,
         process="training",
         gpus=2,
@@ -106,8 +106,8 @@ PHASES = (
     ),
     Phase(
         name="kernels",
-        what="ranks and loss: right, and how fast",
-        function=kernels.kernels,
+        what="ranks and loss are correct; their speed",
+        function=kernels.check_kernels,
         seconds=120,
         process="kernels",
     ),
@@ -115,14 +115,14 @@ PHASES = (
     Phase(
         name="lora_rollout",
         what="an adapter reaches vLLM",
-        function=rollout.lora_rollout,
+        function=rollout.check_lora_rollout,
         seconds=150,
         process="lora rollout",
     ),
     Phase(
         name="tensor_parallel",
         what="a rollout over two GPUs",
-        function=rollout.tensor_parallel,
+        function=rollout.check_tensor_parallel,
         seconds=180,
         process="parallel",
         gpus=2,
@@ -133,7 +133,7 @@ PHASES = (
     Phase(
         name="step",
         what="0.5B-shaped model, 48 x 8 responses: the recipe",
-        function=step.step,
+        function=step.check_step,
         seconds=560,
         process="step",
     ),

@@ -1,9 +1,9 @@
-"""Phases of the rollout: vLLM as verl starts it, its log-probs against the policy's, verl's transfer of weights to it.
+"""Phases of the rollout: vLLM as verl starts it, its log-probs against the policy's, verl's weight transfer.
 
-Differences are those of |log p_vllm - log p_policy| over the tokens that vLLM has sampled, the policy in fp32 and, on a
-GPU, in bf16 as well: what a run's `rollout_probs_diff` and `convrec.rollout_check_bound` see.
+Differences are |log p_vllm - log p_policy| over the tokens that vLLM has sampled, with the policy in fp32 and, on a
+GPU, also in bf16. A run's `rollout_probs_diff` and `convrec.rollout_check_bound` are about the same difference.
 
-vLLM 0.24 runs Llama and Qwen3 by its model runner V2 on a GPU, Qwen2 and whatever has a logits processor by V1.
+On a GPU, vLLM 0.24 runs Llama and Qwen3 with its model runner V2, Qwen2 and models with a logits processor with V1.
 """
 
 import asyncio
@@ -32,23 +32,26 @@ from recipes.selftest.checks import Machine, require, require_at_most
 PROMPTS = 6
 RESPONSES = 4
 NEW_TOKENS = 32
-# of the mean difference; engines with other weights than the policy's are at 0.3 and more
+# Bounds of the mean difference; with other weights than the policy's it is 0.3 and more.
 BOUND = {"bfloat16": 0.05, "float32": 1e-4}
 LORA_RANK = 8
 MODEL_LENGTH = 256
 CATALOG = Catalog.from_items([(" ".join(words), 1950 + row) for row, words in enumerate(product("abc", repeat=3))])
-CONSTRAINT = [4, 1, 26]  # so many items, and rows of the catalog that are excluded
-Rows = list[tuple[list[int], list[int]]]  # token ids of a prompt, and of a response to it
+CONSTRAINT = [4, 1, 26]  # number of items, then excluded rows of the catalog
+Rows = list[tuple[list[int], list[int]]]  # token ids of a prompt and of a response
 
 
 @cache
 def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False, trie_file: Path | None = None) -> Any:
-    """vLLM's engine with the settings and the worker extension that verl gives its server. On a GPU a start takes a
-    minute or more, so phases share one, with CUDA graphs; those with adapters or several GPUs try eager mode."""
+    """Start vLLM's engine with the settings and the worker extension of verl's server.
+
+    On a GPU a start takes a minute or more, so phases share an engine with CUDA graphs; phases with adapters or several
+    GPUs use eager mode.
+    """
     from verl.workers.rollout.vllm_rollout.utils import get_vllm_max_lora_rank
     from vllm import LLM
 
-    # of the socket that weights go through: verl's worker extension puts it together from these
+    # verl's worker extension builds the name of the socket for weights from these
     os.environ.update({"VERL_RAY_JOB_ID": f"check-{uuid4().hex[:8]}", "VERL_REPLICA_RANK": "0"})
     settings: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": get_vllm_max_lora_rank(LORA_RANK)}
     settings = settings if lora else {}
@@ -72,7 +75,7 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False,
             "worker_extension_cls": "convrec.cpu.server.CPUWorkerExtension",
         }
     return LLM(
-        model=str(machine.model()),
+        model=str(machine.make_model()),
         dtype=machine.dtype,
         enforce_eager=eager,
         tensor_parallel_size=tensor_parallel,
@@ -87,7 +90,7 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False,
 
 
 def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> tuple[Rows, torch.Tensor]:
-    """Rows, and log-probs of all sampled tokens."""
+    """Sample responses; return the rows, and the log-probs of all sampled tokens."""
     from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -101,43 +104,47 @@ def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> 
     request = LoRARequest(VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH) if adapter else None
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = engine.generate(inputs, settings, use_tqdm=False, lora_request=request)
-    answers = [(prompt, one) for prompt, output in zip(prompts, outputs, strict=True) for one in output.outputs]
-    log_probs = [
-        entry[token].logprob for _, one in answers for token, entry in zip(one.token_ids, one.logprobs, strict=True)
+    answers = [
+        (prompt, response) for prompt, output in zip(prompts, outputs, strict=True) for response in output.outputs
     ]
-    return [(prompt, list(one.token_ids)) for prompt, one in answers], torch.tensor(log_probs)
+    log_probs = [
+        entry[token].logprob
+        for _, response in answers
+        for token, entry in zip(response.token_ids, response.logprobs, strict=True)
+    ]
+    return [(prompt, list(response.token_ids)) for prompt, response in answers], torch.tensor(log_probs)
 
 
 @torch.no_grad()
-def policy_log_probs(policy: torch.nn.Module, rows: Rows) -> torch.Tensor:
-    """Of the sampled tokens, row after row, by transformers' model."""
+def compute_policy_log_probs(policy: torch.nn.Module, rows: Rows) -> torch.Tensor:
+    """Compute the log-probs of all response tokens, row by row, with the model of transformers."""
     device = next(policy.parameters()).device
-    found = []
+    log_probs = []
     for prompt, response in rows:
         logits = policy(torch.tensor([prompt + response], device=device)).logits[0, len(prompt) - 1 : -1].float()
-        found.append(logits.log_softmax(-1).gather(1, torch.tensor(response, device=device)[:, None])[:, 0].cpu())
-    return torch.cat(found)
+        log_probs.append(logits.log_softmax(-1).gather(1, torch.tensor(response, device=device)[:, None])[:, 0].cpu())
+    return torch.cat(log_probs)
 
 
 @torch.no_grad()
-def constrained_log_probs(policy: Any, rows: Rows, trie: CatalogTrie) -> torch.Tensor:
-    """The same under CONSTRAINT, as a run's update has them. Raises ValueError for a response that is no such list."""
+def compute_constrained_log_probs(policy: Any, rows: Rows, trie: CatalogTrie) -> torch.Tensor:
+    """Compute log-probs under CONSTRAINT, as an update does. Raises ValueError if a response violates it."""
     device = policy.device
     reader = ChoiceReader(trie)
     head = ConstrainedHead(trie)
-    found = []
+    log_probs = []
     for prompt, response in rows:
         hidden = policy.model(torch.tensor([prompt + response], device=device)).last_hidden_state[0]
         choices = reader.read(response, CONSTRAINT)
-        found.append(head.log_probs(hidden[len(prompt) - 1 : -1], policy.lm_head.weight, choices)[0].float().cpu())
-    return torch.cat(found)
+        log_probs.append(head.log_probs(hidden[len(prompt) - 1 : -1], policy.lm_head.weight, choices)[0].float().cpu())
+    return torch.cat(log_probs)
 
 
 def load_policy(machine: Machine, noise: float = 0.0) -> torch.nn.Module:
-    """In fp32. noise: of what is added to its weights."""
+    """Load the model in fp32. noise: standard deviation of noise added to its weights."""
     from transformers import AutoModelForCausalLM
 
-    policy = AutoModelForCausalLM.from_pretrained(machine.model(), dtype=torch.float32).to(machine.device)
+    policy = AutoModelForCausalLM.from_pretrained(machine.make_model(), dtype=torch.float32).to(machine.device)
     generator = torch.Generator(device=machine.device).manual_seed(2)
     with torch.no_grad():
         for weight in policy.parameters():
@@ -148,38 +155,45 @@ def load_policy(machine: Machine, noise: float = 0.0) -> torch.nn.Module:
 def compare(
     machine: Machine, engine: Any, policy: torch.nn.Module, adapter: bool = False, trie: CatalogTrie | None = None
 ) -> dict[str, Any]:
-    """Sample, and have the policy, which is in fp32, say the same log-probs; with a trie under CONSTRAINT."""
+    """Check that sampled log-probs match those of a policy in fp32; with a trie, under CONSTRAINT."""
     start = time.perf_counter()
     rows, sampled = sample(engine, adapter, trie is not None)
     figures: dict[str, Any] = {"tokens a second": round(len(sampled) / (time.perf_counter() - start))}
     figures["model runner"] = "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1"
     for dtype in dict.fromkeys(["float32", machine.dtype]):
         policy = policy.to(getattr(torch, dtype))
-        said = constrained_log_probs(policy, rows, trie) if trie else policy_log_probs(policy, rows)
-        difference = (sampled - said).abs()[(sampled != 0) | (said != 0)]  # forced tokens are 0 in both
+        computed = compute_constrained_log_probs(policy, rows, trie) if trie else compute_policy_log_probs(policy, rows)
+        difference = (sampled - computed).abs()[(sampled != 0) | (computed != 0)]  # forced tokens are 0 in both
         figures[f"mean difference to {dtype}"] = float(difference.mean())
         figures[f"largest difference to {dtype}"] = float(difference.max())
         require_at_most(f"mean |log p| difference to a {dtype} policy", float(difference.mean()), BOUND[machine.dtype])
     return figures
 
 
-def apart(engine: Any, policy: torch.nn.Module) -> float:
-    """Mean difference before the policy's weights are sent; raises CheckFailed where that shows nothing."""
+def measure_difference(engine: Any, policy: torch.nn.Module) -> float:
+    """Return the mean difference before weights are sent. Raises CheckFailed if it is too small to detect that."""
     rows, sampled = sample(engine)
-    difference = float((sampled - policy_log_probs(policy, rows)).abs().mean())
-    require(difference > 0.05, f"the new weights are too near to the old ones to tell them apart: {difference:.3g}")
+    difference = float((sampled - compute_policy_log_probs(policy, rows)).abs().mean())
+    require(difference > 0.05, f"old and new weights are too similar to tell apart: {difference:.3g}")
     return difference
 
 
-def send(
+def send_weights(
     machine: Machine,
     engine: Any,
     weights: Iterable[tuple[str, torch.Tensor]],
     adapter_settings: Mapping[str, Any] | None = None,
 ) -> float:
-    """Hand weights to vLLM's worker as verl does, through CUDA IPC, or shared memory on a CPU; seconds.
+    """Send weights to vLLM's worker as verl does, through CUDA IPC, or shared memory on a CPU.
 
-    adapter_settings: of PEFT, where the weights are those of an adapter.
+    Args:
+        machine: of the engine.
+        engine: that receives the weights.
+        weights: by name.
+        adapter_settings: PEFT's settings, if the weights are those of an adapter.
+
+    Returns:
+        Seconds of the transfer.
     """
     from verl.utils.device import is_support_ipc
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
@@ -190,36 +204,37 @@ def send(
     handle = f"rl-colocate-zmq-{os.environ['VERL_RAY_JOB_ID']}-replica-0-rank-0.sock"
     sender = BucketedWeightSender(in_run_folder(handle), bucket_size_mb=64, use_shm=settings["use_shm"])
     start = time.perf_counter()
-    with ThreadPoolExecutor(1) as beside:
-        received = beside.submit(engine.collective_rpc, "update_weights_from_ipc", kwargs=settings)
+    with ThreadPoolExecutor(1) as executor:
+        received = executor.submit(engine.collective_rpc, "update_weights_from_ipc", kwargs=settings)
         asyncio.run(sender.async_send_weights(iter(weights)))
         received.result()
     engine.reset_prefix_cache()
     return time.perf_counter() - start
 
 
-def in_dtype(machine: Machine, policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def cast_weights(machine: Machine, policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return a policy's weights in the machine's dtype."""
     return [(name, value.to(getattr(torch, machine.dtype))) for name, value in policy.state_dict().items()]
 
 
-def rollout(machine: Machine) -> dict[str, Any]:
-    """On a GPU with CUDA graphs, as runs have it."""
+def check_rollout(machine: Machine) -> dict[str, Any]:
+    """Check log-probs, on a GPU with CUDA graphs, as in runs."""
     start = time.perf_counter()
     engine = start_engine(machine)
     return {"seconds to start": time.perf_counter() - start} | compare(machine, engine, load_policy(machine))
 
 
-def weights(machine: Machine) -> dict[str, Any]:
-    """Other weights, tied head included, reach a running engine: it then samples from them."""
+def check_weights(machine: Machine) -> dict[str, Any]:
+    """Check that a running engine samples from new weights, including a tied head, once they are sent."""
     engine = start_engine(machine)
     policy = load_policy(machine, noise=0.02)
-    before = apart(engine, policy)
-    seconds = send(machine, engine, in_dtype(machine, policy))
+    before = measure_difference(engine, policy)
+    seconds = send_weights(machine, engine, cast_weights(machine, policy))
     return {"seconds": seconds, "mean difference before": before} | compare(machine, engine, policy)
 
 
-def lora_rollout(machine: Machine) -> dict[str, Any]:
-    """Adapters go to the engine as verl sends them, and change what it samples as they change the policy."""
+def check_lora_rollout(machine: Machine) -> dict[str, Any]:
+    """Check that adapters sent as verl sends them change the engine as they change the policy."""
     from peft import LoraConfig, get_peft_model
     from peft.utils import get_peft_model_state_dict
 
@@ -228,16 +243,16 @@ def lora_rollout(machine: Machine) -> dict[str, Any]:
     policy: Any = get_peft_model(load_policy(machine), adapter)
     torch.manual_seed(3)
     for name, parameter in policy.named_parameters():
-        if "lora_B" in name:  # zero at the beginning
+        if "lora_B" in name:  # PEFT initializes it to zero
             torch.nn.init.normal_(parameter, std=0.1)
-    before = apart(engine, policy)
+    before = measure_difference(engine, policy)
     settings = policy.peft_config["default"].to_dict()
-    seconds = send(machine, engine, get_peft_model_state_dict(policy).items(), settings)
+    seconds = send_weights(machine, engine, get_peft_model_state_dict(policy).items(), settings)
     return {"seconds": seconds, "mean difference without": before} | compare(machine, engine, policy, adapter=True)
 
 
-def sleep(machine: Machine) -> dict[str, Any]:
-    """Between two steps: level 2 drops weights and KV cache; woken, it gets new weights and samples with them."""
+def check_sleep(machine: Machine) -> dict[str, Any]:
+    """Check sleep level 2, which drops weights and KV cache, and that a woken engine samples from new weights."""
     engine = start_engine(machine)
     policy = load_policy(machine, noise=0.02)
 
@@ -250,22 +265,23 @@ def sleep(machine: Machine) -> dict[str, Any]:
     engine.sleep(level=2)
     asleep = used()
     seconds = time.perf_counter() - start
-    require(asleep < awake - 1, f"{awake:.2f} GiB were in use, {asleep:.2f} GiB are while vLLM sleeps")
+    require(asleep < awake - 1, f"{awake:.2f} GiB in use while awake, {asleep:.2f} GiB while asleep")
     engine.wake_up(tags=["weights"])
-    sent = send(machine, engine, in_dtype(machine, policy))
+    sent = send_weights(machine, engine, cast_weights(machine, policy))
     engine.wake_up(tags=["kv_cache"])
     figures = {"gib awake": awake, "gib asleep": asleep, "seconds to sleep": seconds, "seconds to send": sent}
     return figures | compare(machine, engine, policy)
 
 
-def constrained(machine: Machine) -> dict[str, Any]:
-    """Lists under a catalog's constraint: they hold nothing else, and their log-probs are those that train."""
-    tokenizer, _ = load_tokenizer(str(machine.model()))
+def check_constrained(machine: Machine) -> dict[str, Any]:
+    """Check that constrained lists hold catalog items only, and that their log-probs are those of an update."""
+    tokenizer, _ = load_tokenizer(str(machine.make_model()))
     file = machine.folder / "catalog.npz"
     trie = build_catalog_trie(Matcher(CATALOG, "exact"), tokenizer, "\n")
     save_catalog_trie(file, trie)
     return compare(machine, start_engine(machine, trie_file=file), load_policy(machine), trie=trie)
 
 
-def tensor_parallel(machine: Machine) -> dict[str, Any]:
+def check_tensor_parallel(machine: Machine) -> dict[str, Any]:
+    """Check log-probs of an engine on two GPUs."""
     return compare(machine, start_engine(machine, tensor_parallel=2), load_policy(machine))

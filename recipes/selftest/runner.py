@@ -1,4 +1,4 @@
-"""Runs phases in processes of their own, each with a time limit: what hangs or dies is a failed phase with its name."""
+"""Run phases in separate processes with time limits, so that one that hangs or dies counts as failed."""
 
 import time
 import traceback
@@ -19,10 +19,17 @@ TAIL_LINES = 25
 
 @dataclass(frozen=True)
 class Phase:
-    """function: returns figures, or raises. seconds: it has failed when it takes longer.
+    """A check.
 
-    process: phases of the same name run in one process, until one fails: it imports and loads once. gpus: it is skipped
-    where there are fewer; on_cpu: not where there are none. model_type: of the machine's models.
+    Attributes:
+        name: for `--only` and reports.
+        what: description.
+        function: returns figures, or raises.
+        seconds: time limit.
+        process: consecutive phases with the same name share a process, to import and load once, until one fails.
+        gpus: the phase is skipped with fewer GPUs,
+        on_cpu: but runs if there are none at all.
+        model_type: of the machine's models.
     """
 
     name: str
@@ -37,7 +44,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a phase. log: the last lines of one that failed."""
+    """The outcome of a phase. log: the last lines of a failed one."""
 
     phase: str
     status: Literal["pass", "fail", "skipped"]
@@ -48,9 +55,12 @@ class Outcome:
 
 
 def run(phases: Sequence[Phase], machine: Machine, seconds: float) -> Generator[Outcome]:
-    """Run the phases in their order; each outcome as soon as it is there.
+    """Run phases in order, and yield each outcome as soon as it is known.
 
-    seconds: of all together; a phase that may take longer than what is left is skipped.
+    Args:
+        phases: to run.
+        machine: to check.
+        seconds: for all together; a phase whose limit exceeds the rest is skipped.
     """
     deadline = time.monotonic() + seconds
     for _, group in groupby(phases, lambda phase: phase.process):
@@ -58,8 +68,7 @@ def run(phases: Sequence[Phase], machine: Machine, seconds: float) -> Generator[
         for phase in group:
             if machine.gpus < phase.gpus and (machine.gpus or not phase.on_cpu):
                 count = "a GPU" if phase.gpus == 1 else f"{phase.gpus} GPUs"
-                are = "is" if machine.gpus == 1 else "are"
-                yield Outcome(phase.name, "skipped", f"needs {count}, there {are} {machine.gpus}")
+                yield Outcome(phase.name, "skipped", f"needs {count}, this machine has {machine.gpus}")
             else:
                 waiting.append(phase)
         while waiting and _has_time(waiting[0], deadline):
@@ -68,8 +77,8 @@ def run(phases: Sequence[Phase], machine: Machine, seconds: float) -> Generator[
                 waiting = waiting[1:]
         for phase in waiting:
             left = max(0.0, deadline - time.monotonic())
-            why = f"may take {phase.seconds} s, {left:.0f} of {seconds:.0f} s are left; --only {phase.name} runs it"
-            yield Outcome(phase.name, "skipped", why)
+            reason = f"may take {phase.seconds} s, {left:.0f} of {seconds:.0f} s are left; --only {phase.name} runs it"
+            yield Outcome(phase.name, "skipped", reason)
 
 
 def _has_time(phase: Phase, deadline: float) -> bool:
@@ -77,29 +86,29 @@ def _has_time(phase: Phase, deadline: float) -> bool:
 
 
 def _run_process(phases: Sequence[Phase], machine: Machine, deadline: float) -> Iterator[Outcome]:
-    """Outcomes of one process for these phases, until they are done, time is over, or one of them ended it."""
+    """Run phases in one process until they are done, the time is over, or one of them fails."""
     log = machine.folder / f"{phases[0].name}.log"
     process = Process(load, machine, log, {})
     try:
         for number, phase in enumerate(phases):
             if number and not _has_time(phase, deadline):
                 return
-            outcome = _ask(process, phase, phase.seconds + (0 if number else START_SECONDS))
+            outcome = _call_phase(process, phase, phase.seconds + (0 if number else START_SECONDS))
             if outcome.status != "fail":
                 yield outcome
                 continue
             yield replace(outcome, log=log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-            return  # the process hangs, is gone, or has a CUDA error that stays: no more in it
+            return  # the process hangs, is gone, or has a lasting CUDA error
     finally:
         process.end()
 
 
 def load(machine: Machine) -> Callable[[Phase, object], Outcome]:
-    """In a process of phases: what tries one."""
-    return partial(_try, machine)
+    """Return the function that runs a phase in the process that calls this."""
+    return partial(_run_phase, machine)
 
 
-def _try(machine: Machine, phase: Phase, _: object) -> Outcome:
+def _run_phase(machine: Machine, phase: Phase, _: object) -> Outcome:
     start = time.perf_counter()
     try:
         figures = phase.function(replace(machine, model_type=phase.model_type))
@@ -109,8 +118,8 @@ def _try(machine: Machine, phase: Phase, _: object) -> Outcome:
     return Outcome(phase.name, "pass", seconds=time.perf_counter() - start, figures=figures)
 
 
-def _ask(process: Process, phase: Phase, limit: float) -> Outcome:
-    """For the phase's end, its process's, or the limit."""
+def _call_phase(process: Process, phase: Phase, limit: float) -> Outcome:
+    """Run a phase in a process, until it ends, the process ends, or the limit is reached."""
     start = time.monotonic()
     at_limit = Timer(limit, process.end)
     at_limit.start()

@@ -1,4 +1,4 @@
-"""Phase `versions`: the packages fit together, and which they and the GPUs are."""
+"""Phase `versions`: packages are compatible; reports their versions and the GPUs."""
 
 import os
 import platform
@@ -13,14 +13,15 @@ from recipes.preflight.node import PINNED
 from recipes.selftest.checks import CheckFailed, Machine
 
 
-def versions(machine: Machine) -> dict[str, Any]:
-    problems = [f for f in version_findings("here") if f.status == "failure"]
+def check_versions(machine: Machine) -> dict[str, Any]:
+    """Check that packages are compatible; return the versions."""
+    problems = [finding for finding in version_findings("here") if finding.status == "failure"]
     if problems:
         raise CheckFailed("; ".join(finding.what for finding in problems))
     import torch
 
-    found = {name: installed_version(name) for name in (*PINNED, "flash-attn", "triton", "numpy", "peft")}
-    return {name: version for name, version in found.items() if version} | {
+    installed = {name: installed_version(name) for name in (*PINNED, "flash-attn", "triton", "numpy", "peft")}
+    return {name: version for name, version in installed.items() if version} | {
         "python": platform.python_version(),
         "convrec": metadata.version("convrec"),
         "cuda": torch.version.cuda,

@@ -1,4 +1,4 @@
-"""Phase `step`: the recipe at the paper's batch, with random weights in Qwen2.5-0.5B's shape; small without a GPU."""
+"""Phase `step`: the recipe with the paper's batch and random weights of Qwen2.5-0.5B's shape; small without a GPU."""
 
 import os
 import statistics
@@ -20,7 +20,7 @@ from recipes.selftest.checks import HALF_B, TINY, CheckFailed, Machine, require,
 from recipes.tiny_model import read_texts
 
 STEPS = 5
-PROMPT_TOKENS = 400  # of a released prompt, about; those of the sample are shorter
+PROMPT_TOKENS = 400  # roughly those of a released prompt; prompts of the sample are shorter
 MEASURED = ("timing_s/", "actor/perf/max_memory", "actor/rollout_diff", "actor/grad_norm")
 PAPER = "Qwen2.5-0.5B's shape", HALF_B, {"TRAIN_BATCH_SIZE": "48", "ROLLOUT_N": "8", "MAX_RESPONSE_LENGTH": "256"}
 SMALL = (
@@ -30,11 +30,14 @@ SMALL = (
 )
 
 
-def step(machine: Machine) -> dict[str, Any]:
-    """Medians of the steps after the first. Random weights end no list: every response is as long as it may be."""
+def check_step(machine: Machine) -> dict[str, Any]:
+    """Run the recipe; return medians over the steps after the first.
+
+    Random weights end no list, so every response has the largest length.
+    """
     data = write_sample(machine.folder / "data", counts={"train": 400, "validation": 16, "test": 16})
     size, shape, batch = PAPER if machine.gpus else SMALL
-    model = machine.model(shape, read_texts([data / "train.parquet"]))
+    model = machine.make_model(shape, read_texts([data / "train.parquet"]))
     train_file = data / "train.parquet"
     if machine.gpus:
         train_file = write_long_prompts(train_file, model)
@@ -54,11 +57,11 @@ def step(machine: Machine) -> dict[str, Any]:
         "TEST_FREQ": "1000",
         "LOGGER": "console,file",
     }
-    left_out = ("RAY_ADDRESS", guard.FOLDER_VARIABLE)
-    environment = {name: value for name, value in os.environ.items() if name not in left_out} | variables
+    removed = ("RAY_ADDRESS", guard.FOLDER_VARIABLE)
+    environment = {name: value for name, value in os.environ.items() if name not in removed} | variables
     command = [sys.executable, "-m", "recipes", "train", "rank-grpo"]
     command += ["trainer.val_before_train=false", "data.val_max_samples=16"]
-    # each is a process with imports of its own, and eight of both make a start of minutes
+    # each worker is a process with its own imports: with eight of both, a start would take minutes
     command += ["actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2"]
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
     if done.returncode:
@@ -73,7 +76,7 @@ def step(machine: Machine) -> dict[str, Any]:
 
 
 def write_long_prompts(file: Path, model: Path) -> Path:
-    """Write the rows of a sample with prompts of PROMPT_TOKENS, for the model's tokenizer, beside them."""
+    """Write the rows of a sample with prompts of PROMPT_TOKENS tokens next to its file, and return the new file."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -87,12 +90,12 @@ def write_long_prompts(file: Path, model: Path) -> Path:
 def lengthen_prompts(
     rows: Sequence[Mapping[str, Any]], num_tokens: int, count_tokens: Callable[[str], int]
 ) -> list[dict[str, Any]]:
-    """Put the conversations of the rows before it in front of each row's own, until its prompt has `num_tokens`.
+    """Prepend the conversations of preceding rows to each row's own, until its prompt has `num_tokens`.
 
     Args:
-        rows: of a sample; before the first row comes the last.
-        num_tokens: of a prompt, at least; the last conversation put in front may exceed it.
-        count_tokens: of a text.
+        rows: of a sample; the last row precedes the first.
+        num_tokens: smallest number of tokens in a prompt.
+        count_tokens: counts the tokens of a text.
     """
     conversations = [conversation_text(row) for row in rows]
     counts = [count_tokens(text) for text in conversations]
@@ -112,7 +115,7 @@ def lengthen_prompts(
 
 
 def compute_figures(run: Path) -> dict[str, Any]:
-    """The steps of a run that have ended, and medians of those after the first: seconds by phase, memory, noise."""
+    """Return the number of completed steps, and medians over those after the first: seconds, memory, differences."""
     rows = [row for row in read_metrics(run) if RL_ENDED in row]
     figures: dict[str, Any] = {"steps": len(rows)}
     for key in sorted({key for row in rows[1:] for key in row}):

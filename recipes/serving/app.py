@@ -1,7 +1,7 @@
 """The application for Ray Serve: `import_path: recipes.serving.app:build` in a file of `serve deploy`.
 
-`args` are ServiceSettings (recipes/serving/schema.py). Replicas, autoscaling and resources are Ray Serve's own settings
-of the deployments: the one called `front`, which speaks HTTP, and one for each model under its name.
+`args` are ServiceSettings (recipes/serving/schema.py). Replicas, autoscaling and resources are set as for any Ray Serve
+deployment: `front`, which speaks HTTP, and one deployment per model under its name.
 """
 
 import os
@@ -20,19 +20,19 @@ from recipes.serving import http
 from recipes.serving.heap import freeze_heap
 from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.model import ModelServer, load_fallback
-from recipes.serving.replicas import Gone, Model
-from recipes.serving.schema import FRONT, ModelSettings, ServiceSettings, service_key
+from recipes.serving.replicas import BackendGone, Model
+from recipes.serving.schema import FRONT, ModelSettings, ServiceSettings, read_service_key
 
 HEALTH_SECONDS = 2.0
 
 
 def build(args: ServiceSettings) -> Application:
-    """What `serve deploy` calls: a replica of each deployment, but for what its file says."""
+    """Build the application for `serve deploy`: one replica of each deployment, unless its file says otherwise."""
     names = [model.name for model in args.models]
     if len({*names, FRONT}) <= len(names):
-        raise ValueError(f"models: every name once, and none of them {FRONT!r}: {', '.join(names)}")
+        raise ValueError(f"models: names must be unique and other than {FRONT!r}: {', '.join(names)}")
     models = {model.name: _deployment(model, args) for model in args.models}
-    # more requests than the limit, so that it is the front that refuses, with a reason
+    # more requests than the limit, so that the front itself refuses them, with a reason
     most = 2 * args.limits.max_concurrent + 64
     front = Front.options(name=FRONT, max_ongoing_requests=most, ray_actor_options={"num_cpus": 0})  # type: ignore[attr-defined]
     return front.bind(args, models)
@@ -43,7 +43,7 @@ def _deployment(model: ModelSettings, args: ServiceSettings) -> Any:
     deployment = serve.deployment(
         ModelReplica,
         name=model.name,
-        max_ongoing_requests=args.limits.max_concurrent,  # vLLM has a queue of its own
+        max_ongoing_requests=args.limits.max_concurrent,  # vLLM queues requests itself
         health_check_period_s=HEALTH_SECONDS,
         ray_actor_options={"num_cpus": 0, "num_gpus": gpus},
     )
@@ -53,34 +53,40 @@ def _deployment(model: ModelSettings, args: ServiceSettings) -> Any:
 @serve.deployment
 @serve.ingress()
 class Front:
+    """The deployment that speaks HTTP."""
+
     def __init__(self, settings: ServiceSettings, models: dict[str, DeploymentHandle]) -> None:
-        """Raises UserError where others than this machine can reach the service and there is no key."""
+        """Raises UserError if other machines can reach the service and it has no key."""
         self.settings = settings
         self.models = models
-        self.key = service_key(settings.loopback, settings.keys)
-        keep_to_the_nodes_address()
+        self.key = read_service_key(settings.loopback, settings.keys)
+        bind_to_node_address()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         seconds = self.settings.limits.timeout_seconds
         fallbacks = {model.name: load_fallback(model, self.settings.limits) for model in self.settings.models}
-        models = {name: Model([DeployedModel(one)], seconds, fallbacks[name]) for name, one in self.models.items()}
+        models = {
+            name: Model([DeployedModel(handle)], seconds, fallbacks[name]) for name, handle in self.models.items()
+        }
         app = http.build(self.settings, models, self.key)
         freeze_heap()
         return app
 
 
 class ModelReplica(ModelServer):
+    """A replica of a model's deployment."""
+
     def __init__(self, settings: ModelSettings, max_items: int) -> None:
-        keep_to_the_nodes_address()
-        os.environ.pop(KEY_VARIABLE, None)  # the front alone needs it
+        bind_to_node_address()
+        os.environ.pop(KEY_VARIABLE, None)  # only the front needs the key
         super().__init__(settings, max_items)
         freeze_heap()
 
 
 class DeployedModel:
-    """A recipes.serving.replicas.Backend: any of the replicas that Ray Serve has of a model. It waits for one."""
+    """A recipes.serving.replicas.Backend: any replica of a model's deployment. Calls wait until one is up."""
 
-    # Ray Serve knows more
+    # constants, because Ray Serve keeps track of replicas itself
     is_up = True
     running = 0
     restarts = 0
@@ -99,18 +105,18 @@ class DeployedModel:
             else:
                 yield await answer
         except (RayActorError, RayServeException):
-            raise Gone from None
+            raise BackendGone from None
 
     async def call_all(self, method: str) -> list[Any]:
         answers = await self.handle.broadcast(method).results_async(return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, Exception)]
 
 
-def keep_to_the_nodes_address() -> None:
-    """Open this replica's port for other replicas on the node's address alone.
+def bind_to_node_address() -> None:
+    """Bind this replica's gRPC port to the node's address only.
 
-    Ray Serve opens it on every interface and unpickles what arrives there, which runs code. Must be called before the
-    replica has started its server: in the deployment's constructor.
+    Ray Serve binds it on every interface and unpickles what arrives there, which runs code. Must be called in the
+    deployment's constructor, before the replica starts its server.
     """
     from ray.serve._private import replica
 

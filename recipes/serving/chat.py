@@ -1,4 +1,4 @@
-"""Chat completions by vLLM's own serving classes, on an engine that runs already."""
+"""Chat completions by vLLM's own serving classes, on a running engine."""
 
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -26,15 +26,20 @@ except ImportError:  # vLLM 0.29 and newer
 
 
 class ChatCompletions:
-    """What the model's tokenizer reads as a special token stays text in a message."""
+    """Chat completions of one model; special tokens written in a message stay text."""
 
     def __init__(self, engine: Any, name: str, path: str) -> None:
-        """engine: vLLM's AsyncLLM. The methods must run in its event loop. name: under which the model is asked. path:
-        the model's folder."""
+        """Set up vLLM's serving classes; the methods must run in the engine's event loop.
+
+        Args:
+            engine: vLLM's AsyncLLM.
+            name: of the model, in requests.
+            path: the model's folder.
+        """
         models = OpenAIServingModels(engine, [BaseModelPath(name=name, model_path=path)])
         common: dict[str, Any] = {
             "request_logger": None,
-            "chat_template": None,  # the model's own; a request can bring none
+            "chat_template": None,  # the model's own; requests cannot bring another
             "chat_template_content_format": "string",
         }
         self.tokenizer = engine.renderer.tokenizer
@@ -47,26 +52,26 @@ class ChatCompletions:
         self.serving = OpenAIServingChat(engine, models, "assistant", **render, **common)
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a ChatRequest -> OpenAI's chat.completion. Raises Refused."""
+        """Answer a request (fields of ChatRequest) with OpenAI's chat.completion. Raises Refused."""
         completion = await self._create(request)
         return completion.model_dump(mode="json", exclude_none=True)
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
-        """OpenAI's server-sent events, as text."""
+        """Answer a request with OpenAI's server-sent events, as text. Raises Refused."""
         async for chunk in await self._create(request | {"stream": True}):
             yield chunk
 
     async def _create(self, request: dict[str, Any]) -> Any:
         messages = without_control_tokens(request["messages"], self.tokenizer)
         try:
-            asked = ChatCompletionRequest(**request | {"messages": messages})
-            answer = await self.serving.create_chat_completion(asked)
-        except ValidationError as error:  # its text is a dump
+            chat_request = ChatCompletionRequest(**request | {"messages": messages})
+            answer = await self.serving.create_chat_completion(chat_request)
+        except ValidationError as error:  # str(error) would dump the request
             first = error.errors(include_url=False, include_input=False)[0]
             field = str(first["loc"][0]) if first["loc"] else None
             raise Refused(400, first["msg"].removeprefix("Value error, "), field) from None
         except Exception as error:
-            answer = create_error_response(error)  # as vLLM's own server does: what is the request's fault is a 4xx
+            answer = create_error_response(error)  # as vLLM's own server does: 4xx for the request's fault
             if answer.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
         if isinstance(answer, ErrorResponse):

@@ -1,4 +1,4 @@
-"""The end of a service: new requests are refused, those that run are answered, and what is left is cut."""
+"""Draining of a service: new requests are refused, running ones are answered, and the rest are cut off."""
 
 import asyncio
 import time
@@ -8,35 +8,35 @@ from typing import TypeVar
 from recipes.serving.errors import Refused
 
 T = TypeVar("T")
-END = object()  # of a stream
+END = object()  # marks the end of a stream
 
 
 class Stopping(Refused):
-    """The service takes no more requests."""
+    """The service accepts no more requests."""
 
     def __init__(self) -> None:
-        super().__init__(503, "the service stops; ask again, another one may answer", retry_after=5)
+        super().__init__(503, "the service stops; try again, another one may answer", retry_after=5)
 
 
 class Drain:
-    """Must be used on one event loop, except for `begin`, which a signal's handler calls."""
+    """State of a draining service. Use it on one event loop; only `begin` may be called by a signal handler."""
 
     def __init__(self) -> None:
         self.began_at: float | None = None  # by time.monotonic()
-        self.running = 0  # requests that are being answered
+        self.running = 0  # requests being answered
         self._is_cut = False
         self._waiters: set[asyncio.Future[None]] = set()
 
     def begin(self) -> None:
-        """From now on new requests are refused."""
+        """Refuse new requests from now on."""
         self.began_at = self.began_at or time.monotonic()
 
     def is_over(self, seconds: float) -> bool:
-        """Whether it has begun, and nothing runs any more or the time is up."""
+        """Return whether draining has begun, and nothing runs any more or the time is up."""
         return self.began_at is not None and (not self.running or time.monotonic() - self.began_at >= seconds)
 
     async def cut(self, seconds: float) -> None:
-        """End what still runs: streams with an error event, other requests with a 503. Waits that long for them."""
+        """End running requests, streams with an error event, others with a 503, and wait for them up to `seconds`."""
         self.begin()
         self._is_cut = True
         for waiter in [*self._waiters]:
@@ -47,6 +47,7 @@ class Drain:
             await asyncio.sleep(0.02)
 
     async def wait_for_cut(self) -> None:
+        """Wait until `cut` is called."""
         if self._is_cut:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -56,8 +57,8 @@ class Drain:
         finally:
             self._waiters.discard(waiter)
 
-    async def until_cut(self, events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-        """The events. Raises Stopping where they are cut."""
+    async def iterate_until_cut(self, events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+        """Yield events. Raises Stopping once `cut` is called."""
         cut = asyncio.ensure_future(self.wait_for_cut())
         try:
             while True:

@@ -1,4 +1,4 @@
-"""What a request is refused with: a status, a sentence, and the field it is about, in the form of OpenAI's errors."""
+"""Errors of refused requests in OpenAI's form: a status, a message, and the field at fault."""
 
 from typing import Any
 
@@ -19,11 +19,17 @@ TYPES = {
 
 
 class Refused(Exception):
-    """A request that gets no answer. All of it is in `args`, so that it survives the way between processes."""
+    """A refused request. Its `args` hold everything, so that it can be sent between processes."""
 
     def __init__(self, status: int, message: str, param: str | None = None, retry_after: int | None = None) -> None:
-        """status: of HTTP. message: what is wrong and what to do. param: the field of the body, or the parameter, that
-        it is about. retry_after: seconds after which the same request may be answered."""
+        """Set what the client gets.
+
+        Args:
+            status: of HTTP.
+            message: what is wrong and what to do.
+            param: the field of the body, or the parameter, at fault.
+            retry_after: seconds after which the same request may be answered.
+        """
         super().__init__(status, message, param, retry_after)
         self.status = status
         self.message = message
@@ -35,7 +41,7 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        return error_body(self.status, self.message, self.param)
+        return make_error_body(self.status, self.message, self.param)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -47,15 +53,16 @@ class Ended(Refused):
     """The process of the model is gone."""
 
     def __init__(self) -> None:
-        message = "the model's process ended while it answered; it starts again: ask again"
+        message = "the model's process ended while answering; it restarts, so try again"
         super().__init__(503, message, None, retry_after=5)
 
 
-# A bug of ours. It is never raised: an exception that is raised again keeps the frames, and so the bodies, of all
-# requests before.
-FAILED = Refused(500, "the service failed at this request; its log says why")
+# For bugs in this service. It is never raised: an exception that is raised again keeps the frames, and thus the bodies,
+# of all earlier requests.
+FAILED = Refused(500, "the service failed on this request; its log says why")
 
 
-def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+def make_error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """Return the body of an error response."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}

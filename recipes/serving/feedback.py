@@ -1,13 +1,13 @@
-"""What was shown and what became of it: lines of JSON that `convrec data feedback` reads. Only with `--feedback`.
+"""Log of the lists served and of feedback on them (`--feedback`), which `convrec data feedback` reads.
 
-STATE/feedback-TIME-HOST-PID.jsonl, each of one process of the front, their names in the order of time. A line:
+Each process of the front writes STATE/feedback-TIME-HOST-PID.jsonl; names sort by time. A line is one of:
 
 {"list_id", "time", "model", "model_version", "conversation": text, "seen", "items": [{"item_id", "title", "year"}],
-"user_id", "session_id"}                      the last two where the request has them
+"user_id", "session_id"}                      the last two if the request has them
 {"list_id", "time", "item_id", "event", "event_id", "user_id", "session_id"}     of POST /v1/feedback
 
-An event that was taken is on the disk, and with it the lines before it in its file; other lines are left to the system.
-Only lists that this service has served have events: their ids are signed.
+An accepted event is synced to the disk, and with it the earlier lines of its file; other lines are left to the system.
+Only lists that this service has served accept events: their ids are signed.
 """
 
 import asyncio
@@ -31,30 +31,33 @@ from recipes.serving.errors import Refused
 from recipes.serving.list_ids import ListIds
 from recipes.serving.schema import FeedbackEvent
 
-Events: TypeAlias = AsyncIterator[tuple[str, dict[str, Any]]]  # of a list that is written
+Events: TypeAlias = AsyncIterator[tuple[str, dict[str, Any]]]  # (kind, data) of a streamed list
 FILES = "feedback-*.jsonl"
-MOST_LISTS = 10_000  # whose items and events are remembered: an event of another item, or one again, is refused
-LOG_SECONDS = 60.0  # between two lines of the log about what cannot be written
+MAX_LISTS = 10_000  # whose items and events are remembered, to refuse events on other items and repeated ones
+LOG_SECONDS = 60.0  # between two log lines about lost feedback
 
 
-class NotKept(Refused):
-    """An event that could not be written."""
+class FeedbackNotStored(Refused):
+    """A feedback event could not be written."""
 
     def __init__(self) -> None:
-        super().__init__(503, "the event cannot be kept now; the service's log says why", retry_after=5)
+        super().__init__(503, "the event could not be stored; the service's log says why", retry_after=5)
 
 
 @dataclass
 class _Shown:
-    """What is remembered of a list: its items, and the events that were taken."""
+    """A remembered list: its items, and the names of accepted events."""
 
     item_ids: frozenset[str]
     events: set[str] = field(default_factory=set)
 
 
 class FeedbackLog:
-    """Must be used on one event loop. A file ends at `file_bytes`; then the oldest files go, of any process, until all
-    have `most_bytes` at most."""
+    """Writer of the feedback log. Use it on one event loop.
+
+    A file ends at `file_bytes`. Then the oldest files, of any process, are removed until all together have at most
+    `most_bytes`.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class FeedbackLog:
         most_bytes: int = 1 << 30,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_lost: called for each line that cannot be written. Raises UserError for a folder that cannot be used."""
+        """on_lost: called for each line that cannot be written. Raises UserError if the folder cannot be used."""
         self.folder = folder
         self.file_bytes = file_bytes
         self.most_bytes = most_bytes
@@ -76,23 +79,31 @@ class FeedbackLog:
         self._logged_at = -LOG_SECONDS
 
     def make_list_id(self) -> str:
-        """An id for a list that is served; another one has no feedback."""
+        """Make an id for a list to be served; lists with other ids accept no feedback."""
         return self._ids.make()
 
     def add_list(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-        """The fields of a RecommendationRequest and of its RecommendedList. The answer is given, also where this
-        cannot be kept."""
+        """Log a served list; the answer is sent even if it cannot be logged.
+
+        Args:
+            request: fields of a RecommendationRequest.
+            answer: fields of its RecommendedList.
+        """
         items = [{name: item[name] for name in ("item_id", "title", "year")} for item in answer["items"]]
         self._shown[answer["list_id"]] = _Shown(frozenset(item["item_id"] for item in items))
-        if len(self._shown) > MOST_LISTS:
+        if len(self._shown) > MAX_LISTS:
             self._shown.popitem(last=False)
         about = {name: answer.get(name) for name in ("list_id", "model", "model_version")}
-        said = conversation_text(request["conversation"])
-        self._add(about | {"conversation": said, "seen": request["seen"], "items": items} | _whose(request))
+        conversation = conversation_text(request["conversation"])
+        self._add(
+            about | {"conversation": conversation, "seen": request["seen"], "items": items} | _get_user_ids(request)
+        )
 
     async def watch(self, request: Mapping[str, Any], model: str, events: Events) -> Events:
-        """The events, with this service's id of the list. Of the list is kept what was sent, also where nobody reads
-        the rest."""
+        """Yield a streamed list's events with an id of this service, and log the items that were sent.
+
+        An interrupted stream is logged, too.
+        """
         list_id = self.make_list_id()
         items = list[dict[str, Any]]()
         about: dict[str, Any] = {"model": model}
@@ -108,42 +119,48 @@ class FeedbackLog:
                 self.add_list(request, about | {"items": items})
 
     async def add_event(self, event: FeedbackEvent) -> None:
-        """Returns when it is on the disk. Raises Refused for a list that was not served, an item that its list does not
-        have, an event that was taken already, and where nothing can be written."""
+        """Log an event; returns when it is on the disk.
+
+        Raises:
+            Refused: The list was not served or has no such item, the event was accepted before, or it cannot be
+                written.
+        """
         item_id = str(event.item_id)
         if not self._ids.is_genuine(event.list_id):
-            raise Refused(404, "list_id: this service has served no such list", "list_id")
+            raise Refused(404, "list_id: this service has not served such a list", "list_id")
         shown = self._shown.get(event.list_id)
         if shown and item_id not in shown.item_ids:
-            raise Refused(400, f"item_id: that list has no item {item_id[:80]!r}", "item_id")
+            raise Refused(400, f"item_id: the list has no item {item_id[:80]!r}", "item_id")
         name = event.event_id or f"{event.event} {item_id}"
         if shown and name in shown.events:
-            raise Refused(409, "event_id: this event was taken already", "event_id" if event.event_id else "event")
+            raise Refused(409, "event_id: this event was accepted before", "event_id" if event.event_id else "event")
         record = {"list_id": event.list_id, "item_id": item_id, "event": event.event}
         record |= {"time": event.time.isoformat()} if event.time else {}
         record |= {"event_id": event.event_id} if event.event_id else {}
-        if not self._add(record | _whose(event.model_dump())):
-            raise NotKept
+        if not self._add(record | _get_user_ids(event.model_dump())):
+            raise FeedbackNotStored
         if shown:
             shown.events.add(name)
-        file = self._file  # open as long as it is named here, also where the next event begins another
+        file = self._file  # this reference keeps it open even if the next event opens another
         try:
             await asyncio.to_thread(os.fsync, file)  # type: ignore[arg-type]
-        except OSError as error:  # some file systems find out here that the disk is full
+        except OSError as error:  # some file systems report a full disk only now
             if shown:
                 shown.events.discard(name)
-            self._tell_lost(error)
-            raise NotKept from None
+            self._report_lost(error)
+            raise FeedbackNotStored from None
 
     def _add(self, record: Mapping[str, Any]) -> bool:
-        """Whether it could be written. What was written of a line that does not fit is taken back, so that the same
-        file goes on when there is room again."""
+        """Write a line, and return whether it could be written.
+
+        A line that does not fit is removed again, so that the same file continues when there is space.
+        """
         now = datetime.now(UTC)
         line = json.dumps({"time": now.isoformat(), **record}).encode() + b"\n"
         begin = None
         try:
             if self._file is None or not self._path.exists() or self._file.tell() > self.file_bytes - len(line):
-                self._file = self._opened(now)
+                self._file = self._open_next_file(now)
             begin = self._file.tell()
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -152,12 +169,12 @@ class FeedbackLog:
                 with contextlib.suppress(OSError):
                     self._file.seek(begin)
                     self._file.truncate()
-            self._tell_lost(error)
+            self._report_lost(error)
             return False
         return True
 
-    def _tell_lost(self, error: OSError) -> None:
-        """Count a line that is lost, and say so once a minute."""
+    def _report_lost(self, error: OSError) -> None:
+        """Count a lost line, and log it at most once a minute."""
         self._on_lost()
         self._lost_since_log += 1
         now = time.monotonic()
@@ -167,19 +184,19 @@ class FeedbackLog:
             self._logged_at = now
             logging.getLogger(__name__).error("%s: %s; feedback is lost (lines: %d)", self._path, error.strerror, lost)
 
-    def _opened(self, now: datetime) -> IO[bytes]:
-        """The next file; the oldest go, so that it has room."""
+    def _open_next_file(self, now: datetime) -> IO[bytes]:
+        """Open the next file, and remove the oldest ones to make room for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files = {path: path.stat().st_size for path in sorted(self.folder.glob(FILES)) if path.exists()}
         while files and sum(files.values()) > self.most_bytes - self.file_bytes:
             oldest = next(iter(files))
-            logging.getLogger(__name__).warning("%s: removed, for feedback to stay below its bound", oldest)
+            logging.getLogger(__name__).warning("%s: removed to keep feedback below its size limit", oldest)
             oldest.unlink(missing_ok=True)
             del files[oldest]
         self._path = self.folder / f"feedback-{now:%Y%m%dT%H%M%S.%f}-{socket.gethostname()}-{os.getpid()}.jsonl"
-        return open(self._path, "xb", buffering=0, opener=partial(os.open, mode=0o600))  # a line is a write
+        return open(self._path, "xb", buffering=0, opener=partial(os.open, mode=0o600))  # one write per line
 
 
-def _whose(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The ids of the user and the session, where they are given."""
+def _get_user_ids(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Return the ids of the user and the session, if given."""
     return {name: fields[name] for name in ("user_id", "session_id") if fields.get(name)}

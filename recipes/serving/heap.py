@@ -1,13 +1,13 @@
-"""Collections of garbage in processes that answer requests."""
+"""Garbage collection in processes that answer requests."""
 
 import gc
 
 
 def freeze_heap() -> None:
-    """Leave what is there now out of later collections. Call it once, when everything is loaded.
+    """Exclude all current objects from later collections. Call it once, when everything is loaded.
 
-    Imports of torch and vLLM leave some million objects. A full collection goes through all of them, and nothing is
-    answered meanwhile.
+    Importing torch and vLLM creates about a million objects. A full collection visits all of them, and the process
+    answers nothing meanwhile.
     """
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
-"""Ids of lists that nobody can make up: a random part and a signature over it, by a secret of the service's folder.
+"""Unforgeable ids of lists: a random part, signed with a secret in the service's folder.
 
-All processes of a service with the same folder know each other's ids, also after a restart, and remember none.
+All processes with the same folder recognize each other's ids, even after a restart, without storing any.
 """
 
 import hashlib
@@ -18,17 +18,18 @@ HALF = 16  # hexadecimal digits of each part
 
 
 class ListIds:
-    """Raises UserError where the folder's secret can neither be read nor made."""
+    """Maker and checker of list ids. Raises UserError if the folder's secret can be neither read nor created."""
 
     def __init__(self, folder: Path) -> None:
         self._secret = _load_secret(folder)
 
     def make(self) -> str:
+        """Make a new id."""
         nonce = secrets.token_hex(HALF // 2)
         return f"{PREFIX}{nonce}{self._sign(nonce)}"
 
     def is_genuine(self, list_id: str) -> bool:
-        """Whether a service of this folder has made it."""
+        """Return whether a service with this folder has made the id."""
         parts = list_id.removeprefix(PREFIX)
         return hmac.compare_digest(parts[HALF:].encode(), self._sign(parts[:HALF]).encode())
 
@@ -37,7 +38,7 @@ class ListIds:
 
 
 def _load_secret(folder: Path) -> bytes:
-    """The secret of the folder; made where there is none. Of several processes that make one, the first counts."""
+    """Load the folder's secret, or create it; if several processes create one, the first wins."""
     path = folder / SECRET_FILE
     try:
         if not path.exists():
@@ -45,9 +46,12 @@ def _load_secret(folder: Path) -> bytes:
             _make_secret(path)
         secret = path.read_bytes()
     except OSError as error:
-        raise UserError(f"--feedback: {path}: {error.strerror}") from None
+        raise UserError("serving.unusable-feedback-folder", f"--feedback: {path}: {error.strerror}") from None
     if len(secret) != SECRET_BYTES:
-        raise UserError(f"--feedback: {path}: damaged; remove it, which makes the lists before unknown to feedback")
+        raise UserError(
+            "serving.damaged-feedback-secret",
+            f"--feedback: {path}: damaged. Remove it; lists served so far will then accept no more feedback.",
+        )
     return secret
 
 
@@ -60,7 +64,7 @@ def _make_secret(path: Path) -> None:
     finally:
         os.close(file)
     try:
-        os.link(partial, path)  # fails where another process was first
+        os.link(partial, path)  # fails if another process was first
     except FileExistsError:
         pass
     finally:

@@ -1,4 +1,4 @@
-"""A service on this machine: HTTP in this process, every model in processes of its own, until it is stopped."""
+"""A service on this machine: HTTP in this process, each model in processes of its own."""
 
 import logging
 import os
@@ -26,45 +26,56 @@ from recipes.serving.keys import KEY_VARIABLE
 from recipes.serving.model import load_fallback
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
-from recipes.serving.schema import ServiceSettings, service_key
+from recipes.serving.schema import ServiceSettings, read_service_key
 
-LOG = "_http.log"  # no model's log can have that name
+LOG = "_http.log"  # no model's name starts with an underscore
 LOG_BYTES = 16 << 20
-GONE = "the service was killed; its processes were ended"
-BACKLOG = 2048  # connections that wait to be accepted
-MOST_CONNECTIONS = 8192
-READ_SECONDS = 30  # in which a client takes some of what it is sent
-IDLE_SECONDS = 60  # of a connection; clients give theirs up sooner, so that none asks on one that is just closed
-MaxItems: TypeAlias = Mapping[str, int]  # model -> the largest k of its lists, 0 without a catalog
-LAST_SECONDS = 1  # that answers have to end when the service is stopped
+GONE = "the service was killed; its processes have been stopped"
+BACKLOG = 2048  # connections waiting to be accepted
+MAX_CONNECTIONS = 8192
+READ_SECONDS = 30  # within which a client must read some of what it is sent
+IDLE_SECONDS = 60  # longer than clients keep idle connections, so that none sends a request on a closing one
+MaxItems: TypeAlias = Mapping[str, int]  # model -> largest k of its lists, 0 without a catalog
+LAST_SECONDS = 1  # for running answers to end when the service is cut off
 
 
 def serve_here(
     settings: ServiceSettings, host: str, port: int, replicas: int, logs: Path, ready: Callable[[MaxItems], None]
 ) -> None:
-    """Serve until KeyboardInterrupt; `ready` is called once every model answers, with the largest k of each.
+    """Serve until KeyboardInterrupt.
 
-    host: address that HTTP is bound to. replicas: of every model. logs: folder for what the models' processes say, and
-    what goes wrong in this one: LOG. Raises UserError where the port is taken, and where a model's process cannot
-    start, with its last words.
+    Args:
+        settings: of the service.
+        host: address to bind.
+        port: to bind.
+        replicas: number of processes for each model.
+        logs: folder for the logs of the models' processes, and of this one (LOG).
+        ready: called once all models answer, with the largest k of each.
+
+    Raises:
+        UserError: The port is not available, or a model's process cannot start; the message ends with its log.
     """
     set_up_process()
-    key = service_key(settings.loopback, settings.keys)
-    os.environ.pop(KEY_VARIABLE, None)  # the models' processes need none
+    key = read_service_key(settings.loopback, settings.keys)
+    os.environ.pop(KEY_VARIABLE, None)  # the models' processes do not need the key
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logs.mkdir(parents=True, exist_ok=True)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
-    kept = RotatingFileHandler(logs / LOG, maxBytes=LOG_BYTES, backupCount=1)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", handlers=[logging.StreamHandler(), kept])
-    with closing(bound(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as opened:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
+    log_file = RotatingFileHandler(logs / LOG, maxBytes=LOG_BYTES, backupCount=1)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", handlers=[logging.StreamHandler(), log_file])
+    with closing(bind_socket(host, port)) as listener, guard.guarded(GONE) as folder, ExitStack() as stack:
         supervisor.note(temporary=str(folder))
-        processes = [opened.enter_context(closing(one)) for one in _started(settings, replicas, logs, folder)]
-        late = {model.name: load_fallback(model, settings.limits) for model in settings.models}
+        started = _start_processes(settings, replicas, logs, folder)
+        processes = [stack.enter_context(closing(process)) for process in started]
+        fallbacks = {model.name: load_fallback(model, settings.limits) for model in settings.models}
         max_items = {process.name: process.ready.result() for process in processes}
         seconds = settings.limits.timeout_seconds
         names = [model.name for model in settings.models]
-        models = {name: Model([one for one in processes if one.name == name], seconds, late[name]) for name in names}
+        models = {
+            name: Model([process for process in processes if process.name == name], seconds, fallbacks[name])
+            for name in names
+        }
         drain = Drain()
         app = http.build(settings, models, key, drain)
         freeze_heap()
@@ -74,8 +85,11 @@ def serve_here(
 
 
 class DrainingServer(uvicorn.Server):
-    """A signal to stop has new requests refused, and the server ends when those that run have their answers, or after
-    `drain_seconds`. A second signal ends it at once."""
+    """uvicorn's server, which drains when it is signalled to stop.
+
+    It refuses new requests, and ends when the running ones are answered, or after `drain_seconds`. A second signal ends
+    it at once.
+    """
 
     def __init__(self, config: uvicorn.Config, drain: Drain, drain_seconds: float) -> None:
         super().__init__(config)
@@ -100,40 +114,42 @@ class DrainingServer(uvicorn.Server):
 
 
 def make_server(app: FastAPI, drain: Drain | None = None, drain_seconds: float = 0.0) -> uvicorn.Server:
-    """drain: of the application."""
+    """Make the server of an application. drain: the one that the application was built with."""
     options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # the loop accepts a whole backlog before it closes anything: with half the files as connections that has its room
-    options |= {"limit_concurrency": min(MOST_CONNECTIONS, files // 2), "backlog": min(BACKLOG, files // 4)}
+    # the loop accepts a whole backlog before it closes anything: connections take at most half of the files
+    options |= {"limit_concurrency": min(MAX_CONNECTIONS, files // 2), "backlog": min(BACKLOG, files // 4)}
     options |= {"http": BoundedProtocol, "ws": "none", "access_log": False, "log_level": "warning", "log_config": None}
     return DrainingServer(uvicorn.Config(app, **options), drain or Drain(), drain_seconds)
 
 
-def _started(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:
-    """A process for each replica of each model, which loads it. folder: of this service alone."""
+def _start_processes(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:
+    """Start a process for each replica of each model. folder: for this service only."""
     planned = [(model, index) for model in settings.models for index in range(replicas)]
-    # a core is left for HTTP and the scheduler of the engine
+    # leaves a core for HTTP and the engine's scheduler
     environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
     try:
         environments = environments_here(len(planned), settings.models[0].tensor_parallel, environment)
     except UserError as error:
-        raise UserError(f"{len(settings.models)} models, each with {replicas} replicas: {error}") from None
+        raise UserError(error.code, f"{len(settings.models)} models with {replicas} replicas each: {error}") from None
     for number, (own, (model, index)) in enumerate(zip(environments, planned, strict=True)):
         log = logs / f"{model.name}-{index}.log" if index else logs / f"{model.name}.log"
         yield ModelProcess(own, model, settings.limits.max_items, log, folder / f"{number}.socket")
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket at this address, which does not listen yet. Raises UserError where nothing can be bound there."""
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Bind a socket, which does not listen yet. Raises UserError if the address cannot be bound."""
     if not 0 < port < 1 << 16:
-        raise UserError(f"--port {port}: give one from 1 to 65535")
+        raise UserError("serving.invalid-port", f"--port {port}: must be from 1 to 65535")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # what is accepted inherits it: the kernel ends the connection of a client that does not read
+    # inherited by accepted connections: the kernel closes one whose client does not read
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, READ_SECONDS * 1000)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise UserError(f"--host {host} --port {port}: {error.strerror}; choose another") from None
+        raise UserError(
+            "serving.unavailable-address", f"--host {host} --port {port}: {error.strerror}. Choose another one."
+        ) from None
     return listener

@@ -1,4 +1,4 @@
-"""One model with its engine, in a process that the front calls."""
+"""One model with its engine, in a process called by the front."""
 
 import asyncio
 import contextlib
@@ -26,28 +26,40 @@ if TYPE_CHECKING:
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
 COUNT_SECONDS = 0.3
-MOST_TOKENS = 16_384  # of a prompt and its answer, where there is no catalog: the cache for its keys must be held free
+MAX_TOKENS = (
+    16_384  # of a prompt and its answer, for a model without catalog: bounds the KV cache that one request needs
+)
 
 
-def refused(error: UserError) -> Refused:
-    """It is the request's fault: 400, with the field that its message begins with. Where the catalog's state cannot be
-    read it is not: 503, of all requests until it is put right."""
+def convert_user_error(error: UserError) -> Refused:
+    """Convert an error of a request to 400, with the field that starts its message.
+
+    An unreadable state of the catalog is not the request's fault: it gives 503 until it is repaired.
+    """
     if isinstance(error, StateUnreadable):
-        logging.getLogger(__name__).error("%s", error)  # with the file's path, which is not for clients
-        message = "the file of this catalog's changes is damaged or gone; the service's log says more"
+        logging.getLogger(__name__).error("%s", error)  # names the file's path, which clients must not see
+        message = "the file of this catalog's changes is damaged or gone; see the service's log"
         return Refused(503, message, retry_after=5)
     field = str(error).partition(":")[0]
     return Refused(400, str(error), field if field in FIELDS else None)
 
 
-def dump_recommendations(found: Recommendations) -> dict[str, Any]:
-    """Its fields; `question` only where there is one."""
-    return {name: value for name, value in asdict(found).items() if (name, value) != ("question", None)}
+def dump_recommendations(recommendations: Recommendations) -> dict[str, Any]:
+    """Convert recommendations to JSON fields; `question` only if there is one."""
+    return {name: value for name, value in asdict(recommendations).items() if (name, value) != ("question", None)}
 
 
 def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
-    """What answers for a model in the front's process, which stays when the model's ends: the retrieval, without
-    one popular items, of the same catalog. None where the operator wants none. Raises UserError."""
+    """Load the fallback of a model, which answers in the front's process if the model's process does not.
+
+    It lists items of the same catalog by retrieval, or else by popularity.
+
+    Returns:
+        The fallback; None if none is configured.
+
+    Raises:
+        UserError: A file cannot be used, or nothing is known about popularity.
+    """
     if limits.fallback_after_seconds is None or model.catalog is None:
         return None
     recommender = load_recommender(model, limits.max_items, with_engine=False)
@@ -58,22 +70,24 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
         try:
             return dump_recommendations(await recommender.apopular(**request))
         except UserError as error:
-            raise refused(error) from None
+            raise convert_user_error(error) from None
 
     return Fallback(limits.fallback_after_seconds, answer)
 
 
-def load_recommender(model: ModelSettings, max_items: int, **further: Any) -> "Recommender":
+def load_recommender(model: ModelSettings, max_items: int, **options: Any) -> "Recommender":
+    """Load the recommender of a model with a catalog; options: further arguments of Recommender.load."""
     from convrec.inference.recommender import Recommender
 
-    given = model.model_dump(exclude={"name", "path", "catalog"})
-    return Recommender.load(model.path, str(model.catalog), max_items=max_items, **given, **further)
+    settings = model.model_dump(exclude={"name", "path", "catalog"})
+    return Recommender.load(model.path, str(model.catalog), max_items=max_items, **settings, **options)
 
 
 class ModelServer:
-    """Blocks until the engine is ready. Raises UserError for a model or a catalog that cannot be served.
+    """A model with its engine.
 
-    When the engine is gone, the process ends, and another one is started.
+    The constructor blocks until the engine is ready, and raises UserError if the model or its catalog cannot be served.
+    If the engine is lost, the process ends and is started again.
     """
 
     def __init__(self, settings: ModelSettings, max_items: int) -> None:
@@ -93,20 +107,20 @@ class ModelServer:
         else:
             self.model = find_model(settings.path, Path(), None, None)
             _, context = load_tokenizer(self.model.path)
-            length = min(context, MOST_TOKENS)
+            length = min(context, MAX_TOKENS)
             self.engine = Engine(
                 self.model.path,
                 None,
                 max_model_len=length,
                 tensor_parallel=settings.tensor_parallel,
-                served_model_name=settings.name,  # metrics would have its path
+                served_model_name=settings.name,  # otherwise metrics would show the path
             )
         self.max_items = self.recommender.catalog.max_items if self.recommender else 0
         self.completions = ChatCompletions(self.engine.llm, self.name, self.model.path)
 
     async def describe(self) -> dict[str, Any]:
-        """{"version", "catalog_items", "max_items"}."""
-        with self._refusals():
+        """Return {"version", "catalog_items", "max_items"}."""
+        with self._convert_errors():
             items = None
             most = None
             if self.recommender is not None:
@@ -115,7 +129,7 @@ class ModelServer:
         return {"version": self.model.version, "catalog_items": items, "max_items": most}
 
     async def _count_items(self) -> int:
-        """Items of the catalog. A change that is being applied is not waited for long: /health asks this."""
+        """Count the catalog's items, without waiting long for a running change: /health calls this."""
         assert self.recommender
         catalog = self.recommender.catalog
         counting = asyncio.ensure_future(asyncio.to_thread(len, catalog))
@@ -123,46 +137,49 @@ class ModelServer:
         return counting.result() if counting.done() else len(catalog.latest.items)
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A RecommendationRequest's fields -> those of RecommendedList, but `model`."""
-        with self._refusals():
-            found = await self._with_catalog().arecommend(**request)
-        return dump_recommendations(found)
+        """Answer the fields of a RecommendationRequest with those of a RecommendedList, except for `model`."""
+        with self._convert_errors():
+            recommendations = await self._require_catalog().arecommend(**request)
+        return dump_recommendations(recommendations)
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """("item", fields of ListedItem and "list_id") for each, then ("end", the rest)."""
-        with self._refusals():
-            end, items = await self._with_catalog().aopen_stream(**request)
+        """Yield ("item", fields of ListedItem and "list_id") for each item, then ("end", the other fields)."""
+        with self._convert_errors():
+            end, items = await self._require_catalog().aopen_stream(**request)
             async for item in items:
                 yield ("question" if isinstance(item, Question) else "item"), {"list_id": end.list_id, **asdict(item)}
         yield "end", {key: value for key, value in asdict(end).items() if key not in ("items", "question")}
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A ChatRequest's fields -> OpenAI's chat.completion."""
-        with self._refusals():
+        """Answer the fields of a ChatRequest with OpenAI's chat.completion."""
+        with self._convert_errors():
             return await self.engine.arun(self.completions.answer(request))
 
     async def chat_stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
-        with self._refusals():
+        """Yield OpenAI's server-sent events for the fields of a ChatRequest."""
+        with self._convert_errors():
             async for chunk in self.engine.iterate(self.completions.stream(request)):
                 yield chunk
 
     async def put_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """CatalogChange's fields, but `model`; so do `patch_items` and `delete_items`."""
+        """Add or replace items; return the fields of CatalogChange, except for `model`."""
         blanked, count = await self._change("add_items", items)
         return {"catalog_items": count, "blanked": blanked}
 
     async def patch_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        """Change fields of items; return the fields of CatalogChange, except for `model`."""
         _, count = await self._change("change_items", items)
         return {"catalog_items": count}
 
     async def delete_items(self, ids: list[str | int]) -> dict[str, Any]:
+        """Remove items; return the fields of CatalogChange, except for `model`."""
         absent, count = await self._change("remove_items", ids)
         return {"catalog_items": count, "absent": absent}
 
     async def list_items(self, after: str, size: int) -> list[dict[str, Any]]:
-        """The fields of CatalogEntry of the items behind this id."""
-        with self._refusals():
-            recommender = self._with_catalog()
+        """Return the fields of CatalogEntry for up to `size` items that follow the id `after`."""
+        with self._convert_errors():
+            recommender = self._require_catalog()
             return await asyncio.to_thread(self._page, recommender, after, size)
 
     @staticmethod
@@ -175,37 +192,39 @@ class ModelServer:
         ]
 
     async def metrics(self) -> dict[str, str]:
-        """Name of this process -> its figures in Prometheus' form."""
+        """Return this process's metrics in Prometheus' text format, by its name."""
         from prometheus_client import generate_latest
 
-        return {self.process: generate_latest().decode() + self.ages.text()}
+        return {self.process: generate_latest().decode() + self.ages.render()}
 
     async def _change(self, method: str, items: list[Any]) -> tuple[Any, int]:
-        """What a method of the recommender returns, and how many items the catalog has then."""
-        with self._refusals():
-            recommender = self._with_catalog()
-            async with self.changing:  # a change holds a lock: others would hold a thread each while they wait
+        """Call a method of the recommender; return its result, and the number of items afterwards."""
+        with self._convert_errors():
+            recommender = self._require_catalog()
+            async with (
+                self.changing
+            ):  # changes exclude each other: without this, each waiting one would occupy a thread
                 answer = await asyncio.to_thread(getattr(recommender, method), items)
             return answer, len(recommender.catalog.latest.items)
 
-    def _with_catalog(self) -> Any:
+    def _require_catalog(self) -> Any:
         if self.recommender is None:
-            raise Refused(400, "model: it is served without a catalog, for chat completions alone", "model")
+            raise Refused(400, "model: served without a catalog, for chat completions only", "model")
         return self.recommender
 
     @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except UserError as error:
-            raise refused(error) from None
+            raise convert_user_error(error) from None
         except Exception:
             self.check_health()
             raise
 
     def check_health(self) -> None:
-        """End this process where its engine is gone. Called every few seconds."""
+        """End this process if its engine is gone. Called every few seconds."""
         if not self.engine.is_alive:
-            print(f"{self.name}: its engine is gone (killed, or out of memory); this process ends", file=sys.stderr)
+            print(f"{self.name}: the engine is gone (killed, or out of memory); this process ends", file=sys.stderr)
             sys.stderr.flush()
             os._exit(1)

@@ -1,7 +1,7 @@
-"""The processes of a model on this machine, and how they are asked: gRPC over a Unix socket.
+"""The processes of a model on this machine, called by gRPC over Unix sockets.
 
-Each is a replica of inference/engines, whose one task is to answer whatever comes over the socket. One that ends is
-started again.
+Each is a process of convrec/inference/engines whose single task is to answer what arrives at its socket. A process that
+ends is started again.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from convrec.inference.engines.process import Died, Process
 from recipes.serving.errors import Refused
 from recipes.serving.heap import freeze_heap
 from recipes.serving.model import ModelServer
-from recipes.serving.replicas import Gone
+from recipes.serving.replicas import BackendGone
 from recipes.serving.schema import ModelSettings
 
 SERVICE = "convrec.Model"
@@ -32,22 +32,24 @@ EVENT = "event"
 REFUSED = "refused"
 FAILED = "failed"
 NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-AGAIN_SOON = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500)]
+FAST_RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500)]
 HEALTH_SECONDS = 1.0
-PAUSE_SECONDS = 1.0  # before a process is started again; twice as long each time that it does not come to listen
-MOST_PAUSE_SECONDS = 60.0
+PAUSE_SECONDS = 1.0  # before a process restarts; doubles each time that it fails to start
+MAX_PAUSE_SECONDS = 60.0
 
 
 # ---- in a process of the model
 
 
 def load(settings: tuple[ModelSettings, int]) -> Callable[[str, Callable[[int], None]], None]:
-    """Start the engine. Returns what answers at a socket without end, and says when it listens."""
+    """Start the engine; return a function that serves a socket forever, and calls `tell` once it listens."""
     model = ModelServer(*settings)
-    return lambda socket, tell: model.engine.run(answer_at(socket, model, lambda: tell(model.max_items)))
+    return lambda socket, tell: model.engine.run(serve_socket(socket, model, lambda: tell(model.max_items)))
 
 
-async def answer_at(socket: str, model: ModelServer, listening: Callable[[], None]) -> None:
+async def serve_socket(socket: str, model: ModelServer, listening: Callable[[], None]) -> None:
+    """Answer calls of the model's methods at a Unix socket, forever; call `listening` once it is open."""
+
     async def call(request: list[Any], _: Any) -> AsyncIterator[tuple[str, Any]]:
         method, arguments = request
         try:
@@ -83,8 +85,12 @@ def _as_bytes(value: Any) -> bytes:
 
 
 class ModelProcess:
-    """One of them, a recipes.serving.replicas.Backend. ready: set when it listens for the first time, with the
-    largest k of its lists (0: it has no catalog); raises UserError where that does not come."""
+    """A model's process, restarted when it ends: a recipes.serving.replicas.Backend.
+
+    Attributes:
+        ready: set when the process listens for the first time, to the largest k of its lists (0: no catalog), or to a
+            UserError if it does not start.
+    """
 
     def __init__(
         self, environment: Mapping[str, str], settings: ModelSettings, max_items: int, log: Path, socket: Path
@@ -98,55 +104,57 @@ class ModelProcess:
         self.is_up = False
         self.running = 0
         self.restarts = 0
-        self.problem: str | None = None  # why it does not listen, where it has ended before it did
+        self.problem: str | None = None  # why it ended before it listened; None: it did not
         self._lock = threading.Lock()
         self._replica: Process | None = None
         self._closing = threading.Event()
-        self._has_listened = False  # the process that runs now
+        self._has_listened = False  # the current process
         # the thread lives as long as the process: see convrec.inference.engines.process
-        threading.Thread(target=self._keep, name=f"convrec-{socket.name}", daemon=True).start()
+        threading.Thread(target=self._run_process, name=f"convrec-{socket.name}", daemon=True).start()
 
     def close(self) -> None:
+        """End the process for good."""
         with self._lock:
             self._closing.set()
             if self._replica is not None:
                 self._replica.end()
 
-    def _keep(self) -> None:
+    def _run_process(self) -> None:
         pause = PAUSE_SECONDS
-        while (replica := self._started()) is not None:
+        while (replica := self._start_process()) is not None:
             self._has_listened = False
             try:
-                replica.ask(str(self.socket), self._listens)
+                replica.ask(str(self.socket), self._mark_listening)
             except (Died, UserError, RuntimeError) as error:
                 if not self.ready.done():
-                    self.ready.set_exception(error if isinstance(error, UserError) else UserError(str(error)))
+                    is_user_error = isinstance(error, UserError)
+                    self.ready.set_exception(error if is_user_error else UserError("serving.process-ended", str(error)))
                     return
-                # one that has listened is started again at once; what keeps it from that may stay for long
-                pause = PAUSE_SECONDS if self._has_listened else min(2 * pause, MOST_PAUSE_SECONDS)
-                self._note_end(error, pause)
+                # a process that has listened restarts at once; what prevents a start may take long to go away
+                pause = PAUSE_SECONDS if self._has_listened else min(2 * pause, MAX_PAUSE_SECONDS)
+                self._report_end(error, pause)
             finally:
                 self.is_up = False
                 replica.end()
             self._closing.wait(pause)
 
-    def _note_end(self, error: Exception, pause: float) -> None:
+    def _report_end(self, error: Exception, pause: float) -> None:
         if self._closing.is_set():
             return
         self.restarts += 1
-        why = str(error).partition(";")[0]
-        self.problem = None if self._has_listened else why
-        when = f"in {pause:g} s" if pause > PAUSE_SECONDS else "again"
-        print(f"{self.name}: its process ended ({why}) and starts {when}; see {self.log}", file=sys.stderr)
+        reason = str(error).partition(";")[0]
+        self.problem = None if self._has_listened else reason
+        delay = f" in {pause:g} s" if pause > PAUSE_SECONDS else ""
+        print(f"{self.name}: the process ended ({reason}) and restarts{delay}; see {self.log}", file=sys.stderr)
 
-    def _started(self) -> Process | None:
+    def _start_process(self) -> Process | None:
         with self._lock:
             if self._closing.is_set():
                 return None
             self._replica = Process(load, self.settings, self.log, self.environment)
             return self._replica
 
-    def _listens(self, max_items: int) -> None:
+    def _mark_listening(self, max_items: int) -> None:
         self.is_up = self._has_listened = True
         self.problem = None
         if not self.ready.done():
@@ -160,23 +168,23 @@ class ModelProcess:
                 if kind == REFUSED:
                     raise Refused(*value)
                 if kind == FAILED:
-                    raise RuntimeError(f"{self.name} failed at {method}: see {self.log}")
+                    raise RuntimeError(f"{self.name} failed in {method}; see {self.log}")
                 yield value
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
             self.is_up = False
-            raise Gone from None
+            raise BackendGone from None
         finally:
             self.running -= 1
             call.cancel()
 
     async def call_all(self, method: str) -> list[Any]:
-        with suppress(Gone):
+        with suppress(BackendGone):
             return [answer async for answer in self.call(method)]
         return []
 
     @cached_property
     def _ask(self) -> Any:
-        channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=[*NO_LIMIT, *AGAIN_SOON])
+        channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=[*NO_LIMIT, *FAST_RECONNECT])
         return channel.unary_stream(f"/{SERVICE}/{METHOD}", _as_bytes, json.loads)

@@ -61,7 +61,7 @@ def test_a_finished_demo_is_not_overwritten(demo):
     before = (demo.out / "summary.json").stat().st_mtime_ns
     command = [sys.executable, "-m", "recipes", "demo", "--out", str(demo.out)]
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert "To start anew" in again.stderr
+    assert f"rm -r {demo.out}" in again.stderr
     assert (demo.out / "summary.json").stat().st_mtime_ns == before
 
 

@@ -24,7 +24,7 @@ def test_every_part_of_the_hour_runs_and_is_done_once(trained, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         said.append(done.stdout)
         assert (out / "results" / "report.html").exists()
-    assert "to go on: python" in said[1]
+    assert "to continue: python" in said[1]
     assert sum(text.count(", at most ") for text in said) == PARTS  # each was begun once
 
     kept = {path.stem: json.loads(path.read_text()) for path in (out / "results").glob("*.json")}

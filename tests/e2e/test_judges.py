@@ -125,7 +125,7 @@ def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys:
     assert evaluate.main(arguments) == 0
     said = capsys.readouterr().out
     assert "accuracy_swapped" in said
-    assert "by always saying the same" in said
+    assert "for a constant verdict" in said
     assert evaluate.main(arguments) == 0
     assert "\n0 of " in capsys.readouterr().out  # nothing is generated twice
     metrics = json.loads((out / "metrics.json").read_text())

@@ -64,22 +64,22 @@ def test_the_help_names_every_command_and_imports_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["train", "--help"], "train judge pairwise"),
         (["--version"], version("convrec")),
         ([], "usage: convrec COMMAND"),
         (["train", "judge"], "train judge pointwise"),
-        (["serv", "--model", "x"], "error: convrec serv: no such command; did you mean serve?"),
+        (["serv", "--model", "x"], "did you mean serve?"),
         (["train", "rank_grpo"], "did you mean train rank-grpo"),
     ],
 )
-def test_what_is_no_command_lists_those_there_are(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_unknown_commands_get_a_list_or_a_suggestion(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.list_commands(arguments) == (0 if arguments and arguments[-1].startswith("--") else 2)
-    told = capsys.readouterr()
-    assert said in told.out + told.err
+    printed = capsys.readouterr()
+    assert text in printed.out + printed.err
 
 
 def test_help_groups_commands_by_what_somebody_wants(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_a_shell_completes_every_command(capsys: pytest.CaptureFixture[str]) -> 
     assert "--skip-damaged" in script
     for wrong in (["--completion"], ["--completion", "tcsh"]):
         assert cli.list_commands(wrong) == 2
-        assert "give one of bash, zsh, fish" in capsys.readouterr().err
+        assert "bash, zsh, fish" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--k", "0"], ["--kk", "3"], ["--model", "x"]])
@@ -129,7 +129,7 @@ def test_with_an_http_address_a_training_is_submitted(
         monkeypatch.setenv(name, value)
     assert cli.is_submitted(recipe.command)
     assert cli.resolve_command(recipe.command)([]) == 2
-    assert "RAY_ADDRESS=http://127.0.0.1:9: no answer" in capsys.readouterr().err
+    assert "RAY_ADDRESS=http://127.0.0.1:9: " in capsys.readouterr().err
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # as in the job
     assert not cli.is_submitted(recipe.command)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.base.files import write_json
 from convrec.base.options import parse
-from recipes.demo import check_machine, choose_demo, collect_results, how_to_talk
+from recipes.demo import check_machine, choose_demo, collect_results, describe_serving
 from recipes.demos.sizes import PRETRAINED, TINY
 from recipes.options.demo import SMOLLM2, DemoOptions
+from tests.user_errors import refuses
 
 
 @pytest.mark.parametrize("k", [10, 20])
@@ -21,9 +21,9 @@ def test_the_last_line_is_what_a_user_gets_of_both(tmp_path: Path, k: int) -> No
         for name, mean in means.items()
     }
     write_json(tmp_path / "summary.json", {"models": models})
-    talk, both = how_to_talk(tmp_path).splitlines()
+    talk, both = describe_serving(tmp_path).splitlines()
     serve = f"convrec serve --model demo={tmp_path}/rank_grpo --catalog {tmp_path}/data/catalog.parquet"
-    assert talk == f"talk to the model in a browser: {serve}"
+    assert talk.endswith(f": {serve}")
     assert both == (
         f"model and retrieval together: NDCG@{k} 0.551 (the model alone 0.447, the retrieval alone 0.540): "
         f"{serve} --retrieval {tmp_path}/retrieval"
@@ -32,7 +32,7 @@ def test_the_last_line_is_what_a_user_gets_of_both(tmp_path: Path, k: int) -> No
 
 def test_a_demo_of_before_had_no_retrieval(tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", {"models": {"popularity": {}, "sft": {}, "rank_grpo": {}}})
-    assert len(how_to_talk(tmp_path).splitlines()) == 1
+    assert len(describe_serving(tmp_path).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_options_choose_the_demo(words: str, demo: object, out: str, model: str 
 
 def test_too_little_disk_or_memory_is_one_line(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    with pytest.raises(UserError, match=r"needs 10000000 GiB of disk, [\d.]+ GiB are free"):
+    with refuses("demo.full-disk", out, "10000000 GiB"):
         check_machine(replace(TINY, disk_gib=1e7), out)
-    with pytest.raises(UserError, match=r"needs 10000000 GiB of memory, [\d.]+ GiB are free"):
+    with refuses("demo.too-little-memory", "10000000 GiB"):
         check_machine(replace(TINY, memory_gib=1e7), out)
     out.mkdir()
     with (out / "sparse").open("wb") as file:  # large, and takes nothing

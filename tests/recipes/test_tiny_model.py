@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from convrec.base.errors import UserError
 from convrec.data.schema import prompt_text
 from convrec.lists.token_bytes import token_bytes
 from convrec.lists.token_ranks import build_vocab_table, token_rank_ids
 from data_prep.sample import write_sample
 from data_prep.sample_data.films import load_films
 from recipes.tiny_model import is_exact, main, make_tiny_model, read_texts, read_titles, train_tokenizer
+from tests.user_errors import refuses
 
 
 @pytest.fixture(scope="module")
@@ -184,26 +184,26 @@ def test_same_seed_same_bytes_and_another_seed_other_weights(folder, texts, titl
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("sizes", "code", "values"),
     [
-        ({"hidden_size": 130}, "multiple of num_heads"),
-        ({"hidden_size": 192, "num_heads": 4}, "vLLM on a CPU"),
-        ({"vocab_size": 100}, r"at least 264 .*5 of titles, years"),
+        ({"hidden_size": 130}, "tiny-model.indivisible-sizes", ["hidden_size 130", "num_heads 4"]),
+        ({"hidden_size": 192, "num_heads": 4}, "tiny-model.unsupported-head-size", [48]),
+        ({"vocab_size": 100}, "tiny-model.small-vocabulary", ["vocab_size 100", 264, "5 for titles"]),
     ],
 )
-def test_sizes_that_cannot_work_are_refused(tmp_path, sizes, message):
-    with pytest.raises(UserError, match=message):
+def test_sizes_that_cannot_work_are_refused(tmp_path, sizes, code, values):
+    with refuses(code, *values):
         make_tiny_model(tmp_path / "m", ["Heat (1995)"], ["Heat"], **sizes)
     assert not (tmp_path / "m").exists()
 
 
 def test_what_is_there_is_not_replaced(sample, tmp_path):
     before = sorted(sample.iterdir())
-    with pytest.raises(UserError, match="already there, and not overwritten"):
+    with refuses("tiny-model.existing-out", sample):
         make_tiny_model(sample, ["a"])
     assert sorted(sample.iterdir()) == before
     (tmp_path / "x.csv").touch()
-    with pytest.raises(UserError, match=r"x\.csv: no parquet file"):
+    with refuses("tiny-model.not-parquet", tmp_path / "x.csv"):
         read_texts([tmp_path / "x.csv"])
 
 
@@ -211,7 +211,9 @@ def test_command_line(sample, tmp_path, capsys):
     main(["--data", str(sample / "sft_validation.parquet"), "--out", str(tmp_path / "m"), "--vocab-size", "600"])
     assert len(AutoTokenizer.from_pretrained(tmp_path / "m")) <= 600
     assert main(["--data", str(tmp_path / "absent.parquet"), "--out", str(tmp_path / "n")]) == 2
-    assert "convrec data sample" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert str(tmp_path / "absent.parquet") in message
+    assert message.endswith("[tiny-model.missing-file]\n")
 
 
 def test_a_vocabulary_can_be_filled_to_a_real_models(tmp_path):

@@ -47,19 +47,21 @@ FOLDERS = ("evaluation", "evaluation_constrained", "equal_kl")
 
 
 def keep(out: Path, kept: Path) -> None:
-    """Write what OUT has and leave what `kept` has besides. Raises UserError where they are of other conversations."""
+    """Add OUT's results to those in `kept`. Raises UserError if they are from other conversations."""
     rows = _read(kept / "rows.parquet")
     for file in sorted(file for folder in FOLDERS for file in (out / folder).glob("*/rows*.parquet")):
         further = file.stem.removeprefix("rows")  # "", "_constrained"
         name = f"{file.parent.parent.name}{further}/{file.parent.name}"
         table = pd.read_parquet(file, columns=[*KEYS, *VALUES])
         if not rows.empty and not table[KEYS].equals(rows[KEYS]):
-            raise UserError(f"{file}: other conversations than those of {kept / 'rows.parquet'}")
+            raise UserError(
+                "study.other-conversations", f"{file}: other conversations than those of {kept / 'rows.parquet'}"
+            )
         values = table[VALUES].astype("float64").rename(columns={metric: f"{name}:{metric}" for metric in VALUES})
         known = table[KEYS] if rows.empty else rows.drop(columns=values.columns, errors="ignore")
         rows = pd.concat([known, values], axis=1)
     if rows.empty:
-        raise UserError(f"{out}: nothing is evaluated yet")
+        raise UserError("study.nothing-evaluated", f"{out}: nothing is evaluated yet")
     evaluated = sorted(file.parent.name for file in (out / "evaluation").glob("*/rows.parquet"))
     logged = [
         {"run": run, "step": entry["step"], "metric": metric, "value": entry[metric]}
@@ -80,10 +82,10 @@ def keep(out: Path, kept: Path) -> None:
 
 
 def restore(kept: Path, out: Path) -> None:
-    """Into OUT's folders, as runs.py reads them; what OUT has already is left as it is."""
+    """Write stored results to OUT's folders, as runs.py reads them, except those that OUT has already."""
     rows, curves = _read(kept / "rows.parquet"), _read(kept / "curves.parquet")
     if rows.empty:
-        raise UserError(f"{kept / 'rows.parquet'}: not there; keep writes it")
+        raise UserError("study.missing-rows", f"{kept / 'rows.parquet'}: no such file. Write it with keep.")
     for name in dict.fromkeys(column.split(":")[0] for column in rows.columns if ":" in column):
         file = out / name / "rows.parquet"
         if not file.exists():
@@ -123,7 +125,7 @@ def main() -> int:
     try:
         (keep if options.what == "keep" else restore)(options.source, options.target)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error.as_line(), file=sys.stderr)
         return 2
     return 0
 

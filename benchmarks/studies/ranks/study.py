@@ -36,7 +36,7 @@ def main() -> int:
     try:
         study = Study(options.matrix)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error.as_line(), file=sys.stderr)
         return 2
     if not study.runs:
         print(f"error: {study.out}: no run is evaluated yet", file=sys.stderr)

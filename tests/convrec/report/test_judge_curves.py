@@ -54,5 +54,5 @@ def test_the_curves_of_a_judge_are_in_the_report(run: Path, tmp_path: Path) -> N
 
 def test_the_evaluation_of_a_judge_is_not_part_of_a_report(run: Path, tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text(json.dumps({"settings": {"judge": "pairwise"}, "results": {}}))
-    with pytest.raises(UserError, match="a judge's evaluation; convrec evaluate --judge has printed its table"):
+    with pytest.raises(UserError, match="evaluates a judge"):
         report([run], tmp_path / "report.html", {"the judge": tmp_path})

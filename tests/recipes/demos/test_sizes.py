@@ -1,15 +1,15 @@
-"""Both demos are runs that compose, of the sizes that help and tutorial have."""
+"""Both demos compose, with the sizes that help and tutorial state."""
 
 from pathlib import Path
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.base.options import describe_options
 from data_prep.options.sample import SampleOptions
 from recipes.demos.sizes import PRETRAINED, TINY, Demo, read_runs
 from recipes.experiments.matrix_runs import composed
 from recipes.options.demo import DemoOptions
+from tests.user_errors import refuses
 
 
 @pytest.mark.parametrize("demo", [TINY, PRETRAINED], ids=["tiny", "pretrained"])
@@ -48,5 +48,5 @@ def test_the_tutorial_has_the_sizes(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_yaml_would_misread_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="without quotes"):
+    with refuses("demo.unsupported-out", 'a"b'):
         read_runs(TINY, tmp_path / 'a"b')

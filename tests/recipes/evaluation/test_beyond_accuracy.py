@@ -19,14 +19,14 @@ from convrec.titles.catalog import Catalog
 from convrec.titles.matching import Matcher
 from recipes import evaluate
 from recipes.evaluation.beyond_accuracy import (
-    OF_ALL,
+    SPLIT_MEASURES,
     Figures,
     add_measures,
     compute_figures,
     make_context,
 )
 from recipes.evaluation.measures import Context
-from recipes.evaluation.slices import _parts, slice_labels, slice_results
+from recipes.evaluation.slices import _divide_into_parts, compute_slice_results, label_slice
 from recipes.evaluation.split import Split, read_split
 from tests.recipes.evaluation.small import row
 
@@ -55,20 +55,20 @@ def figures(*after: list[dict[str, Any]], minus: Sequence[list[dict[str, Any]]] 
 def test_values_are_those_of_kept_libraries_on_the_same_lists(golden: Callable[[str], Any]) -> None:
     """LensKit: ListGini. RecTools: CatalogCoverage, MeanInvUserFreq, AvgRecPopularity, IntraListDiversity. SciPy:
     entropy. tests/golden/make_beyond_accuracy.py has the versions and the calls."""
-    given = golden("beyond_accuracy")
-    training = [item for row in given["training"] for item in row]
+    reference = golden("beyond_accuracy")
+    training = [item for row in reference["training"] for item in row]
     context = Context(
-        num_items=given["items"],
+        num_items=reference["items"],
         mentions_M=np.bincount(training, minlength=30),
-        rows=len(given["training"]),
-        genres=list(map(frozenset, given["genres"])),
-        mentioned=given["mentioned"],
-        wanted=given["wanted"],
+        rows=len(reference["training"]),
+        genres=list(map(frozenset, reference["genres"])),
+        mentioned=reference["mentioned"],
+        wanted=reference["wanted"],
     )
-    rows = [{"recommended": items} for items in given["lists"]]
+    rows = [{"recommended": items} for items in reference["lists"]]
     add_measures(rows, context)
-    found = compute_figures([rows], range(len(rows)), given["items"], seed=0)
-    for name, expected in given["expected"].items():
+    found = compute_figures([rows], range(len(rows)), reference["items"], seed=0)
+    for name, expected in reference["expected"].items():
         if isinstance(expected, float):
             assert found[name]["mean"] == pytest.approx(expected, rel=1e-12)
         else:
@@ -119,7 +119,7 @@ def test_coverage_error_is_at_least_the_spread_between_samples() -> None:
         return compute_figures([[{"recommended": items} for items in lists.tolist()]], range(120), 200)
 
     drawn = [draw() for _ in range(200)]
-    for name in OF_ALL[:2]:
+    for name in SPLIT_MEASURES[:2]:
         spread = np.std([found[name]["mean"] for found in drawn], ddof=1)
         assert 0.95 < np.mean([found[name]["se"] for found in drawn[:3]]) / spread < 1.6
 
@@ -147,8 +147,8 @@ FILMS += [("Dead Poets Society", 1989)]
 
 def split_of(conversations: list[str], truths: list[list[str]], data: str = "test.parquet") -> Split:
     catalog = Catalog.from_items(FILMS)
-    given = enumerate(zip(conversations, truths, strict=True))
-    rows = [row(str(number), text, truth, films=dict(FILMS)) for number, (text, truth) in given]
+    numbered = enumerate(zip(conversations, truths, strict=True))
+    rows = [row(str(number), text, truth, films=dict(FILMS)) for number, (text, truth) in numbered]
     return Split(
         data=data,
         rows=rows,
@@ -173,15 +173,17 @@ def test_slices_are_by_turns_truths_popularity_and_columns(tmp_path: Path) -> No
         mentioned=[[]] * 3,
         wanted=[[0], [0, 1], [2]],
     )
-    labels = {name: slice_labels(name, split, context) for name in ("turns", "wanted", "popularity", "age")}
+    labels = {name: label_slice(name, split, context) for name in ("turns", "wanted", "popularity", "age")}
     assert labels["turns"] == ["1", "3", "1"]
     assert labels["wanted"] == ["1", "2", "1"]
     assert labels["popularity"] == ["4", "3", "0"]
     assert labels["age"] == ["old", None, "young"]
     many = split_of(["x" + "\nSYSTEM: y" * n for n in range(8)], [["Up"]] * 8)
-    assert slice_labels("turns", many, context)[:4] == ["1 to 2", "1 to 2", "3 to 4", "3 to 4"]
+    assert label_slice("turns", many, context)[:4] == ["1 to 2", "1 to 2", "3 to 4", "3 to 4"]
     rows = [{"num_truth": 1, "ndcg@2": value} for value in (1.0, 0.5, 0.0)]
-    parts = slice_results({"turns": labels["turns"]}, rows, split.prompt_ids, ["ndcg@2"], [{"ndcg@2": 0.5}, None, None])
+    parts = compute_slice_results(
+        {"turns": labels["turns"]}, rows, split.prompt_ids, ["ndcg@2"], [{"ndcg@2": 0.5}, None, None]
+    )
     assert parts["turns"]["1"]["ndcg@2"] == {"mean": 0.5, "se": pytest.approx(0.5)}
     assert parts["turns"]["1"]["ndcg@2 gain"]["mean"] == 0.5
     assert "ndcg@2 gain" not in parts["turns"]["3"]
@@ -200,7 +202,7 @@ def test_slices_are_by_turns_truths_popularity_and_columns(tmp_path: Path) -> No
 def test_numbers_are_sliced_into_distinct_parts_skipping_nans(
     values: list[float | None], labels: list[str | None]
 ) -> None:
-    assert _parts(values) == labels
+    assert _divide_into_parts(values) == labels
 
 
 def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,25 +228,27 @@ def test_baselines_need_no_model(sample: Path, tmp_path: Path, capsys: pytest.Ca
     assert "No diversity or calibration: the catalog has no column genres." in printed
     assert "Gini" in printed
     assert "turns 1" not in printed
-    for given, problem in (
-        ([], "no --model, and no --train for the baseline popularity"),
-        (["--baselines"], "no --model and no --baselines"),
-        (["--constrained"], "--constrained: it is about a model's lists; give --model"),
-        ([*train, "--slices", "moon"], "--slices moon: no column of"),
+    for options, value, code in (
+        ([], "popularity", "evaluation.conflicting-options"),
+        (["--baselines"], "--baselines", "evaluation.conflicting-options"),
+        (["--constrained"], "--constrained", "evaluation.conflicting-options"),
+        ([*train, "--slices", "moon"], "--slices moon", "evaluation.unknown-slice"),
     ):
-        assert evaluate.main([*arguments, *given]) == 2
-        assert problem in capsys.readouterr().err
+        assert evaluate.main([*arguments, *options]) == 2
+        message = capsys.readouterr().err
+        assert value in message
+        assert message.endswith(f"[{code}]\n")
 
 
 def test_popularity_comes_from_mentions_without_training_rows(sample: Path, tmp_path: Path) -> None:
     catalog = pq.read_table(sample / "catalog.parquet")
     pq.write_table(catalog.select(["title", "year"]), tmp_path / "bare.parquet")
-    known, bare = (
+    with_mentions, bare = (
         make_context(read_split(sample / "test.parquet", file), [])
         for file in (sample / "catalog.parquet", tmp_path / "bare.parquet")
     )
-    assert known.mentions_M is not None
-    assert known.mentions_M.sum() == known.rows == sum(catalog["mentions"].to_pylist())
+    assert with_mentions.mentions_M is not None
+    assert with_mentions.mentions_M.sum() == with_mentions.rows == sum(catalog["mentions"].to_pylist())
     assert bare.mentions_M is None
     no_train = "No popularity lift, novelty or cold items: no --train, and the catalog has no column mentions."
     assert not_measured({"coverage": 0.1, "diversity": 0.5}) == [no_train]

@@ -12,11 +12,12 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.features.asking.users import LABEL_WORDINGS
 from recipes import evaluate as command
-from recipes.evaluation.examples import examples
+from recipes.evaluation.examples import choose_examples
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.report import report
 from tests.recipes.evaluation.small import row, write_rows
+from tests.user_errors import refuses
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Toy Story": 1995, "Jaws": 1975, "Fargo": 1996}
 GENRES = {"Alien": ["horror"], "Heat": ["crime"], "Toy Story": ["family"], "Jaws": ["horror"], "Fargo": ["crime"]}
@@ -81,12 +82,12 @@ def test_a_model_that_asks_is_measured_by_its_last_list(
     rows = {one["sample_id"]: one for one in pq.read_table(tmp_path / "out" / "rows.parquet").to_pylist()}
     assert [one["questions"] for one in rows.values()] == [1, 2, 0, 0]
     assert rows["c"]["dialogue"] == ""
-    said = [line.removeprefix("USER: ") for line in rows["b"]["dialogue"].splitlines() if line.startswith("USER")]
-    kept = {
+    answers = [line.removeprefix("USER: ") for line in rows["b"]["dialogue"].splitlines() if line.startswith("USER")]
+    wordings = {
         wording.format(labels=label).capitalize() for wording in LABEL_WORDINGS[1::2] for label in ("crime", "1990s")
     }
-    assert {text.capitalize() for text in said} <= kept
-    shown = {example.conversation for example in examples({"model": tmp_path / "out"}, 4)}
+    assert {text.capitalize() for text in answers} <= wordings
+    shown = {example.conversation for example in choose_examples({"model": tmp_path / "out"}, 4)}
     assert any("SYSTEM: Which genre?\nUSER: " in conversation for conversation in shown)
     printed = {line.split("  ")[0]: line.split() for line in command.format_metrics(metrics).splitlines()}
     assert "0.7500" in printed["questions"]
@@ -109,9 +110,9 @@ def test_baselines_ask_by_their_rule_and_list_what_fits(
     assert results["never"]["ndcg@3"]["mean"] == pytest.approx(never)
     assert results["fixed"]["ndcg@3"]["mean"] > results["never"]["ndcg@3"]["mean"]
     assert set(metrics["minus"]) == {"never", "fixed", "entropy"}
-    of_rules = evaluate(EvaluationOptions(**files | {"model": None}))
-    assert set(of_rules["results"]["paper"]) == {"never", "fixed", "entropy"}
-    assert of_rules["results"]["paper"]["fixed"] == results["fixed"]
+    baselines = evaluate(EvaluationOptions(**files | {"model": None}))
+    assert set(baselines["results"]["paper"]) == {"never", "fixed", "entropy"}
+    assert baselines["results"]["paper"]["fixed"] == results["fixed"]
 
 
 def test_turns_are_as_many_as_the_run_was_trained_with(
@@ -139,16 +140,22 @@ def test_question_without_turns_left_is_no_item(
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "options"),
     [
-        ({"ask": None}, "--user and --ask"),
-        ({"user": None}, "--user and --ask"),
-        ({"max_turns": 0}, "--max-turns 0"),
-        ({"constrained": True}, "--user, --constrained"),
-        ({"retrieval": "r"}, "--user, --retrieval"),
-        ({"ask": ["mood"]}, "--ask mood: the catalog .* has no column mood"),
+        ({"ask": None}, ["--user", "--ask"]),
+        ({"user": None}, ["--user", "--ask"]),
+        ({"max_turns": 0}, ["--max-turns 0"]),
+        ({"constrained": True}, ["--user", "--constrained"]),
+        ({"retrieval": "r"}, ["--user", "--retrieval"]),
     ],
 )
-def test_what_cannot_be_played_is_refused(files: dict[str, Any], changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_conflicting_options_of_dialogues_are_refused(
+    files: dict[str, Any], changes: dict[str, Any], options: list[str]
+) -> None:
+    with refuses("evaluation.conflicting-options", *options):
         evaluate(EvaluationOptions(**files | changes))
+
+
+def test_attributes_must_be_columns_of_the_catalog(files: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="--ask mood: "):
+        evaluate(EvaluationOptions(**files | {"ask": ["mood"]}))

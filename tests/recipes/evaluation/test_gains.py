@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.base.errors import UserError
-from recipes.report import gain_tables
+from recipes.report import make_gain_tables
+from tests.user_errors import refuses
 
 
 def write_rows(folder: Path, ndcg: list[float]) -> Path:
@@ -25,9 +25,9 @@ def write_rows(folder: Path, ndcg: list[float]) -> Path:
 
 def test_the_gain_is_row_by_row_over_the_first_evaluation(tmp_path: Path) -> None:
     evaluations = {"SFT": write_rows(tmp_path / "a", [0.1, 0.2, 0.3])}
-    assert gain_tables(evaluations, [5, 20], 0) == []
+    assert make_gain_tables(evaluations, [5, 20], 0) == []
     evaluations["Rank-GRPO"] = write_rows(tmp_path / "b", [0.3, 0.2, 0.4])
-    (table,) = gain_tables(evaluations, [5, 20], 0)
+    (table,) = make_gain_tables(evaluations, [5, 20], 0)
     assert table.title == "Rank-GRPO minus SFT"
     assert list(table.gains) == ["NDCG@20", "NDCG@5", "Recall@20", "Recall@5"]
     gain = table.gains["NDCG@20"]
@@ -42,9 +42,9 @@ def test_the_gain_is_row_by_row_over_the_first_evaluation(tmp_path: Path) -> Non
 def test_of_several_models_each_has_a_table(tmp_path: Path) -> None:
     values = {"SFT": [0.1, 0.2, 0.3], "GRPO": [0.1, 0.2, 0.6], "Rank-GRPO": [0.4, 0.2, 0.6]}
     evaluations = {name: write_rows(tmp_path / name, ndcg) for name, ndcg in values.items()}
-    tables = gain_tables(evaluations, [5, 20], 0)
+    tables = make_gain_tables(evaluations, [5, 20], 0)
     assert [table.title for table in tables] == ["GRPO minus SFT", "Rank-GRPO minus SFT"]
     assert [table.gains["NDCG@20"]["mean"] for table in tables] == pytest.approx([0.1, 0.2])
     (tmp_path / "GRPO" / "rows.parquet").unlink()
-    with pytest.raises(UserError, match=r"GRPO/rows\.parquet: gone since it was evaluated"):
-        gain_tables(evaluations, [5, 20], 0)
+    with refuses("evaluation.missing-rows", tmp_path / "GRPO" / "rows.parquet"):
+        make_gain_tables(evaluations, [5, 20], 0)

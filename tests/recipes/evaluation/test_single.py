@@ -1,4 +1,4 @@
-"""An evaluation of one model: what is asked, how it is scored, what is written and what is refused."""
+"""Evaluation of one model: requests, scores, files, and refused input."""
 
 import json
 import math
@@ -12,12 +12,13 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.data.tokenizer import load_tokenizer
 from recipes import evaluate as command
-from recipes.evaluation.examples import examples
+from recipes.evaluation.examples import choose_examples
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.tiny_model import make_tiny_model
 from tests.conftest import mark_complete
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
+from tests.user_errors import refuses
 
 LISTS = {
     "space": "Alien (1979)\nJaws (1975)\nHeat (1995)",
@@ -58,9 +59,9 @@ def asked(answer_with: Callable[..., Asked], lists: dict[str, str]) -> Asked:
 
 
 def run(files: Files, out: Path, **changes: Any) -> dict[str, Any]:
-    given = {**files, "out": out, "num_items": 3, "ks": (1, 3), "progress": False} | changes
-    paths = {name: str(value) for name, value in given.items() if isinstance(value, Path)}
-    return evaluate(EvaluationOptions(**given | paths))
+    options = {**files, "out": out, "num_items": 3, "ks": (1, 3), "progress": False} | changes
+    paths = {name: str(value) for name, value in options.items() if isinstance(value, Path)}
+    return evaluate(EvaluationOptions(**options | paths))
 
 
 def test_each_distinct_prompt_is_asked_once_and_scored_per_row(files: Files, asked: Asked, tmp_path: Path) -> None:
@@ -88,14 +89,14 @@ def test_lists_that_are_all_of_another_length_are_warned_about(
 ) -> None:
     lists |= dict.fromkeys(lists, "Heat (1995)\nJaws (1975)")
     (warning,) = run(files, tmp_path / "out")["warnings"]
-    assert warning.startswith("4 of 4 lists have 2 items, not 3: ")
+    assert warning.startswith("4 of 4 lists have 2 items, not 3")
 
 
 def test_further_protocols_are_scored_from_the_same_lists(files: Files, asked: Asked, tmp_path: Path) -> None:
     metrics = run(files, tmp_path / "out", protocols=("paper", "strict"))
     assert len(asked) == 1
     strict = metrics["results"]["strict"]["model"]
-    assert strict["recall@1"]["mean"] == pytest.approx(1 / 3)  # positions kept: c's Heat stays at rank 2
+    assert strict["recall@1"]["mean"] == pytest.approx(1 / 3)  # positions content_before: c's Heat stays at rank 2
     columns = pq.read_table(tmp_path / "out" / "rows.parquet").column_names
     assert {"recall@1", "strict/recall@1", "text", "prompt_id", "sample_id"} <= set(columns)
 
@@ -162,7 +163,7 @@ def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
     assert metrics["settings"]["ks"] == [2]
     assert (model["recall@2"]["mean"], model["list_length_errors"]) == (pytest.approx(2 / 3), 0)  # Heat is b's and c's
     # it is shown split at that delimiter, too
-    assert [line.marks for line in examples({"run": tmp_path / "out"})[0].lists["run"]] == [("miss",), ("hit",)]
+    assert [line.marks for line in choose_examples({"run": tmp_path / "out"})[0].lists["run"]] == [("miss",), ("hit",)]
 
     for place in (folder / "global_step_4", folder / "global_step_4" / "actor" / "huggingface"):
         assert run(files, tmp_path / "out", **(unsaid | {"model": place}))["settings"]["delimiter"] == "|"
@@ -181,8 +182,8 @@ def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
 def test_prompts_lacking_the_trained_candidates_raise_a_warning(files: Files, asked: Asked, tmp_path: Path) -> None:
     for candidates in (0, 50):
         (tmp_path / "config.yaml").write_text(f"convrec: {{candidates: {candidates}}}\n")
-        told = "\n".join(run(files, tmp_path / f"out{candidates}", run=tmp_path)["warnings"])
-        assert ("prompts name 0 candidates, and the model had CANDIDATES=50" in told) == bool(candidates)
+        warnings = "\n".join(run(files, tmp_path / f"out{candidates}", run=tmp_path)["warnings"])
+        assert ("CANDIDATES=50" in warnings) == bool(candidates)
 
 
 def test_reference_protocol_uses_its_own_matcher_by_default(
@@ -231,16 +232,19 @@ def test_only_evaluations_that_were_scored_alike_are_compared(files: Files, aske
         ({"num_items": 4}, "num_items was 3 and is 4"),
         ({"year_tolerance": 1}, "year_tolerance was 2 and is 1"),
         ({"protocols": ("strict",)}, "protocol was 'paper' and is 'strict'"),
-        ({"ks": (1, 2)}, r"ks was \[1, 3\] and is \[1, 2\]"),
-        ({"catalog": copy, "train": None}, "catalog was 'catalog.parquet .SHA-256 .*' and is 'catalog.parquet"),
+        ({"ks": (1, 2)}, "ks was [1, 3] and is [1, 2]"),
+        ({"catalog": copy, "train": None}, "catalog was 'catalog.parquet (SHA-256 "),
     ):
-        with pytest.raises(UserError, match=f"--against .*: it was scored otherwise: {unlike}.*; evaluate both alike"):
+        with refuses("evaluation.other-scoring", f"--against {before}", unlike):
             run(files, tmp_path / "after", against=before, **changes)
-    with pytest.raises(UserError, match="also --out"):
+    with refuses("evaluation.conflicting-options", "--against", "--out"):
         run(files, before, against=tmp_path / "elsewhere" / ".." / "before")
-    for written, message in (('{"settings": {"mod', "cut off"), ('{"settings": {"judge": "pairwise"}}', "of a judge")):
-        (before / "metrics.json").write_text(written)
-        with pytest.raises(UserError, match=f"--against .*before.*: {message}"):
+    for content, code in (
+        ('{"settings": {"mod', "evaluation.damaged-metrics"),
+        ('{"settings": {"judge": "pairwise"}}', "evaluation.judge-against-lists"),
+    ):
+        (before / "metrics.json").write_text(content)
+        with refuses(code, f"--against {before}"):
             run(files, tmp_path / "after", against=before)
 
 
@@ -253,14 +257,14 @@ def test_paired_comparison_is_by_row(files: Files, asked: Asked, lists: dict[str
     assert "rows paired" in command.format_metrics(metrics)
 
     evaluations = {"sft": tmp_path / "before", "rank_grpo": tmp_path / "after"}
-    chosen = examples(evaluations)
+    chosen = choose_examples(evaluations)
     # NDCG@3 before -> after: b 0.5 -> 1, c 1 -> 1, a 1 -> 0.5
     assert [example.label for example in chosen] == [
         "the largest gain (NDCG@3 +0.50); the best of rank_grpo (NDCG@3 1.00)",
         "in between (NDCG@3 +0.00)",
         "the largest loss (NDCG@3 -0.50); the worst of rank_grpo (NDCG@3 0.50)",
     ]
-    only_gain = [example.label.split(" (")[0] for example in examples(evaluations, count=1)]
+    only_gain = [example.label.split(" (")[0] for example in choose_examples(evaluations, count=1)]
     assert only_gain == ["the largest gain", "the worst of rank_grpo"]
     assert chosen[0].lists["rank_grpo"][0].marks == ("hit",)
     assert chosen[0].conversation == "USER: space\n"
@@ -270,47 +274,60 @@ def test_paired_comparison_is_by_row(files: Files, asked: Asked, lists: dict[str
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "code", "value"),
     [
-        ({"model": "nowhere"}, "--model nowhere: no such folder"),
-        ({"ks": (5,)}, "--ks 5"),
-        ({"against": "nothing"}, r"--against nothing: no metrics\.json"),
-        ({"limit": 0}, "--limit 0: at least 1 row"),
-        ({"limit": -1}, "--limit -1: at least 1 row"),
-        ({"delimiter": "ab"}, "delimiter=ab: expected one ASCII character"),
-        ({"year_tolerance": -1}, "year_tolerance=-1: expected an integer of at least 0"),
-        ({"replicas": 0}, "--replicas 0: must be"),
+        ({"ks": (5,)}, "evaluation.invalid-cutoff", "--ks 5"),
+        ({"against": "nothing"}, "evaluation.missing-metrics", "--against nothing"),
+        ({"limit": 0}, "evaluation.invalid-limit", "--limit 0"),
+        ({"limit": -1}, "evaluation.invalid-limit", "--limit -1"),
     ],
 )
 def test_impossible_options_are_refused_before_any_request(
-    files: Files, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+    files: Files, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any, code: str, value: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message):
+    with refuses(code, value):
         run(files, tmp_path / "out", **changes)
     assert asked == []
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("changes", "value"),
     [
-        ([ROWS[3]], "no row has ground truth"),
-        ([*ROWS, ROWS[3] | {"sample_id": "b"}], r"row 4: `sample_id` is that of an earlier row \(row 1, 'b'\)"),
-        (
-            [ROWS[0], row("e", "x", ["Heat"], films={"Heat": "n/a"})],
-            r"row 1: a ground-truth year .* \('Heat', 'n/a'\); write the",
-        ),
+        ({"model": "nowhere"}, "--model nowhere"),
+        ({"delimiter": "ab"}, "delimiter=ab"),
+        ({"year_tolerance": -1}, "year_tolerance=-1"),
+        ({"replicas": 0}, "--replicas 0"),
+    ],
+)
+def test_invalid_values_are_refused_before_any_request(
+    files: Files, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=value):
+        run(files, tmp_path / "out", **changes)
+    assert asked == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([ROWS[3]], "groundtruth_with_release_year"),
+        ([*ROWS, ROWS[3] | {"sample_id": "b"}], r"row 4: `sample_id` .*\(row 1, 'b'\)"),
+        ([ROWS[0], row("e", "x", ["Heat"], films={"Heat": "n/a"})], r"row 1: .*\('Heat', 'n/a'\)"),
     ],
 )
 def test_unscorable_data_is_refused_before_any_request(
-    files: Files, asked: Asked, tmp_path: Path, rows: list[dict[str, Any]], message: str
+    files: Files, asked: Asked, tmp_path: Path, rows: list[dict[str, Any]], problem: str
 ) -> None:
     write_rows(tmp_path / "data.parquet", rows)
-    with pytest.raises(UserError, match=rf"data\.parquet: {message}"):
+    with pytest.raises(UserError, match=rf"data\.parquet: .*{problem}"):
         run(files, tmp_path / "out")
-    with pytest.raises(UserError, match=r"--out .*data\.parquet/out: a file is in its place"):
-        run(files, tmp_path / "data.parquet" / "out")
+    out = tmp_path / "data.parquet" / "out"
+    with refuses("evaluation.conflicting-options", f"--out {out}"):
+        run(files, out)
     assert asked == []
 
 
@@ -329,22 +346,22 @@ def test_damaged_rows_are_all_named_or_left_out_and_counted(
     asked.clear()
     write_rows(Path(files["data"]), [*ROWS[:2], *BROKEN[:9], *ROWS[2:], BROKEN[9]])
     write_rows(Path(files["train"]), [*TRAIN, BROKEN[0]])
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         run(files, tmp_path / "out")
-    text = str(told.value)
-    assert "data.parquet: row 2: `prompt` is not exactly one user message; write [" in text
-    assert "data.parquet: rows 3, 13: `sample_id` is that of an earlier row (row 1, 'b'); give each row its own" in text
-    assert "data.parquet: rows 4, 5, 6, 7, 8, 9, 10: a ground-truth year that is no whole number such as 1999" in text
-    with pytest.raises(UserError, match=r"10 of 14 rows are damaged, more than the share of 0\.7 that may"):
+    text = str(error.value)
+    assert "data.parquet: row 2: `prompt` " in text
+    assert "data.parquet: rows 3, 13: `sample_id` " in text
+    assert "data.parquet: rows 4, 5, 6, 7, 8, 9, 10: a ground-truth year " in text
+    with pytest.raises(UserError, match=r"10 of 14 .*0\.7"):
         run(files, tmp_path / "out", skip_damaged=0.7)
     assert asked == []
 
     arguments = ["--out", str(tmp_path / "out"), "--num-items", "3", "--ks", "1", "3", "--skip-damaged", "0.8"]
     assert command.main([*arguments, *(part for name in files for part in (f"--{name}", files[name]))]) == 0
-    said = capsys.readouterr()
-    assert "3 rows, 2 conversations, protocol paper" in said.out
-    assert "1 rows without ground truth left out; 10 damaged rows left out" in said.out
-    assert "10 damaged rows left out, named in damaged.jsonl:\n       7: a ground-truth year" in said.err
+    printed = capsys.readouterr()
+    assert "3 rows, 2 conversations, protocol paper" in printed.out
+    assert "1 rows without ground truth left out; 10 damaged rows left out" in printed.out
+    assert "10 damaged rows left out, named in damaged.jsonl:\n       7: a ground-truth year" in printed.err
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert metrics["damaged"] == {"data": 10, "train": 1}
     assert metrics["results"] == json.loads((tmp_path / "whole" / "metrics.json").read_text())["results"]
@@ -365,7 +382,7 @@ def test_catalog_missing_truths_raises_a_warning_or_is_refused(files: Files, ask
     assert "2 of 3 ground truths" in warning  # Heat, twice
     assert run(files, tmp_path / "out2")["warnings"] == []
     write_catalog(Path(other), {"Casablanca": 1942})
-    with pytest.raises(UserError, match=r"3 of 3 ground truths .* another data set's catalog"):
+    with refuses("evaluation.wrong-catalog", "3 of 3", other):
         run(files, tmp_path / "out3", catalog=other, train=None)
 
 
@@ -376,19 +393,21 @@ def test_the_command_replaces_its_own_results_alone(
     files: Files, asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--data", files["data"], "--catalog", files["catalog"], "--out", str(tmp_path / "out")]
-    of_model = [*arguments, "--num-items", "3", "--delimiter", r"\n", "--model", files["model"]]
-    assert command.main(of_model) == 0
-    said = capsys.readouterr()
-    assert said.err == "no --train: left out the baseline popularity\n"
-    assert "Recall@3" in said.out  # none of 5, 10, 15, 20 fits lists of three
-    kept = (tmp_path / "out" / "rows.parquet").read_bytes()
-    of_baseline = [*arguments, "--num-items", "3", "--train", files["data"]]
-    assert command.main(of_baseline) == 2
-    message = f"it holds an evaluation whose model was '{files['model']}' and is None; give another, or --overwrite"
-    assert capsys.readouterr().err == f"error: --out {tmp_path / 'out'}: {message}\n"
-    assert (tmp_path / "out" / "rows.parquet").read_bytes() == kept
-    assert command.main(of_model) == 0
-    assert command.main([*of_baseline, "--overwrite"]) == 0
+    model_arguments = [*arguments, "--num-items", "3", "--delimiter", r"\n", "--model", files["model"]]
+    assert command.main(model_arguments) == 0
+    printed = capsys.readouterr()
+    assert "no --train" in printed.err
+    assert "Recall@3" in printed.out  # none of 5, 10, 15, 20 fits lists of three
+    content_before = (tmp_path / "out" / "rows.parquet").read_bytes()
+    baseline_arguments = [*arguments, "--num-items", "3", "--train", files["data"]]
+    assert command.main(baseline_arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: --out {tmp_path / 'out'}: ")
+    assert f"model was '{files['model']}' and is None" in message
+    assert message.endswith("[evaluation.other-evaluation]\n")
+    assert (tmp_path / "out" / "rows.parquet").read_bytes() == content_before
+    assert command.main(model_arguments) == 0
+    assert command.main([*baseline_arguments, "--overwrite"]) == 0
     assert not (tmp_path / "out" / "rows.parquet").exists()
     assert len(asked) == 1
 
@@ -406,9 +425,9 @@ def test_model_that_cannot_write_the_titles_is_refused_early(
     japanese = {"<none>" if token == "ä" else token: id_ for token, id_ in content["model"]["vocab"].items()}
     file.write_text(json.dumps(content | {"model": content["model"] | {"vocab": japanese}}))
     catalog = write_catalog(tmp_path / "japanese.parquet", {"七人の侍": 1954, "七人": 1960, "Heat": 1995})
-    with pytest.raises(UserError, match=r"--model .*the tokenizer cannot encode '七人の侍"):
+    with pytest.raises(UserError, match=r"--model .*'七人の侍"):
         run(files, tmp_path / "out", model=model, catalog=catalog)
     file.unlink()
-    with pytest.raises(UserError, match=r"--model .*tokenizer\.json is missing"):
+    with pytest.raises(UserError, match=r"--model .*tokenizer\.json"):
         run(files, tmp_path / "out", model=model)
     assert len(asked) == 1

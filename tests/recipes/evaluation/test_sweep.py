@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from convrec.base.errors import UserError
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
-from recipes.evaluation.sweep import _checked_settings, sweep_steps
+from recipes.evaluation.sweep import _check_settings, find_sweep_models
 from tests.conftest import mark_complete
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
+from tests.user_errors import refuses
 
 # what the model of each step answers: the start misses, step 2 hits at rank 2, step 4 at rank 1
 LISTS = {0.0: "Jaws (1975)\nJaws (1975)", 2.0: "Jaws (1975)\nHeat (1995)", 4.0: "Heat (1995)\nNowhere (2001)"}
@@ -57,16 +57,16 @@ def options(tmp_path: Path, answer_with: Callable[..., Any]) -> list[str]:
     return ["--data", data, "--catalog", catalog, "--train", data, "--num-items", "2", "--ks", "1", "2"]
 
 
-def test_missing_start_model_and_step_without_model_are_named(run: Path, tmp_path: Path) -> None:
-    assert sweep_steps(run, start="another/model")[0] == "another/model"
+def test_missing_initial_model_and_step_without_model_are_named(run: Path, tmp_path: Path) -> None:
+    assert find_sweep_models(run, start="another/model")[0] == "another/model"
     mark_complete(run, 3)
-    with pytest.raises(UserError, match=r"global_step_3, the newest one, holds no model: it was removed"):
-        sweep_steps(run)
+    with refuses("evaluation.removed-model", run / "global_step_3"):
+        find_sweep_models(run)
     (run / "config.yaml").write_text("actor_rollout_ref: {model: {path: /gone/model}}\n")
-    with pytest.raises(UserError, match=r"the run started from /gone/model, which is gone; .*--start"):
-        sweep_steps(run)
-    with pytest.raises(UserError, match="give a run folder"):
-        sweep_steps(tmp_path)
+    with refuses("evaluation.missing-initial-model", "/gone/model", "--start"):
+        find_sweep_models(run)
+    with refuses("evaluation.no-checkpoint", f"--sweep {tmp_path}"):
+        find_sweep_models(tmp_path)
 
 
 def test_sweep_writes_a_row_per_step_and_report_shows_both_ends(
@@ -103,7 +103,7 @@ def test_sweep_writes_a_row_per_step_and_report_shows_both_ends(
         "the largest gain",
         "catalog coverage",
         "Catalog coverage on test, by checkpoint",
-        "Protocol paper takes items that the user has seen",
+        "Protocol paper removes seen items",
     ):
         assert text in html, text
     assert "ndcg@" not in html  # one name everywhere: NDCG@2
@@ -122,8 +122,9 @@ def test_a_sweep_with_other_settings_does_not_overwrite_one(
     before = (folder / "sweep.csv").read_text()
     capsys.readouterr()
     assert evaluate.main([*command, "--limit", "1"]) == 2
-    other = "it holds a sweep with other settings, limit was None and is 1; give another --out"
-    assert other in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "limit was None and is 1" in message
+    assert message.endswith("[evaluation.other-sweep]\n")
     same_name = tmp_path / "other" / "test.parquet"
     same_name.parent.mkdir()
     same_name.write_bytes((tmp_path / "test.parquet").read_bytes())
@@ -139,10 +140,10 @@ def test_a_sweep_with_other_settings_does_not_overwrite_one(
     assert evaluate.main([*command, "--year-tolerance", "2"]) == 2  # the run's is 1
     assert evaluate.main([*command, "--year-tolerance", "1"]) == 0
     assert evaluate.main(command) == 0  # the same again
-    kept = json.loads((folder / "step_000004" / "metrics.json").read_text())["settings"]
-    with_user = SimpleNamespace(settings=kept | {"user": "rule", "ask": ["genre"], "max_turns": 3})
-    with pytest.raises(UserError, match="user"):
-        _checked_settings(folder, run, with_user)  # type: ignore[arg-type]
+    stored = json.loads((folder / "step_000004" / "metrics.json").read_text())["settings"]
+    with_user = SimpleNamespace(settings=stored | {"user": "rule", "ask": ["genre"], "max_turns": 3})
+    with refuses("evaluation.other-sweep", "user"):
+        _check_settings(folder, run, with_user)  # type: ignore[arg-type]
     (folder / "sweep.json").unlink()
     assert evaluate.main([*command, "--limit", "1"]) == 0  # as the message says
 
@@ -157,8 +158,8 @@ def test_evaluations_of_changed_files_are_not_compared(
     metrics["settings"]["sha256"][changed] = "0" * 64
     file.write_text(json.dumps(metrics))
     assert report.main([str(run), "--out", str(tmp_path / "report.html")]) == 2
-    said = capsys.readouterr().err
-    assert ("SHA-256 000000000000" if changed == "data" else "different training files") in said
+    message = capsys.readouterr().err
+    assert ("SHA-256 000000000000" if changed == "data" else "different training files") in message
 
 
 def test_sweep_of_one_conversation_is_reported_and_stale_flagged(
@@ -186,7 +187,7 @@ def test_evaluations_with_different_settings_are_not_compared(
     assert evaluate.main(["--model", str(run), "--out", str(second), *options, "--num-items", "3"]) == 0
     arguments = [str(run), "--out", str(tmp_path / "r.html"), "--evaluations", f"a={first}", f"b={second}"]
     assert report.main(arguments) == 2
-    assert "evaluate all alike" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("[plot.different-settings]\n")
     for other, message in (
         (["--protocols", "strict"], "b: evaluated with protocol strict, a with protocol paper"),
         (["--limit", "1"], "b: evaluated with limit 1, a with limit None"),
@@ -198,9 +199,11 @@ def test_evaluations_with_different_settings_are_not_compared(
     assert evaluate.main(["--model", str(run), "--out", str(second), *options, "--protocols", "paper", "strict"]) == 0
     assert report.main(arguments) == 0
     assert report.main([str(run), "--evaluations", "nothing"]) == 2
-    assert "--evaluations nothing: give NAME=FOLDER" in capsys.readouterr().err
+    assert "--evaluations nothing: " in capsys.readouterr().err
     assert report.main([str(run), "--evaluations", f"a={tmp_path}"]) == 2
-    assert "no metrics.json" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("[evaluation.missing-metrics]\n")
     assert evaluate.main([*options, "--out", str(second), "--overwrite"]) == 0
     assert report.main([str(run), "--evaluations", f"a={second}"]) == 2
-    assert "second: baselines alone" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert str(second) in message
+    assert message.endswith("[report.baselines-only]\n")

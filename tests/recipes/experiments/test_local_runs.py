@@ -103,14 +103,15 @@ def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp
 @pytest.mark.parametrize(
     ("settings", "values"),
     [
-        ({"data": "gone.parquet"}, ["gone.parquet"]),
-        ({"catalog": "gone.parquet"}, ["gone.parquet"]),
-        ({"train": "gone.parquet"}, ["gone.parquet"]),
-        ({"ks": [20]}, ["--ks 20", "10"]),
-        ({"num_items": 5, "ks": [10]}, ["--ks 10", "5"]),
-        ({"slices": ["country"]}, ["--slices country"]),
-        ({"matching": "fuzy"}, ["fuzy"]),
-        ({"allow": "part.txt", "constrained": True}, ["--allow part.txt"]),
+        ({"data": "gone.parquet"}, "evaluate: gone.parquet: "),
+        ({"catalog": "gone.parquet"}, "evaluate: catalog gone.parquet: no such file"),
+        ({"train": "gone.parquet"}, "evaluate: gone.parquet: "),
+        ({"ks": [20]}, "evaluate: --ks 20: "),
+        ({"num_items": 5, "ks": [10]}, "evaluate: --ks 10: "),
+        ({"slices": ["country"]}, "evaluate: --slices country: "),
+        ({"matching": "fuzy"}, "evaluate: .*fuzy"),
+        ({"allow": "part.txt"}, "evaluate: allow: it says what constrained lists may hold; add constrained: true"),
+        ({"allow": "part.txt", "constrained": True}, "evaluate: --allow part.txt: no such file"),
     ],
 )
 def test_a_setting_that_an_evaluation_cannot_use_is_named(

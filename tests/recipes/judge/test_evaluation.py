@@ -13,7 +13,7 @@ from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text
 from convrec.judges.schema import judge_schema, make_row
 from data_prep.judge_demonstrations import read_answers
 from recipes import evaluate
-from recipes.judge.evaluation import _find_model, _warnings
+from recipes.judge.evaluation import _check_criteria
 
 Behave = Callable[[dict, int], Any]
 
@@ -81,15 +81,15 @@ def test_a_pairwise_judge_is_asked_at_its_own_address(asked: Callable[..., dict]
     assert (results["inconsistent"]["mean"], results["no_verdict"]["mean"]) == (1 / 4, 1 / 4)
     assert results["ties"]["tied"]["mean"] == 1
     assert results["by_source"]["math"]["right_both_ways"]["mean"] == 1
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in (
         "right_both_ways",
         "of 1 ties: tied 1.0000",
         "by source:\n  chat",
         "by label:\n  A",
     ):
-        assert part in said
-    assert "0.7500 by always saying the same" in said  # three of four are A
+        assert part in printed
+    assert "0.7500 for a constant verdict" in printed  # three of four are A
 
 
 def test_an_answer_cut_off_while_it_thinks_has_no_verdict(asked: Callable[..., dict], tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_evaluations_are_compared_on_rows_with_a_better_response(
     pq.write_table(pa.Table.from_pylist(turned, judge_schema("pairwise")), tmp_path / "other.parquet")
     command = ["--judge", "pairwise", "--model", "api:some-judge", "--data", str(tmp_path / "other.parquet")]
     assert evaluate.main([*command, "--out", str(tmp_path / "new"), "--against", str(tmp_path / "before")]) == 2
-    assert "its data had other contents" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("[judge.other-data]\n")
 
 
-def test_a_judge_of_another_kind_is_told_of_and_evaluated(tmp_path: Path) -> None:
+def test_a_judge_of_another_kind_raises_a_warning(tmp_path: Path) -> None:
     trained_by = Criteria("Count letters.", ("Nothing else.",), (1, 3))
     (tmp_path / FILE).write_text(criteria_text(trained_by, "pointwise"))
-    (warning,) = _warnings(tmp_path, {"criteria": DEFAULTS["pairwise"]}, "pairwise")
-    assert "was not trained as a pairwise one" in warning
-    assert _warnings(tmp_path, {"criteria": trained_by}, "pointwise") == []
+    (warning,) = _check_criteria(tmp_path, {"criteria": DEFAULTS["pairwise"]}, "pairwise")
+    assert "pairwise" in warning
+    assert _check_criteria(tmp_path, {"criteria": trained_by}, "pointwise") == []

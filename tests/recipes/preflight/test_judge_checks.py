@@ -153,7 +153,7 @@ def test_numbers_have_their_errors_and_the_baseline_beside_them() -> None:
         }
     )
     assert "rows.parquet: 4 rows, 3 queries, pointwise judge" in text
-    assert "exact_match       0.5000 ±0.2500   0.3000 by always saying the same" in text
+    assert "exact_match       0.5000 ±0.2500   0.3000 for a constant verdict" in text
     assert "mae               – ±–" in text
     assert "minus other, 4 rows paired:\n  exact_match       +0.1000 ±0.0500\n  reward            –" in text
     assert "1 of 4 prompts generated in 2 s" in text

@@ -47,9 +47,9 @@ def test_hang_or_crash_fails_its_phase_and_the_next_ones_run(
         phase("fine-gpu", "two", gpus=2),
         phase("fine-anywhere", "two", gpus=2, on_cpu=True),
     ]
-    status, found = checked(phases, tmp_path)
+    status, results = checked(phases, tmp_path)
     assert status == 1
-    assert [(entry["phase"], entry["status"]) for entry in found["phases"]] == [
+    assert [(entry["phase"], entry["status"]) for entry in results["phases"]] == [
         ("fine", "pass"),
         ("pid-1", "pass"),
         ("hang", "fail"),
@@ -60,25 +60,25 @@ def test_hang_or_crash_fails_its_phase_and_the_next_ones_run(
         ("dies", "fail"),
         ("fine-anywhere", "pass"),
     ]
-    by_name = {entry["phase"]: entry for entry in found["phases"]}
+    by_name = {entry["phase"]: entry for entry in results["phases"]}
     assert by_name["fine"]["figures"] == {"device": "cpu", "value": 1.5}
     assert by_name["hang"]["reason"] == "no end after 1 s"
-    assert by_name["wrong"]["reason"] == "CheckFailed: difference is nan, at most 0.1 is right"
+    assert by_name["wrong"]["reason"] == "CheckFailed: difference is nan, must be at most 0.1"
     assert by_name["dies"]["reason"] == "its process ended (exit status -6)"
     assert "last words" in "\n".join(by_name["dies"]["log"])
     pids = [by_name[f"pid-{number}"]["figures"]["pid"] for number in (1, 2, 3)]
     assert pids[0] != pids[1] == pids[2]  # a new process after the one that hung, and only then
-    assert found["left_out"] == {"fine-gpu": "needs 2 GPUs, there are 0"}
-    assert (found["ok"], found["finished"]) == (False, True)
+    assert results["left_out"] == {"fine-gpu": "needs 2 GPUs, this machine has 0"}
+    assert (results["ok"], results["finished"]) == (False, True)
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in (one.info["cmdline"] or ())]
     assert "5 pass, 3 fail, 1 skipped" in capsys.readouterr().out
 
 
 def test_what_would_begin_too_late_is_skipped_and_no_failure(tmp_path: Path) -> None:
-    status, found = checked([phase("slow", "one", seconds=4), phase("fine", "two")], tmp_path, seconds=5)
+    status, results = checked([phase("slow", "one", seconds=4), phase("fine", "two")], tmp_path, seconds=5)
     assert status == 0
-    assert [entry["status"] for entry in found["phases"]] == ["pass", "skipped"]
-    assert "--only fine" in found["left_out"]["fine"]
+    assert [entry["status"] for entry in results["phases"]] == ["pass", "skipped"]
+    assert "--only fine" in results["left_out"]["fine"]
 
 
 def test_the_table_and_its_page_have_every_phase() -> None:

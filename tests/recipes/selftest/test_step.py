@@ -29,7 +29,7 @@ def test_short_prompt_is_lengthened_with_earlier_conversations() -> None:
 
 def test_written_prompts_have_the_length_of_released_ones(tmp_path: Path) -> None:
     data = write_sample(tmp_path / "data", counts={"train": 40, "validation": 1, "test": 1})
-    model = Machine(tmp_path, gpus=0).model(TINY | {"vocab_size": 2000}, read_texts([data / "train.parquet"]))
+    model = Machine(tmp_path, gpus=0).make_model(TINY | {"vocab_size": 2000}, read_texts([data / "train.parquet"]))
     table = pq.read_table(write_long_prompts(data / "train.parquet", model))
     assert table.schema.equals(RL_SCHEMA)
     tokenizer = AutoTokenizer.from_pretrained(model)

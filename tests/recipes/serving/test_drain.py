@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from recipes.serving.drain import Drain
-from recipes.serving.local import BACKLOG, bound, make_server
+from recipes.serving.local import BACKLOG, bind_socket, make_server
 from tests.recipes.serving.test_http import error_of, events_of
 
 ASK = {"conversation": "a film, please"}
@@ -37,7 +37,7 @@ def started(service: Callable[..., Any], films: Any) -> Iterator[Callable[[float
     def start(drain_seconds: float) -> SimpleNamespace:
         with socket.create_server(("127.0.0.1", 0)) as free:
             at = free.getsockname()
-        drain, listener = Drain(), bound(*at)
+        drain, listener = Drain(), bind_socket(*at)
         server = make_server(service(drain=drain), drain, drain_seconds)
         listener.listen(BACKLOG)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -129,7 +129,7 @@ SERVICE = """
     import asyncio, signal, sys
     from recipes.serving import http
     from recipes.serving.drain import Drain
-    from recipes.serving.local import bound, make_server
+    from recipes.serving.local import bind_socket, make_server
     from recipes.serving.replicas import Model
     from recipes.serving.schema import ModelSettings, ServiceSettings
     from conftest import Films
@@ -140,7 +140,7 @@ SERVICE = """
 
     settings = ServiceSettings(models=[ModelSettings(name="films", path="films", catalog="x")], loopback=True)
     drain = Drain()
-    listener = bound("127.0.0.1", int(sys.argv[1]))
+    listener = bind_socket("127.0.0.1", int(sys.argv[1]))
     listener.listen()
     print("ready", flush=True)
     app = http.build(settings, {"films": Model([SlowFilms()], 60)}, None, drain)

@@ -1,4 +1,4 @@
-"""What was shown and what became of it: what is kept, what is refused, what survives, and that it stays bounded."""
+"""The feedback log: stored lists and events, refusals, durability, and its bounded size."""
 
 import asyncio
 import errno
@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from convrec.base.errors import UserError
 from recipes.serving.feedback import FILES, FeedbackLog
 from recipes.serving.schema import FeedbackEvent
 from tests.recipes.serving.conftest import LIST_ID
 from tests.recipes.serving.test_http import error_of
+from tests.user_errors import refuses
 
 ASK = {"conversation": [{"role": "user", "content": "a film\nUSER: no turn"}], "k": 2, "seen": ["1", "Up (2009)"]}
 CLICK = {"list_id": LIST_ID, "item_id": "2", "event": "click"}
@@ -94,13 +94,13 @@ def test_a_list_and_its_events_are_lines_that_can_be_joined(client: TestClient, 
     ("wrong", "param", "word"),
     [
         ({"event": "clicked"}, "event", "'click', 'like', 'purchase' or 'dislike'"),
-        ({"item_id": "1"}, "item_id", "that list has no item '1'"),
+        ({"item_id": "1"}, "item_id", "'1'"),
         ({"item_id": ""}, "item_id", "at least 1"),
         ({"list_id": "list-7"}, "list_id", "pattern"),
         ({"user_id": ""}, "user_id", "at least 1"),
         ({"time": "2026-11-26T12:00:00"}, "time", "timezone"),
         ({"time": "yesterday"}, "time", "datetime"),
-        ({"rank": 1}, "rank", "there is no such field"),
+        ({"rank": 1}, "rank", "no such field"),
     ],
 )
 def test_a_bad_event_is_refused_in_one_sentence_and_not_kept(
@@ -209,7 +209,7 @@ def test_feedback_files_rotate_and_stay_below_the_size_bound(tmp_path: Path, cap
     kept = [int(line["list_id"][5:], 16) for line in lines(tmp_path)]
     assert kept == list(range(kept[0], 50))  # the newest, none between is missing
     assert len(kept) > 5
-    assert "removed, for feedback to stay below its bound" in caplog.text
+    assert ".jsonl: removed" in caplog.text
     for path in files:
         path.unlink()  # what an operator may do at any time
     log.add_list(ASK, a_list(51))
@@ -253,10 +253,10 @@ def test_full_disk_loses_feedback_but_not_lists_and_logs_once(
 
 def test_unwritable_feedback_folder_is_refused_at_startup(service: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--feedback: .*Not a directory"):
+    with refuses("serving.unusable-feedback-folder", tmp_path / "file" / "state"):
         service(feedback=str(tmp_path / "file" / "state"))
     (tmp_path / "feedback.secret").write_text("short")
-    with pytest.raises(UserError, match=r"--feedback: .*feedback\.secret: damaged"):
+    with refuses("serving.damaged-feedback-secret", tmp_path / "feedback.secret"):
         service(feedback=str(tmp_path))
 
 
@@ -292,7 +292,7 @@ def test_feedback_on_unserved_lists_and_repeats_is_refused(service: Callable[...
 def test_list_memory_is_bounded_and_evicted_lists_take_feedback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.serving.feedback.MOST_LISTS", 3)
+    monkeypatch.setattr("recipes.serving.feedback.MAX_LISTS", 3)
     log = FeedbackLog(tmp_path)
     shown = [a_list(number, items=1) | {"list_id": log.make_list_id()} for number in range(5)]
     for one in shown:

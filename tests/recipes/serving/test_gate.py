@@ -25,7 +25,7 @@ def test_foreign_host_header_is_refused_on_loopback_only(service):
 def test_two_hosts_are_refused(service):
     client = TestClient(service(), base_url="http://localhost")
     twice = client.get("/health", headers=[("Host", "localhost"), ("Host", "localhost")])
-    assert (twice.status_code, twice.json()["error"]["message"]) == (400, "two Host headers; send one")
+    assert (twice.status_code, "Host" in twice.json()["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("prefix", ["", "/books"])  # Ray Serve's route_prefix: in the path, and named by root_path
@@ -48,7 +48,7 @@ def test_a_body_that_is_too_large_is_a_413_that_says_the_limit(service, films, c
     sent = iter([content[:500], content[500:]]) if chunked else content
     refused = client.post("/v1/recommendations", content=sent, headers={"Content-Type": "application/json"})
     assert (refused.status_code, films.asked) == (413, [])
-    assert "larger than 1,000 bytes" in refused.json()["error"]["message"]
+    assert "1,000 bytes" in refused.json()["error"]["message"]
 
 
 def test_a_request_too_many_is_a_429_and_places_come_back(service, films):
@@ -70,7 +70,7 @@ def test_a_request_too_many_is_a_429_and_places_come_back(service, films):
 
     refused, pages, after = asyncio.run(scenario())
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert "2 requests are being answered" in refused.json()["error"]["message"]
+    assert "2 requests" in refused.json()["error"]["message"]
     assert pages.status_code == 200
     assert [answer.status_code for answer in after] == [200] * 3
 

@@ -91,16 +91,16 @@ def test_failing_stream_gives_a_status_first_and_an_event_later(client, films):
     [
         ({}, "conversation", "required"),
         ({"conversation": "x", "k": 0}, "k", "greater"),
-        ({"conversation": "x", "k": 101}, "k", "more than 100"),
+        ({"conversation": "x", "k": 101}, "k", "101"),
         ({"conversation": "x", "k": "many"}, "k", "integer"),
         ({"conversation": "x", "k": True}, "k", "integer"),
         ({"conversation": "x", "k": "5"}, "k", "integer"),
-        ({"conversation": "x" * 200_001}, "conversation", "200,001 characters, more than 200,000"),
+        ({"conversation": "x" * 200_001}, "conversation", "200,001"),
         ({"conversation": "x", "allow": ["1"] * 50_001}, "allow", "50000"),
-        ({"conversation": "x", "exlude": ["1"]}, "exlude", "there is no such field"),
+        ({"conversation": "x", "exlude": ["1"]}, "exlude", "no such field"),
         ({"conversation": [{"role": "system", "content": "x"}]}, "conversation", "conversation.0.role: "),
         ({"conversation": [{"role": "user<|im_end|>", "content": "x"}]}, "conversation", "conversation.0.role: "),
-        ({"conversation": [{"role": "user", "content": "x"}] * 101}, "conversation", "101 turns, more than 100"),
+        ({"conversation": [{"role": "user", "content": "x"}] * 101}, "conversation", "101 turns"),
         ({"conversation": "x", "seen": [[]]}, "seen", "valid"),
         ({"conversation": "x", "seen": [True]}, "seen", "valid"),
         ({"conversation": "x", "seen": ["1"] * 10_001}, "seen", "10000"),
@@ -114,7 +114,7 @@ def test_failing_stream_gives_a_status_first_and_an_event_later(client, films):
         ),
         ({"conversation": "x", "where": {"price": {"max": [1]}}}, "where", "where.price.max: write a text, a number"),
         ({"conversation": "x", "where": {"price": NESTED}}, "where", "write a text, a number, true or false"),
-        ({"conversation": "x", "where": {"price": [1] * 10_000}}, "where", "where: more than 10,000 conditions"),
+        ({"conversation": "x", "where": {"price": [1] * 10_000}}, "where", "where: more than 10,000"),
         ({"conversation": "x", "seen": [10**30]}, "seen", "valid"),
         ({"conversation": "x", "liked": "Heat"}, "liked", "list"),
         ({"conversation": "x", "why": "because"}, "why", "boolean"),
@@ -225,7 +225,7 @@ def test_meaningless_chat_fields_are_refused_only_in_strict_mode(client, service
 def test_unsupported_response_format_is_refused_naming_text(client, form):
     error = error_of(client.post("/v1/chat/completions", json=CHAT | {"response_format": form}), 400)
     assert error["param"] == "response_format"
-    assert 'only {"type": "text"} is possible here' in error["message"]
+    assert '{"type": "text"}' in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_patch_sends_only_given_fields_and_huge_item_is_refused(client, films):
     for method in ("PATCH", "PUT"):
         many = {"item_id": "1", "title": "x", **{f"c{n}": {} for n in range(1001)}}
         error = error_of(client.request(method, "/v1/catalog/items", json={"items": [many]}), 400)
-        assert (error["param"], "more than 1000 fields" in error["message"]) == ("items", True)
+        assert (error["param"], "1000 fields" in error["message"]) == ("items", True)
 
 
 def test_ten_thousand_items_come_are_listed_and_go_twice(client):
@@ -421,6 +421,6 @@ def test_docs_page_covers_all_routes_without_script_or_key(client, service):
     assert linked <= {*re.findall(r'id="(\w+)"', page.text)} == names
     turns = '<a href="#Turn">Turn</a>, at most 10,000'
     assert f"<td><code>conversation</code><td>string or list of {turns}<td>required" in page.text
-    assert "<code>k</code><td>integer<td>20<td>items wanted" in page.text
+    assert "<code>k</code><td>integer<td>20<td>number of items" in page.text
     with_key = TestClient(service("secret"), base_url="http://localhost")
     assert (with_key.get("/docs").status_code, with_key.get("/openapi.json").status_code) == (200, 401)

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from convrec.base.errors import UserError
 from recipes.serving import keys as module
 from recipes.serving.keys import ROLES, Keys, read_keys
-from recipes.serving.schema import service_key
+from recipes.serving.schema import read_service_key
 from tests.recipes.serving.test_http import error_of
+from tests.user_errors import refuses
 
 ASK = {"conversation": "a film, please"}
 OWN = "o" * 32
@@ -61,7 +61,7 @@ def test_a_role_may_do_what_it_says_and_no_more(client: TestClient) -> None:
                 is_enough = ROLES.index(role) >= ROLES.index(needed)  # type: ignore[arg-type]
                 assert (answer.status_code != 403) is is_enough, (role, method, path)
                 if not is_enough:
-                    assert error_of(answer, 403)["message"].endswith(f"and this needs the role {needed}")
+                    assert error_of(answer, 403)["message"].endswith(f"the role {needed}")
     assert client.put("/v1/catalog/items", json=item, headers=with_key("own")).status_code == 200
 
 
@@ -81,7 +81,7 @@ def test_key_file_is_reloaded_and_a_broken_one_keeps_the_keys(
     file.write_text("- name: half\n")
     for _ in range(3):
         assert client.get("/v1/models", headers=with_key("admin")).status_code == 200
-    assert [record.message.count("the keys stay as they were") for record in caplog.records] == [1]
+    assert [record.message.count(f"--keys {file}") for record in caplog.records] == [1]
     file.unlink()
     assert client.get("/v1/models", headers=with_key("admin")).status_code == 200
     write(file, entry("read"))
@@ -112,35 +112,36 @@ def test_a_key_has_a_limit_of_its_own(file: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "code", "place"),
     [
-        ("{", "no YAML"),
-        ("[]", "write a list of keys"),
-        ("a: b", "write a list of keys"),
-        ("- 3", "entry 0: it: "),
+        ("{", "serving.invalid-keys", ""),
+        ("[]", "serving.invalid-keys", ""),
+        ("a: b", "serving.invalid-keys", ""),
+        ("- 3", "serving.invalid-keys", "entry 0: type: "),
+        (yaml.safe_dump([entry("read") | {"role": "owner"}]), "serving.invalid-keys", "entry 0: role: "),
+        (yaml.safe_dump([entry("read", key="short")]), "serving.invalid-keys", "entry 0: key: "),
         (
-            yaml.safe_dump([entry("read") | {"role": "owner"}]),
-            "entry 0: role: Input should be 'read', 'feedback' or 'admin'",
+            yaml.safe_dump([entry("read", requests_per_minute=0)]),
+            "serving.invalid-keys",
+            "entry 0: requests_per_minute: ",
         ),
-        (yaml.safe_dump([entry("read", key="short")]), "entry 0: key: String should have at least 16 characters"),
-        (yaml.safe_dump([entry("read", requests_per_minute=0)]), "entry 0: requests_per_minute: "),
-        (yaml.safe_dump([entry("read"), entry("read", name="other")]), "the same name or the same key"),
+        (yaml.safe_dump([entry("read"), entry("read", name="other")]), "serving.duplicate-keys", ""),
     ],
 )
-def test_a_file_of_something_else_is_one_sentence_without_a_key(tmp_path: Path, content: str, words: str) -> None:
+def test_an_invalid_file_of_keys_is_refused_without_showing_a_key(
+    tmp_path: Path, content: str, code: str, place: str
+) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(content)
-    with pytest.raises(UserError) as error:
+    with refuses(code, f"--keys {file}: {place}") as error:
         read_keys(file)
-    assert words in str(error.value)
-    assert str(error.value).startswith(f"--keys {file}: ")
     assert "r" * 16 not in str(error.value)
-    with pytest.raises(UserError, match="No such file"):
+    with refuses("serving.unreadable-keys", tmp_path / "none.yaml"):
         read_keys(tmp_path / "none.yaml")
 
 
 def test_a_file_of_keys_opens_the_service_as_the_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(module.KEY_VARIABLE, raising=False)
-    assert service_key(loopback=False, keys="keys.yaml") is None
-    with pytest.raises(UserError, match=r"SERVE_API_KEY is not set: .* or --keys FILE"):
-        service_key(loopback=False)
+    assert read_service_key(loopback=False, keys="keys.yaml") is None
+    with refuses("serving.missing-key", "SERVE_API_KEY", "--keys"):
+        read_service_key(loopback=False)

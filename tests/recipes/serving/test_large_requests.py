@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recipes.serving.schema import MOST_ALLOWED, MOST_NAMES, Limits
+from recipes.serving.schema import MAX_ALLOWED, MAX_NAMES, Limits
 from tests.recipes.serving.without_engine import build_settings, served, write_films
 
 ITEMS = 2000
@@ -31,16 +31,16 @@ def titles(count: int, kind: str) -> list[str]:
 
 WORDS = "I liked a film with a long title and another one. " * 10_000
 CHARACTERS = LIMITS.max_conversation_characters
-NEW = [{"item_id": f"n{n}", "title": f"A New Film {n}", "year": 2000, "price": 1.5} for n in range(MOST_NAMES)]
+NEW = [{"item_id": f"n{n}", "title": f"A New Film {n}", "year": 2000, "price": 1.5} for n in range(MAX_NAMES)]
 LISTS = {
     "words": {"conversation": WORDS[:CHARACTERS]},
     "one word": {"conversation": "x" * CHARACTERS},
     "turns": {"conversation": [{"role": "user", "content": WORDS[: CHARACTERS // 100]}] * 100},
     "short turns": {"conversation": "USER: a\n" * (CHARACTERS // 8)},
-    "allow": ORDINARY | {"allow": titles(MOST_ALLOWED, "Allowed")},
-    "names": ORDINARY | {name: titles(MOST_NAMES, name) for name in ("seen", "exclude", "liked")},
+    "allow": ORDINARY | {"allow": titles(MAX_ALLOWED, "Allowed")},
+    "names": ORDINARY | {name: titles(MAX_NAMES, name) for name in ("seen", "exclude", "liked")},
     "why": ORDINARY | {"k": 100, "why": True, "liked": [f"f{number}" for number in range(ITEMS)]},
-    "where": ORDINARY | {"where": {"category": titles(MOST_NAMES - 1, "Category")}},
+    "where": ORDINARY | {"where": {"category": titles(MAX_NAMES - 1, "Category")}},
 }
 REFUSED = {
     "too long": {"conversation": WORDS * 8},

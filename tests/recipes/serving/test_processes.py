@@ -13,7 +13,7 @@ import pytest
 from convrec.base.errors import UserError
 from recipes.serving import processes as module
 from recipes.serving.errors import Refused
-from recipes.serving.http import _state
+from recipes.serving.http import _check_model
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
 from recipes.serving.schema import ModelSettings
@@ -23,8 +23,8 @@ TARGET = """
 import asyncio, gc, os
 from convrec.base.errors import UserError
 from recipes.serving.errors import Refused
-from recipes.serving.http import _state
-from recipes.serving.processes import answer_at
+from recipes.serving.http import _check_model
+from recipes.serving.processes import serve_socket
 
 class Films:
     cancelled = waiting = 0
@@ -60,8 +60,8 @@ class Films:
 
 def load(settings):
     if settings[0].path == "missing" or os.path.exists(os.path.join(settings[0].path, "gone")):
-        raise UserError("model missing: no such folder")
-    return lambda socket, tell: asyncio.run(answer_at(socket, Films(), lambda: tell(17)))
+        raise UserError("model.missing", "model missing: no such folder")
+    return lambda socket, tell: asyncio.run(serve_socket(socket, Films(), lambda: tell(17)))
 """
 
 
@@ -98,7 +98,7 @@ def test_answers_streams_refusals_and_failures_come_through(started: Callable[..
         with pytest.raises(Refused) as refused:
             await model.ask("refuse", "k")
         assert (refused.value.status, refused.value.param) == (400, "k")
-        with pytest.raises(RuntimeError, match=r"films failed at fail: see .*0\.log"):
+        with pytest.raises(RuntimeError, match=r"films failed in fail; see .*0\.log"):
             await model.ask("fail")
         assert "ValueError: out of paper" in (tmp_path / "0.log").read_text()
         left = asyncio.ensure_future(model.ask("wait", 600))
@@ -128,15 +128,15 @@ def test_killed_process_fails_its_requests_and_new_ones_wait(
         await asyncio.sleep(0.5)
         begin = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        found = await asyncio.gather(*answering, return_exceptions=True)
+        errors = await asyncio.gather(*answering, return_exceptions=True)
         assert time.monotonic() - begin < 5
-        assert [str(one)[:47] for one in found] == ["the model's process ended while it answered; it"] * 3
-        assert len(set(map(id, found))) == 3  # a shared one would keep all requests
+        assert [str(error).partition(";")[0] for error in errors] == ["the model's process ended while answering"] * 3
+        assert len(set(map(id, errors))) == 3  # a shared one would keep all requests
         await asyncio.sleep(0.5)  # a request in the moment of the end would be refused as well
         assert await pid_of(model) != pid
 
     asyncio.run(scenario())
-    assert "films: its process ended (exit status -9) and starts again; see " in capsys.readouterr().err
+    assert "films: the process ended (exit status -9) and restarts; see " in capsys.readouterr().err
 
 
 def test_lost_requests_are_retried_elsewhere_but_streams_are_not(started: Callable[..., Model]) -> None:
@@ -152,7 +152,7 @@ def test_lost_requests_are_retried_elsewhere_but_streams_are_not(started: Callab
         os.kill(second, signal.SIGKILL)
         assert await asked is None
         os.kill(first, signal.SIGKILL)
-        with pytest.raises(Refused, match="ended while it answered"):
+        with pytest.raises(Refused, match="ended while answering"):
             async for _ in events:
                 pass
 
@@ -163,7 +163,7 @@ def test_failed_restarts_back_off_and_health_gives_the_reason(
     started: Callable[..., Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(module, "MOST_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.2)
 
     async def scenario() -> None:
         model = started(1, str(tmp_path))
@@ -174,18 +174,18 @@ def test_failed_restarts_back_off_and_health_gives_the_reason(
             while model.restarts < 4:
                 await asyncio.sleep(0.05)
             assert model.problem == "model missing: no such folder"
-            assert await _state(model) == "the model's process does not start: model missing: no such folder"
+            assert await _check_model(model) == "the model's process does not start: model missing: no such folder"
             (tmp_path / "gone").unlink()
             while model.problem:
                 await asyncio.sleep(0.05)
             await pid_of(model)
-        assert await _state(model) == "ok"
+        assert await _check_model(model) == "ok"
 
     asyncio.run(scenario())
-    said = capsys.readouterr().err
-    for words in ("starts again", "starts in 0.1 s", "starts in 0.2 s"):
-        assert words in said
-    assert "0.4" not in said
+    printed = capsys.readouterr().err
+    for words in ("restarts;", "restarts in 0.1 s", "restarts in 0.2 s"):
+        assert words in printed
+    assert "0.4" not in printed
 
 
 def test_what_health_says_names_files_without_their_folders(tmp_path: Path) -> None:
@@ -194,6 +194,6 @@ def test_what_health_says_names_files_without_their_folders(tmp_path: Path) -> N
     assert model.problem == "catalog books.parquet: no such file"
 
 
-def test_a_model_that_cannot_be_loaded_is_said_in_its_words(started: Callable[..., Model]) -> None:
-    with pytest.raises(UserError, match="model missing: no such folder"):
+def test_a_model_that_cannot_be_loaded_keeps_its_error(started: Callable[..., Model]) -> None:
+    with pytest.raises(UserError, match="model missing"):
         started(1, "missing")

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from recipes.serving import connections, local
-from recipes.serving.local import BACKLOG, bound, make_server
+from recipes.serving.local import BACKLOG, bind_socket, make_server
 
 KEY = "k" * 32
 SOCKETS = 2000
@@ -36,7 +36,7 @@ def short_heads(monkeypatch: pytest.MonkeyPatch, limits: None) -> None:
 
 @pytest.fixture
 def fewer(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(local, "MOST_CONNECTIONS", most)
+    monkeypatch.setattr(local, "MAX_CONNECTIONS", most)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def address(service: Callable[..., Any], request: pytest.FixtureRequest) -> Iter
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     with socket.create_server(("127.0.0.1", 0)) as free:
         at = free.getsockname()
-    listener, server = bound(*at), make_server(service(request.param))
+    listener, server = bind_socket(*at), make_server(service(request.param))
     listener.listen(BACKLOG)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

@@ -14,7 +14,7 @@ import pytest
 
 from recipes.serving import processes
 from recipes.serving.http import build
-from recipes.serving.local import BACKLOG, bound, make_server
+from recipes.serving.local import BACKLOG, bind_socket, make_server
 from recipes.serving.processes import ModelProcess
 from recipes.serving.replicas import Model
 from recipes.serving.schema import Limits, ModelSettings, ServiceSettings
@@ -24,7 +24,7 @@ TARGET = """
 import asyncio
 from recipes.serving.metrics import ServedAges
 from recipes.serving.model import ModelServer, dump_recommendations, load_recommender
-from recipes.serving.processes import answer_at
+from recipes.serving.processes import serve_socket
 
 class Served(ModelServer):
     def __init__(self, settings):
@@ -36,14 +36,14 @@ class Served(ModelServer):
         self.changing = asyncio.Lock()
 
     async def recommend(self, request):
-        with self._refusals():
+        with self._convert_errors():
             return dump_recommendations(await self.recommender.apopular(**request))
 
     def check_health(self):
         pass
 
 def load(settings):
-    return lambda socket, tell: asyncio.run(answer_at(socket, Served(settings[0]), lambda: tell(100)))
+    return lambda socket, tell: asyncio.run(serve_socket(socket, Served(settings[0]), lambda: tell(100)))
 """
 
 
@@ -93,7 +93,7 @@ def served(
         )
         app = build(service, {one.name: Model([one], limits.timeout_seconds) for one in children}, None)
         port = free_port()
-        listener, server = bound("127.0.0.1", port), make_server(app)
+        listener, server = bind_socket("127.0.0.1", port), make_server(app)
         listener.listen(BACKLOG)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

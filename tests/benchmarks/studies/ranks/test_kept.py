@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from benchmarks.studies.ranks.kept import CURVES, VALUES, keep, restore
 from benchmarks.studies.ranks.runs import BEYOND, beyond_accuracy
-from convrec.base.errors import UserError
 from convrec.base.files import read_json, write_json
 from convrec.runs.folder import read_metrics
 from recipes.evaluation.scoring import load_rows
+from tests.user_errors import refuses
 
 
 def evaluated(out: Path, name: str, values: list[float], run: str = "grpo-s1") -> None:
@@ -75,9 +74,9 @@ def test_other_conversations_are_not_mixed_in(tmp_path: Path) -> None:
     evaluated(tmp_path / "one", "evaluation/grpo-s1", [0.5])
     evaluated(tmp_path / "two", "evaluation/grpo-s1", [0.5, 0.25])
     keep(tmp_path / "one", tmp_path / "kept")
-    with pytest.raises(UserError, match="other conversations"):
+    with refuses("study.other-conversations", tmp_path / "two"):
         keep(tmp_path / "two", tmp_path / "kept")
-    with pytest.raises(UserError, match="nothing is evaluated"):
+    with refuses("study.nothing-evaluated", tmp_path / "none"):
         keep(tmp_path / "none", tmp_path / "other")
-    with pytest.raises(UserError, match="keep writes it"):
+    with refuses("study.missing-rows", tmp_path / "other"):
         restore(tmp_path / "other", tmp_path / "one")
