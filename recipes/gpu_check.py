@@ -1,6 +1,7 @@
 """Check everything that a run needs from this machine's GPUs; prints a table, writes JSON to attach to an issue.
 
-Without a GPU, only the phases that a CPU can run are checked; the table lists the others as skipped. docs/how-to/check-gpus.md
+Without a GPU, only the phases that a CPU can run are checked; the table lists the others as skipped.
+docs/how-to/check-gpus.md
 """
 
 import os

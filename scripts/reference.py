@@ -79,7 +79,8 @@ OTHER_VARIABLES = {  # variables that are not settings: names -> (readers, meani
     ),
     ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"): (
         "Ray on a cluster",
-        "`token`, and the file of the token if it is not ~/.ray/auth_token. [Clusters](../how-to/scale-out.md#start-ray)",
+        "`token`, and the file of the token if it is not ~/.ray/auth_token. "
+        "[Scale out](../how-to/scale-out.md#start-ray)",
     ),
     ("VERL_PLATFORM",): (
         "trainings",

@@ -50,9 +50,7 @@ def load_resharded(manager: Any, folder: Path, saved_world_size: int) -> None:
 def _load_model(manager: Any, shards: list[dict[str, Any]]) -> None:
     """Load all tensors in the shards; with LoRA, verl may have saved only the adapter's."""
     model_state = manager.model.state_dict()
-    state = {
-        name: _reshard_value(name, [shard[name] for shard in shards], model_state.get(name)) for name in shards[0]
-    }
+    state = {name: _reshard_value(name, [shard[name] for shard in shards], model_state.get(name)) for name in shards[0]}
     manager.model.load_state_dict(state, strict=not manager.is_lora_only_state_dict(state))
 
 

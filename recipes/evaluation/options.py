@@ -39,8 +39,8 @@ class EvaluationOptions:
     out: str
     """folder for the results"""
     model: str | None = None
-    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, or api:NAME; none:
-    evaluate the baselines only"""
+    """Hugging Face folder or id, run folder (its best checkpoint; RUN@last: the newest), LoRA adapter, or api:NAME;
+    none: evaluate the baselines only"""
     train: str | None = None
     """training split, for the baselines"""
     baselines: Annotated[Sequence[Baseline], AnyNumber] = ("popularity",)

@@ -41,10 +41,10 @@ class ServeOptions:
     """Serve trained models: recommendations and chat completions over HTTP, and a chat page at /.
 
     MODEL is a run folder (its best checkpoint; RUN@last: the newest), RUN/global_step_N, a LoRA adapter, or a Hugging
-    Face folder or id; NAME=MODEL gives it a name. Several --model make one service with several models, with one --catalog for all or one for each, in the same
-    order. --judge serves a model for chat completions only. If other machines can reach the service (--host), the
-    variable SERVE_API_KEY must hold a key, which requests send as `Authorization: Bearer KEY`. Ctrl-C stops it.
-    docs/how-to/serve.md
+    Face folder or id; NAME=MODEL gives it a name. Several --model make one service with several models, with one
+    --catalog for all or one for each, in the same order. --judge serves a model for chat completions only. If other
+    machines can reach the service (--host), the variable SERVE_API_KEY must hold a key, which requests send as
+    `Authorization: Bearer KEY`. Ctrl-C stops it. docs/how-to/serve.md
 
     convrec serve --model outputs/demo/rank_grpo \\
         --catalog outputs/demo/data/catalog.parquet

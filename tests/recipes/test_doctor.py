@@ -474,7 +474,7 @@ def test_failures_stop_a_recipe_with_a_fix_and_warnings_do_not() -> None:
     warning = finding.Finding("memory", "warning", "node-a", "tight", "more GPUs")
     assert finding.stop_on_failure([warning]) == ["node-a: tight (more GPUs)"]
     failure = finding.Finding("disk", "failure", "node-b", "full", "make room")
-    with pytest.raises(UserError, match="node-b: full"):
+    with refuses("preflight.failed-check", "node-b: full"):
         finding.stop_on_failure([warning, failure])
 
 

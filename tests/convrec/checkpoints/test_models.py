@@ -200,9 +200,7 @@ def test_retrained_adapter_or_base_is_merged_again(
     assert len(calls) == 3
 
 
-def test_a_home_folder_is_expanded(
-    hugging_face: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_home_folder_is_expanded(hugging_face: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert check_model_path("~/model") == resolve_model("~/model") == str(hugging_face)
 

@@ -26,9 +26,7 @@ TURN = pa.struct([("content", pa.string()), ("role", pa.string())])
         ([1, 2], pa.int64(), pa.int64()),
     ],
 )
-def test_equivalent_types_become_the_plain_type(
-    values: list, stored: pa.DataType, plain: pa.DataType
-) -> None:
+def test_equivalent_types_become_the_plain_type(values: list, stored: pa.DataType, plain: pa.DataType) -> None:
     column = pa.array(values, stored)
     assert to_plain_type(stored) == plain
     assert cast_column(column, plain).to_pylist() == values

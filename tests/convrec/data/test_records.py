@@ -83,9 +83,7 @@ DAMAGED = "data.damaged-rows"
         ("a.pdf", "", "data.unknown-format", "'.pdf'"),
     ],
 )
-def test_unreadable_files_and_records_are_named(
-    tmp_path: Path, name: str, content: Any, code: str, value: str
-) -> None:
+def test_unreadable_files_and_records_are_named(tmp_path: Path, name: str, content: Any, code: str, value: str) -> None:
     path = write(tmp_path / name, content)
     with refuses(code, path, value):
         read_all(path)

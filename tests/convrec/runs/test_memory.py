@@ -207,9 +207,7 @@ def test_supervisor_reports_a_driver_killed_by_the_kernel(run_folder: Path) -> N
     assert message[1] == str(cgroup.limit)
 
 
-def test_the_supervisor_gets_few_messages_while_memory_grows(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_supervisor_gets_few_messages_while_memory_grows(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads its pipe only at the end, and a full pipe (64 KiB) would block the thread."""
     messages: list[str] = []
     samples = iter(range(10 * MIB, 2**40, 2**30))

@@ -133,7 +133,7 @@ def test_failed_run_stops_only_the_runs_that_start_from_it(matrix: Started) -> N
     assert failure.startswith("bad failed: ")
     assert failure.endswith(f"exit status 2: error: no such luck\n  log: {log}")
     assert log.read_text() == "error: no such luck\nfull log: there\n"
-    assert left_out == "of_bad was not started because bad failed"
+    assert skipped == "of_bad was not started because bad failed"
     assert sorted(matrix.evaluated) == ["good-s1", "good-s2", "sft"]
     assert (matrix.out / "good-s2" / "start").read_text() == f"{matrix.out}/sft\n"
     assert matrix.client.most_at_once == 2

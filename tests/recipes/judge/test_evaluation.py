@@ -13,7 +13,7 @@ from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text
 from convrec.judges.schema import judge_schema, make_row
 from data_prep.judge_demonstrations import read_answers
 from recipes import evaluate
-from recipes.judge.evaluation import _check_criteria
+from recipes.judge.evaluation import _check_criteria, _resolve_judge
 
 Behave = Callable[[dict, int], Any]
 
@@ -58,7 +58,7 @@ ROWS = [
 def test_a_run_is_evaluated_as_a_judge_at_its_best_checkpoint(validated_run: Path) -> None:
     for choice, step in (("", 100), ("@last", 200)):
         folder = validated_run / f"global_step_{step}" / "actor" / "huggingface"
-        assert _find_model(f"{validated_run}{choice}") == str(folder)
+        assert _resolve_judge(f"{validated_run}{choice}") == str(folder)
 
 
 def test_api_judge_gets_the_given_sampling_parameters(asked: Callable[..., dict]) -> None:
