@@ -23,9 +23,7 @@ class UserError(ValueError):
         message: the sentence for the user.
     """
 
-    def __init__(self, code: str, message: str = "") -> None:
-        if not message:  # until every caller gives a code
-            code, message = "", code
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message
@@ -35,7 +33,7 @@ class UserError(ValueError):
 
     def as_line(self) -> str:
         """Return the line that a command prints: the message, then the code in brackets."""
-        return f"error: {self.message} [{self.code}]" if self.code else f"error: {self.message}"
+        return f"error: {self.message} [{self.code}]"
 
 
 class ProcessLost(RuntimeError):

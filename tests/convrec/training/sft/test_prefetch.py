@@ -24,7 +24,7 @@ class Squares:
         assert self.may_begin.wait(60)
         self.made.append(row)
         if row == 7:
-            raise UserError("row 7")
+            raise UserError("data.example", "row 7")
         return row * row
 
 
