@@ -286,7 +286,7 @@ def _convert_error(error: CycloptsError, record: type[Record], arguments: Sequen
             return UserError("option.missing-option", f"{names}: missing; {see_help}")
         case CoercionError() if error.argument and error.token:
             value = error.token.value
-            values = error.msg or _describe_values(error.argument)
+            values = str(error.msg or _describe_values(error.argument))
             return UserError("option.invalid-value", f"{_format_name(error.argument)} {value}: give {values}")
     return UserError("option.invalid-arguments", f"{' '.join(str(error).split())}; {see_help}")
 
