@@ -44,7 +44,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # what somebody wants -> what is ty
         "train rank-grpo": "Rank-GRPO, GRPO or GSPO",
         "train judge pointwise": "a judge that scores a response",
         "train judge pairwise": "a judge that says which of two responses is better",
-        "matrix": "many trainings, evaluated alike",
+        "matrix": "many training runs, evaluated the same way",
         "submit": "follow or stop a job of a cluster",
     },
     "Evaluate": {

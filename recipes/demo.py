@@ -11,7 +11,7 @@ OUT/summary.json:
                        "se"}, ..., "ndcg@20": {"mean", "se"}, "catalog_hit_ratio", "n"}}: test split, protocol `paper`,
                        standard errors by bootstrap, up to the length of the lists; zero_shot: the pretrained model as
                        it comes; fused: the lists of Rank-GRPO and of the retrieval made into one
-    gain               rank_grpo minus sft, row by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
+    gain               rank_grpo minus sft, paired by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
     seconds            {phase: seconds}, summed over the starts of an interrupted demo
     versions           {package: version} and "python"
     settings           what was trained

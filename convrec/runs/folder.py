@@ -1,8 +1,8 @@
 """A run's folder: where checkpoints, metrics and the log are.
 
 RUN/global_step_N/      checkpoints (verl's layout), the newest complete one named in latest_checkpointed_iteration.txt
-RUN/metrics/0001.jsonl  one file a start of the run: {"step": N, "data": {name: value}} a line; a step may have several
-RUN/samples/0001.jsonl  the same of a few validation answers (RL): {"step", "input", "output", "score"} a line
+RUN/metrics/0001.jsonl  one file per start of the run, one {"step": N, "data": {name: value}} or several per step
+RUN/samples/0001.jsonl  a few validation answers (RL), one {"step", "input", "output", "score"} per line
 RUN/config.yaml         the composed settings; `run` in it names the recipe and the algorithm
 RUN/starts.jsonl        a line for each start: time, versions, commit (convrec.runs.starts)
 RUN/run.log             everything verl, Ray and vLLM print

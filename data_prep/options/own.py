@@ -73,7 +73,7 @@ def read_columns(text: str) -> dict[str, str]:
 class OwnOptions:
     """A data set of your own, as the parquet that the recipes read. docs/how-to/data.md
 
-    Every line is checked before anything is written; what is wrong is told with file, line and fix. Then --out appears
+    Every line is checked before anything is written; errors name file, line and fix. Then --out appears
     whole.
 
     convrec data own --conversations conversations.jsonl --catalog catalog.csv --out data/own
@@ -100,7 +100,7 @@ class OwnOptions:
     form: Annotated[FormName | None, Parameter(name="--format")] = None
     """form of the conversations (guessed)"""
     truth: Literal["given", "from-next-turns"] = "given"
-    """what was wanted: as the files say, or what the turns that follow name"""
+    """relevant items: those that the files name, or those that later turns mention"""
     recommenders: Annotated[Sequence[str], Parameter(name="--recommender", metavar="NAME...")] = ()
     """names of those who recommend, in a chat"""
     one_conversation: bool = False

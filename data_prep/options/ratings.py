@@ -16,7 +16,7 @@ Count = Annotated[PositiveInteger, Parameter(metavar="N")]
 class RatingsOptions:
     """Ratings of users as conversations, in the folder that `convrec data own` writes. docs/how-to/data.md
 
-    What a user liked becomes a question ("I liked A, B and C. What next?"), and the next items are what is wanted.
+    What a user liked becomes a question ("I liked A, B and C. What next?"), and the next items are the relevant ones.
 
     convrec data ratings --ratings ratings.csv --items movies.csv --min-rating 4 --out data/ratings
     """

@@ -77,7 +77,7 @@ class EvaluationOptions:
     max_response_length: PositiveInteger = 1024
     """tokens of a response"""
     against: str | None = None
-    """--out folder of an earlier evaluation to compare with, row by row"""
+    """--out folder of an earlier evaluation to compare with, paired by row"""
     constrained: bool = False
     """beside the free lists: lists of the catalog only"""
     allow: str | None = None

@@ -40,7 +40,7 @@ class JudgeEvaluationOptions:
     sampling: Sampling | None = None
     """JSON: parameters of the model behind an API, '{"top_p": 0.9}'; null: not sent"""
     against: str | None = None
-    """--out folder of an earlier evaluation to compare with, row by row"""
+    """--out folder of an earlier evaluation to compare with, paired by row"""
     overwrite: bool = False
     """replace another model's, or data's, results in --out"""
     placement: PlacementOptions = field(default_factory=PlacementOptions)

@@ -12,7 +12,7 @@ from convrec.base.options import PositiveInteger
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixOptions:
-    """A matrix of trainings, evaluated alike: one command that reruns an experiment. docs/how-to/evaluation.md
+    """Train and evaluate a matrix of runs: one command that reruns an experiment. docs/how-to/evaluation.md
 
     convrec matrix docs/examples/matrix.yaml --dry-run
     """
