@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next tutorials docs reference test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
+.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -60,6 +60,9 @@ docs: setup ## the manual as a site in outputs/site, strict: links, reference pa
 
 reference: setup ## write docs/reference/ from the code
 	@$(PY) scripts/reference.py
+
+screenshots: setup ## docs/images of the chat page and the report, from the finished demo in outputs/demo
+	@$(PY) scripts/screenshots.py outputs/demo
 
 lint: setup
 	@$(PY) -m ruff check .

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rank-GRPO training. Variables: docs/reference/variables.md, or --help; arguments: Hydra overrides. Exit status: the run's.
+# Rank-GRPO training. Variables: docs/reference/settings.md, or --help; arguments: Hydra overrides. Exit status: the run's.
 #   TRAIN_FILE=... VAL_FILE=... CATALOG_FILE=... MODEL_PATH=... bash run_rank_grpo.sh [key=value ...]
 # With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# SFT warm start. Variables: docs/reference/variables.md, or --help; arguments: Hydra overrides. Exit status: the run's.
+# SFT warm start. Variables: docs/reference/settings.md, or --help; arguments: Hydra overrides. Exit status: the run's.
 #   TRAIN_FILE=... VAL_FILE=... MODEL_PATH=... bash run_sft.sh [key=value ...]
 # With RAY_ADDRESS=http://head:8265 the run is submitted to that cluster and followed.
 set -euo pipefail

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+ERRORS = ("UserError", "StateUnreadable")  # the class, and a subclass whose calls give a code
 PACKAGES = ("convrec", "recipes", "reward", "data_prep")
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,12 +28,12 @@ class ErrorSite:
 
 
 def iter_error_sites(root: Path = ROOT) -> Iterator[ErrorSite]:
-    """Yield every call of UserError in the packages below root, in order of path and line."""
+    """Yield every call of ERRORS in the packages below root, in order of path and line."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             module = path.relative_to(root).as_posix()
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "UserError":
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS:
                     yield _read_site(node, module)
 
 

@@ -1,12 +1,13 @@
 """The manual: its commands parse, its reference pages are the code's, its links lead somewhere."""
 
+import inspect
 import json
 import os
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +15,9 @@ from typing import ClassVar
 
 import pytest
 
+import convrec
 from convrec.base.errors import UserError
 from convrec.base.options import HELP, parse
-from convrec.rank_grpo.loss_metrics import finish_policy_metrics
 from recipes import cli
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose_files
@@ -126,7 +127,7 @@ def check(variables: dict[str, str], words: list[str], monkeypatch: pytest.Monke
         arguments = list(options.words)
         recipe = RECIPES[arguments.pop(0) if arguments and arguments[0] in RECIPES else "rank_grpo"]
     else:
-        recipe = reference.TRAININGS[command]
+        recipe = reference.commands.TRAININGS[command]
     placeholders = {"...", "[key=value", "[hydra", "overrides]"}
     overrides = [word for word in arguments if word not in FLAGS | placeholders]
     overrides_from_environment(recipe, variables)
@@ -194,8 +195,18 @@ def test_the_tutorials_commands_are_read() -> None:
 def test_the_reference_pages_are_what_the_code_says() -> None:
     wanted = reference.pages()
     there = {path.relative_to(reference.PAGES).as_posix(): path for path in reference.PAGES.rglob("*.md")}
-    found = {name: path.read_text(encoding="utf-8") for name, path in there.items() if name not in reference.BY_HAND}
+    found = {name: path.read_text(encoding="utf-8") for name, path in there.items()}
     assert found == wanted, "run: make reference"
+
+
+def test_the_python_pages_have_every_exported_name_and_names_with_docstrings() -> None:
+    names = [name for page in reference.api.PAGES.values() for name in page.names]
+    assert len(set(names)) == len(names)
+    assert {f"{module}.{name}" for name, module in convrec._MODULES.items()} <= set(names)
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert not attribute.startswith("_")
+        assert inspect.getdoc(getattr(import_module(module), attribute)), name
 
 
 def test_an_option_without_a_help_text_is_refused() -> None:
@@ -210,18 +221,7 @@ def test_an_option_without_a_help_text_is_refused() -> None:
         share: float = 0.1
 
     with pytest.raises(ValueError, match=re.escape("convrec data new: --share has no help")):
-        list(reference._options(NewOptions))
-
-
-def test_every_metric_of_the_policy_loss_is_described() -> None:
-    parts = {"tokens:sum": 1.0, "policy_loss:sum": 1.0, "kl_loss:sum": 1.0, "kl:sum": 1.0, "approx_kl:sum": 1.0}
-    for bucket in ("all", "1", "stop"):
-        parts |= {f"{name}/{bucket}:sum": 1.0 for name in ("units", "ratio", "clip_low", "clip_high")}
-        parts |= {f"ratio_lowest/{bucket}:min": 1.0, f"ratio_highest/{bucket}:max": 1.0}
-    page = (reference.PAGES / "metrics.md").read_text(encoding="utf-8")
-    described = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
-    logged = finish_policy_metrics(parts, "actor/")
-    assert [name for name in logged if not any(fnmatchcase(name, pattern) for pattern in described)] == []
+        list(reference.commands.option_lines(NewOptions))
 
 
 def anchors(path: Path) -> set[str]:

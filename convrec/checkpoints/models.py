@@ -92,7 +92,7 @@ def print_chosen_step(model_path: str | Path) -> None:
     elif step == best_step(run):
         reason = f"the best by validation{describe_best(run)}"
     else:
-        reason = "the newest, as no saved step was validated"
+        reason = "the newest; none is known as the best by validation"
     _print_once(f"{run}: checkpoint of step {step}, {reason}")
 
 
@@ -152,8 +152,8 @@ def _check_choice(run: Path, choice: str, prefix: str) -> None:
     if not choose_step(run, choice):
         raise UserError(
             "model.no-best-checkpoint",
-            f"{prefix}{run}@{choice}: no saved step of this run was validated (no {BEST}). Give {run}@last for the "
-            "newest checkpoint",
+            f"{prefix}{run}@{choice}: no checkpoint of this run is known as the best by validation ({BEST}). Give "
+            f"{run}@last for the newest one",
         )
 
 

@@ -54,9 +54,9 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
 
 
 def test_a_run_is_served_from_the_checkpoint_that_is_asked_for(files, validated_run, capsys):
-    for given, step in ((validated_run, 100), (f"{validated_run}@last", 200)):
+    for given, step in ((str(validated_run), 100), (f"{validated_run}@last", 200)):
         (model,) = settings("--model", given, "--catalog", "catalog.parquet").models
-        assert (model.name, model.path) == ("validated", str(given))
+        assert (model.name, model.path) == ("validated", given)
         assert model.state == str(files / "outputs" / "serve" / "validated")
         assert f"{validated_run}: checkpoint of step {step}, " in capsys.readouterr().err
         assert find_step(model.path) == step
