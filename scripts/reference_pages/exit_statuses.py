@@ -4,7 +4,7 @@ import signal
 
 from convrec.runs import supervisor
 from recipes.launch import runner
-from recipes.serving.schema import MOST_DRAIN_SECONDS, Limits
+from recipes.serving.schema import MAX_DRAIN_SECONDS, Limits
 from reference_pages.markdown import code, table
 
 STATUSES = (
@@ -63,5 +63,5 @@ Evaluation, data preparation and other commands that do not train stop at the fi
 {supervisor.STOPPED} and leave no temporary files. The same command continues where it can use earlier results.
 
 `convrec serve` drains at the first signal: new requests get 503, running ones have `--drain-seconds` to finish
-({drain:.0f} by default, at most {MOST_DRAIN_SECONDS}). A second signal stops it at once.
+({drain:.0f} by default, at most {MAX_DRAIN_SECONDS}). A second signal stops it at once.
 """

@@ -8,7 +8,7 @@ from typing import Any
 from recipes.serving.errors import TYPES
 from recipes.serving.gate import OPEN
 from recipes.serving.http import build
-from recipes.serving.keys import KEY_VARIABLE, needed_role
+from recipes.serving.keys import KEY_VARIABLE, get_required_role
 from recipes.serving.schema import ModelSettings, ServiceSettings
 from reference_pages.markdown import code, table
 
@@ -52,7 +52,7 @@ field, `code` is the status.
 
 
 def _role(method: str, path: str) -> str:
-    return "no key needed" if path in OPEN else needed_role(method.upper(), path)
+    return "no key needed" if path in OPEN else get_required_role(method.upper(), path)
 
 
 def _summary(route: Schema) -> str:
