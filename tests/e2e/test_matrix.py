@@ -60,7 +60,7 @@ def test_two_runs_side_by_side_left_and_found_again(nodes: Cluster, tmp_path: Pa
     asked = matrix_of(nodes)
     file.write_text(yaml.safe_dump(asked | {"evaluate": asked["evaluate"] | {"replicas": 9}}))
     too_large = start(nodes, file)
-    assert "tensor_parallel x replicas = 9 GPU slots of one node" in too_large.communicate(timeout=300)[1]
+    assert "tensor_parallel x replicas = 9 GPU slots on one node" in too_large.communicate(timeout=300)[1]
     assert too_large.returncode == 2
     assert not out.exists()  # refused before the first training
 
