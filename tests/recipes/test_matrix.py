@@ -138,9 +138,7 @@ def test_given_model_is_evaluated_with_the_runs_but_not_trained(
     assert (pair["variant"], pair["minus"], float(pair["ndcg@5 mean"])) == ("other", "ours", 0)
     # nothing of the recipe is known of it: a training names it as its MODEL_PATH
     assert start(text=text.replace("other: {model: org/name}", "other: {start: ours}")) == 2
-    error = capsys.readouterr().err
-    assert "runs.other: start=ours: " in error
-    assert "[matrix.unknown-start]" in error
+    assert "runs.other: start=ours: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,6 @@ def test_a_training_file_that_cannot_be_read_is_named(tmp_path: Path, run: Run) 
     file.write_text("no table")
     status, _, error = run("", TRAIN_FILE=str(file))
     assert (status, f"{file}: " in error) == (2, True)
-    assert "[plan.damaged-file]" in error
     assert run("trainer.total_training_steps=10", TRAIN_FILE=str(file))[0] == 0  # nor is it needed
 
 

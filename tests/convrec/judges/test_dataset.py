@@ -129,6 +129,6 @@ def test_demonstrations_too_long_are_left_out_not_cut(
     config = OmegaConf.create({"max_length": max(lengths[0], lengths[2])})
     kept = DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, config)
     assert [len(kept[n]["input_ids"]) for n in range(len(kept))] == [lengths[0], lengths[2]]
-    assert "left out 1 of 3 demonstrations, longer than MAX_LENGTH=" in capsys.readouterr().out
+    assert "1 of 3 demonstrations over MAX_LENGTH" in capsys.readouterr().out
     with pytest.raises(UserError, match="raise MAX_LENGTH"):
         DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, OmegaConf.create({"max_length": 20}))
