@@ -171,7 +171,7 @@ class DemonstrationDataset(Dataset):
             )
         num_long = is_short.count(False)
         if num_long:
-            print(f"left out {num_long} of {len(is_short)} demonstrations, longer than MAX_LENGTH={self.max_length}")
+            print(f"left out {num_long} of {len(is_short)} demonstrations over MAX_LENGTH={self.max_length}")
         return self.table.filter(pa.array(is_short))
 
     def _completion_text(self, row: dict[str, Any]) -> str:

@@ -246,7 +246,7 @@ def follow(client: Any, job: str, on_interrupt: Sequence[Callable[[Any, str], No
             num_printed = max(num_printed, len(log))
             if has_ended:
                 break
-            time.sleep(max(POLL_SECONDS, 9 * (time.monotonic() - start)))  # fetch a long log a tenth of the time
+            time.sleep(max(POLL_SECONDS, 9 * (time.monotonic() - start)))  # a long log: 10 % of the time
         except KeyboardInterrupt:
             if not actions:
                 say(f"stopped following {job}. To see whether it still runs: ray job status {job}")

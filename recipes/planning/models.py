@@ -203,4 +203,4 @@ def _config_file(model: str) -> Path:
     try:
         return Path(hf_hub_download(model, "config.json", local_files_only=True))
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"{model}: not a folder, and not in the Hub's cache here") from error
+        raise FileNotFoundError(f"{model}: neither a folder, nor in the Hub's cache here") from error

@@ -132,7 +132,7 @@ PERHAPS_OURS = "Out of memory (probably): the kernel's OOM killer killed a proce
     [
         (LOST, (0, 1), OURS),
         (LOST, (None, None), PERHAPS_OURS),
-        (RuntimeError("4 prompts could not be rolled out"), (0, 1), OURS),
+        (RuntimeError("4 prompts could not be sampled or scored"), (0, 1), OURS),
         (RuntimeError("no such column"), (None, None), ""),
         (NoProgress("no progress for 900 s"), (None, None), ""),
         (LOST, (0, 0), ""),

@@ -61,7 +61,7 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("sft", "trainer.n_gpus_per_node", 0, "=0 (N_GPUS_PER_NODE): expected a positive integer"),
         ("sft", "trainer.logger", None, "=null (LOGGER): expected one or several of console, file"),
         ("sft", "trainer.logger", ["tensorbord"], "=['tensorbord'] (LOGGER): expected one or several of console, file"),
-        ("sft", "trainer.resume_mode", "disable", "=disable: expected auto; SAVE_PATH decides what is resumed"),
+        ("sft", "trainer.resume_mode", "disable", "=disable: expected auto; SAVE_PATH decides which run is resumed"),
         ("sft", "trainer.default_local_dir", "${NOWHERE}/x", ": Interpolation key 'NOWHERE' not found"),
         ("sft", "trainer", 5, "=5: this is a section: set a key of it, such as trainer."),
         ("rank_grpo", "convrec", 5, "=5: this is a section: set a key of it, such as convrec."),
@@ -103,7 +103,7 @@ def test_a_schedule_begins_at_step_0_and_rises(
     ("override", "code", "values"),
     [
         ("trainer.total_epochs=abc", "settings.wrong-value", ["trainer.total_epochs=abc (TOTAL_EPOCHS)"]),
-        ("data=null", "settings.wrong-override", ["data"]),
+        ("data=null", "settings.wrong-override", ["NoneType"]),
         ("convrec.catalog_file=${NOWHERE}", "settings.unresolved", ["convrec.catalog_file", "'NOWHERE'"]),
         ("~convrec.reward", "settings.missing-key", ["~convrec.reward"]),
     ],

@@ -343,6 +343,6 @@ def test_tokens_are_counted_over_all_starts(train: Any, tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_leaves_the_good_checkpoints(train: Any, tmp_path: Path) -> None:
-    with pytest.raises(Diverged, match=r"step 3: train/loss is nan.*last good checkpoint is that of step 2"):
+    with pytest.raises(Diverged, match=r"step 3: train/loss is nan.*last good checkpoint is step 2"):
         train(diverges_in=3, max_ckpt_to_keep=1)
     assert saving.complete_steps(tmp_path / "run") == [2]
