@@ -338,9 +338,7 @@ def write_page(out: Path, parts: Sequence[Part], kept: Results, gpus: int) -> Pa
         if found and "timing_s/step" not in found:
             tables[part.what] = Grid(["found"], [(name, [Cell(text)]) for name, text in _iter_figures(found)])
     title = f"An hour on {gpus} GPU{'s' * (gpus > 1)}" if gpus else "An hour on a GPU, rehearsed without one"
-    scaled = (
-        "Everything is scaled down, also Qwen2.5-0.5B's shape and the paper's batch; the plan is for full size."
-    )
+    scaled = "Everything is scaled down, also Qwen2.5-0.5B's shape and the paper's batch; the plan is for full size."
     shown = {heading: table for heading, table in tables.items() if table.rows}
     more: dict[str, Any] = {"title": title, "notes": [] if gpus else [scaled], "tables": shown}
     return report(runs, out / "results" / "report.html", evaluations, more=more)
