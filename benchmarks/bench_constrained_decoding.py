@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_trie import generated_catalog, load_tokenizer, tekken
 
 from convrec.features.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
-from convrec.inference.engines.engine_settings import engine_settings, without_compiler
+from convrec.inference.engines.engine_settings import disable_compiler, engine_settings
 from convrec.titles.catalog import load_catalog
 from convrec.titles.matching import Matcher
 
@@ -110,7 +110,7 @@ def compare(
         "disable_log_stats": True,
         "seed": 0,
     }
-    with without_compiler(on_cpu):
+    with disable_compiler(on_cpu):
         engines = {
             "free": LLM(**settings),
             "constrained": LLM(**settings, logits_processors=[PROCESSOR], additional_config={TRIE: str(trie_file)}),

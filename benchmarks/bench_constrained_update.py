@@ -42,7 +42,7 @@ from convrec.features.constrained.walk import Walk
 from convrec.titles.catalog import load_catalog
 from convrec.titles.matching import Matcher
 from convrec.training.log_prob_head import compute_at_positions
-from convrec.training.token_log_probs import chunked_log_probs, whole_log_probs
+from convrec.training.token_log_probs import compute_chunked_log_probs, compute_whole_log_probs
 
 NUM_ITEMS, EXCLUDED = 20, 10
 
@@ -112,8 +112,8 @@ def main() -> None:
         "constrained": lambda hidden: head.log_probs(hidden, weight, choices)[0],
         "masked": masked,
         "free": lambda hidden: -torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="none"),
-        "at once": lambda hidden: compute_at_positions(whole_log_probs, hidden, weight, chosen, 1.0, False)[0],
-        "fused": lambda hidden: compute_at_positions(chunked_log_probs, hidden, weight, chosen, 1.0, False)[0],
+        "at once": lambda hidden: compute_at_positions(compute_whole_log_probs, hidden, weight, chosen, 1.0, False)[0],
+        "fused": lambda hidden: compute_at_positions(compute_chunked_log_probs, hidden, weight, chosen, 1.0, False)[0],
         "verl's fused": fused_by_verl,
     }
     given = torch.randn(input_ids.numel(), options.hidden, device=device, dtype=weight.dtype, requires_grad=True)

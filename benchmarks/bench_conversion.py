@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from convrec.data.schema import MESSAGES, prompt_text
+from convrec.data.schema import MESSAGES, format_prompt
 from convrec.titles.item import format_item
 
 SHARD_ROWS = 100_000
@@ -124,7 +124,7 @@ def make_rows(count: int, words: list[str], catalog: list[tuple[str, int]], rng:
             content = rng.choice(rows)["prompt"][0]["content"]
         else:
             length = min(800, int(rng.lognormvariate(4.5, 0.9)))
-            content = prompt_text("USER: " + " ".join(rng.choices(words, k=length)) + "\n")
+            content = format_prompt("USER: " + " ".join(rng.choices(words, k=length)) + "\n")
         size = 1 if rng.random() < 0.6 else min(65, 1 + int(rng.expovariate(0.3)))
         truth = rng.sample(catalog, size)
         shown = rng.sample(catalog, 20)

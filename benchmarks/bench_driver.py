@@ -20,7 +20,7 @@ from convrec.checkpoints import saving
 from convrec.runs.folder import next_metrics_file
 from convrec.runs.phases import Phases
 from convrec.training.trackers import tracking
-from recipes.launch.console import Console, output_to, progress
+from recipes.launch.console import Console, progress, redirect_output
 
 METRICS = 150  # of a step of Rank-GRPO with 20 ranks
 VALIDATION_STEPS, SAMPLES, SAMPLE_CHARACTERS = 100, 10, 2500
@@ -39,11 +39,11 @@ def main() -> None:
 def simulate(run: Path, steps: int) -> Iterator[dict[str, float]]:
     """A dict for each eighth of the steps: memory in MiB, CPU and wall-clock milliseconds a step."""
     os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(run))
-    os.environ |= tracking.tracker_environment(run, "bench", os.environ)
+    os.environ |= tracking.make_tracker_environment(run, "bench", os.environ)
     console, values, phases = Console(), random.Random(0), Phases(300)
-    with output_to(run / "run.log"), progress(console, run, steps, "bench", {"rank_grpo/dcg": "DCG"}):
+    with redirect_output(run / "run.log"), progress(console, run, steps, "bench", {"rank_grpo/dcg": "DCG"}):
         trackers = tracking.open_trackers(run, "convrec", "bench", ["console", "file", "tensorboard"], {})
-        samples = tracking.keep_samples(run, "convrec", "bench")
+        samples = tracking.open_samples_logger(run, "convrec", "bench")
         cpu, begin = time.process_time(), time.monotonic()
         for step in range(1, steps + 1):
             metrics = {f"rank_grpo/metric_{i}": values.random() for i in range(METRICS)} | {"rank_grpo/dcg": 1.0}

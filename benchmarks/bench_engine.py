@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.checkpoints.models import resolve_model
-from recipes.launch.environment import process_environment, set_up_process
+from recipes.launch.environment import make_process_environment, set_up_process
 
 WAYS = ("engine", "plain", "plain rows")
 LEARNING_RATE = 1e-5
@@ -206,9 +206,9 @@ def measure_product(options: argparse.Namespace) -> float:
 
 def count_parameters(model: Path) -> int:
     """Return the weights of a model whose head is its embedding, or is counted with it."""
-    from recipes.planning.models import model_size
+    from recipes.planning.models import read_model_size
 
-    return model_size(str(model)).parameters
+    return read_model_size(str(model)).parameters
 
 
 def run_in_turns(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--profile", nargs="*", default=[], choices=WAYS)
     options = parser.parse_args()
     set_up_process()
-    os.environ.update(process_environment(has_accelerator=False))
+    os.environ.update(make_process_environment(has_accelerator=False))
     options.model = Path(resolve_model(str(options.model)))
     options.words = json.loads((options.model / "config.json").read_text())["vocab_size"]
     figures = run_in_turns(options)

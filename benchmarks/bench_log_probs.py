@@ -26,8 +26,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils.experimental.torch_functional import _fused_linear_for_ppo_bwd, _fused_linear_for_ppo_fwd
 
-from convrec.training.attention.without_flash import log_probs_of_labels
-from convrec.training.token_log_probs import CHUNK, chunked_log_probs, whole_log_probs
+from convrec.training.attention.without_flash import compute_label_log_probs
+from convrec.training.token_log_probs import CHUNK, compute_chunked_log_probs, compute_whole_log_probs
 
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # They touch one place of each row, or only make room.
@@ -82,10 +82,10 @@ class VerlsChunks(torch.autograd.Function):
 
 
 WAYS: dict[str, Way] = {
-    "chunked": lambda hidden, weight, token: chunked_log_probs(hidden, weight, token, 1.0, False)[0],
+    "chunked": lambda hidden, weight, token: compute_chunked_log_probs(hidden, weight, token, 1.0, False)[0],
     "verl's chunks": lambda hidden, weight, token: VerlsChunks.apply(hidden, weight, token),
-    "whole": lambda hidden, weight, token: whole_log_probs(hidden, weight, token, 1.0, False)[0],
-    "verl's whole": lambda hidden, weight, token: log_probs_of_labels(hidden @ weight.t(), token),
+    "whole": lambda hidden, weight, token: compute_whole_log_probs(hidden, weight, token, 1.0, False)[0],
+    "verl's whole": lambda hidden, weight, token: compute_label_log_probs(hidden @ weight.t(), token),
 }
 
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convrec.lists.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units
-from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, compute_rank_policy_loss
 
 B, T, RANKS, KL = 384, 1024, 20, 0.001
 NEWLINE, WORDS = 1, 2000  # token ids: 0 ends, 1 is a new line, the others are words
@@ -147,15 +147,17 @@ def main() -> None:
     ranks = token_rank_ids(responses, mask, table, EOS)
     stop = stop_token_mask(responses, mask, EOS)
     generator = torch.Generator().manual_seed(1)
-    rank_advantages = torch.randn(B, RANKS, generator=generator).to(device)
-    units, advantages = assign_units(ranks, rank_advantages, stop, RANKS)
+    compute_rank_advantages = torch.randn(B, RANKS, generator=generator).to(device)
+    units, advantages = assign_units(ranks, compute_rank_advantages, stop, RANKS)
     new = (-torch.rand(B, T, generator=generator) * 2).to(device, dtype)
     old = new + 0.05 * torch.randn(B, T, generator=generator).to(device, dtype)
     reference = new + 0.1 * torch.randn(B, T, generator=generator).to(device, dtype)
     log_prob = new.clone().requires_grad_()
     tokens = int(mask.sum())
 
-    def ours(with_kl: bool, old_log_prob: torch.Tensor | None, loss_of: Callable[..., Any] = rank_policy_loss) -> None:
+    def ours(
+        with_kl: bool, old_log_prob: torch.Tensor | None, loss_of: Callable[..., Any] = compute_rank_policy_loss
+    ) -> None:
         log_prob.grad = None
         loss, _ = loss_of(
             log_prob,
@@ -174,7 +176,7 @@ def main() -> None:
         "rank_grpo without KL": lambda: ours(False, old),
     }
     if options.compile:
-        compiled = torch.compile(rank_policy_loss)
+        compiled = torch.compile(compute_rank_policy_loss)
         losses["rank_grpo compiled"] = lambda: ours(True, old, compiled)
     if importlib.util.find_spec("verl"):
         batch = {"old_log_prob": old, "advantages": advantages, "response_mask": mask}

@@ -24,11 +24,11 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import TRUTH, prompt_text
+from convrec.data.schema import TRUTH, format_prompt
 from convrec.titles.item import format_item
 from data_prep.stages import metadata, rows, teacher
 from data_prep.stages.record import Stage, read_record, run_stage
-from data_prep.tables import parquet_writer
+from data_prep.tables import open_parquet_writer
 
 STAGES = ("remap", "reflect", "adjust")
 WORDS_OF_A_CONVERSATION, WORDS = 80, 20_000
@@ -149,8 +149,8 @@ def _write_rows(
 ) -> dict:
     pq.write_table(pa.table({"title": titles, "year": pa.array(years, pa.int32())}), folder / rows.CATALOG)
     with (
-        parquet_writer(folder / rows.ROWS, rows.SCHEMA) as writer,
-        parquet_writer(folder / teacher.FILE, teacher.SCHEMA) as lists,
+        open_parquet_writer(folder / rows.ROWS, rows.SCHEMA) as writer,
+        open_parquet_writer(folder / teacher.FILE, teacher.SCHEMA) as lists,
     ):
         for start in range(0, count, BLOCK):
             size = min(BLOCK, count - start)
@@ -158,7 +158,7 @@ def _write_rows(
             drawn = [list(dict.fromkeys(some))[:24] for some in _zipf(rng, len(titles), (size, 60), 10).tolist()]
             table = [
                 {
-                    "prompt": [{"content": prompt_text(f"USER: {' '.join(text)} {_name(titles, years, some[-1])}\n"),
+                    "prompt": [{"content": format_prompt(f"USER: {' '.join(text)} {_name(titles, years, some[-1])}\n"),
                                 "role": "user"}],
                     "seen_titles": [titles[some[-1]]],
                     TRUTH: [[titles[m], str(years[m])] for m in (some[0], some[5], some[-2])],

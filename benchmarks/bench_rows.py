@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
-from convrec.data.schema import SFT_SCHEMA, TRUTH, prompt_text
+from convrec.data.schema import SFT_SCHEMA, TRUTH, format_prompt
 from convrec.training.dataset import ConvRecDataset, DemonstrationDataset, draw_rows, read_row
 from recipes.tiny_model import train_tokenizer
 
@@ -43,7 +43,7 @@ def write_table(file: Path, num_rows: int, row_bytes: int, schema: pa.Schema) ->
 
 
 def make_row(number: int, words: str) -> dict[str, Any]:
-    text = prompt_text(f"USER: {number} {words}\n")
+    text = format_prompt(f"USER: {number} {words}\n")
     return {
         "prompt": [{"role": "user", "content": text}],
         "seen_titles": ["Alien"],
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def measure(file: Path, num_rows: int, num_reads: int, row_bytes: int) -> dict[str, Any]:
-    tokenizer = train_tokenizer([prompt_text(SENTENCE) + ANSWER] * 40, vocab_size=1000)
+    tokenizer = train_tokenizer([format_prompt(SENTENCE) + ANSWER] * 40, vocab_size=1000)
     config = OmegaConf.create({"max_prompt_length": 2 * row_bytes, "max_length": 2 * row_bytes, "seed": 1})
     rows = random.Random(2).choices(range(num_rows), k=num_reads)
     report: dict[str, Any] = {"rows": num_rows, "bytes of a row": row_bytes}

@@ -35,7 +35,7 @@ import psutil
 
 from convrec.base.gpus import usable_gpus
 from convrec.checkpoints.models import resolve_model
-from convrec.data.schema import prompt_text
+from convrec.data.schema import format_prompt
 
 TALK = [
     "Hello. Any great 2000s war movies out there? Thanks!",
@@ -147,7 +147,7 @@ def request_list(client: httpx.AsyncClient, number: int) -> Awaitable[httpx.Resp
 
 def completion_of(tokens: int) -> Ask:
     def ask(client: httpx.AsyncClient, number: int) -> Awaitable[httpx.Response]:
-        prompt = prompt_text(f"USER: {TALK[number % len(TALK)]}\n", LIST_ITEMS)
+        prompt = format_prompt(f"USER: {TALK[number % len(TALK)]}\n", LIST_ITEMS)
         messages = [{"role": "user", "content": prompt}]
         body = {"model": "demo", "messages": messages, "max_tokens": tokens, "temperature": 0}
         return client.post("/v1/chat/completions", json=body)

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.checkpoints.models import resolve_model
-from convrec.inference.generate import engines_kept, generate
+from convrec.inference.generate import generate, reuse_engines
 from convrec.runs.folder import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,7 +128,7 @@ def evaluate(model: str, prompts: list[Any]) -> tuple[float, int]:
     def answers(some: list[Any]) -> list[Any]:
         return generate(model, some, max_tokens=RESPONSE, max_prompt_tokens=PROMPT, progress=False)
 
-    with engines_kept():
+    with reuse_engines():
         answers(prompts[:1])
         seconds, found = seconds_of(lambda: answers(prompts))
     return seconds, sum(len(answer["token_ids"]) for answer in found)

@@ -29,10 +29,10 @@ from convrec.base.errors import UserError
 from convrec.base.files import read_json, write_json, write_text
 from convrec.base.gpus import usable_gpus
 from convrec.base.kinds import did_you_mean
-from convrec.base.same_request import as_kept
+from convrec.base.same_request import json_roundtrip
 from convrec.report.html import Cell, Grid
 from convrec.runs.folder import LATEST, latest_step
-from convrec.runs.supervisor import die_with
+from convrec.runs.supervisor import die_with_parent
 from recipes.demos.sizes import TINY, read_runs
 from recipes.gpu_check import format_outcome
 from recipes.launch.variables import VARIABLES
@@ -213,7 +213,7 @@ def run_parts(parts: Sequence[Part], out: Path, gpus: int, minutes: float, names
     deadline = time.monotonic() + 60 * minutes
     results = out / "results"
     results.mkdir(parents=True, exist_ok=True)
-    requests = {part.name: as_kept({"gpus": gpus, **asdict(part)}) for part in parts}
+    requests = {part.name: json_roundtrip({"gpus": gpus, **asdict(part)}) for part in parts}
     kept = {name: _read_result(results / f"{name}.json", request) for name, request in requests.items()}
     chosen = _choose_parts(parts, names, kept)
     for part in sorted(chosen, key=lambda part: bool(kept[part.name])):  # failed parts come last
@@ -296,7 +296,7 @@ def run_command(command: Command, log: IO[str], deadline: float) -> str:
         stderr=log,
         text=True,
         start_new_session=True,
-        preexec_fn=partial(die_with, os.getpid()),
+        preexec_fn=partial(die_with_parent, os.getpid()),
     ) as process:
         try:
             printed, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))

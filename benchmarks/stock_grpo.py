@@ -19,10 +19,10 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from convrec.cpu.engine import init_process_group, register_engine
 from convrec.rollout import queue
 from convrec.runs import guard
-from convrec.runs.guard import in_run_folder
+from convrec.runs.guard import move_socket_to_run_folder
 from convrec.training.registration import register_rollout
 from recipes.launch import ray_training
-from recipes.launch.environment import process_environment
+from recipes.launch.environment import make_process_environment
 from recipes.launch.settings import compose, save_config
 from recipes.preflight.precision import set_precision
 
@@ -43,7 +43,7 @@ class StockWorker(ActorRolloutRefWorker):
         init_process_group()
         super().init_model()
         if hasattr(self.rollout, "zmq_handle"):
-            self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
+            self.rollout.zmq_handle = move_socket_to_run_folder(self.rollout.zmq_handle)
 
 
 @register_trainer("stock")
@@ -80,7 +80,7 @@ def main() -> None:
     if is_bare:
         run_bare(config)
         return
-    os.environ.update(process_environment(has_accelerator=False))
+    os.environ.update(make_process_environment(has_accelerator=False))
     queue.start = lambda settings: None  # verl's processes know only the queue that verl's task starts
     with guard.guarded("stock: gone"):
         ray_training.preload_workers(config)

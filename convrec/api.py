@@ -163,7 +163,7 @@ def _run(arguments: Sequence[str], hint: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        preexec_fn=partial(supervisor.die_with, os.getpid()),
+        preexec_fn=partial(supervisor.die_with_parent, os.getpid()),
     ) as process:
         assert process.stdout is not None
         was_interrupted = False

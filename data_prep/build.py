@@ -23,7 +23,7 @@ from typing import Any, Generic
 from convrec.base.errors import UserError
 from convrec.base.files import file_hash
 from convrec.base.options import command
-from convrec.judges.criteria import criteria_text, read_criteria
+from convrec.judges.criteria import format_criteria, read_criteria
 from data_prep.options.demonstrations import DemonstrationsOptions
 from data_prep.stages import adjust, demonstrations, metadata, reflect, remap, rows, teacher
 from data_prep.stages.asking import MODEL_JUDGES, describe_failed, make_asker, make_llm, write_failed
@@ -132,7 +132,7 @@ def plan_reflect(options: DemonstrationsOptions) -> Plan[reflect.ReflectSettings
     candidates = _read_remap_settings(options).get("candidates", options.candidates)
     criteria = None
     if options.criteria and options.judge == "pointwise":
-        criteria = criteria_text(read_criteria(options.criteria, options.judge), options.judge)
+        criteria = format_criteria(read_criteria(options.criteria, options.judge), options.judge)
     settings = reflect.ReflectSettings(
         judge=options.judge,
         gamma=options.gamma,

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
-from convrec.base.files import folder_written_whole, write_json, write_jsonl, write_text
+from convrec.base.files import atomic_write_folder, write_json, write_jsonl, write_text
 from convrec.base.options import command
-from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text, read_criteria
+from convrec.judges.criteria import DEFAULTS, FILE, Criteria, format_criteria, read_criteria
 from convrec.judges.schema import get_label, judge_schema
 from data_prep.judge_data.formats import load_records
 from data_prep.judge_data.rows import (
@@ -77,9 +77,9 @@ def convert(options: JudgeOptions) -> dict[str, Any]:
         "warnings": _make_warnings(rows, shares),
         "seed": options.seed,
     }
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         _write_splits(partial, parts, options.mode, criteria)
-        write_text(partial / FILE, criteria_text(criteria, options.mode))
+        write_text(partial / FILE, format_criteria(criteria, options.mode))
         write_jsonl(partial / "left_out.jsonl", (entry._asdict() for entry in left_out))
         write_json(partial / "summary.json", summary)
     if left_out:

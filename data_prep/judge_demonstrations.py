@@ -15,9 +15,9 @@ from convrec.base.errors import UserError
 from convrec.base.files import write_table
 from convrec.base.options import command
 from convrec.data.schema import DEMONSTRATION_SCHEMA
-from convrec.judges.prompt import query_text, verdict_text
+from convrec.judges.prompt import format_query, format_verdict
 from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table
-from convrec.judges.verdict import preference_verdict, score_verdict
+from convrec.judges.verdict import parse_preference_verdict, parse_score_verdict
 from data_prep.options.judge import JudgeDemonstrationsOptions
 from data_prep.tables import check_out, message
 
@@ -39,11 +39,13 @@ def demonstrations(
     for number, row in enumerate(rows):
         label = get_label(row, mode)
         if answers is None:
-            text = verdict_text(mode, label, row.get("reason") or "")
+            text = format_verdict(mode, label, row.get("reason") or "")
         else:
             text = answers.get(number, "")
             if label != (
-                score_verdict(text, get_score_range(row)) if mode == "pointwise" else preference_verdict(text)
+                parse_score_verdict(text, get_score_range(row))
+                if mode == "pointwise"
+                else parse_preference_verdict(text)
             ):
                 continue
         entry = {"prompt": build_prompt(row, mode), "completion": message("assistant", text)}
@@ -74,7 +76,7 @@ def read_answers(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[in
     answers = {}
     columns = (table[name].to_pylist() for name in ("row", "query", "text"))
     for row, query, text in zip(*columns, strict=True):
-        if not isinstance(row, int) or not 0 <= row < len(rows) or query_text(rows[row]["input"]) != query:
+        if not isinstance(row, int) or not 0 <= row < len(rows) or format_query(rows[row]["input"]) != query:
             raise UserError(
                 "preferences.answers-to-other-rows",
                 f"--answers {path}: row {row!r} has another query than in --data; evaluate on the same file",

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from convrec.base.files import folder_written_whole, write_jsonl
+from convrec.base.files import atomic_write_folder, write_jsonl
 from convrec.base.options import command
 from data_prep.judge import convert
 from data_prep.options.judge import JudgeOptions, JudgeSampleOptions, Mode
@@ -86,7 +86,7 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
         "pairwise": make_preferences(count, seed),
         "pointwise": make_ratings(count, seed),
     }
-    with folder_written_whole(folder) as partial:
+    with atomic_write_folder(folder) as partial:
         for mode, records in records_by_mode.items():
             raw = partial / f"{mode}.jsonl"
             write_jsonl(raw, records)

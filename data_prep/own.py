@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
-from convrec.base.files import folder_written_whole, write_json
+from convrec.base.files import atomic_write_folder, write_json
 from convrec.base.options import command
 from convrec.base.progress import Progress
 from convrec.data.damage import REPORT, BadRecord, BadRow, Damage, collected, counted, format_place
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, normalise_text, parse_conversation_id, prompt_text
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, TRUTH, format_prompt, normalise_text, parse_conversation_id
 from convrec.features.asking.attributes import load_attributes
 from convrec.lists.settings import ListSettings
 from convrec.titles.catalog import Catalog
@@ -50,7 +50,7 @@ from data_prep.tables import (
     hash64,
     is_known,
     message,
-    table_writer,
+    open_table_writer,
 )
 
 TABLES = ("train", "sft_train", "validation", "sft_validation", "test", "validation_cold", "test_cold")
@@ -235,7 +235,7 @@ def write_data(
         left out by reason}.
     """
     whole_catalog = matcher.catalog
-    with folder_written_whole(out) as folder:
+    with atomic_write_folder(out) as folder:
         # serving reads these for the prompt
         metadata = {"convrec.item": item, "convrec.num_items": str(num_items)}
         pq.write_table(items.table.replace_schema_metadata(metadata), folder / "catalog.parquet")
@@ -273,10 +273,10 @@ def _write_tables(
     with ExitStack() as stack:
         writers = {}
         for name in TABLES:
-            writers[name] = stack.enter_context(table_writer(folder / f"{name}.parquet", _make_schema(name)))
+            writers[name] = stack.enter_context(open_table_writer(folder / f"{name}.parquet", _make_schema(name)))
         for row in rows:
             split = split_of(row)
-            prompt = prompt_text(row.conversation, num_items, item, matcher.catalog.dated)
+            prompt = format_prompt(row.conversation, num_items, item, matcher.catalog.dated)
             record = _make_record(row, prompt, ids)
             tables = _find_tables(row, split)
             for name in tables:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import SFT_SCHEMA, get_truth
 from convrec.features.asking.attributes import Attributes, load_attributes
-from convrec.features.asking.turns import MAX_TURNS, question_text, with_answer
+from convrec.features.asking.turns import MAX_TURNS, add_answer, format_question
 from convrec.features.asking.users import Asked, RuleUser, draw
 from convrec.lists.ranks import split_lines
 from convrec.titles.matching import Matcher
@@ -48,7 +48,7 @@ def add_questions(
     attributes = load_attributes(folder / "catalog.parquet", ask)
     files = {name: folder / f"{name}.parquet" for split in SPLITS for name in (split, f"sft_{split}")}
     tables = {name: pq.read_table(file).to_pylist() if file.exists() else [] for name, file in files.items()}
-    truth_counts = Counter(item for row in tables["train"] for item in matcher.wanted_rows(get_truth(row)))
+    truth_counts = Counter(item for row in tables["train"] for item in matcher.find_relevant_rows(get_truth(row)))
     popular = [row for row, _ in truth_counts.most_common()]
     writer = _DemonstrationWriter(
         attributes=attributes,
@@ -86,18 +86,18 @@ class _DemonstrationWriter(NamedTuple):
 
     def iter_turns(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield a row per question, then the row with the list."""
-        truth = self.matcher.wanted_rows(get_truth(row))
+        truth = self.matcher.find_relevant_rows(get_truth(row))
         random = draw(self.user.seed, row["sample_id"], "turns")
         prompt = row["prompt"][0]["content"]
         answers: dict[str, list[str]] = {}
         remaining = list(self.attributes.names) if truth else []
         while remaining and len(answers) < MAX_TURNS - 1 and random.random() < ASK_SHARE:
             name = remaining.pop(random.randrange(len(remaining)))
-            question = {"prompt": message("user", prompt), "completion": message("assistant", question_text(name))}
+            question = {"prompt": message("user", prompt), "completion": message("assistant", format_question(name))}
             yield row | question | {"sample_id": f"{row['sample_id']}_q{len(answers) + 1}"}
             (answer,) = self.user.answers([Asked(row["sample_id"], truth, name, prompt)])
             answers[name] = self.attributes.named(name, answer)
-            prompt = with_answer(prompt, name, answer)
+            prompt = add_answer(prompt, name, answer)
         completion = row.get("completion")
         if completion is None or answers:
             lines = split_lines(completion[0]["content"]) if completion else []
@@ -110,4 +110,4 @@ class _DemonstrationWriter(NamedTuple):
         excluded = set(self.matcher.seen_rows(seen))
         own = [row for row in self.matcher.match_lines(lines, (), None).catalog_index if row >= 0]
         rows = [row for row in dict.fromkeys([*own, *self.popular]) if row not in excluded]
-        return [self.lines[row] for row in self.attributes.by_what_was_told(rows, answers)[: self.num_items]]
+        return [self.lines[row] for row in self.attributes.rank_by_preferences(rows, answers)[: self.num_items]]

@@ -14,14 +14,14 @@ from typing import Any
 import pyarrow as pa
 
 from convrec.base.errors import UserError
-from convrec.base.files import folder_written_whole, write_json, write_table
+from convrec.base.files import atomic_write_folder, write_json, write_table
 from convrec.base.options import command
 from convrec.data.schema import CATALOG_SCHEMA, TRUTH
 from convrec.titles.catalog import Catalog, load_catalog
 from convrec.titles.matching import Matcher
 from data_prep.options.reddit_v2 import RedditOptions
 from data_prep.released import INCOMPLETE, ReleasedSplit, Target, clean_row, find_split, read_split
-from data_prep.tables import SampleIds, TableNumbers, check_out, describe_table, table_writer
+from data_prep.tables import SampleIds, TableNumbers, check_out, describe_table, open_table_writer
 
 CATALOG = "gt_catalog.pkl"
 GRPO_TRAIN = ("grpo/grpo_dataset/train", "grpo_dataset/train", "grpo/grpo_dataset", "grpo_dataset")
@@ -72,7 +72,7 @@ def convert(source: str | Path, out: str | Path, *, overwrite: bool = False, pro
     matcher = Matcher(catalog) if catalog else None
     missing = sorted({target.folders[0] for target in TARGETS if not splits[target.name]})
     summary: dict[str, Any] = {"source": str(source), "catalog": None, "files": {}, "missing": missing}
-    with folder_written_whole(out) as folder:
+    with atomic_write_folder(out) as folder:
         for target in TARGETS:
             split = splits[target.name]
             if split:
@@ -95,7 +95,7 @@ def _convert_split(
     repaired = 0
     reasons: Counter[str] = Counter()  # reason -> rows set aside
     with (
-        table_writer(folder / f"{target.name}.parquet", target.schema) as add,
+        open_table_writer(folder / f"{target.name}.parquet", target.schema) as add,
         (folder / f"{target.name}.changes.jsonl").open("w", encoding="utf-8") as changes,
     ):
         batches = read_split(split, columns, target.name if progress else None)

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
-from convrec.base.files import folder_written_whole
+from convrec.base.files import atomic_write_folder
 from convrec.base.options import command
 from convrec.base.progress import Progress
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, get_truth, prompt_text
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, format_prompt, get_truth
 from convrec.lists.settings import ListSettings, make_matcher
 from convrec.titles.catalog import load_catalog
 from data_prep.options.sample import SampleOptions
@@ -67,7 +67,7 @@ def draw_films(
 ) -> list[int]:
     """Draw `count` rows of the table from softmax(utility / temperature), without namesakes and without `named`."""
     order = np.argsort(-(utility_F / GROUND_TRUTH_TEMPERATURE + rng.gumbel(size=len(utility_F))))
-    return first_unseen(table, order, count, named)
+    return select_unseen(table, order, count, named)
 
 
 def draw_teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.Generator) -> list[int]:
@@ -79,7 +79,7 @@ def draw_teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.ra
     opinion_F = np.random.default_rng(TEACHER_SEED).normal(0, TEACHER_OPINION, len(table.films))
     noise_F = rng.normal(0, TEACHER_NOISE, len(table.films))
     score_F = TEACHER_TASTE * table.affinity(taste) + table.log_popularity_F + opinion_F
-    chosen = first_unseen(table, np.argsort(-(score_F + noise_F)), num_items, taste.named)
+    chosen = select_unseen(table, np.argsort(-(score_F + noise_F)), num_items, taste.named)
     return sorted(chosen, key=lambda row: -score_F[row])
 
 
@@ -112,7 +112,7 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
         films = [table.films[row] for row in draw_teacher_list(table, stated, num_items, rng)]
         rows.append(
             {
-                "prompt": message("user", prompt_text(conversation, num_items)),
+                "prompt": message("user", format_prompt(conversation, num_items)),
                 "seen_titles": [table.films[row].title for row in stated.named],
                 TRUTH: [[table.films[row].title, str(table.films[row].year)] for row in truth],
                 "sample_id": f"sample_{split}_{index:05d}",
@@ -170,7 +170,7 @@ def write_sample(
     for split in SPLITS:
         if counts[split] < 1:
             raise UserError("sample.empty-split", f"--{split} {counts[split]}: too few; give at least one row")
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         for split in SPLITS:
             rows = make_rows(table, split, counts[split], seed, num_items, VAGUE if ask else requests)
             kind = [pa.field(KIND, pa.string())] if requests == HARD else []
@@ -189,7 +189,7 @@ def write_sample(
     return out
 
 
-def first_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[int, ...]) -> list[int]:
+def select_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[int, ...]) -> list[int]:
     """Return the first `count` rows of `order` that are not named and not namesakes of named or earlier films."""
     taken = {row for film in named for row in table.find_namesakes(film)}
     rows: list[int] = []

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
-from convrec.base.files import written_whole
+from convrec.base.files import atomic_write
 from convrec.data.schema import CONVERSATION_MARKER, TURN, Pair, split_prompt
 from convrec.titles.catalog import Catalog
 from convrec.titles.item import format_item
@@ -104,21 +104,21 @@ def split_by_hash(hashed: int, validation: float, test: float) -> str:
 
 
 @contextmanager
-def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+def open_parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Open a parquet file for writing batches; it appears when the block ends without an error."""
-    with written_whole(path) as partial, pq.ParquetWriter(partial, schema) as writer:
+    with atomic_write(path) as partial, pq.ParquetWriter(partial, schema) as writer:
         yield writer
 
 
 @contextmanager
-def table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def open_table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Open a parquet file for writing rows; it appears when the block ends without an error.
 
     Yields:
         A function that takes a row. One row group is held in memory.
     """
     pending: list[Mapping[str, Any]] = []
-    with parquet_writer(path, schema) as writer:
+    with open_parquet_writer(path, schema) as writer:
 
         def write_pending() -> None:
             writer.write_batch(pa.RecordBatch.from_pylist(pending, schema))

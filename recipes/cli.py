@@ -130,7 +130,7 @@ def run(words: list[str]) -> NoReturn:
     os.environ[guard.COMPILED] = guard.compile_cache()
     is_supervised = command not in UNSUPERVISED and not is_submitted(command)
     if is_supervised:
-        supervisor.begin(SECONDS.get(command, supervisor.SECONDS))
+        supervisor.fork_under_supervisor(SECONDS.get(command, supervisor.SECONDS))
     try:
         sys.exit(resolve_command(command)(arguments))
     except KeyboardInterrupt:
@@ -199,9 +199,9 @@ def check_options(command: str, arguments: Sequence[str]) -> None:
 
 def print_training_help(command: str) -> None:
     """Print the help of a training."""
-    from recipes.launch.help_text import training_help
+    from recipes.launch.help_text import format_training_help
 
-    print(training_help(find_recipe(command)))
+    print(format_training_help(find_recipe(command)))
 
 
 def resolve_options(command: str, arguments: Sequence[str]) -> Any:

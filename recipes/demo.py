@@ -37,8 +37,8 @@ from convrec.base.errors import UserError
 from convrec.base.files import read_json, write_json
 from convrec.base.options import command
 from convrec.base.shipped import INSTALLED
-from convrec.inference.generate import engines_kept
-from convrec.report.page import gain_text, table_row, text_table
+from convrec.inference.generate import reuse_engines
+from convrec.report.page import format_gain, format_table, make_table_row
 from convrec.runs.folder import latest_step
 from recipes.cluster.jobs import say
 from recipes.demos.pretrained import choose_source, write_model
@@ -105,7 +105,7 @@ class DemoRun:
         if self.demo.is_pretrained:
             metrics["zero_shot"] = self.evaluate_start()
         self.train_sft()
-        with ThreadPoolExecutor(1) as executor, engines_kept():
+        with ThreadPoolExecutor(1) as executor, reuse_engines():
             sft_metrics = executor.submit(self.prepare_during_training)
             self.train_rank_grpo()
             with self.usage.phase("evaluation", "greedy lists and retrieval for the test split"):
@@ -206,9 +206,9 @@ class DemoRun:
             "report": str(report),
         }
         write_json(self.out / "summary.json", summary)
-        say("\n" + text_table([table_row(name, result, ks) for name, result in results.items()]))
+        say("\n" + format_table([make_table_row(name, result, ks) for name, result in results.items()]))
         for name in (f"recall@{ks[-1]}", f"ndcg@{ks[-1]}"):
-            say(f"rank_grpo minus sft, {name}: {gain_text(gain[name])}, paired by row")
+            say(f"rank_grpo minus sft, {name}: {format_gain(gain[name])}, paired by row")
         say(f"{sum(self.usage.seconds.values()) / 60:.1f} minutes\nreport: {report}\nsummary:")
         return self.out / "summary.json"
 

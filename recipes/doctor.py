@@ -15,7 +15,7 @@ from convrec.base.options import command
 from recipes.cluster import jobs
 from recipes.launch.recipe import RANK_GRPO, RECIPES, Recipe
 from recipes.launch.settings import compose, compose_elsewhere
-from recipes.launch.variables import misspelt_variables
+from recipes.launch.variables import find_misspelt_variables
 from recipes.options.cluster import DoctorOptions
 from recipes.preflight import node
 from recipes.preflight.checks import require_files
@@ -30,7 +30,7 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
     def note(status: Literal["warning", "failure"], text: str) -> None:
         findings.append(Finding("settings and data", status, recipe.name, text, "see the message"))
 
-    for warning in misspelt_variables(os.environ):
+    for warning in find_misspelt_variables(os.environ):
         note("warning", warning)
     try:
         run = compose(recipe.name, arguments)

@@ -14,7 +14,14 @@ from tqdm import tqdm
 
 from convrec.base.errors import UserError
 from convrec.base.options import command
-from convrec.report.page import beyond_accuracy_row, gain_text, not_measured, number_text, table_row, text_table
+from convrec.report.page import (
+    explain_missing_measures,
+    format_gain,
+    format_number,
+    format_table,
+    make_beyond_accuracy_row,
+    make_table_row,
+)
 from recipes.evaluation.baselines import API
 from recipes.evaluation.checks import refuse_to_replace
 from recipes.evaluation.constrained import VIOLATIONS
@@ -47,7 +54,9 @@ def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> st
         lines += _format_gains(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, ks)
     for name, pair in metrics.get("minus", {}).items():
         metric = f"ndcg@{max(ks)}"
-        lines.append(f"the model minus {name}, {metric}: {gain_text(pair[metric])}  p {number_text(pair[metric]['p'])}")
+        lines.append(
+            f"the model minus {name}, {metric}: {format_gain(pair[metric])}  p {format_number(pair[metric]['p'])}"
+        )
     lines += _format_slices(metrics, slices)
     if metrics["settings"]["model"] is not None:
         lines.append(_format_generation(metrics["generation"]))
@@ -68,10 +77,10 @@ def _format_protocol(metrics: Mapping[str, Any], protocol: str, results: Mapping
     if damaged:
         heading += f"; {damaged} damaged rows left out"
     order = sorted(results, key=lambda name: (name in OF_MODEL, name == "constrained"))
-    lines = [heading, text_table([table_row(name, results[name], settings["ks"]) for name in order]), ""]
-    beyond = [{"model": name, **beyond_accuracy_row(results[name])} for name in order]
+    lines = [heading, format_table([make_table_row(name, results[name], settings["ks"]) for name in order]), ""]
+    beyond = [{"model": name, **make_beyond_accuracy_row(results[name])} for name in order]
     if len(beyond[0]) > 1:
-        lines += [text_table(beyond), *not_measured(results[order[0]]), ""]
+        lines += [format_table(beyond), *explain_missing_measures(results[order[0]]), ""]
     return lines
 
 
@@ -83,7 +92,7 @@ def _format_slices(metrics: Mapping[str, Any], slices: Sequence[str]) -> list[st
         return []
     *_, results = metrics["results"].values()
     model = "model" if metrics["settings"]["model"] else next(iter(results))
-    return [f"parts of the split, {model}:", text_table(table, line_a_model=True), ""]
+    return [f"parts of the split, {model}:", format_table(table, line_a_model=True), ""]
 
 
 def _format_generation(generation: Mapping[str, Any]) -> str:
@@ -97,9 +106,9 @@ def _format_generation(generation: Mapping[str, Any]) -> str:
 def _format_gains(title: str, pair: Mapping[str, Any], ks: Sequence[int]) -> list[str]:
     lines = [title]
     for name in (f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks):
-        lines.append(f"  {name:<10} {gain_text(pair[name])}  p {number_text(pair[name]['p'])}")
-    for name, (mean, error) in beyond_accuracy_row(pair).items():
-        lines.append(f"  {name:<19} {gain_text({'mean': mean, 'se': error})}")
+        lines.append(f"  {name:<10} {format_gain(pair[name])}  p {format_number(pair[name]['p'])}")
+    for name, (mean, error) in make_beyond_accuracy_row(pair).items():
+        lines.append(f"  {name:<19} {format_gain({'mean': mean, 'se': error})}")
     return [*lines, ""]
 
 

@@ -17,7 +17,7 @@ from convrec.base.files import write_json
 from convrec.base.gpus import usable_gpus
 from convrec.base.options import command
 from convrec.runs import guard
-from recipes.launch.environment import process_environment, set_up_process
+from recipes.launch.environment import make_process_environment, set_up_process
 from recipes.options.gpu_check import GpuCheckOptions
 from recipes.selftest.checks import Machine
 from recipes.selftest.phases import PHASES
@@ -84,7 +84,7 @@ def main(options: GpuCheckOptions) -> int:
     set_up_process()
     count = usable_gpus()
     phases = [phase for phase in PHASES if not options.only or phase.name in options.only]
-    with guard.guarded_children() as folder:
-        os.environ.update(process_environment(count > 0) | guard.environment(folder))  # for the phases' processes
+    with guard.guard_children() as folder:
+        os.environ.update(make_process_environment(count > 0) | guard.environment(folder))  # for the phases' processes
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # a killed process leaks tqdm's lock
         return check(phases, Machine(folder, count), SECONDS, options.json)

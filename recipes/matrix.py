@@ -10,14 +10,14 @@ from typing import Any
 from convrec.base.errors import UserError
 from convrec.base.options import command
 from convrec.runs.folder import METRICS
-from recipes.cluster.job_environment import withheld
+from recipes.cluster.job_environment import find_withheld_variables
 from recipes.cluster.jobs import connect, say, warn_if_open
 from recipes.experiments import local_runs
 from recipes.experiments.cluster_runs import PATHS, MatrixJobs, check_slots
 from recipes.experiments.matrix_file import Matrix, read_matrix
 from recipes.experiments.matrix_runs import MatrixRun, composed, described, expand_matrix
 from recipes.experiments.tables import metrics_file, write_tables
-from recipes.launch.variables import VARIABLES, misspelt_variables
+from recipes.launch.variables import VARIABLES, find_misspelt_variables
 from recipes.options.matrix import MatrixOptions
 from recipes.plot import plot
 
@@ -123,9 +123,9 @@ def _connect_to_cluster(address: str, parallel: int | None) -> Any:
 
 def _print_warnings(runs: Sequence[MatrixRun], on_cluster: bool) -> None:
     """Print warnings about variables of the environment."""
-    warnings = misspelt_variables(os.environ) + collect_shell_warnings(runs, os.environ)
+    warnings = find_misspelt_variables(os.environ) + collect_shell_warnings(runs, os.environ)
     if on_cluster:
-        warnings += withheld(os.environ)
+        warnings += find_withheld_variables(os.environ)
     for warning in warnings:
         say(f"warning: {warning}")
 

@@ -17,11 +17,11 @@ from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import RECIPES, Recipe
 from recipes.launch.settings import complete_batch_size, compose_files
-from recipes.launch.variables import misspelt_variables
+from recipes.launch.variables import find_misspelt_variables
 from recipes.options.plan import PlanOptions
 from recipes.planning.estimate import make_workload
 from recipes.planning.figures import GPUS
-from recipes.planning.models import KNOWN_MODELS, model_size
+from recipes.planning.models import KNOWN_MODELS, read_model_size
 from recipes.planning.plan import make_plan, plan_lines
 from recipes.planning.work import count_training_rows, count_validation_rows
 from recipes.preflight.batch import check_batch, check_heads
@@ -29,7 +29,7 @@ from recipes.preflight.batch import check_batch, check_heads
 GPUS_PER_NODE = 8  # unless N_GPUS_PER_NODE is set: this machine is not the cluster
 
 
-def planned_run(recipe: Recipe, overrides: Sequence[str]) -> Run[TrainingConfig]:
+def compose_planned_run(recipe: Recipe, overrides: Sequence[str]) -> Run[TrainingConfig]:
     """Compose a run as on a host with GPUs. Raises UserError for an invalid variable, override or batch."""
     host_overrides = [f"{recipe.host_group}=gpu", f"trainer.n_gpus_per_node={GPUS_PER_NODE}"]
     config = compose_files(recipe, list(overrides), host_overrides)
@@ -57,7 +57,7 @@ def count_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, int
 def format_plan(options: PlanOptions) -> str:
     """Compute a plan, and format it as text or JSON. Raises UserError if the run cannot be planned."""
     recipe = RECIPES[options.recipe]
-    run = planned_run(recipe, options.overrides)
+    run = compose_planned_run(recipe, options.overrides)
     gpu = GPUS[options.gpu]
     nodes = run.settings.num_nodes
     gpus = run.gpus_per_node
@@ -67,7 +67,7 @@ def format_plan(options: PlanOptions) -> str:
     rows = count_rows(run, options)
     name = options.model or run.settings.model
     try:
-        size = model_size(resolve_model(name) if Path(split_choice(name)[0]).exists() else name)
+        size = read_model_size(resolve_model(name) if Path(split_choice(name)[0]).exists() else name)
     except (OSError, ValueError) as error:
         raise UserError(
             "plan.unusable-model",
@@ -92,7 +92,7 @@ def format_plan(options: PlanOptions) -> str:
 @command(PlanOptions)
 def main(options: PlanOptions) -> int:
     """Print a plan; return the exit status."""
-    for warning in misspelt_variables(os.environ):
+    for warning in find_misspelt_variables(os.environ):
         print(f"warning: {warning}", file=sys.stderr)
     print(format_plan(options), flush=True)
     return 0

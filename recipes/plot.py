@@ -8,7 +8,7 @@ from typing import Any
 from convrec.base.errors import UserError
 from convrec.base.options import command
 from convrec.report.charts import make_charts
-from convrec.report.curves import RunCurves, by_recipe, long_rows, read_curves, write_csv
+from convrec.report.curves import RunCurves, group_by_recipe, make_long_rows, read_curves, write_csv
 from convrec.runs.folder import find_recipe, read_config, setting
 from convrec.settings.choices import ALGORITHMS
 from recipes.launch.recipe import RECIPES
@@ -68,7 +68,7 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
     from convrec.report.drawing import write_png  # imports matplotlib, so after all checks
 
     written = []
-    for recipe, recipe_runs in by_recipe(runs).items():
+    for recipe, recipe_runs in group_by_recipe(runs).items():
         if charts := make_charts(recipe_runs):
             write_png(out / f"{recipe}.png", charts)
             written.append(out / f"{recipe}.png")
@@ -76,7 +76,7 @@ def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[P
         raise UserError(
             "plot.nothing-logged", f"{', '.join(run.name for run in runs)}: nothing logged yet. Wait for a step."
         )
-    write_csv(out / "curves.csv", long_rows(runs))
+    write_csv(out / "curves.csv", make_long_rows(runs))
     return [*written, out / "curves.csv"]
 
 

@@ -20,7 +20,7 @@ from convrec.inference.served_catalog.columns import check_columns, read_columns
 from convrec.inference.served_catalog.mentions import write_mentions
 from convrec.inference.served_model import find_model
 from convrec.retrieval.folder import NOTES, load_notes
-from convrec.titles.catalog import load_catalog, tell_problems
+from convrec.titles.catalog import load_catalog, print_problems
 from recipes.batch.chats import read_chats
 from recipes.batch.parts import Parts
 from recipes.batch.replicas import load
@@ -46,7 +46,7 @@ def recommend(options: RecommendOptions) -> dict[str, Any]:
         )
     placement = Placement(options.placement.replicas, options.placement.tensor_parallel)
     items = load_catalog(catalog)
-    tell_problems(catalog, items.problems)
+    print_problems(catalog, items.problems)
     columns = read_columns(catalog, items).schema
     check_columns(options.mentions.show, columns, "--show")
     unread: set[str] = set()

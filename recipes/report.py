@@ -13,8 +13,15 @@ from convrec.base.options import command
 from convrec.base.statistics import FLIPS
 from convrec.lists.metrics import paired
 from convrec.report.charts import make_charts
-from convrec.report.curves import RunCurves, by_recipe, label_runs
-from convrec.report.page import GainTable, beyond_accuracy_row, gain_text, not_measured, number_text, table_row
+from convrec.report.curves import RunCurves, group_by_recipe, label_runs
+from convrec.report.page import (
+    GainTable,
+    explain_missing_measures,
+    format_gain,
+    format_number,
+    make_beyond_accuracy_row,
+    make_table_row,
+)
 from convrec.report.run_summary import build_settings, collect_facts
 from convrec.runs.folder import read_config
 from recipes.evaluation.examples import choose_examples
@@ -113,7 +120,7 @@ def _describe_runs(runs: Sequence[RunCurves], folder_of: Mapping[str, Path]) -> 
     labels = label_runs(runs)
     configs = {name: read_config(folder) for name, folder in folder_of.items()}
     charts = {}
-    for recipe_runs in by_recipe(runs).values():
+    for recipe_runs in group_by_recipe(runs).values():
         methods = dict.fromkeys(run.method for run in recipe_runs)
         charts[", ".join(methods)] = make_charts(recipe_runs)
     return {
@@ -151,7 +158,7 @@ def _summarise_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
     gains = make_gain_tables(folders, ks, first["seed"])
     columns = _table_columns(results)
-    table = [table_row(name, result, ks) | beyond_accuracy_row(result) for name, result in columns.items()]
+    table = [make_table_row(name, result, ks) | make_beyond_accuracy_row(result) for name, result in columns.items()]
     summary = next(iter(columns.values()))
     split = Path(first["data"]).name
     about = (
@@ -163,7 +170,9 @@ def _summarise_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[
         "headline": _headline(gains, results, split, max(ks)),
         "gains": gains,
         "table": table,
-        "about_table": [text for text in (" ".join([about, *not_measured(summary)]), closed_up, TABLE) if text],
+        "about_table": [
+            text for text in (" ".join([about, *explain_missing_measures(summary)]), closed_up, TABLE) if text
+        ],
         "examples": choose_examples(folders, EXAMPLES),
     }
 
@@ -210,11 +219,11 @@ def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: i
         return ""
     if gains:
         gain = gains[0].gains[f"NDCG@{k}"]
-        change = f"{gain_text(gain)}, p\u00a0=\u00a0{number_text(gain['p'])}"
+        change = f"{format_gain(gain)}, p\u00a0=\u00a0{format_number(gain['p'])}"
         return f"{gains[0].title}, {split}: NDCG@{k} {change}"
     ((name, result),) = results.items()
     ndcg = result["model"][f"ndcg@{k}"]
-    return f"{name}, {split}: NDCG@{k} {number_text(ndcg['mean'])} ±{number_text(ndcg['se'])}"
+    return f"{name}, {split}: NDCG@{k} {format_number(ndcg['mean'])} ±{format_number(ndcg['se'])}"
 
 
 @command(ReportOptions)

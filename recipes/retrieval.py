@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
-from convrec.base.files import file_hash, folder_written_whole
+from convrec.base.files import atomic_write_folder, file_hash
 from convrec.base.options import command
 from convrec.data.schema import RL_SCHEMA, TRUTH
 from convrec.data.validation import validate_rl_table
 from convrec.features.candidates.prompts import with_candidates
-from convrec.report.page import text_table
-from convrec.retrieval.conversations import item_texts, read_row
+from convrec.report.page import format_table
+from convrec.retrieval.conversations import build_item_texts, read_row
 from convrec.retrieval.folder import NOTES, load, save
 from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
-from convrec.titles.catalog import load_catalog, tell_problems
+from convrec.titles.catalog import load_catalog, print_problems
 from convrec.titles.matching import Matcher
 from data_prep.stages.record import read_rows
-from data_prep.tables import check_out, table_writer
+from data_prep.tables import check_out, open_table_writer
 from recipes.evaluation.retrieval import CONSTANTS, compute_mean_ndcg, find_relevant_items
 from recipes.evaluation.split import Split, read_split
 from recipes.options.retrieval import CandidatesOptions, FitOptions
@@ -56,17 +56,17 @@ def fit_retrieval(
     out = out or catalog.with_suffix(".retrieval")
     check_out(out, overwrite, {path.name for path in out.iterdir()} if (out / NOTES).is_file() else set())
     split = read_split(validation, catalog)
-    tell_problems(catalog, split.catalog.problems)
+    print_problems(catalog, split.catalog.problems)
     count = sum(
         validate_rl_table(file, allow_empty_ground_truth=True, dated=split.catalog.dated).rows for file in train
     )
     conversations = (read_row(row, split.matcher) for file in train for row in read_rows(file, RL_SCHEMA.names))
     parts = fit(conversations, count, len(split.catalog))
-    choice, ndcg = choose(split, Retriever(parts, item_texts(catalog, split.matcher), Choice()))
+    choice, ndcg = choose(split, Retriever(parts, build_item_texts(catalog, split.matcher), Choice()))
     files = {"catalog": catalog, "validation": validation, **{f"train {n}": file for n, file in enumerate(train)}}
     notes = {"choice": asdict(choice), f"ndcg@{K}": ndcg, "files": {name: str(file) for name, file in files.items()}}
     notes["sha256"] = {name: file_hash(file) for name, file in files.items()}
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         save(partial, parts, split.catalog, notes)
     return notes | {"out": out}
 
@@ -143,10 +143,10 @@ def write_candidates(
         content = with_candidates(prompt["content"], [lines[item] for item in items])
         return {**row, "prompt": [prompt | {"content": content}]}
 
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         for file in tables:
             schema = pq.read_schema(file)
-            with table_writer(partial / file.name, schema) as add:
+            with open_table_writer(partial / file.name, schema) as add:
                 for row in read_rows(file):
                     add(add_candidates(row))
     return warnings
@@ -157,7 +157,7 @@ def main(options: FitOptions) -> int:
     """Fit a retrieval; return the exit status."""
     notes = fit_retrieval(options.train, options.validation, options.catalog, options.out, options.overwrite)
     figures = [{"model": name, f"ndcg@{K}": value} for name, value in notes[f"ndcg@{K}"].items()]
-    print(text_table(figures, line_a_model=True))
+    print(format_table(figures, line_a_model=True))
     print(f"chosen on {notes['files']['validation']}: {json.dumps(notes['choice'])}\nwritten to {notes['out']}")
     return 0
 
@@ -168,6 +168,6 @@ def candidates_main(options: CandidatesOptions) -> int:
     warnings = write_candidates(
         options.retrieval, options.catalog, options.tables, options.out, options.count, options.overwrite
     )
-    tell_problems(options.catalog, warnings)
+    print_problems(options.catalog, warnings)
     print(f"written to {options.out}: train with CANDIDATES={options.count}")
     return 0

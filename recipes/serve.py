@@ -17,7 +17,7 @@ from convrec.inference.served_catalog.columns import find_items, read_columns
 from convrec.inference.served_catalog.mentions import write_mentions
 from convrec.inference.served_model import get_name
 from convrec.retrieval.folder import load_notes
-from convrec.titles.catalog import SUFFIXES, load_catalog, tell_problems
+from convrec.titles.catalog import SUFFIXES, load_catalog, print_problems
 from recipes.options.serve import ServeOptions
 from recipes.serving.keys import read_keys
 from recipes.serving.list_ids import ListIds
@@ -160,7 +160,7 @@ def check_filters(settings: ServiceSettings) -> None:
 def report_skipped_items(settings: ServiceSettings) -> None:
     """Print which rows of the catalogs cannot be recommended. Raises UserError if a catalog cannot be read."""
     for catalog in dict.fromkeys(model.catalog for model in settings.models if model.catalog):
-        tell_problems(catalog, load_catalog(catalog).problems)
+        print_problems(catalog, load_catalog(catalog).problems)
 
 
 @command(ServeOptions)

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from convrec.base.errors import UserError
-from convrec.base.files import folder_written_whole
+from convrec.base.files import atomic_write_folder
 from convrec.base.options import command
 from convrec.data.schema import INSTRUCTION_TEMPLATE
-from convrec.judges import prompt as judge_prompt
+from convrec.judges import prompt as build_judge_prompt
 from convrec.titles.item import NO_YEAR, format_item
 from recipes.options.tiny_model import TinyModelOptions
 
@@ -126,7 +126,7 @@ def make_tiny_model(
         do_sample=True, temperature=1.0, top_p=1.0, top_k=0, eos_token_id=[eos, pad], pad_token_id=pad
     )
 
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         tokenizer.save_pretrained(partial)
         model.save_pretrained(partial)
     return out
@@ -256,7 +256,7 @@ def _find_parquet_files(paths: Iterable[str | os.PathLike]) -> list[Path]:
 @command(TinyModelOptions)
 def main(options: TinyModelOptions) -> int:
     """Make a tiny model; return the exit status."""
-    parts = judge_prompt.phrases() if options.judge else []
+    parts = build_judge_prompt.phrases() if options.judge else []
     make_tiny_model(
         options.out,
         read_texts(options.data),

@@ -21,7 +21,7 @@ from convrec.base.options import HELP, parse
 from recipes import cli
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose_files
-from recipes.launch.variables import VARIABLES, misspelt_variables, overrides_from_environment
+from recipes.launch.variables import VARIABLES, find_misspelt_variables, overrides_from_environment
 from recipes.options.cluster import DoctorOptions, SubmitOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +117,7 @@ def check(variables: dict[str, str], words: list[str], monkeypatch: pytest.Monke
     command, arguments = found
     unknown = [name for name in variables if not OTHER_VARIABLES.fullmatch(name)]
     assert not (set(unknown) - {variable.name for variable in VARIABLES}), f"unknown variables: {unknown}"
-    assert not misspelt_variables(variables)
+    assert not find_misspelt_variables(variables)
     if command in cli.OPTIONS:
         if set(HELP) & set(arguments):
             return

@@ -191,7 +191,7 @@ for name in {light!r}:
 
 def test_temporary_names_of_files_are_made_in_one_place() -> None:
     naming = [file for file in FILES if ".partial" in (ROOT / file).read_text(encoding="utf-8")]
-    assert naming == ["convrec/base/files.py"], "write with convrec.base.files: written_whole, write_*"
+    assert naming == ["convrec/base/files.py"], "write with convrec.base.files: atomic_write, write_*"
 
 
 @pytest.mark.parametrize("file", FILES)

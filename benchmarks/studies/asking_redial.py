@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.base.files import folder_written_whole
+from convrec.base.files import atomic_write_folder
 from convrec.data.schema import SFT_SCHEMA, TRUTH
 from convrec.titles.catalog import load_catalog
 from convrec.titles.matching import Matcher
@@ -46,7 +46,7 @@ def with_truth(demonstrations: list[dict], rows: list[dict]) -> list[dict]:
 
 def main(data: Path, movies: Path, out: Path) -> None:
     matcher = Matcher(load_catalog(data / "catalog.parquet"))
-    with folder_written_whole(out) as folder:
+    with atomic_write_folder(out) as folder:
         for file in data.glob("*.parquet"):
             shutil.copyfile(file, folder / file.name)
         catalog = pq.read_table(data / "catalog.parquet")

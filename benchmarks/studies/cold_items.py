@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.base.files import folder_written_whole
+from convrec.base.files import atomic_write_folder
 from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, get_truth
 from convrec.lists.settings import ListSettings
 from data_prep.sample import catalog_rows, make_rows
@@ -42,7 +42,7 @@ def main() -> None:
     hidden = np.random.default_rng(SEED).choice(count, round(options.hidden * count), replace=False)
     names = {(table.films[row].title, str(table.films[row].year)) for row in hidden}
     known = without(table, hidden)
-    with folder_written_whole(options.out) as partial:
+    with atomic_write_folder(options.out) as partial:
         for split, rows in (("train", 4000), ("validation", 300)):
             made = make_rows(known, split, rows, SEED, items)
             assert not any(pair in names for row in made for pair in get_truth(row))

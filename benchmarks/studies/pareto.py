@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from convrec.base.files import written_whole
+from convrec.base.files import atomic_write
 from recipes import matrix
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -48,7 +48,7 @@ def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("NDCG@20")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=130, format="png")
 
 

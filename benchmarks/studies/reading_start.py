@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from convrec.base.files import folder_written_whole
+from convrec.base.files import atomic_write_folder
 from convrec.data.schema import CONVERSATION_MARKER, split_prompt
 from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
 from convrec.retrieval.retriever import fuse
@@ -59,7 +59,7 @@ def teach_to_read(
             warmup.step()
             if step % 25 == 24:
                 print(f"reading, {stage.titles} titles: step {step + 1}, loss {loss.item():.3f}", flush=True)
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         taught.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
 
@@ -94,7 +94,7 @@ def _batches(
 def write_demonstrations(data: Path, num_items: int, out: Path) -> None:
     """OUT: DATA's tables for SFT, each list fused with the candidates of its prompt, both alike: what a teacher who
     reads the candidates might write."""
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         for name in ("sft_train", "sft_validation"):
             table = pq.read_table(data / f"{name}.parquet")
             rows = [_fused(row, num_items) for row in table.to_pylist()]

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.studies.retrieval_teacher import RetrievalTeacher, list_text
 from convrec.base.errors import UserError
-from convrec.base.files import folder_written_whole
+from convrec.base.files import atomic_write_folder
 from convrec.base.progress import Progress
 from convrec.data.schema import (
     CATALOG_SCHEMA,
@@ -39,9 +39,9 @@ from convrec.data.schema import (
     TURN,
     Pair,
     conversation_text,
+    format_prompt,
     get_group_id,
     get_truth,
-    prompt_text,
 )
 from convrec.data.validation import validate_rl_table
 from convrec.lists.metrics import evaluate_row, popularity_baseline, summarise
@@ -167,7 +167,7 @@ def _row(
     row: dict, conversation: str, sample_id: str, seen: Sequence[str], truth: Sequence[Pair], num_items: int
 ) -> dict:
     return {
-        "prompt": [{"content": prompt_text(conversation, num_items), "role": row["prompt"][0]["role"]}],
+        "prompt": [{"content": format_prompt(conversation, num_items), "role": row["prompt"][0]["role"]}],
         "seen_titles": list(seen),
         TRUTH: [list(pair) for pair in truth],
         "sample_id": sample_id,
@@ -239,7 +239,7 @@ def write_reduced(
         **{split: pa.Table.from_pylist(rows, RL_SCHEMA) for split, rows in reduced.items()},
         **{name: pa.Table.from_pylist(rows, SFT_SCHEMA) for name, rows in demonstrations.items()},
     }
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         for name, table in tables.items():
             pq.write_table(table, partial / f"{name}.parquet")
     return {split: _compare(reduced, split, lists[split], catalog, num_items) for split in ("validation", "test")}

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.studies import reading_start
 from benchmarks.studies.sample_ceiling import check_sample
 from convrec.base.files import read_json, write_text
-from convrec.inference.generate import engines_kept
+from convrec.inference.generate import reuse_engines
 from convrec.runs.folder import latest_step
 from convrec.titles.catalog import load_catalog
 from recipes.evaluation.options import EvaluationOptions
@@ -183,7 +183,7 @@ def main() -> None:
             continue
         if not (out / "weighed" / run.name).exists():
             shutil.copytree(out / "retrieval", out / "weighed" / run.name)
-        with engines_kept():
+        with reuse_engines():
             for options in evaluations(run, out):
                 evaluate(EvaluationOptions(**options))
         head = f"ideal ranking, validation rows: recall@20 {ideal[0]:.4f}, ndcg@20 {ideal[1]:.4f}\n\n" if ideal else ""

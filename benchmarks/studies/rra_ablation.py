@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from convrec.base.files import write_json
 from convrec.data.schema import get_truth
-from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
+from convrec.lists.metrics import evaluate_row, list_metric_names, paired, summarise
 from convrec.lists.ranks import parse_items
 from convrec.lists.settings import ListSettings
 from convrec.titles.catalog import load_catalog
@@ -149,7 +149,7 @@ def compare(
         } | {"distinct": summary["distinct_items"], "n": summary["n"]}
     for variant in scored:
         if variant != "full":
-            differences = paired(scored[variant], scored["full"], metric_names(ks), contexts)
+            differences = paired(scored[variant], scored["full"], list_metric_names(ks), contexts)
             found[f"full minus {variant}"] = {
                 key: f"{value['mean']:+.4f} ± {value['se']:.4f}" for key, value in differences.items()
             }

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from convrec.data.schema import conversation_text, get_truth
 from convrec.lists.metrics import ndcg_at_k, recall_at_k
 from convrec.titles.item import format_item
-from data_prep.sample import first_unseen
+from data_prep.sample import select_unseen
 from data_prep.sample_data.conversations import ERA_WORDS, GENRE_WORDS
 from data_prep.sample_data.films import FilmTable, Taste, load_films
 
@@ -44,7 +44,7 @@ def _says(text: str, spellings: Sequence[str]) -> bool:
 def oracle_list(table: FilmTable, conversation: str, num_items: int) -> list[int]:
     """The ranking by the true utility of the taste that the conversation's words state."""
     taste = read_taste(table, conversation)
-    return first_unseen(table, np.argsort(-table.utility(taste)), num_items, taste.named)
+    return select_unseen(table, np.argsort(-table.utility(taste)), num_items, taste.named)
 
 
 def check_sample(folder: str | os.PathLike) -> dict[str, tuple[float, float]]:

@@ -94,7 +94,7 @@ def _can_write_output() -> bool:
     return True
 
 
-def is_of_lost_process(error: BaseException) -> bool:
+def is_lost_process(error: BaseException) -> bool:
     """Return whether Ray or vLLM raised an error because a process died, not because its start failed.
 
     The classes are compared by name, because importing either library takes seconds.
@@ -113,7 +113,7 @@ def one_line(error: BaseException) -> str:
     names = {base.__name__ for base in type(cause).__mro__}
     if "EngineDeadError" in names:
         return "vLLM's engine is gone (killed, or out of memory)"
-    if is_of_lost_process(cause):
+    if is_lost_process(cause):
         match = re.search(r"class_name: \S*?(\w+)$", str(cause), re.MULTILINE)
         return f"a process of the run{f', {match[1]},' if match else ''} is gone (killed, or out of memory)"
     lines = str(cause).strip().splitlines()

@@ -84,7 +84,7 @@ class Row:
 
     def takes(self, value: Any) -> bool:
         """Return whether the setting may have this value."""
-        return kinds.fits(self.kind, value) or (value is None and bool(self.setting.null))
+        return kinds.is_valid(self.kind, value) or (value is None and bool(self.setting.null))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Settings:
             or_none = ", or None" if row.setting.null else ""
             raise UserError(
                 "settings.wrong-field-kind",
-                f"{row.field}={kinds.shown(value)}: expected {kinds.wanted(row.kind)}{or_none}",
+                f"{row.field}={kinds.to_yaml_scalar(value)}: expected {kinds.describe_type(row.kind)}{or_none}",
             )
 
 

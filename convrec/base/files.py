@@ -30,7 +30,7 @@ FULL_BYTES = 2**20  # a disk with less free space counts as full
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write a file to. It is renamed to `path` at the end, and removed on an error.
 
     Missing folders above `path` are created.
@@ -44,7 +44,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_written_whole(path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+def atomic_write_folder(path: Path, unless: Callable[[], bool] = lambda: False) -> Iterator[Path]:
     """Yield an empty temporary folder to fill. It replaces `path`, or the folder that `path` links to, at the end.
 
     Args:
@@ -69,7 +69,7 @@ def folder_written_whole(path: Path, unless: Callable[[], bool] = lambda: False)
 
 def scratch_folder(path: Path) -> AbstractContextManager[Path]:
     """Yield an empty temporary folder next to `path` that is removed at the end."""
-    return folder_written_whole(path, unless=lambda: True)
+    return atomic_write_folder(path, unless=lambda: True)
 
 
 def _make_partial_path(path: Path) -> Path:
@@ -129,7 +129,7 @@ def find_full_disk(folder: Path) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, as UTF-8."""
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -186,7 +186,7 @@ def write_table(path: Path, table: "pa.Table") -> None:
     """Write a parquet file atomically."""
     import pyarrow.parquet as pq  # takes half a second, which other users of this module save
 
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         pq.write_table(table, partial)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def as_kept(request: Any) -> Any:
+def json_roundtrip(request: Any) -> Any:
     """Return the request as it would be read back from a JSON file: tuples are lists, keys are text."""
     return json.loads(json.dumps(request))
 

@@ -59,7 +59,7 @@ def _iter_blocks(rows: int, width: int) -> Iterator[slice]:
     return (slice(begin, min(begin + at_once, rows)) for begin in range(0, rows, at_once))
 
 
-def error_of_mean(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> np.ndarray:
+def compute_standard_error(values_RM: np.ndarray, contexts: Sequence[Hashable]) -> np.ndarray:
     """Compute the standard errors of means over rows that come in contexts.
 
     sqrt(C / (C - 1) * sum over contexts of (sum of its values - its number of rows * mean)^2) / R: the error of a ratio

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.base.errors import UserError, exit_on_user_error, one_line
-from convrec.base.files import folder_written_whole
+from convrec.base.files import atomic_write_folder
 
 COMMAND = "python -m convrec.checkpoints.gguf"
 # Values of tokenizer.ggml.pre for which transformers builds the right pre-tokenizer itself.
@@ -65,7 +65,7 @@ def convert(file: Path, out: Path) -> None:
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(model.config, name, getattr(tokenizer, name))
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         tokenizer.save_pretrained(partial)
         model.save_pretrained(partial)
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from convrec.base.errors import UserError
-from convrec.base.files import folder_written_whole, read_json_object, write_json
+from convrec.base.files import atomic_write_folder, read_json_object, write_json
 from convrec.base.shipped import python_path
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import (
@@ -279,7 +279,7 @@ def _write_model_atomically(target: Path, sources: Mapping[str, str | None]) -> 
         UserError: the storage of the adapter or the shards is read-only or full.
     """
     with ExitStack() as stack:
-        whole = folder_written_whole(target, unless=lambda: _is_made_from(target, sources))
+        whole = atomic_write_folder(target, unless=lambda: _is_made_from(target, sources))
         try:
             partial = stack.enter_context(whole)
         except OSError as error:

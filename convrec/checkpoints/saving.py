@@ -62,7 +62,7 @@ def save_on_signals(run_folder: Path) -> None:
     supervisor.note(stop=str(run_folder / STOP), stop_of_job=str(run_folder / _job_stop_file()))
 
 
-def take_stops(run_folder: Path) -> bool:
+def consume_stop_request(run_folder: Path) -> bool:
     """Return whether somebody asked this run to stop, and remove the files that say so."""
     requests = [file for file in (run_folder / STOP, run_folder / _job_stop_file()) if file.exists()]
     for file in requests:
@@ -70,7 +70,7 @@ def take_stops(run_folder: Path) -> bool:
     return bool(requests)
 
 
-def forget_stops(run_folder: Path) -> None:
+def clear_stop_requests(run_folder: Path) -> None:
     """Remove stop requests that arrived too late for earlier starts. The caller must hold the run folder."""
     (run_folder / STOP).unlink(missing_ok=True)
     for file in run_folder.glob(f"{STOP}.*-[0-9]*"):  # ids of `convrec submit` and `convrec matrix`

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from convrec.base.files import written_whole
+from convrec.base.files import atomic_write
 from convrec.runs import guard
 
 POLL_SECONDS = 0.02
@@ -45,7 +45,7 @@ class FileWeights(CheckpointEngine):
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
         tensors = {name: tensor.detach().clone() for name, tensor in weights}  # every process takes part in gathering
         if self.is_master:
-            with written_whole(self.path) as partial:
+            with atomic_write(self.path) as partial:
                 torch.save(tensors, partial)
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:

@@ -31,12 +31,12 @@ def to_plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns in `schema`, cast to its types, as `table_as` does for a table."""
+    """Return the columns in `schema`, cast to its types, as `cast_table` does for a table."""
     columns = [cast_column(batch[field.name], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def table_as(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the columns in `schema`, cast to its types; structs get its fields, in its order.
 
     Raises:

@@ -23,7 +23,7 @@ def render_prompt(tokenizer: Any, messages: list[Message], **template_kwargs: An
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_kwargs)
 
 
-def without_control_tokens(messages: Sequence[Message], tokenizer: Any = None) -> list[Message]:
+def split_control_tokens(messages: Sequence[Message], tokenizer: Any = None) -> list[Message]:
     """Break up special tokens in messages by inserting a space into each.
 
     A conversation is plain text: `<|im_end|><|im_start|>assistant` in it must neither end the turn nor start an answer.
@@ -74,7 +74,7 @@ def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **templ
     """
     from convrec.data.schema import truncate_prompt  # imports pyarrow, for which the settings check need not wait
 
-    messages = without_control_tokens(messages, tokenizer)
+    messages = split_control_tokens(messages, tokenizer)
     (message,) = messages
     text = message["content"]
 

@@ -191,7 +191,10 @@ class Damage:
                 messages = rows.setdefault((finding.path, finding.problem.kind), {})
                 messages.setdefault(str(finding.problem), []).append(finding.row)
         lines_by_kind = [
-            [f"{path}: {named_rows(numbers, get_unit(path), self.named)}: {text}" for text, numbers in messages.items()]
+            [
+                f"{path}: {format_rows(numbers, get_unit(path), self.named)}: {text}"
+                for text, numbers in messages.items()
+            ]
             for (path, _), messages in rows.items()
         ]
         lines = [*filter(None, chain(*zip_longest(*lines_by_kind)))]  # one line per kind before a second of any
@@ -208,7 +211,7 @@ class Damage:
         write_jsonl(path, entries)
 
 
-def named_rows(rows: Sequence[int], unit: str, named: int | None = NAMED) -> str:
+def format_rows(rows: Sequence[int], unit: str, named: int | None = NAMED) -> str:
     """Return `line 3`, or `lines 3, 5 and 7 more`.
 
     Args:

@@ -58,7 +58,7 @@ WRITTEN_SPEAKERS = tuple(
 _WORD = re.compile(r"\S+")
 
 
-def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dated: bool = True) -> str:
+def format_prompt(conversation: str, num_items: int = 20, item: str = "movie", dated: bool = True) -> str:
     """Return the released prompt for a conversation.
 
     Args:
@@ -73,7 +73,7 @@ def prompt_text(conversation: str, num_items: int = 20, item: str = "movie", dat
     return instruction + conversation
 
 
-def turns_of_text(text: str) -> list[dict[str, str]]:
+def parse_turns(text: str) -> list[dict[str, str]]:
     """Split a text into messages at its speakers; [] if it does not begin with a speaker."""
     text = re.sub("\r\n?", "\n", text).strip()
     turns = next((list(speakers.finditer(text)) for speakers in WRITTEN_SPEAKERS if speakers.match(text)), [])
@@ -104,7 +104,7 @@ def parse_conversation_id(sample_id: str) -> str:
     return re.sub(r"_t\d+(?:\.\d+)?(?:_q\d+)?$", "", sample_id)
 
 
-def before_questions(conversation: str) -> str:
+def strip_questions(conversation: str) -> str:
     """Strip up to 99 closing questions and their answers from a conversation (convrec/features/asking/turns.py)."""
     return re.sub(r"(?m)(?:^SYSTEM: Which [^\n]+\?\nUSER: [^\n]*\n){1,99}+\Z", "", conversation)
 
@@ -117,7 +117,7 @@ def get_group_id(row: Mapping[str, Any]) -> str:
     name = parse_conversation_id(row["sample_id"])
     if name != row["sample_id"]:
         return normalise_text(name)
-    text = normalise_text(before_questions(conversation_text(row)))
+    text = normalise_text(strip_questions(conversation_text(row)))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

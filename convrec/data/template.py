@@ -29,30 +29,30 @@ CONVERSATION: list[Message] = [*QUESTION, {"role": "assistant", "content": ANSWE
 def freeze_date(tokenizer: Any) -> None:
     """Make a template that reads the clock write FIXED_DATE every day.
 
-    A template that takes the date as an argument is not changed: `list_arguments` passes one. Idempotent.
+    A template that takes the date as an argument is not changed: `build_list_arguments` passes one. Idempotent.
     """
     if _writes_date(tokenizer, {}) and not _find_date_argument(tokenizer, {}):
         tokenizer.chat_template = _fix_clock(tokenizer, tokenizer.chat_template)
 
 
-def list_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def build_list_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat template's arguments for lists: the user's, thinking turned off, and a fixed date.
 
     Args:
         tokenizer: the model's, with its chat template.
         arguments: the user's own, which win.
     """
-    return _disable_thinking(tokenizer, date_arguments(tokenizer, arguments))
+    return _disable_thinking(tokenizer, build_date_arguments(tokenizer, arguments))
 
 
-def date_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def build_date_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments plus a fixed date, if the template takes the date as an argument."""
     if not _writes_date(tokenizer, arguments):
         return dict(arguments)
     return {**arguments, **_find_date_argument(tokenizer, arguments)}
 
 
-def inference_arguments(tokenizer: Any, trained_with: Mapping[str, Any] | None) -> dict[str, Any]:
+def build_inference_arguments(tokenizer: Any, trained_with: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the chat template's arguments for inference.
 
     Args:
@@ -60,7 +60,9 @@ def inference_arguments(tokenizer: Any, trained_with: Mapping[str, Any] | None) 
         trained_with: the arguments of the model's run; None for a model that was not trained here, which then gets
             those for lists.
     """
-    return list_arguments(tokenizer, {}) if trained_with is None else date_arguments(tokenizer, trained_with)
+    return (
+        build_list_arguments(tokenizer, {}) if trained_with is None else build_date_arguments(tokenizer, trained_with)
+    )
 
 
 def is_frozen(tokenizer: Any) -> bool:
@@ -68,7 +70,7 @@ def is_frozen(tokenizer: Any) -> bool:
     return _get_template(tokenizer).startswith(MACRO)
 
 
-def answer_after(start: str, whole: str) -> str | None:
+def extract_answer(start: str, whole: str) -> str | None:
     """Return what the model writes after its prompt, None if the finished turn does not continue the prompt.
 
     With thinking off, some templates end a prompt with an empty thought that they omit from a finished turn. The answer
@@ -99,7 +101,7 @@ def check_answer(name: str, tokenizer: Any, arguments: Mapping[str, Any]) -> Non
         UserError: the template writes a thought or other text before an answer.
     """
     start = render_prompt(tokenizer, QUESTION, **arguments)
-    answer = answer_after(start, _render(tokenizer, CONVERSATION, arguments))
+    answer = extract_answer(start, _render(tokenizer, CONVERSATION, arguments))
     fix = (
         "Use an instruct model that does not think, or your own template without thinking (custom_chat_template in "
         "the model's section)"

@@ -81,7 +81,7 @@ class SampledResponse:
         turn = self.output.extra_fields.get(TURN, {})
         return [] if turn.get("malformed") else self.output.response_ids
 
-    def for_reward(self) -> dict[str, Any]:
+    def make_reward_arguments(self) -> dict[str, Any]:
         """Return the arguments of `GroupRewardManager.score`."""
         extra = dict(self.sample.get("extra_info", {})) | self.output.extra_fields
         extra |= {"num_turns": self.output.num_turns, "rollout_reward_scores": self.sample.get("reward_scores", {})}
@@ -104,7 +104,7 @@ class SampledResponse:
         return fields
 
 
-def rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
+def compute_rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
     """Return the 31-bit sampling seed of one rollout, so that a resumed run samples the same responses."""
     text = f"{seed}/{step}/{sample_index}/{session}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:4]) >> 1

@@ -56,7 +56,7 @@ class GenerationRequest(NamedTuple):
     constraint: Constraint | None = None
 
 
-def model_answers(
+def load_or_generate_answers(
     request: GenerationRequest, *, placement: Placement = ONE, progress: bool = True, **settings: Any
 ) -> tuple[dict[str, Answer], int]:
     """Load a model's stored answers, and generate the missing ones with vLLM.
@@ -86,7 +86,7 @@ def model_answers(
         inputs.pop("seed", None)
     store = Store(inputs, request.prompts, request.path)
     if missing := store.missing():
-        with store.written_at_the_end():
+        with store.flush_on_exit():
             generate(
                 request.model_path,
                 missing,
@@ -148,7 +148,7 @@ class Store:
             self._write()
 
     @contextmanager
-    def written_at_the_end(self) -> Iterator[None]:
+    def flush_on_exit(self) -> Iterator[None]:
         """Write all new answers to disk when the block ends, even after an error or Ctrl-C."""
         try:
             yield

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from convrec.base.errors import UserError
-from convrec.data.schema import SPEAKERS, WRITTEN_SPEAKERS, turns_of_text
+from convrec.data.schema import SPEAKERS, WRITTEN_SPEAKERS, parse_turns
 
 Conversation: TypeAlias = str | Sequence[Mapping[str, Any]]
 _TURN_INSIDE = re.compile(rf"(?<=\n)(?={WRITTEN_SPEAKERS[0].pattern.removeprefix('^')})")
@@ -15,7 +15,7 @@ def conversation_text(conversation: Conversation) -> str:
     """Convert a conversation to the text of a prompt.
 
     Args:
-        conversation: messages {"role": "user" | "assistant", "content": text}; a text with speakers (`turns_of_text`);
+        conversation: messages {"role": "user" | "assistant", "content": text}; a text with speakers (`parse_turns`);
             or a text without, which is the user's.
 
     Returns:
@@ -28,7 +28,7 @@ def conversation_text(conversation: Conversation) -> str:
     if isinstance(conversation, str):
         if not conversation.strip():
             raise UserError("conversation.empty", "conversation: it is empty. Send the user's message.")
-        conversation = turns_of_text(conversation) or [{"role": "user", "content": conversation}]
+        conversation = parse_turns(conversation) or [{"role": "user", "content": conversation}]
     turns = list(conversation) if isinstance(conversation, Sequence) else []
     if not turns:
         raise UserError(

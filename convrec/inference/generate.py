@@ -141,11 +141,11 @@ class _Engines:
     stack: ExitStack = field(default_factory=ExitStack)
 
 
-_shared_engines: _Engines | None = None  # set within engines_kept
+_shared_engines: _Engines | None = None  # set within reuse_engines
 
 
 @contextmanager
-def engines_kept() -> Iterator[None]:
+def reuse_engines() -> Iterator[None]:
     """Keep vLLM engines alive between calls to `generate` that differ only in the model's weights.
 
     Checkpoints of one run are loaded into the running engines instead of restarting vLLM. Not thread-safe.

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convrec.data.chat import without_control_tokens
+from convrec.data.chat import split_control_tokens
 from convrec.data.schema import truncate_prompt
 
 Messages = list[dict[str, str]]
@@ -52,7 +52,7 @@ def encode_prompts(
 
         return encode_text(truncate_prompt(whole, fits))
 
-    conversations = [without_control_tokens(messages, tokenizer) for messages in prompts]
+    conversations = [split_control_tokens(messages, tokenizer) for messages in prompts]
     encoded = encode(conversations)  # one call is faster than one for each prompt
     too_long = [len(tokens) > limit for tokens in encoded]
     encoded = [

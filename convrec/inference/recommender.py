@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.base.errors import UserError
-from convrec.data.schema import SPEAKERS, before_questions, prompt_text
-from convrec.data.template import inference_arguments
+from convrec.data.schema import SPEAKERS, format_prompt, strip_questions
+from convrec.data.template import build_inference_arguments
 from convrec.data.tokenizer import load_tokenizer
 from convrec.features.asking.attributes import load_attributes
-from convrec.features.asking.turns import question_text
+from convrec.features.asking.turns import format_question
 from convrec.features.candidates.prompts import with_candidates
 from convrec.features.constrained.walk import Walk
 from convrec.inference.conversation import Conversation, conversation_text
@@ -120,10 +120,10 @@ class Recommender:
         if max_items < 1:
             raise UserError("recommender.max-items", f"max_items {max_items}: must be at least 1.")
         tokenizer, context = load_tokenizer(served_model.path)
-        template_arguments = inference_arguments(tokenizer, served_model.chat_template_kwargs)
+        template_arguments = build_inference_arguments(tokenizer, served_model.chat_template_kwargs)
         with ExitStack() as resources:
             folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
-            text = prompt_text("USER: \n", max(max_items, served_model.lists.num_items), served_model.item)
+            text = format_prompt("USER: \n", max(max_items, served_model.lists.num_items), served_model.item)
             instruction = [{"role": "user", "content": text}]
             (ids,), _ = encode_prompts(tokenizer, [instruction], context, template_arguments)
             min_prompt_tokens = min(max_prompt_length, len(ids) + MIN_CONVERSATION_TOKENS)
@@ -135,7 +135,7 @@ class Recommender:
                 Path(state) if state else None,
                 max_items=max_items,
                 max_tokens=context - min_prompt_tokens,
-                questions=[question_text(name) for name in served_model.ask],
+                questions=[format_question(name) for name in served_model.ask],
             )
             check_columns(show, served_catalog.columns, "show")
             fuses = with_engine and not served_model.candidates
@@ -168,7 +168,7 @@ class Recommender:
             recommender._context = context
             if attributes:
                 recommender._questions = [
-                    Question(question_text(name), name, attributes.most_common_labels(name, MAX_ANSWERS))
+                    Question(format_question(name), name, attributes.most_common_labels(name, MAX_ANSWERS))
                     for name in attributes.names
                 ]
             resources.callback(recommender._is_closed.set)
@@ -393,7 +393,7 @@ class Recommender:
         retrieved: list[int] = []
         if self._retrieval:
             remaining = allowed.remaining()
-            first_turns = before_questions(text) if self._questions else text  # an answer does not change candidates
+            first_turns = strip_questions(text) if self._questions else text  # an answer does not change candidates
             named = self._find("seen", seen, snapshot) | liked_items
             retrieved = self._retrieval.rank(first_turns, named, remaining, snapshot)
             if self._retrieval.fusion:  # a model's list of the length for which the weight was chosen, whatever k is
@@ -413,7 +413,7 @@ class Recommender:
         """Encode the prompt for `num_items` items, with candidates if the model was trained with them."""
         # a shorter list is the beginning of the list that the model was trained to write
         longest = max(k, self.model.lists.num_items)
-        prompt = prompt_text(conversation, longest, self.model.item, self.catalog.dated)
+        prompt = format_prompt(conversation, longest, self.model.item, self.catalog.dated)
         best = (allowed.snapshot.items[number] for number in retrieved[: self.model.candidates])
         prompt = with_candidates(prompt, [format_item(item.title, item.year or NO_YEAR) for item in best])
         limit = min(self._max_prompt_length, self._context - allowed.trie.longest_list(max(num_items, 1)))
@@ -559,12 +559,12 @@ class Recommender:
             title=item.title,
             clean_title=item.clean_title,
             year=item.year,
-            columns=self.shown_columns(item),
+            columns=self.select_shown_columns(item),
             rank=rank,
             score=score,
             why=why,
         )
 
-    def shown_columns(self, item: CatalogItem) -> dict[str, Any]:
+    def select_shown_columns(self, item: CatalogItem) -> dict[str, Any]:
         """Return the columns of an item that lists show."""
         return {name: item.columns[name] for name in self._show}

@@ -9,7 +9,7 @@ from convrec.inference.served_catalog.snapshot import LINE, Snapshot
 from convrec.lists.settings import ListSettings, make_matcher
 from convrec.retrieval.conversations import Conversation
 from convrec.retrieval.folder import load
-from convrec.titles.catalog import load_catalog, tell_problems
+from convrec.titles.catalog import load_catalog, print_problems
 from convrec.titles.forms import normalise
 
 
@@ -34,7 +34,7 @@ class ServedRetrieval:
         """
         matcher = make_matcher(load_catalog(catalog), lists)
         self._retriever, warnings = load(folder, catalog, matcher, fuses)
-        tell_problems(catalog, warnings)
+        print_problems(catalog, warnings)
         self.fusion = self._retriever.fusion
         self._lines = [LINE + normalise(line) for line in matcher.catalog.lines]
         self._cached_numbers: tuple[Snapshot, np.ndarray] | None = None

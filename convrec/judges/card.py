@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from convrec.base.files import write_text
-from convrec.judges.criteria import FILE, Criteria, criteria_text
-from convrec.judges.prompt import form_of_answer, judge_prompt
+from convrec.judges.criteria import FILE, Criteria, format_criteria
+from convrec.judges.prompt import build_judge_prompt, format_answer_request
 from convrec.runs.card import CARD, front_matter
 
 _CARD = """\
@@ -35,8 +35,8 @@ def write_card(folder: Path, mode: str, criteria: Criteria, base_model: str, dat
         run: further sections, from convrec.runs.card.sections.
     """
     responses = ["..."] if mode == "pointwise" else ["...", "..."]
-    (message,) = judge_prompt(mode, [{"role": "user", "content": "..."}], responses, criteria)
-    text = criteria_text(criteria, mode)
+    (message,) = build_judge_prompt(mode, [{"role": "user", "content": "..."}], responses, criteria)
+    text = format_criteria(criteria, mode)
     card = _CARD.format(
         head=front_matter(base_model, ["judge", mode]),
         run=run,
@@ -45,7 +45,7 @@ def write_card(folder: Path, mode: str, criteria: Criteria, base_model: str, dat
         data=data,
         file=FILE,
         criteria=text,
-        answer=form_of_answer(mode, criteria.scores).rpartition("\n")[2],
+        answer=format_answer_request(mode, criteria.scores).rpartition("\n")[2],
         prompt=message["content"],
     )
     write_text(folder / FILE, text)

@@ -61,7 +61,7 @@ DEFAULTS = {
 }
 
 
-def criteria_text(criteria: Criteria, mode: str) -> str:
+def format_criteria(criteria: Criteria, mode: str) -> str:
     """Return criteria as YAML for `parse_criteria`."""
     value: dict[str, Any] = {"task": criteria.task, "principles": list(criteria.principles)}
     if mode == "pointwise":

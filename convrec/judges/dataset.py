@@ -9,13 +9,13 @@ import numpy as np
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from convrec.base.errors import UserError
-from convrec.data.chat import Message, fits, render_prompt, without_control_tokens
+from convrec.data.chat import Message, fits, render_prompt, split_control_tokens
 from convrec.judges.criteria import Criteria
 from convrec.judges.orders import SEPARATE, pair_swapped_rows
 from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table
 from convrec.judges.verdict import opens_thinking
 from convrec.runs.folder import listed
-from convrec.training.dataset import rl_item
+from convrec.training.dataset import make_rl_item
 
 
 class JudgeDataset(RLHFDataset):
@@ -70,7 +70,7 @@ class JudgeDataset(RLHFDataset):
         return fits(self.tokenizer, self._render(row), self.max_prompt_length)
 
     def _build_prompt(self, row: dict[str, Any]) -> list[Message]:
-        return without_control_tokens(build_prompt(row, self.mode), self.tokenizer)
+        return split_control_tokens(build_prompt(row, self.mode), self.tokenizer)
 
     def _render(self, row: dict[str, Any]) -> str:
         return render_prompt(self.tokenizer, self._build_prompt(row), **self.apply_chat_template_kwargs)
@@ -82,7 +82,7 @@ class JudgeDataset(RLHFDataset):
             extra["pair"] = item // 2  # for the trainer: the same for both orders of a pair
         truth = {self.label: get_label(row, self.mode)}
         source = row["source"] or "judge"
-        return rl_item(item, self._build_prompt(row), source=source, truth=truth, extra_info=extra)
+        return make_rl_item(item, self._build_prompt(row), source=source, truth=truth, extra_info=extra)
 
 
 class PointwiseDataset(JudgeDataset):

@@ -19,7 +19,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from convrec.judges.card import write_card
 from convrec.judges.orders import CONSISTENT, SEPARATE, compute_consistent_scores
-from convrec.rank_grpo.credit import scalar_infos
+from convrec.rank_grpo.credit import collect_scalar_infos
 from convrec.runs.card import sections
 from convrec.settings.judges import PairwiseJudgeConfig
 from convrec.settings.run import read_settings
@@ -110,7 +110,7 @@ def compute_reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[An
         infos: the reward function's infos.
         uids: the prompt of each info.
     """
-    numbers = scalar_infos(infos)
+    numbers = collect_scalar_infos(infos)
     metrics = {f"reward/{name}": float(np.mean(values)) for name, values in numbers.items()}
     scores_by_uid: dict[Any, set[float]] = {}
     for uid, score in zip(uids, numbers["score"], strict=True):

@@ -39,7 +39,7 @@ Value = tuple[float, Hashable]  # a value and its query
 # ---- pairwise
 
 
-def comparison_metrics(row: Row) -> dict[str, float]:
+def compute_comparison_metrics(row: Row) -> dict[str, float]:
     """Compute the pairwise metrics of one row."""
     label = row["label"]
     verdict = row["verdict"]
@@ -61,7 +61,7 @@ def comparison_metrics(row: Row) -> dict[str, float]:
     }
 
 
-def pairwise_summary(rows: Sequence[Row], seed: int = 3407) -> Summary:
+def summarise_pairwise(rows: Sequence[Row], seed: int = 3407) -> Summary:
     """Summarise the metrics of a pairwise judge.
 
     Args:
@@ -71,9 +71,9 @@ def pairwise_summary(rows: Sequence[Row], seed: int = 3407) -> Summary:
     Returns:
         {metric: {"mean", "se"}} and "n", "num_contexts", "by_source", "by_label", "ties", "baseline".
     """
-    constant = dict.fromkeys(comparison_metrics({"label": "A", "verdict": "A", "verdict_swapped": "A"}), 0.0)
+    constant = dict.fromkeys(compute_comparison_metrics({"label": "A", "verdict": "A", "verdict_swapped": "A"}), 0.0)
     names = [*constant]
-    scored = [row | comparison_metrics(row) for row in rows]
+    scored = [row | compute_comparison_metrics(row) for row in rows]
     decided = [row for row in scored if row["label"] != TIE]
     tied = [row | {"tied": float(not row["no_verdict"] and not row["agreement"])} for row in scored]
     share = sum(row["label"] == "A" for row in decided) / len(decided) if decided else math.nan
@@ -90,7 +90,7 @@ def pairwise_summary(rows: Sequence[Row], seed: int = 3407) -> Summary:
 # ---- pointwise
 
 
-def score_metrics(row: Row, scores: Scores = SCORES) -> dict[str, float]:
+def compute_score_metrics(row: Row, scores: Scores = SCORES) -> dict[str, float]:
     """Compute the pointwise metrics of one row."""
     label = row["label"]
     verdict = row["verdict"]
@@ -102,7 +102,7 @@ def score_metrics(row: Row, scores: Scores = SCORES) -> dict[str, float]:
     }
 
 
-def pointwise_summary(rows: Sequence[Row], scores: Scores = SCORES, seed: int = 3407) -> Summary:
+def summarise_pointwise(rows: Sequence[Row], scores: Scores = SCORES, seed: int = 3407) -> Summary:
     """Summarise the metrics of a pointwise judge.
 
     Args:
@@ -115,7 +115,7 @@ def pointwise_summary(rows: Sequence[Row], scores: Scores = SCORES, seed: int = 
     """
     labels, shares = zip(*Counter(row["label"] for row in rows).items(), strict=True)
     constant_judges = [
-        [score_metrics({"label": label, "verdict": verdict}, scores) for label in labels]
+        [compute_score_metrics({"label": label, "verdict": verdict}, scores) for label in labels]
         for verdict in range(scores[0], scores[1] + 1)
     ]
     choose_best = {"exact_match": max, "mae": min, "reward": max, "no_verdict": min}
@@ -123,7 +123,7 @@ def pointwise_summary(rows: Sequence[Row], scores: Scores = SCORES, seed: int = 
         name: choose(float(np.average([row[name] for row in judge], weights=shares)) for judge in constant_judges)
         for name, choose in choose_best.items()
     }
-    scored = [row | score_metrics(row, scores) for row in rows]
+    scored = [row | compute_score_metrics(row, scores) for row in rows]
     summary = _summarise(scored, [*choose_best], seed)
     if pairs := pair_ranking(rows):
         summary |= {"pair_ranking": _bootstrap_mean(pairs, seed), "best_of_n": _bootstrap_mean(best_of_n(rows), seed)}

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convrec.base.errors import UserError
-from convrec.data.damage import named_rows
-from convrec.judges.prompt import query_text
+from convrec.data.damage import format_rows
+from convrec.judges.prompt import format_query
 from convrec.settings.choices import Orders
 
 SEPARATE: Orders = "separate"
@@ -35,7 +35,7 @@ def pair_swapped_rows(rows: Sequence[Mapping[str, Any]], name: str) -> list[tupl
     waiting: dict[tuple[str, str, str], list[int]] = {}
     pairs = []
     for index, row in enumerate(rows):
-        query = query_text(row["input"])
+        query = format_query(row["input"])
         first, second = get_responses(row)
         if others := waiting.get((query, second, first)):
             pairs.append((others.pop(), index))
@@ -44,7 +44,7 @@ def pair_swapped_rows(rows: Sequence[Mapping[str, Any]], name: str) -> list[tupl
     if unpaired := [index for indices in waiting.values() for index in indices]:
         raise UserError(
             "judges.missing-order",
-            f"{name}: {named_rows(unpaired, 'row')}: the other order is missing, but convrec.orders needs both. Make "
+            f"{name}: {format_rows(unpaired, 'row')}: the other order is missing, but convrec.orders needs both. Make "
             f"the data with convrec data judge --both-orders, or set convrec.orders={SEPARATE}.",
         )
     return sorted(pairs)

@@ -6,7 +6,7 @@ An answer that names neither or both earns `malformed`, 0 by default, whatever t
 from collections.abc import Mapping
 
 from convrec.base.errors import UserError
-from convrec.judges.verdict import TIE, get_truth, preference_verdict
+from convrec.judges.verdict import TIE, get_truth, parse_preference_verdict
 
 
 def compute_score(
@@ -34,7 +34,7 @@ def compute_score(
         UserError: the ground truth is invalid. A model's answer may be wrong, data may not.
     """
     true = parse_preference(ground_truth)
-    predicted = preference_verdict(solution_str, in_thinking=(extra_info or {}).get("in_thinking", False))
+    predicted = parse_preference_verdict(solution_str, in_thinking=(extra_info or {}).get("in_thinking", False))
     right = int(predicted == true)
     return {
         "score": malformed if predicted is None else float(right),

@@ -10,7 +10,7 @@ from numbers import Real
 
 from convrec.base.errors import UserError
 from convrec.judges.criteria import SCORES, Scores
-from convrec.judges.verdict import get_truth, pointwise_reward, score_verdict
+from convrec.judges.verdict import get_truth, parse_score_verdict, pointwise_reward
 
 
 def compute_score(
@@ -40,7 +40,7 @@ def compute_score(
     extra = extra_info or {}
     low, high = extra.get("scores", SCORES)
     true = parse_score(ground_truth, (low, high))
-    predicted = score_verdict(solution_str, (low, high), in_thinking=extra.get("in_thinking", False))
+    predicted = parse_score_verdict(solution_str, (low, high), in_thinking=extra.get("in_thinking", False))
     return {
         "score": pointwise_reward(predicted, true, (low, high), malformed),
         "exact_match": int(predicted == true),

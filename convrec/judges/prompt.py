@@ -8,7 +8,7 @@ another: splitting the message at the fences gives the texts in every second par
 import re
 from collections.abc import Sequence
 
-from convrec.data.chat import Message, without_control_tokens
+from convrec.data.chat import Message, split_control_tokens
 from convrec.judges.criteria import DEFAULTS, Criteria, Scores
 
 MODES = ("pointwise", "pairwise")
@@ -26,7 +26,7 @@ MAX_RESPONSE_TOKENS = 2048
 _BACKTICKS = re.compile("`+")
 
 
-def form_of_answer(mode: str, scores: Scores) -> str:
+def format_answer_request(mode: str, scores: Scores) -> str:
     """Return the part of the prompt that asks for the answer's format."""
     return FORM[mode].format(*scores)
 
@@ -36,18 +36,18 @@ def phrases() -> list[str]:
     parts = [FENCED]
     for mode, criteria in DEFAULTS.items():
         numbered = [f"{number}. {text}" for number, text in enumerate(criteria.principles, 1)]
-        parts += [criteria.task, *numbered, form_of_answer(mode, criteria.scores)]
+        parts += [criteria.task, *numbered, format_answer_request(mode, criteria.scores)]
     return list(dict.fromkeys(parts))
 
 
-def query_text(messages: Sequence[Message]) -> str:
+def format_query(messages: Sequence[Message]) -> str:
     """Return a single user message as it is, and a conversation as `USER: ...` and `ASSISTANT: ...` lines."""
     if len(messages) == 1:
         return messages[0]["content"].strip()
     return "\n".join(f"{message['role'].upper()}: {message['content'].strip()}" for message in messages)
 
 
-def judge_prompt(
+def build_judge_prompt(
     mode: str, messages: Sequence[Message], responses: Sequence[str], criteria: Criteria | None = None
 ) -> list[Message]:
     """Build a judge's prompt, a single user message.
@@ -59,18 +59,18 @@ def judge_prompt(
         criteria: None for the defaults.
     """
     criteria = criteria or DEFAULTS[mode]
-    texts = [text.strip() for text in (query_text(messages), *responses)]
+    texts = [text.strip() for text in (format_query(messages), *responses)]
     principles = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria.principles, 1))
     longest = max(map(len, _BACKTICKS.findall("\n".join([criteria.task, principles, *texts]))), default=0)
     fence = "`" * max(3, longest + 1)
     titles = ("Query", *RESPONSE_TITLES[mode])
     parts = [f"{title}:\n{fence}\n{text}\n{fence}" for title, text in zip(titles, texts, strict=True)]
     start = f"{criteria.task}\n\nPrinciples:\n{principles}\n\n{FENCED}"
-    content = "\n\n".join([start, *parts, form_of_answer(mode, criteria.scores)])
-    return without_control_tokens([{"role": "user", "content": content}])
+    content = "\n\n".join([start, *parts, format_answer_request(mode, criteria.scores)])
+    return split_control_tokens([{"role": "user", "content": content}])
 
 
-def verdict_text(mode: str, verdict: object, thinking: str = "") -> str:
+def format_verdict(mode: str, verdict: object, thinking: str = "") -> str:
     """Return a judge's answer in the prompt's format, with the line breaks of thinking in Qwen3's chat template."""
     tag = "score" if mode == "pointwise" else "better"
     return f"<think>\n{thinking.strip()}\n</think>\n\n<{tag}>{verdict}</{tag}>"

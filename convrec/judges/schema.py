@@ -20,8 +20,8 @@ from convrec.data.chat import Message
 from convrec.data.damage import Damage
 from convrec.data.records import parquet_batches
 from convrec.data.validation import TableReport, check_parquet_columns
-from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, criteria_text, parse_criteria
-from convrec.judges.prompt import MODES, judge_prompt
+from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, format_criteria, parse_criteria
+from convrec.judges.prompt import MODES, build_judge_prompt
 from convrec.judges.verdict import TIE
 
 COLUMNS = ("input", "output", "source")
@@ -40,7 +40,7 @@ def judge_schema(mode: str, criteria: Criteria | None = None) -> pa.Schema:
             ("source", pa.string()),
             ("reason", pa.string()),
         ],
-        {CRITERIA: criteria_text(criteria, mode).encode()} if criteria else None,
+        {CRITERIA: format_criteria(criteria, mode).encode()} if criteria else None,
     )
 
 
@@ -71,17 +71,19 @@ def get_score_range(row: Mapping[str, Any]) -> Scores:
 def build_prompt(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> list[Message]:
     """Build the judge's prompt for a row, with the responses in the other order if `swapped`."""
     responses = get_responses(row)
-    return judge_prompt(mode, row["input"], responses[::-1] if swapped else responses, row.get("criteria"))
+    return build_judge_prompt(mode, row["input"], responses[::-1] if swapped else responses, row.get("criteria"))
 
 
-def swapped_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def swap_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same comparison with A and B in the other order."""
     label = SWAPPED[get_label(row, "pairwise")]
     swapped = make_row(row["input"], get_responses(row)[::-1], label, source=row["source"], reason=row.get("reason"))
     return {**row, **swapped}
 
 
-def row_problem(row: Mapping[str, Any], mode: str, scores: Scores = SCORES, *, ties: bool = False) -> str | None:
+def describe_row_problem(
+    row: Mapping[str, Any], mode: str, scores: Scores = SCORES, *, ties: bool = False
+) -> str | None:
     """Describe what is wrong with a row, and the fix.
 
     Args:
@@ -163,7 +165,7 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
     for batch, numbers in parquet_batches(Path(path), damage, [*COLUMNS, *{"reason"}.intersection(schema.names)]):
         for number, row in zip(numbers.to_pylist(), batch.to_pylist(), strict=True):
             rows.append({**row, "criteria": criteria})
-            if problem := row_problem(row, mode, criteria.scores, ties=ties):
+            if problem := describe_row_problem(row, mode, criteria.scores, ties=ties):
                 damage.add(path, number, problem)
     damage.check()
     return rows

@@ -62,7 +62,7 @@ def get_truth(ground_truth: object, name: str) -> object:
     return value.get(name) if isinstance(value, Mapping) else value
 
 
-def outside_thinking(text: str, in_thinking: bool = False) -> str:
+def strip_thinking(text: str, in_thinking: bool = False) -> str:
     """Return the text after the thinking, up to an unfinished second thinking.
 
     Args:
@@ -102,14 +102,14 @@ def find_last_tag(text: str, name: str) -> str | None:
     return None
 
 
-def score_verdict(text: str, scores: Scores = SCORES, *, in_thinking: bool = False) -> int | None:
+def parse_score_verdict(text: str, scores: Scores = SCORES, *, in_thinking: bool = False) -> int | None:
     """Return the score of an answer; None without a tag, or if it is out of range, not a number or contradictory."""
     low, high = scores
     names = {str(score): score for score in range(low, high + 1)}  # int() would accept digits of other scripts
     return _read_verdict(text, "score", names.get, in_thinking)
 
 
-def comparison_verdict(text: str, *, in_thinking: bool = False) -> str | None:
+def parse_comparison_verdict(text: str, *, in_thinking: bool = False) -> str | None:
     """Return "A", "B" or "tie"; None if the answer gives none of these, or contradicts itself.
 
     `b` and `Response B` count as `B`; `A or B`, copied from the prompt, counts as no answer.
@@ -122,14 +122,14 @@ def comparison_verdict(text: str, *, in_thinking: bool = False) -> str | None:
     return _read_verdict(text, "better", read, in_thinking)
 
 
-def preference_verdict(text: str, *, in_thinking: bool = False) -> str | None:
+def parse_preference_verdict(text: str, *, in_thinking: bool = False) -> str | None:
     """Return "A" or "B"; None if the answer prefers neither."""
-    verdict = comparison_verdict(text, in_thinking=in_thinking)
+    verdict = parse_comparison_verdict(text, in_thinking=in_thinking)
     return None if verdict == TIE else verdict
 
 
 def _read_verdict(text: str, name: str, read: Callable[[str], Verdict | None], in_thinking: bool) -> Verdict | None:
-    text = outside_thinking(text, in_thinking)
+    text = strip_thinking(text, in_thinking)
 
     def read_short(content: str) -> Verdict | None:
         return read(content.strip()) if len(content) <= MAX_TAG_CHARACTERS else None

@@ -112,7 +112,7 @@ def summarise(
     pairs = [(row, label) for row, label in zip(rows, contexts, strict=True) if row["num_truth"]]
     scored = [row for row, _ in pairs]
     labels = [label for _, label in pairs]
-    names = metric_names(ks)
+    names = list_metric_names(ks)
     values = np.array([[row[name] for name in names] for row in scored], dtype=float).reshape(len(scored), len(names))
     means, errors = bootstrap(values, labels, seed)
     num_in_catalog = sum(row["num_in_catalog"] for row in scored)
@@ -194,7 +194,7 @@ def _compute_compacted_relevance(
     return relevance
 
 
-def metric_names(ks: Sequence[int]) -> list[str]:
+def list_metric_names(ks: Sequence[int]) -> list[str]:
     """Return the names of Recall and NDCG at these cutoffs."""
     return [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
 

@@ -88,8 +88,8 @@ def rank_returns(
         raise ValueError(f"unknown reward {reward!r}: one of {', '.join(RANK_REWARDS)}")
     chosen = RANK_REWARDS[reward]
     for name, kind in chosen.parameters.items():
-        if not kinds.fits(kind, parameters.get(name)):
-            raise ValueError(f"reward {reward} needs {name}, {kinds.wanted(kind)}, not {parameters.get(name)}")
+        if not kinds.is_valid(kind, parameters.get(name)):
+            raise ValueError(f"reward {reward} needs {name}, {kinds.describe_type(kind)}, not {parameters.get(name)}")
     relevance_N = [float(value) for value in relevance[:num_ranks]]
     relevance_N += [0.0] * (num_ranks - len(relevance_N))
     return chosen.returns(relevance_N, **{name: parameters[name] for name in chosen.parameters})

@@ -2,7 +2,7 @@
 
 RELEVANCE = "relevance"
 DIVERSITY = "diversity"
-OF_MENTIONS = ("novelty", "popularity")
+MENTION_PARTS = ("novelty", "popularity")
 
 REWARD_PARTS: dict[str, str] = {  # name -> its return r_k
     RELEVANCE: "the return of `convrec.reward`",

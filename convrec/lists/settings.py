@@ -8,7 +8,7 @@ from convrec.base.fields import Setting, Settings, setting_rows
 from convrec.base.kinds import Character, NonNegativeInteger, Percentage, PositiveInteger, Text
 from convrec.lists.ranks import DEFAULT_DELIMITER
 from convrec.titles.catalog import Catalog
-from convrec.titles.matching import DEFAULT_MATCHING, FUZZY_CUTOFF, YEAR_TOLERANCE, Matcher, matcher_named
+from convrec.titles.matching import DEFAULT_MATCHING, FUZZY_CUTOFF, YEAR_TOLERANCE, Matcher, make_named_matcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,6 @@ def make_matcher(catalog: Catalog, settings: ListSettings) -> Matcher:
     """Make the matcher that these settings name.
 
     Raises:
-        UserError: see convrec.titles.matching.matcher_named.
+        UserError: see convrec.titles.matching.make_named_matcher.
     """
-    return matcher_named(settings.matching, catalog, settings.year_tolerance, settings.fuzzy_cutoff)
+    return make_named_matcher(settings.matching, catalog, settings.year_tolerance, settings.fuzzy_cutoff)

@@ -133,7 +133,7 @@ def sources(module: str) -> list[Path]:
     return [Path(spec.origin)] if spec.has_location and spec.origin else []
 
 
-def own_sources(name: str) -> list[Path]:
+def find_own_sources(name: str) -> list[Path]:
     """Return the `sources` of a custom reward that other nodes lack: not installed, and not part of this project."""
     installed = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
     installed += [Path(site.getusersitepackages()), *(PROJECT / package for package in OUR_PACKAGES)]

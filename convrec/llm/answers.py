@@ -9,7 +9,7 @@ from typing import Any
 
 from convrec.base.files import write_text
 from convrec.base.same_request import digest
-from convrec.data.chat import without_control_tokens
+from convrec.data.chat import split_control_tokens
 
 Messages = list[dict[str, str]]
 
@@ -23,7 +23,7 @@ def merge_sampling(defaults: Mapping[str, Any], overrides: Mapping[str, Any] | N
 def make_request(model: str, prompt: str | Messages, sampling: dict[str, Any]) -> dict[str, Any]:
     """Return everything that determines an answer."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return {"model": model, "messages": without_control_tokens(messages), "sampling": sampling}
+    return {"model": model, "messages": split_control_tokens(messages), "sampling": sampling}
 
 
 @dataclass(frozen=True)

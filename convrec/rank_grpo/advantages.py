@@ -34,14 +34,14 @@ def _group_range(values_BK: torch.Tensor, group_B: torch.Tensor, num_groups: int
     return low_GK, high_GK
 
 
-def zero_std_ranks(returns_BK: torch.Tensor, uid: Sequence[Any]) -> torch.Tensor:
+def find_zero_std_ranks(returns_BK: torch.Tensor, uid: Sequence[Any]) -> torch.Tensor:
     """Return where all returns of a group at a rank are equal: (G, K) bool, groups in order of first appearance."""
     group_B, num_groups = _group_index(uid, returns_BK.device)
     low_GK, high_GK = _group_range(returns_BK, group_B, num_groups)
     return low_GK == high_GK
 
 
-def rank_advantages(
+def compute_rank_advantages(
     returns_BK: torch.Tensor, uid: Sequence[Any], norm_by_std: bool = True, eps: float = 1e-4
 ) -> torch.Tensor:
     """Compare the returns of each rank within the rollouts of a prompt.
@@ -100,7 +100,7 @@ def assign_units(
     Args:
         rank_ids_BT: 0-based rank of each token, -1 for none; the stop token has the last started rank, -1 in an empty
             list.
-        rank_advantages_BK: the result of `rank_advantages`; K = num_ranks.
+        rank_advantages_BK: the result of `compute_rank_advantages`; K = num_ranks.
         stop_mask_BT: True at the end-of-sequence token of a response; a row without one was truncated.
         num_ranks: N.
         preset: "paper" or "reference".

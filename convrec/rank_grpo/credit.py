@@ -1,7 +1,7 @@
 """Assign credit to the tokens of a step's lists: the method in the order in which it is computed.
 
     RankBatch                      tokens from the rollout workers, and the results of the reward function
-      -> rank_advantages           compare the returns of each rank within the rollouts of a prompt
+      -> compute_rank_advantages           compare the returns of each rank within the rollouts of a prompt
       -> assign_units              assign tokens to units, and units to advantages
       -> Credit                    the input of the policy loss
 
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from convrec.lists.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, token_rank_ids
-from convrec.rank_grpo.advantages import Preset, assign_units, rank_advantages
+from convrec.rank_grpo.advantages import Preset, assign_units, compute_rank_advantages
 from convrec.rank_grpo.step_metrics import compute_rank_metrics
 
 SAMPLED_TOKENS = "rank_grpo/sampled_tokens"
@@ -168,7 +168,7 @@ def compute_list_metrics(batch: RankBatch, num_ranks: int) -> dict[str, float]:
         torch.tensor([info["rank_returns"] for info in infos], dtype=torch.float32),
         [batch.groups[row] for row in rows],
         num_ranks,
-        scalar_infos(infos),
+        collect_scalar_infos(infos),
         prompts=[batch.prompts[row] for row in rows],
     )
 
@@ -186,7 +186,7 @@ def assign_credit(batch: RankBatch, settings: CreditSettings, features: Sequence
     credit = Credit(
         rank_ids_BT=rank_ids_BT,
         is_stop_BT=stop_token_mask(batch.responses_BT, batch.mask_BT, settings.stop_token_ids),
-        advantages_BK=rank_advantages(batch.returns_BK, batch.groups, norm_by_std=settings.norm_by_std),
+        advantages_BK=compute_rank_advantages(batch.returns_BK, batch.groups, norm_by_std=settings.norm_by_std),
         units_BT=torch.full_like(rank_ids_BT, -1),
         advantages_BT=torch.zeros(rank_ids_BT.shape),
         loss_mask_BT=batch.mask_BT,
@@ -216,7 +216,7 @@ def assign_credit(batch: RankBatch, settings: CreditSettings, features: Sequence
     return credit
 
 
-def scalar_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def collect_scalar_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return the numbers among the results of the reward function: name -> one number per response."""
     names = [name for name, value in infos[0].items() if isinstance(value, (int, float))]
     return {name: [float(info[name]) for info in infos] for name in names}

@@ -137,7 +137,7 @@ def sum_over_units(tokens_BT: torch.Tensor, unit_ids_BT: torch.Tensor) -> torch.
     return units.to_tokens(units.sum_by_sign(tokens_BT).sum(dim=0))
 
 
-def rank_policy_loss(
+def compute_rank_policy_loss(
     log_prob_BT: torch.Tensor,
     advantages_BT: torch.Tensor,
     unit_ids_BT: torch.Tensor,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from convrec.rank_grpo.advantages import zero_std_ranks
+from convrec.rank_grpo.advantages import find_zero_std_ranks
 
 LOGGED_RANKS = (1, 2, 5, 10, 15, 20)
 _BUCKET_ENDS = (1, 5, 10, 15, 20)
@@ -48,7 +48,7 @@ def compute_rank_metrics(
     """
     returns_BK = torch.as_tensor(returns_BK)
     metrics = {f"return@{k}": returns_BK[:, k - 1].double().mean().item() for k in LOGGED_RANKS if k <= num_ranks}
-    flat_GK = zero_std_ranks(returns_BK, uid)
+    flat_GK = find_zero_std_ranks(returns_BK, uid)
     for name, start, end in [("all", 0, num_ranks), *make_rank_buckets(num_ranks)]:
         metrics[f"zero_std/{name}"] = flat_GK[:, start:end].double().mean().item()
     metrics["zero_std/all_ranks"] = flat_GK.all(dim=1).double().mean().item()

@@ -62,7 +62,7 @@ def label_runs(runs: Sequence[RunCurves]) -> dict[str, str]:
     return {run.name: run.method if methods[run.method] == 1 else f"{run.method} {run.name}" for run in runs}
 
 
-def by_recipe(runs: Sequence[RunCurves]) -> dict[str, list[RunCurves]]:
+def group_by_recipe(runs: Sequence[RunCurves]) -> dict[str, list[RunCurves]]:
     """Group runs by recipe, in the order of PANELS; recipes without a run are left out."""
     runs_by_recipe = {recipe: [run for run in runs if run.recipe == recipe] for recipe in PANELS}
     return {recipe: recipe_runs for recipe, recipe_runs in runs_by_recipe.items() if recipe_runs}
@@ -78,7 +78,7 @@ def series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     return by_name
 
 
-def logged_series(run: Path) -> dict[str, dict[int, float]]:
+def read_logged_series(run: Path) -> dict[str, dict[int, float]]:
     """Read what the run has logged, as metric -> {step: value}.
 
     Raises:
@@ -109,7 +109,7 @@ def read_curves(run: Path, name: str | None = None, split: str | None = None, me
         UserError: The folder has no metrics or an unknown recipe, the split was not swept or must be given, or the
             sweep is empty.
     """
-    logged = logged_series(run)
+    logged = read_logged_series(run)
     recipe = find_recipe(read_config(run))
     if recipe not in PANELS:
         problem = f"no curves for its recipe {recipe}" if recipe else "config.yaml names no recipe"
@@ -156,7 +156,7 @@ def _add_sweep(curves: RunCurves, file: Path, run: Path) -> RunCurves:
     )
 
 
-def long_rows(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:
+def make_long_rows(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:
     """Make a row (run, metric, step, value) for every point of every panel, for a spreadsheet or another plot."""
     return [
         {"run": run.name, "metric": panel.metric, "step": step, "value": value}

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from convrec.base.files import written_whole
+from convrec.base.files import atomic_write
 from convrec.report.charts import Chart, smooth_points
 
 LINES = ("#1f5fa8", "#b5471b", "#2f7d4f", "#7a4ea3", "#8c6d1f", "#555555")
@@ -63,7 +63,7 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
         if legend_rows:
             handles = [Line2D([], [], label=name, **_make_style(index, False)) for index, name in enumerate(names)]
             figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
-        with written_whole(path) as partial:
+        with atomic_write(path) as partial:
             figure.savefig(partial, dpi=130, format="png")
 
 
@@ -85,7 +85,7 @@ def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[st
             errors = [row.get(f"{name} se", math.nan) for row in from_below]
             axis.barh(runs, values, xerr=errors, color=LINES[0])
             axis.set_title(name)
-        with written_whole(path) as partial:
+        with atomic_write(path) as partial:
             figure.savefig(partial, dpi=130, format="png")
 
 

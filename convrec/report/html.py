@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from convrec.base.files import write_text
 from convrec.report.charts import Chart
 from convrec.report.drawing import make_line_key, render_svg
-from convrec.report.page import MISS, SYMBOLS, format_cell, number_text
+from convrec.report.page import MISS, SYMBOLS, format_cell, format_number
 
 Table = Sequence[Mapping[str, Any]]
 NO_EVALUATION: Mapping[str, Any] = {
@@ -55,7 +55,7 @@ def write_report(path: Path, parts: Mapping[str, Any]) -> Path:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {
-        "number": number_text,
+        "number": format_number,
         "breakable": lambda name: Markup(re.sub(r"([_/])", r"\1<wbr>", str(escape(name)))),
         "metrics_grid": _metrics_grid,
         "differing": _differing,

@@ -108,7 +108,7 @@ def mark_list(
     return marked
 
 
-def table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Any]:
+def make_table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Any]:
     """Make a model's column of the table from its summary by recipes.evaluate, with the metrics at each of `ks`."""
     row: dict[str, Any] = {"model": model}
     for metric, name in (("recall", "Recall"), ("ndcg", "NDCG")):
@@ -119,13 +119,13 @@ def table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict
     return row | counts | {COUNTS["list_length_errors"]: f"{summary['list_length_errors']} of {summary['n']}"}
 
 
-def beyond_accuracy_row(figures: Mapping[str, Any]) -> dict[str, Any]:
+def make_beyond_accuracy_row(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Select the measures beyond accuracy in `figures`, under the names that tables give them."""
     measured = {name: figures[key] for key, name in BEYOND_ACCURACY.items() if key in figures}
     return {name: (value["mean"], value["se"]) for name, value in measured.items()}
 
 
-def not_measured(figures: Mapping[str, Any]) -> list[str]:
+def explain_missing_measures(figures: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each kind of measures beyond accuracy that is missing, unless all of them are."""
     if "coverage" not in figures:
         return []
@@ -136,7 +136,7 @@ def not_measured(figures: Mapping[str, Any]) -> list[str]:
     return [reason for name, reason in reasons.items() if name not in figures]
 
 
-def text_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -> str:
+def format_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False) -> str:
     """Format the report's table for a terminal: a line per metric and a column per model.
 
     Args:
@@ -163,11 +163,11 @@ def format_cell(value: Any) -> tuple[str, str]:
     The standard error is "" where there is none.
     """
     if isinstance(value, tuple):
-        return number_text(value[0]), number_text(value[1])
-    return "–" if value is None else number_text(value), ""
+        return format_number(value[0]), format_number(value[1])
+    return "–" if value is None else format_number(value), ""
 
 
-def number_text(value: Any) -> str:
+def format_number(value: Any) -> str:
     """Format a number with four decimals, one from 10 on and none from 1000 on; a dash for one that is not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
@@ -178,6 +178,6 @@ def number_text(value: Any) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def gain_text(gain: Mapping[str, Any]) -> str:
+def format_gain(gain: Mapping[str, Any]) -> str:
     """Format a gain, as in `+0.0275 ±0.0069`; a dash when no row has it."""
-    return f"{gain['mean']:+.4f} ±{number_text(gain['se'])}" if math.isfinite(gain["mean"]) else "–"
+    return f"{gain['mean']:+.4f} ±{format_number(gain['se'])}" if math.isfinite(gain["mean"]) else "–"

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import (
     TURN,
-    before_questions,
     conversation_text,
     get_group_id,
     get_truth,
     is_like,
     normalise_text,
+    strip_questions,
 )
 from convrec.titles.matching import Matcher
 
@@ -51,9 +51,9 @@ class Conversation(NamedTuple):
         """Hash the prefixes of the conversation: after each turn, if they have PREFIX_WORDS or more, and the whole.
 
         With these keys, two rows are recognised as one conversation even if their names differ: their texts are equal,
-        or one continues the other. Questions at the end are ignored (`before_questions`).
+        or one continues the other. Questions at the end are ignored (`strip_questions`).
         """
-        text = before_questions(self.text)
+        text = strip_questions(self.text)
         keys = []
         for turn in islice(TURN.finditer(text), 1, None):
             prefix = normalise_text(text[: turn.start()])
@@ -87,7 +87,7 @@ def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = 
     )
 
 
-def item_texts(file: str | Path, matcher: Matcher) -> list[str]:
+def build_item_texts(file: str | Path, matcher: Matcher) -> list[str]:
     """Return the words of each item at its first row: its titles and its columns of texts, except for the id."""
     schema = pq.read_schema(file) if Path(file).suffix == ".parquet" else ()
     text_types = (pa.string(), pa.list_(pa.string()))

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from convrec.base.errors import UserError
 from convrec.base.files import read_json, write_json, write_text
-from convrec.retrieval.conversations import item_texts
+from convrec.retrieval.conversations import build_item_texts
 from convrec.retrieval.parts import make_vectorizer
 from convrec.retrieval.retriever import Choice, Fusion, Retriever
 from convrec.titles.catalog import Catalog
@@ -120,4 +120,4 @@ def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) 
             f"{folder}: since the fit, {file} has {num_new} new items, of which only the words are known, and lost "
             f"{num_removed}"
         )
-    return Retriever(fitted, item_texts(file, matcher), choice, fusion), warnings
+    return Retriever(fitted, build_item_texts(file, matcher), choice, fusion), warnings

@@ -45,7 +45,7 @@ class RewardClient:
         start = time.perf_counter()
         worker = random.choice(self.workers)
         try:
-            call = worker.compute_score.remote([response.for_reward() for response in responses])
+            call = worker.compute_score.remote([response.make_reward_arguments() for response in responses])
             results = await asyncio.wait_for(call, self.timeout)
         except Exception as error:
             logger.warning("the rewards of a group failed (%s): scoring its responses one by one", one_line(error))

@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from convrec.features.feature import RolloutFeature
 from convrec.features.registry import active_features
-from convrec.features.responses import Prompt, SampledResponse, rollout_seed
+from convrec.features.responses import Prompt, SampledResponse, compute_rollout_seed
 from convrec.rank_grpo import NAME
 from convrec.rank_grpo.credit import NOT_REPORTED
 from convrec.rank_grpo.on_policy import is_on_policy
@@ -62,7 +62,7 @@ def seeded_params(params: dict[str, Any], trajectory: dict[str, Any], session: i
     """
     if seed is None:
         return dict(params)
-    return {**params, "seed": rollout_seed(seed, trajectory["step"], trajectory["sample_index"], session)}
+    return {**params, "seed": compute_rollout_seed(seed, trajectory["step"], trajectory["sample_index"], session)}
 
 
 def merge_params(params: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from vllm.sampling_params import RequestOutputKind
 
 from convrec.base.gpus import attention_settings
-from convrec.runs.guard import in_run_folder
+from convrec.runs.guard import move_socket_to_run_folder
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class WorkerExtension(vLLMColocateWorkerExtension):
     """Receives weights in vLLM's process."""
 
     def _get_zmq_handle(self) -> str:
-        return in_run_folder(super()._get_zmq_handle())
+        return move_socket_to_run_folder(super()._get_zmq_handle())
 
 
 class WeightsWorker(CheckpointEngineWorker):
@@ -35,7 +35,7 @@ class WeightsWorker(CheckpointEngineWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.server_adapter.zmq_handle = in_run_folder(self.server_adapter.zmq_handle)
+        self.server_adapter.zmq_handle = move_socket_to_run_folder(self.server_adapter.zmq_handle)
 
 
 class RefuseRequests:

@@ -4,7 +4,7 @@ vLLM's engine and workers are not Ray processes: nothing ends them when the proc
 they keep their memory, their shared memory and their files in /tmp. Every node of a run therefore has one guard, a
 plain process in its own session, and one folder, /tmp/convrec-<id>, for all temporary files of the run's processes:
 
-    members/<pid>   a process that called `join`: the driver, and every Ray worker of the run
+    members/<pid>   a process that called `register_process`: the driver, and every Ray worker of the run
     guard.pid       the guard's process id
     stacks/<pid>    a member's stacks, written on request (convrec.runs.stacks)
     ...             TMPDIR of the run, and Ray's own folder if the driver started Ray
@@ -46,7 +46,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder), COMPILED: compile_cache()}
 
 
-def in_run_folder(address: str) -> str:
+def move_socket_to_run_folder(address: str) -> str:
     """Move the address of the socket that sends weights to vLLM from the temporary folder to the run's folder.
 
     verl names it after the Ray job, and two local Ray instances on one machine both have job 01000000: one run would
@@ -86,7 +86,7 @@ def _is_writable_only_by_us(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
-def join(is_driver: bool = False, message: str = "") -> None:
+def register_process(is_driver: bool = False, message: str = "") -> None:
     """Register this process with the guard of its run on this node, starting the guard if necessary.
 
     Does nothing without `FOLDER_VARIABLE` in the environment. Ray calls it in every worker (setup hook).
@@ -179,7 +179,7 @@ def guarded(message: str) -> Iterator[Path]:
     before = {name: os.environ.get(name) for name in environment(folder)}
     os.environ.update(environment(folder))
     try:
-        join(is_driver=True, message=message)
+        register_process(is_driver=True, message=message)
         yield folder
     finally:
         with _ignored_child_exits():
@@ -209,10 +209,10 @@ def _ignored_child_exits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def guarded_children() -> Iterator[Path]:
+def guard_children() -> Iterator[Path]:
     """End registered child processes, and everything that they start, with the block or with this process.
 
-    A child gets `environment(folder)` and calls `join`. Anything else that this process starts, maps or sets is left
+    A child gets `environment(folder)` and calls `register_process`. Anything else that this process starts, maps or sets
     alone, because it may be the user's own process.
 
     Yields:
@@ -247,7 +247,7 @@ def request_end(folder: Path) -> None:
         (folder / "end").touch()
 
 
-def explain(message: str) -> None:
+def set_exit_message(message: str) -> None:
     """Replace the message that the guard prints if this driver ends without calling `end`."""
     name = os.environ.get(FOLDER_VARIABLE)
     member = Path(name or "", "members", str(os.getpid()))

@@ -73,7 +73,7 @@ def was_asked_to_stop() -> bool:
     return _asked is not None and _asked[0] != 0
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent ends, also after exec.
 
     Args:
@@ -89,7 +89,7 @@ def _begin_fork(parent: int, number: int, ignored: set[signal.Signals]) -> None:
     global _notes
     _notes = number
     os.setsid()
-    die_with(parent)
+    die_with_parent(parent)
     # The supervisor sends SIGINT; the others come from schedulers that signal every process of a job.
     for number in ENDING - (ignored - {signal.SIGINT}):
         signal.signal(number, signal.default_int_handler)
@@ -107,7 +107,7 @@ def _begin_fork(parent: int, number: int, ignored: set[signal.Signals]) -> None:
 # ---- the supervisor ----
 
 
-def begin(seconds: float = SECONDS) -> None:
+def fork_under_supervisor(seconds: float = SECONDS) -> None:
     """Fork, and return only in the fork. This process exits with the fork's exit status, or with STOPPED.
 
     Call it in the first lines of a command, before threads start.
@@ -295,7 +295,7 @@ class Supervisor:
         if not was_stopped or code in (0, 2) or (only_asked_to_save and code != STOPPED):  # saving may have failed
             return code if code >= 0 else 128 - code
         if "said" not in notes:
-            self.say(stop_line(run_folder), may_cut_a_line=code < 0 and "temporary" in notes)
+            self.say(format_stop_message(run_folder), may_cut_a_line=code < 0 and "temporary" in notes)
         return STOPPED
 
     def is_to_resume(self) -> bool:
@@ -329,7 +329,7 @@ def saves_on_term(environment: Mapping[str, str]) -> bool:
     return value != "0"
 
 
-def stop_line(run_folder: Path | None) -> str:
+def format_stop_message(run_folder: Path | None) -> str:
     """Return the message about a stop; run_folder: None for a command without checkpoints."""
     if run_folder is None:
         return "stopped; run the same command again"

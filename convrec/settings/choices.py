@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from convrec.base import kinds
-from convrec.base.kinds import one_of, only, wanted
+from convrec.base.kinds import describe_type, one_of, satisfying
 from convrec.lists.rank_rewards import RANK_REWARDS
 from convrec.lists.reward_parts import PART_NAMES, is_part
 from convrec.lists.user_rewards import FORM, is_user_reward
@@ -50,27 +50,29 @@ Watchdog = Annotated[Literal["end", "resume", "off"], Field(description="one of 
 Files = Annotated[kinds.Path | list[kinds.Path], Field(description="a path or several")]
 Trackers = Annotated[
     str | list[str],
-    only(_are_trackers),
+    satisfying(_are_trackers),
     Field(description=f"one or several of {', '.join(VERL_TRACKERS)}"),
 ]
 Schedule = Annotated[
     list[Annotated[list[float], Field(min_length=2, max_length=2)]],
-    only(_rises_from_step_0),
+    satisfying(_rises_from_step_0),
     Field(description="(step, lr) pairs in rising order of step, the first at step 0"),
 ]
 Reward = Annotated[
     str,
-    only(lambda name: name in RANK_REWARDS or is_user_reward(name)),
-    Field(description=f"{wanted(one_of(RANK_REWARDS))}, or {FORM} of your own"),
+    satisfying(lambda name: name in RANK_REWARDS or is_user_reward(name)),
+    Field(description=f"{describe_type(one_of(RANK_REWARDS))}, or {FORM} of your own"),
 ]
 Weights = Annotated[
     dict[str, Annotated[float, Field(allow_inf_nan=False)]],
-    only(_are_weights),
+    satisfying(_are_weights),
     Field(min_length=1, description=f"part: weight, of {', '.join(PART_NAMES)}; weights other than 0"),
 ]
 Combination = Annotated[Literal["normalised", "sum"], Field(description="one of normalised, sum")]
-Algorithm = Annotated[str, only(lambda name: name in ALGORITHMS), Field(description=wanted(one_of(ALGORITHMS)))]
-Matching = Annotated[str, only(lambda name: name in MATCHERS), Field(description=wanted(one_of(MATCHERS)))]
+Algorithm = Annotated[
+    str, satisfying(lambda name: name in ALGORITHMS), Field(description=describe_type(one_of(ALGORITHMS)))
+]
+Matching = Annotated[str, satisfying(lambda name: name in MATCHERS), Field(description=describe_type(one_of(MATCHERS)))]
 Preset = Annotated[Literal["paper", "reference"], Field(description="one of paper, reference")]
 Repair = Annotated[Literal["none", "zero"], Field(description="one of none, zero")]
 Attributes = Annotated[list[str], Field(min_length=1, description="names")]

@@ -32,7 +32,7 @@ def to_hydra(value: Any) -> str:
     if isinstance(value, dict):
         escaped_names = {name: re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name) for name in value}
         return "{" + ", ".join(f"{escaped_names[name]}: {to_hydra(inner)}" for name, inner in value.items()) + "}"
-    return kinds.shown(value)
+    return kinds.to_yaml_scalar(value)
 
 
 def override_leaves(argument: str) -> Iterator[tuple[str, Any]]:

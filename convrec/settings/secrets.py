@@ -91,12 +91,12 @@ def mask_settings(settings: Any, name: str = "") -> Any:
     return MASK if is_secret(name, settings) else settings
 
 
-def secret_values(settings: Any, name: str = "") -> set[str]:
+def collect_secret_values(settings: Any, name: str = "") -> set[str]:
     """Return the secrets among nested settings, as texts for `mask_text`."""
     if isinstance(settings, dict):
-        return set().union(*(secret_values(value, _inner_name(name, key)) for key, value in settings.items()))
+        return set().union(*(collect_secret_values(value, _inner_name(name, key)) for key, value in settings.items()))
     if isinstance(settings, list):
-        return set().union(*(secret_values(value, name) for value in settings))
+        return set().union(*(collect_secret_values(value, name) for value in settings))
     if not is_secret(name, settings):
         return set()
     text = str(settings)

@@ -32,7 +32,7 @@ def parse_year(value: object) -> int | None:
     return int(number) if number.is_integer() else None
 
 
-def shown_title(title: str, display: object = None) -> str:
+def add_display(title: str, display: object = None) -> str:
     """Return the title as lists write it: `Hello [Adele]` if the column `display` tells equal titles apart."""
     return title if display is None or not str(display).strip() else f"{title} [{str(display).strip()}]"
 
@@ -42,7 +42,7 @@ class Catalog:
     """Titles, years and further columns, in the order of the file.
 
     Attributes:
-        titles: as lists write them, including the column `display` (shown_title).
+        titles: as lists write them, including the column `display` (add_display).
         years: None if the file has no valid year for an item.
         mentions: how often an item is a training target; None without the column.
         problems: one sentence per entry that cannot be matched; the caller prints them once, at load.
@@ -78,7 +78,7 @@ class Catalog:
         titles = columns["title"]
         if "display" in columns:
             pairs = zip(titles, columns["display"], strict=True)
-            titles = [shown_title(title, display) if isinstance(title, str) else title for title, display in pairs]
+            titles = [add_display(title, display) if isinstance(title, str) else title for title, display in pairs]
         mentions = columns.get("mentions")
         for row, count in enumerate(() if mentions is None else mentions):
             if not isinstance(count, Real | None):
@@ -151,7 +151,7 @@ class Catalog:
 
     def clean_title(self, row: int) -> str:
         """Return the row's title without its `display`."""
-        return self.titles[row].removesuffix(shown_title("", self.displays[row])) if self.displays else self.titles[row]
+        return self.titles[row].removesuffix(add_display("", self.displays[row])) if self.displays else self.titles[row]
 
     def normalise_year(self, value: object) -> int | None:
         """Return a ground truth's year as this catalog compares it, None if it is not a number."""
@@ -277,7 +277,7 @@ def load_catalog(path: str | Path) -> Catalog:
     raise UserError("catalog.unknown-format", f"catalog {path}: unknown format {path.suffix!r}; use .parquet or .pkl")
 
 
-def tell_problems(path: str | Path, problems: Sequence[str]) -> None:
+def print_problems(path: str | Path, problems: Sequence[str]) -> None:
     """Print the first problems to stderr, and the number of the others."""
     for sentence in problems[:MAX_PRINTED]:
         print(f"{path}: {sentence}", file=sys.stderr)

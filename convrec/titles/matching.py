@@ -152,7 +152,7 @@ class Matcher:
         self.fuzzy_cutoff = fuzzy_cutoff
         self.index = TitleIndex(catalog, mode, year_tolerance, fuzzy_cutoff)
 
-    def wanted_rows(self, truth: Iterable[tuple[str, object]]) -> list[int]:
+    def find_relevant_rows(self, truth: Iterable[tuple[str, object]]) -> list[int]:
         """Return the catalog rows of a ground truth's items, each once; items outside the catalog are skipped."""
         return [row for row in dict.fromkeys(self.wanted(*pair).index for pair in truth) if row >= 0]
 
@@ -459,7 +459,7 @@ def _get_matching(name: str) -> Matching:
     return MATCHERS[name]
 
 
-def matcher_named(name: str, catalog: Catalog, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
+def make_named_matcher(name: str, catalog: Catalog, year_tolerance: int, fuzzy_cutoff: float) -> Matcher:
     """Return the matcher with this name for a catalog.
 
     Args:

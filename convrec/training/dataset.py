@@ -17,10 +17,10 @@ from torch.utils.data import Dataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from convrec.base.errors import UserError
-from convrec.data.arrow_types import table_as
-from convrec.data.chat import Message, encode, fit_prompt, fits, render_prompt, without_control_tokens
+from convrec.data.arrow_types import cast_table
+from convrec.data.chat import Message, encode, fit_prompt, fits, render_prompt, split_control_tokens
 from convrec.data.schema import DEMONSTRATION_COLUMNS, PROMPT_COLUMNS, SFT_SCHEMA, TRUTH, is_demonstration_table
-from convrec.data.template import answer_after
+from convrec.data.template import extract_answer
 
 VALIDATION_SEED = 3407  # independent of the run's seed, so that runs are compared on the same rows
 
@@ -35,7 +35,7 @@ def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed
         seed: random seed of the draw.
     """
     schema = pa.schema([SFT_SCHEMA.field(name) for name in columns])
-    table = pa.concat_tables([table_as(pq.read_table(path, columns=list(columns)), schema) for path in files])
+    table = pa.concat_tables([cast_table(pq.read_table(path, columns=list(columns)), schema) for path in files])
     return draw_rows(table, max_samples, seed) if 0 < max_samples < len(table) else table
 
 
@@ -60,7 +60,9 @@ def iter_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def rl_item(item: int, prompt: list[Message], source: str, truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
+def make_rl_item(
+    item: int, prompt: list[Message], source: str, truth: Any, extra_info: dict[str, Any]
+) -> dict[str, Any]:
     """Return the fields of a row that verl's rollout and reward read."""
     return {
         "raw_prompt": prompt,
@@ -107,7 +109,7 @@ class ConvRecDataset(RLHFDataset):
         prompt = fit_prompt(self.tokenizer, row["prompt"], self.max_prompt_length, **self.apply_chat_template_kwargs)
         truths = [{"groundtruth": r[TRUTH], "seen": r["seen_titles"]} for r in rows]
         truth = truths[0] if self.conversations is None else {"rows": truths}
-        return rl_item(item, prompt, "convrec", truth, {"sample_id": row["sample_id"]})
+        return make_rl_item(item, prompt, "convrec", truth, {"sample_id": row["sample_id"]})
 
 
 class DemonstrationDataset(Dataset):
@@ -145,7 +147,7 @@ class DemonstrationDataset(Dataset):
                 f"{row['sample_id']}: the completion has {len(completion_ids)} tokens, without its prompt, but "
                 f"data.max_length={self.max_length}: raise MAX_LENGTH",
             )
-        prompt_ids = self._encode_prompt(without_control_tokens(row["prompt"], self.tokenizer))
+        prompt_ids = self._encode_prompt(split_control_tokens(row["prompt"], self.tokenizer))
         if len(prompt_ids) > room:
             shortened = fit_prompt(self.tokenizer, row["prompt"], room, **self.template_kwargs)
             prompt_ids = self._encode_prompt(shortened)
@@ -159,7 +161,7 @@ class DemonstrationDataset(Dataset):
 
     def _select_short_rows(self, files: list[str]) -> pa.Table:
         def render(row: dict[str, Any]) -> str:
-            prompt = without_control_tokens(row["prompt"], self.tokenizer)
+            prompt = split_control_tokens(row["prompt"], self.tokenizer)
             start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
             return start + self._completion_text(row)
 
@@ -176,12 +178,12 @@ class DemonstrationDataset(Dataset):
 
     def _completion_text(self, row: dict[str, Any]) -> str:
         """Return the template's text after the generation prompt, up to and including the end-of-turn token."""
-        prompt = without_control_tokens(row["prompt"], self.tokenizer)
-        completion = without_control_tokens(row["completion"], self.tokenizer)
+        prompt = split_control_tokens(row["prompt"], self.tokenizer)
+        completion = split_control_tokens(row["completion"], self.tokenizer)
         rendered = self.tokenizer.apply_chat_template(prompt + completion, tokenize=False, **self.template_kwargs)
         start = render_prompt(self.tokenizer, prompt, **self.template_kwargs)
         content = completion[0]["content"].strip()  # Llama's template strips it
-        text = answer_after(start, rendered)
+        text = extract_answer(start, rendered)
         if text is None or content not in text:
             raise UserError(
                 "training.chat-template",

@@ -24,7 +24,7 @@ from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.choices import ChoiceReader, Choices, joined
 from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.rollout import CONSTRAINT
-from convrec.training.token_log_probs import LogProbsAndEntropies, chunked_log_probs, whole_log_probs
+from convrec.training.token_log_probs import LogProbsAndEntropies, compute_chunked_log_probs, compute_whole_log_probs
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
 
@@ -36,7 +36,7 @@ def constrain(engine: Any, catalog: CatalogTrie) -> None:
 
 def fuse(engine: Any) -> None:
     """Let this engine compute log-probs in chunks of tokens, in place of verl's fused kernels."""
-    _compute_in_head(engine, response_tokens, partial(compute_at_positions, chunked_log_probs))
+    _compute_in_head(engine, response_tokens, partial(compute_at_positions, compute_chunked_log_probs))
 
 
 def leave_out_prompts(engine: Any, chunked: bool = False) -> str:
@@ -53,7 +53,7 @@ def leave_out_prompts(engine: Any, chunked: bool = False) -> str:
     """
     obstacle = _find_obstacle(engine)
     if not obstacle:
-        compute = chunked_log_probs if chunked else whole_log_probs
+        compute = compute_chunked_log_probs if chunked else compute_whole_log_probs
         _compute_in_head(engine, trained_tokens, partial(compute_at_positions, compute))
     return obstacle
 

@@ -183,14 +183,14 @@ class TrainingLoop:
             engine._stop_profiling()
             self.record(step, batch, metrics)
             check_finite(step.number, metrics, self.run_folder)
-            stop_requested = saving.take_stops(self.run_folder)
+            stop_requested = saving.consume_stop_request(self.run_folder)
             is_saved = step.saves or stop_requested
             if is_saved:
                 self.save()
             late_metrics = self.synchronise_weights()
         if step.validates:
             late_metrics |= self.validate()
-        if saving.take_stops(self.run_folder):
+        if saving.consume_stop_request(self.run_folder):
             stop_requested = True
             if not is_saved:
                 self.save_after_sync(step, late_metrics)

@@ -9,7 +9,7 @@ from verl.utils.tensordict_utils import get_non_tensor_data
 from verl.workers.utils.padding import no_padding_2_padding
 
 from convrec.rank_grpo.credit import has_log_prob, is_sampled
-from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, compute_rank_policy_loss
 from convrec.training.batch import UNITS, decode_units
 
 NUM_PADDING = "num_padding"  # padding rows of a mini-batch, which are not responses
@@ -24,7 +24,7 @@ def rank_grpo_loss(
     settings: RankLossSettings,
     bypass_mode: bool = False,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Compute `rank_policy_loss` for a micro-batch of nested tensors, with the signature of verl's loss functions.
+    """Apply `compute_rank_policy_loss` to a micro-batch of nested tensors, with the signature of verl's losses.
 
     Args:
         model_output: output of the forward pass, with `log_probs` of prompts and responses.
@@ -46,7 +46,7 @@ def rank_grpo_loss(
     counts = BatchCounts(num_rows, num_tokens, data["dp_size"])
     batch = data.select("loss_mask", "advantages", UNITS, *optional).to_padded_tensor()
     mask = batch["loss_mask"].bool()
-    loss, metrics = rank_policy_loss(
+    loss, metrics = compute_rank_policy_loss(
         log_prob,
         batch["advantages"],
         decode_units(batch[UNITS]),

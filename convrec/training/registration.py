@@ -14,7 +14,7 @@ from convrec.base.shipped import REWARD
 from convrec.lists import user_rewards
 from convrec.rank_grpo import NAME
 
-DRIVERS_DIGEST = "CONVREC_DRIVERS_DIGEST"  # variable of a run's workers: the driver's `source_digest()`
+DRIVERS_DIGEST = "CONVREC_DRIVERS_DIGEST"  # variable of a run's workers: the driver's `compute_source_digest()`
 USER_MODULE = "CONVREC_USER_MODULE"  # variable of the driver and its workers: the module of a custom reward
 
 
@@ -33,7 +33,7 @@ def register() -> None:
     register_policy_loss(NAME)(_require_trainer)
 
 
-def source_digest() -> str:
+def compute_source_digest() -> str:
     """Return a digest of the source and tables of convrec, reward and the package of USER_MODULE.
 
     It covers names and contents of the files that this process would import. Two nodes with equal digests compute the
@@ -61,7 +61,7 @@ def check_worker() -> None:
         RuntimeError: the sources differ.
     """
     drivers_digest = os.environ.get(DRIVERS_DIGEST)
-    digest = source_digest()
+    digest = compute_source_digest()
     if drivers_digest in (None, digest):
         return
     import ray

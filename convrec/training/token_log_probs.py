@@ -21,7 +21,7 @@ CHUNK = 1024  # number of tokens whose logits are in memory at the same time
 LogProbsAndEntropies = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def chunked_log_probs(
+def compute_chunked_log_probs(
     hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float, with_entropy: bool
 ) -> LogProbsAndEntropies:
     """Compute log-probs with the logits of only CHUNK tokens in memory.
@@ -40,10 +40,10 @@ def chunked_log_probs(
     return log_prob_P, entropy_P
 
 
-def whole_log_probs(
+def compute_whole_log_probs(
     hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float, with_entropy: bool
 ) -> LogProbsAndEntropies:
-    """Compute log-probs as `chunked_log_probs` does, with all logits in memory and none computed twice."""
+    """Compute log-probs as `compute_chunked_log_probs` does, with all logits in memory and none computed twice."""
     logits_PV = torch.nn.functional.linear(hidden_PD, weight_VD).float()
     if temperature != 1:
         logits_PV = logits_PV / temperature

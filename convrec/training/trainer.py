@@ -155,7 +155,7 @@ class TrainingEngine:
         names = {"project_name": trainer.project_name, "experiment_name": trainer.experiment_name}
         config = OmegaConf.to_container(self.config, resolve=True)
         self.logger = tracking.open_trackers(self.run_folder, **names, backends=trainer.logger, config=config)
-        self.validation_generations_logger = tracking.keep_samples(self.run_folder, **names)
+        self.validation_generations_logger = tracking.open_samples_logger(self.run_folder, **names)
         self.dapo_filtered_reward_logger = DapoFilteredRewardTableLogger(**names)
 
     def begin_training(self) -> None:

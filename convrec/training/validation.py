@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from convrec.base.statistics import error_of_mean
+from convrec.base.statistics import compute_standard_error
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ScoredAnswers:
         prompts = self.uids if self.prompts is None else self.prompts
         means = {f"val/{name}": float(np.mean(values)) for name, values in self.infos.items()}
         if len(set(prompts)) > 1:
-            errors = error_of_mean(np.array(list(self.infos.values()), dtype=float).T, prompts)
+            errors = compute_standard_error(np.array(list(self.infos.values()), dtype=float).T, prompts)
             means |= {f"val/{name}_se": float(error) for name, error in zip(self.infos, errors, strict=True)}
         return means
 

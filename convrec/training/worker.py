@@ -16,7 +16,7 @@ from convrec.cpu.engine import init_process_group, register_engine
 from convrec.cpu.platform import is_cpu_host
 from convrec.features.constrained.rollout import load_trie
 from convrec.rollout.queue import use_own_queue
-from convrec.runs.guard import in_run_folder
+from convrec.runs.guard import move_socket_to_run_folder
 from convrec.training import registration
 from convrec.training.attention import varlen, without_flash
 from convrec.training.log_prob_head import constrain, fuse, leave_out_prompts
@@ -47,7 +47,7 @@ class ConvRecWorker(ActorRolloutRefWorker):
             elif is_cpu_host():
                 leave_out_prompts(engine)
         if hasattr(self.rollout, "zmq_handle"):
-            self.rollout.zmq_handle = in_run_folder(self.rollout.zmq_handle)
+            self.rollout.zmq_handle = move_socket_to_run_folder(self.rollout.zmq_handle)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_learning_rate(self, *args: Any) -> None:

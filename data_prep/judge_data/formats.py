@@ -14,7 +14,7 @@ from convrec.data.chat import Message
 from convrec.data.damage import BadRecord, Damage, format_place
 from convrec.data.records import read_records
 from convrec.judges.criteria import SCORES, Scores
-from convrec.judges.schema import row_problem
+from convrec.judges.schema import describe_row_problem
 
 FIX = "fix or drop these records"
 
@@ -325,7 +325,7 @@ def load_records(paths: Sequence[str | Path], mode: str, scores: Scores, form: s
             with damage.of(path, row):
                 items = parse_record(record, form, scores)
                 for item in items:
-                    problem = row_problem(item, mode, scores, ties=True) if isinstance(item, dict) else None
+                    problem = describe_row_problem(item, mode, scores, ties=True) if isinstance(item, dict) else None
                     if problem:
                         raise BadRecord(problem)
                 source = find_source(record, path.name.partition(".")[0])

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from convrec.data.chat import Message
-from convrec.judges.prompt import query_text
-from convrec.judges.schema import get_label, get_responses, make_row, swapped_row
+from convrec.judges.prompt import format_query
+from convrec.judges.schema import get_label, get_responses, make_row, swap_row
 from convrec.judges.verdict import TIE
 from data_prep.judge_data.formats import Comparison, LoadedRecord, Rating
 from data_prep.tables import hash64, split_by_hash
@@ -63,12 +63,12 @@ def make_pairwise_rows(records: Iterable[LoadedRecord]) -> tuple[list[JudgeRow],
     for record in records:
         for item in record.items:
             if isinstance(item, Rating):
-                rated.setdefault(query_text(item.messages), []).append((item, record))
+                rated.setdefault(format_query(item.messages), []).append((item, record))
             elif isinstance(item, Comparison):
                 add(item, record)
             else:
                 row = _copy_row(record, item, "pairwise")
-                rows.append(swapped_row(row) if get_label(row, "pairwise") == "B" else row)
+                rows.append(swap_row(row) if get_label(row, "pairwise") == "B" else row)
     for ratings in rated.values():
         for (first, record), (second, _) in itertools.combinations(ratings, 2):
             better, worse = (first, second) if first.grade >= second.grade else (second, first)
@@ -133,7 +133,7 @@ def drop_duplicates(rows: Sequence[JudgeRow], mode: str) -> tuple[list[JudgeRow]
     groups: dict[tuple, list[JudgeRow]] = {}
     for row in rows:
         responses = frozenset(response.strip() for response in get_responses(row))
-        groups.setdefault((fold_query(query_text(row["input"])), responses), []).append(row)
+        groups.setdefault((fold_query(format_query(row["input"])), responses), []).append(row)
     first_ids: set[int] = set()
     left_out: list[LeftOut] = []
     for group in groups.values():
@@ -165,12 +165,12 @@ def balance_order(rows: Sequence[JudgeRow], seed: int) -> list[JudgeRow]:
         parts[get_label(row, "pairwise") == TIE].append(index)
     for part in parts:
         swap.update(draw.sample(part, len(part) // 2))
-    return [swapped_row(row) if index in swap else row for index, row in enumerate(rows)]
+    return [swap_row(row) if index in swap else row for index, row in enumerate(rows)]
 
 
 def add_swapped_rows(rows: Iterable[JudgeRow]) -> list[JudgeRow]:
     """Return each row followed by the same row with A and B swapped."""
-    return [order for row in rows for order in (row, swapped_row(row))]
+    return [order for row in rows for order in (row, swap_row(row))]
 
 
 SPLITS = ("train", "validation", "test")
@@ -180,7 +180,7 @@ LARGE_SHARE = 0.2  # if more rows share one beginning, the sizes of the splits d
 
 def get_beginning(row: JudgeRow) -> str:
     """Return the beginning of a row's query, normalised."""
-    return fold_query(query_text(row["input"]))[:BEGINNING]
+    return fold_query(format_query(row["input"]))[:BEGINNING]
 
 
 def split_rows(

@@ -19,7 +19,7 @@ from convrec.data.options import SHARE
 from convrec.data.records import Records, read_records
 from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import describe_encoding
-from convrec.titles.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, shown_title
+from convrec.titles.catalog import NEWEST_YEAR, OLDEST_YEAR, Catalog, add_display
 from convrec.titles.forms import normalise
 from convrec.titles.item import Item
 from data_prep.own_data import NAMES
@@ -117,7 +117,7 @@ def _read_items(
                 impossible[row] = BadRecord(text, title, raw_year)
                 continue
             item_id = _read_id(record)
-            name = normalise(shown_title(title, record.get("display")))
+            name = normalise(add_display(title, record.get("display")))
             if (earlier := first.setdefault((name, year, item_id), row)) != row:
                 text = (
                     f"%r is already on {get_unit(path)} %s; remove one, give each an item_id, or name another column "
@@ -266,7 +266,7 @@ def _disambiguate(path: Path, items: Mapping[int, dict[str, Any]]) -> list[str]:
     """Add the id to `display` for items whose lines would be identical; return a sentence about them."""
     same: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for item in items.values():
-        same.setdefault((normalise(shown_title(item["title"], item.get("display"))), item["year"]), []).append(item)
+        same.setdefault((normalise(add_display(item["title"], item.get("display"))), item["year"]), []).append(item)
     twins = [alike for alike in same.values() if len(alike) > 1]
     for item in (item for alike in twins for item in alike):
         parts = (item.get("display"), item.get("item_id"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from convrec.base.errors import UserError
 from convrec.data.damage import Damage, format_place
-from convrec.data.schema import prompt_text
+from convrec.data.schema import format_prompt
 from convrec.titles.item import format_item
 from data_prep.own_data.rows import Row
 from data_prep.own_data.source import ReadingOptions, open_source
@@ -43,7 +43,7 @@ def format_preview(
     items, source = open_source([Path(path) for path in conversations], Path(catalog), num_items, damage, reading)
     lines: list[str] = []
     for path, number, row in islice(source.iter_rows(damage), count):
-        instruction = prompt_text("", num_items, item, source.reader.has_years) if not lines else ""
+        instruction = format_prompt("", num_items, item, source.reader.has_years) if not lines else ""
         lines += _format_row(format_place(path, number), row, instruction)
     try:
         damage.check()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from convrec.data.damage import BadRecord, BadRow, collected
-from convrec.data.schema import SPEAKERS, TURN, Pair, turns_of_text
+from convrec.data.schema import SPEAKERS, TURN, Pair, parse_turns
 from convrec.titles.item import Item, format_item, parse_item
 from convrec.titles.marks import decode_marks
 from convrec.titles.matching import Matcher
@@ -260,7 +260,7 @@ def _parse_turns(text: str) -> list[Any]:
                 continue
             if isinstance(value, list):
                 return value
-    turns = turns_of_text(_clean(text))
+    turns = parse_turns(_clean(text))
     if not turns:
         raise BadRecord(
             "the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one of them"

@@ -34,7 +34,7 @@ from data_prep.stages.record import Summary, count_rows, read_range, read_record
 from data_prep.stages.rows import ADJUST_WEIGHTS, ADJUSTED, ROWS, make_year_column
 from data_prep.stages.spaces import choose_space
 from data_prep.stages.teacher import FILE as TEACHER
-from data_prep.tables import parquet_writer
+from data_prep.tables import open_parquet_writer
 
 PENALTY = {"catalog": 10.0, "candidates": 1.0}  # measured: notes/remap_adjust.md
 MIN_CONVERSATIONS = 300  # a fit to fewer gives a warning
@@ -266,7 +266,7 @@ def _write_lists(
     before_M = np.zeros(len(weights[0]), np.int64)
     after_M = np.zeros(len(weights[0]), np.int64)
     with (
-        parquet_writer(folder / ADJUSTED, remap.CANDIDATES_SCHEMA) as writer,
+        open_parquet_writer(folder / ADJUSTED, remap.CANDIDATES_SCHEMA) as writer,
         Progress(total=ranges[-1][1], desc="lists", unit="row") as bar,
     ):
         for table, first_before, first_after in map_ranges(rewrite, ranges):

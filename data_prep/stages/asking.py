@@ -14,7 +14,7 @@ from typing import Any
 from convrec.base.files import write_jsonl
 from convrec.base.shipped import read_table
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
-from convrec.judges.verdict import outside_thinking
+from convrec.judges.verdict import strip_thinking
 from convrec.llm import LLM, Answer, Messages, NoAnswer, endpoint, merge_sampling
 from data_prep.options.demonstrations import DemonstrationsOptions
 
@@ -124,7 +124,7 @@ class Asker:
                     self.failed.append({"stage": self.stage, "row": names and names[i]} | entry)
             write_failed(self.folder, self.stage, self.failed)
         return [
-            replace(answer, text=outside_thinking(answer.text, thinks and answer.finish_reason == "length"))
+            replace(answer, text=strip_thinking(answer.text, thinks and answer.finish_reason == "length"))
             for answer in answers
         ]
 

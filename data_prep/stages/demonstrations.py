@@ -9,7 +9,7 @@ from convrec.lists.metrics import evaluate_row, summarise
 from convrec.titles.item import Item, format_item
 from data_prep.stages.record import Summary, read_rows
 from data_prep.stages.rows import ADJUSTED, ROWS, load_matcher
-from data_prep.tables import message, table_writer
+from data_prep.tables import message, open_table_writer
 
 FILES = {"train": "sft_train.parquet", "validation": "sft_validation.parquet"}
 
@@ -31,7 +31,9 @@ def run(folder: Path, settings: ListLength) -> Summary:
     scored: dict[str, list[tuple[str, dict]]] = {split: [] for split in FILES}
     columns = [*RL_SCHEMA.names, "split"]
     with ExitStack() as stack:
-        add = {split: stack.enter_context(table_writer(folder / file, SFT_SCHEMA)) for split, file in FILES.items()}
+        add = {
+            split: stack.enter_context(open_table_writer(folder / file, SFT_SCHEMA)) for split, file in FILES.items()
+        }
         for row, entry in zip(read_rows(folder / ROWS, columns), read_rows(folder / ADJUSTED), strict=True):
             split = row.pop("split")
             items = [Item(*names[m]) for m in entry["candidates"][:n]]

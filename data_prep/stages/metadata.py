@@ -15,7 +15,7 @@ from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary
 from data_prep.stages.rows import CATALOG
 from data_prep.stages.teacher import ITEMS
-from data_prep.tables import table_writer
+from data_prep.tables import open_table_writer
 
 FILE = "metadata.parquet"
 SCHEMA = pa.schema([("title", pa.string()), ("year", pa.int32()), ("text", pa.string())])
@@ -64,7 +64,7 @@ def run(folder: Path, settings: MetadataSettings, asker: Asker | None) -> Summar
     catalog = [format_catalog_text(row) for row in pq.read_table(folder / CATALOG).to_pylist()]
     catalog += [""] * (len(items) - len(catalog))
     fallbacks = 0
-    with table_writer(folder / FILE, SCHEMA) as add:
+    with open_table_writer(folder / FILE, SCHEMA) as add:
         for start in range(0, len(items), BLOCK):
             block = items[start : start + BLOCK]
             catalog_texts = catalog[start : start + BLOCK]

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from convrec.base.errors import UserError
 from convrec.base.files import file_hash, read_json, write_json
 from convrec.base.progress import Progress
-from convrec.base.same_request import as_kept, differences
+from convrec.base.same_request import differences, json_roundtrip
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,7 +48,7 @@ class Stage(Generic[SettingsT]):
 
 def record_settings(settings: "DataclassInstance") -> dict[str, Any]:
     """Return a stage's settings as its record has them, without those that are None."""
-    return as_kept({name: value for name, value in asdict(settings).items() if value is not None})
+    return json_roundtrip({name: value for name, value in asdict(settings).items() if value is not None})
 
 
 def run_stage(stage: Stage[SettingsT], folder: Path, settings: SettingsT, redo: bool) -> tuple[Summary, bool]:

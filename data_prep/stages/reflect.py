@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from convrec.data.schema import RL_SCHEMA, conversation_text, get_group_id, get_truth
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, parse_criteria
-from convrec.judges.prompt import form_of_answer, judge_prompt
-from convrec.judges.verdict import score_verdict
+from convrec.judges.prompt import build_judge_prompt, format_answer_request
+from convrec.judges.verdict import parse_score_verdict
 from convrec.lists.ranks import split_lines
 from convrec.retrieval.retriever import make_multi_hot
 from convrec.titles.forms import fold
@@ -33,7 +33,7 @@ from data_prep.stages import remap
 from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary, count_rows, iter_with_progress, read_blocks
 from data_prep.stages.rows import ROWS, find_train_file, load_matcher
-from data_prep.tables import list_catalog_pairs, parquet_writer
+from data_prep.tables import list_catalog_pairs, open_parquet_writer
 
 FILE = "reflect.parquet"
 SCHEMA = pa.schema(
@@ -90,7 +90,7 @@ def parse_ratings(text: str, candidates: Sequence[int], matcher: Matcher) -> dic
 
 def parse_pointwise_rating(text: str, scores: Scores = SCORES) -> float | None:
     """Map the verdict of an answer from its scale to -2..2; None if there is no verdict."""
-    score = score_verdict(text, scores)
+    score = parse_score_verdict(text, scores)
     low, high = scores
     return None if score is None else 4 * (score - low) / (high - low) - 2
 
@@ -137,13 +137,13 @@ def make_pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: 
     def rate(block: Block) -> list[list[float]]:
         questions = [(row, lines[m]) for row, candidates in block for m in candidates[:judged]]
         prompts = [
-            judge_prompt("pointwise", [{"role": "user", "content": conversation_text(row)}], [line], criteria)
+            build_judge_prompt("pointwise", [{"role": "user", "content": conversation_text(row)}], [line], criteria)
             for row, line in questions
         ]
         answers = asker.ask(
             prompts,
             lambda _, text: parse_pointwise_rating(text, criteria.scores) is not None,
-            PROMPTS["pointwise_again"].format(form=form_of_answer("pointwise", criteria.scores)),
+            PROMPTS["pointwise_again"].format(form=format_answer_request("pointwise", criteria.scores)),
             "judge",
             thinks=True,
             names=[f"{row['sample_id']}: {line}" for row, line in questions],
@@ -236,7 +236,7 @@ def run(folder: Path, settings: ReflectSettings, asker: Asker | None) -> Summary
     counts: Counter[float] = Counter()  # rating -> how often
     questions = settings.judged if settings.judge == "pointwise" else 1  # per conversation
     size = max(1, BLOCK // questions)  # conversations with about BLOCK questions
-    with parquet_writer(folder / FILE, SCHEMA) as writer:
+    with open_parquet_writer(folder / FILE, SCHEMA) as writer:
         remap_blocks = read_blocks(folder / remap.FILE, size, ["candidates", "scores"])
         blocks = iter_with_progress(
             read_blocks(folder / ROWS, size, RL_SCHEMA.names), count_rows(folder / ROWS), "reflect"

@@ -43,7 +43,7 @@ from data_prep.stages.spaces import (
     write_array,
 )
 from data_prep.stages.teacher import FILE as TEACHER
-from data_prep.tables import parquet_writer
+from data_prep.tables import open_parquet_writer
 
 FILE = "remap.parquet"
 VECTORS = "item_vectors.npy"  # (S, M, D) float32: vectors of the catalog's items per space; (0, M, 0) without remap
@@ -178,7 +178,7 @@ def run(folder: Path, settings: RemapSettings, num_items: int = 0, is_chosen: bo
     with scratch_folder(folder / "remap") as scratch, open_process_pool(workers) as map_ranges:
         if settings.remap == "full":
             num_spaces = make_spaces(folder, scratch, settings, map_ranges)
-        with parquet_writer(folder / FILE, SCHEMA) as writer:
+        with open_parquet_writer(folder / FILE, SCHEMA) as writer:
             compute_range = partial(remap_range, folder, scratch, settings, num_spaces)
             for table in iter_with_progress(map_ranges(compute_range, make_ranges(total)), total, "remap"):
                 writer.write_table(table)

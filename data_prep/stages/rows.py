@@ -17,7 +17,7 @@ from convrec.data.validation import validate_rl_table
 from convrec.titles.catalog import Catalog, load_catalog
 from convrec.titles.matching import Matcher
 from data_prep.stages.record import Summary, read_record, read_rows
-from data_prep.tables import table_writer
+from data_prep.tables import open_table_writer
 
 ROWS = "rows.parquet"
 CATALOG = "catalog.parquet"
@@ -60,7 +60,7 @@ def run(folder: Path, settings: RowsSettings, sources: Mapping[str, str]) -> Sum
     catalog = load_catalog(sources["catalog"])
     counts = {}
     warnings = []
-    with table_writer(folder / ROWS, SCHEMA) as add:
+    with open_table_writer(folder / ROWS, SCHEMA) as add:
         for split in ("train", "validation"):
             path = sources[split]
             report = validate_rl_table(path, allow_empty_ground_truth=True, dated=catalog.dated)

@@ -17,7 +17,7 @@ import joblib
 import numpy as np
 import pyarrow.parquet as pq
 
-from convrec.base.files import read_json, write_json, written_whole
+from convrec.base.files import atomic_write, read_json, write_json
 from convrec.base.progress import Progress
 from convrec.data.schema import conversation_text
 from convrec.titles.item import format_item
@@ -144,7 +144,7 @@ def _write_conversations(scratch: Path, total: int, blocks: Iterator[np.ndarray]
 
 def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
     """Write one float32 array in blocks."""
-    with written_whole(path) as partial_path, partial_path.open("wb") as file:
+    with atomic_write(path) as partial_path, partial_path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
         for block in blocks:
             file.write(np.ascontiguousarray(block, np.float32).data)

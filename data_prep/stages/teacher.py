@@ -19,7 +19,7 @@ from convrec.titles.matching import Matcher
 from data_prep.stages.asking import BLOCK, PROMPTS, Asker
 from data_prep.stages.record import Summary, count_rows, read_blocks, read_rows
 from data_prep.stages.rows import ROWS, find_train_file, load_matcher, make_year_column
-from data_prep.tables import table_writer
+from data_prep.tables import open_table_writer
 
 FILE = "teacher.parquet"
 ITEMS = "items.parquet"
@@ -103,7 +103,7 @@ def run(folder: Path, settings: TeacherSettings, asker: Asker | None) -> Summary
     in_catalog = 0
     num_lists = 0
     listed: Counter[int] = Counter()
-    with table_writer(folder / FILE, SCHEMA) as add:
+    with open_table_writer(folder / FILE, SCHEMA) as add:
         for sample_id, answer in lists:
             list_numbers = [numbers.find_number(item) for item in parse_items(answer or "", dated=catalog.dated)[:n]]
             num_lists += 1

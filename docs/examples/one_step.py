@@ -15,8 +15,8 @@ from convrec.lists.rank_rewards import rank_returns
 from convrec.lists.ranks import split_lines
 from convrec.lists.settings import ListSettings, make_matcher
 from convrec.lists.token_ranks import stop_token_mask, table_from_bytes, token_rank_ids
-from convrec.rank_grpo.advantages import assign_units, rank_advantages
-from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.advantages import assign_units, compute_rank_advantages
+from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, compute_rank_policy_loss
 from convrec.titles.catalog import Catalog
 
 G, N = 8, 3  # lists for the conversation; items of a list
@@ -101,7 +101,7 @@ def step(seed: int = 0) -> dict[str, Any]:
 
     # 4. Returns -> advantages: how much better than the other lists at the same rank? Items behind the N-th, and an end
     # that comes too early, have -0.1.
-    advantages_GK = rank_advantages(returns_GK, uid=["this conversation"] * G)
+    advantages_GK = compute_rank_advantages(returns_GK, uid=["this conversation"] * G)
     is_end_GT = stop_token_mask(responses_GT, mask_GT, [END])
     units_GT, advantages_GT = assign_units(ranks_GT, advantages_GK, is_end_GT, N)
 
@@ -109,7 +109,7 @@ def step(seed: int = 0) -> dict[str, Any]:
     log_prob_GT = log_probs(model, responses_GT)
     old_log_prob_GT = log_prob_GT.detach()
     settings, counts = RankLossSettings(num_ranks=N), BatchCounts(global_batch_size=G)
-    loss, _ = rank_policy_loss(log_prob_GT, advantages_GT, units_GT, settings, counts)
+    loss, _ = compute_rank_policy_loss(log_prob_GT, advantages_GT, units_GT, settings, counts)
 
     # 6. One step of the optimizer.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
@@ -120,7 +120,7 @@ def step(seed: int = 0) -> dict[str, Any]:
     # The gain: ranks of a positive advantage are likelier now, those of a negative one are not.
     with torch.no_grad():
         new_log_prob_GT = log_probs(model, responses_GT)
-        new_loss, _ = rank_policy_loss(
+        new_loss, _ = compute_rank_policy_loss(
             new_log_prob_GT, advantages_GT, units_GT, settings, counts, old_log_prob_BT=old_log_prob_GT
         )
     for row, text in enumerate(texts):

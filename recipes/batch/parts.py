@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
-from convrec.base.files import write_table, written_whole
+from convrec.base.files import atomic_write, write_table
 from convrec.base.same_request import digest
 from convrec.runs.folder import locked
 from recipes.batch.chats import Chat
@@ -129,7 +129,7 @@ class Parts:
             )
         short = 0
         schema = SCHEMA.with_metadata({KEY: self.key})
-        with written_whole(self.out) as partial, pq.ParquetWriter(partial, schema) as writer:
+        with atomic_write(self.out) as partial, pq.ParquetWriter(partial, schema) as writer:
             for path in sorted(self.folder.glob("*.parquet")):
                 table = pq.read_table(path)
                 short += table.num_rows - table["reason"].null_count

@@ -61,7 +61,7 @@ def runtime_environment(
     runtime_env["working_dir"] = str(HERE)
     runtime_env["env_vars"] |= job_environment(recipe, run, environment)
     if reward := check_for_cluster(recipe, run, arguments):
-        _add_sources(runtime_env, user_rewards.own_sources(reward))
+        _add_sources(runtime_env, user_rewards.find_own_sources(reward))
     return runtime_env
 
 
@@ -105,7 +105,7 @@ def job_environment(recipe: Recipe, run: Run[Any], environment: Mapping[str, str
     return values
 
 
-def withheld(environment: Mapping[str, str]) -> list[str]:
+def find_withheld_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each setting that is not passed to the job because its value holds a password."""
     return [
         f"{name} holds a password and is not passed to the job; if the job needs it, set it before `ray start`"

@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from convrec.base.errors import UserError, one_line
 from convrec.checkpoints.saving import STOP, SUBMISSION_VARIABLE
-from recipes.cluster.job_environment import HERE, runtime_environment, withheld
+from recipes.cluster.job_environment import HERE, find_withheld_variables, runtime_environment
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose_elsewhere
-from recipes.launch.variables import misspelt_variables
+from recipes.launch.variables import find_misspelt_variables
 from recipes.preflight import ray_token
 
 POLL_SECONDS = 1.0
@@ -152,7 +152,7 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
 
 def prepare_runtime_environment(recipe: Recipe, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the `runtime_environment` of a job from this process's variables, and print warnings about them."""
-    for warning in (*misspelt_variables(os.environ), *withheld(os.environ)):
+    for warning in (*find_misspelt_variables(os.environ), *find_withheld_variables(os.environ)):
         say(f"warning: {warning}")
     return runtime_environment(recipe, compose_elsewhere(recipe, arguments), os.environ, arguments)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from convrec.base.errors import UserError
-from convrec.base.files import folder_written_whole, scratch_folder
+from convrec.base.files import atomic_write_folder, scratch_folder
 from convrec.checkpoints import hub
 from convrec.checkpoints.gguf import gguf_file
 from convrec.checkpoints.models import check_model_path, resolve_model
@@ -150,5 +150,5 @@ def copy_model(model: str, out: Path) -> None:
     """Copy a Hugging Face folder, so that the demo does not depend on a cache or a run."""
     is_newest = not hub.is_folder(model) and not hub.split_revision(model)[1]
     folder = resolve_model(f"{model}@main" if is_newest else model, GIVEN_AS)
-    with folder_written_whole(out) as partial:
+    with atomic_write_folder(out) as partial:
         shutil.copytree(folder, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*OTHER_FORMATS))

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from convrec.base.errors import UserError
 from convrec.base.same_request import digest
 from convrec.data.schema import get_truth
-from convrec.inference.answers import Answer, GenerationRequest, Store, model_answers
+from convrec.inference.answers import Answer, GenerationRequest, Store, load_or_generate_answers
 from convrec.inference.engines.placement import Placement
 from convrec.lists.metrics import popularity_baseline
 from convrec.llm import LLM, endpoint, merge_sampling
@@ -97,7 +97,7 @@ def _build_interactions(split: Split, train: Rows) -> tuple[np.ndarray, Any]:
     if train.ratings is not None:
         named_RM = _build_rating_matrix(split, *train.ratings)
     else:
-        rows = zip(train.rows, split.wanted_rows(train.rows), strict=True)
+        rows = zip(train.rows, split.find_relevant_rows(train.rows), strict=True)
         named = ({*split.reader.seen_rows(row["seen_titles"]), *items} for row, items in rows)
         named_RM = make_multi_hot(named, len(split.catalog), float)
     items_K = np.flatnonzero(named_RM.sum(axis=0).A1)
@@ -157,7 +157,7 @@ def generate_answers(
         Answers by prompt id, and how many of them are new.
     """
     if not request.model_path.startswith(API):
-        return model_answers(request, placement=placement, progress=progress, **settings)
+        return load_or_generate_answers(request, placement=placement, progress=progress, **settings)
     served = endpoint(role, request.model_path.removeprefix(API))
     prompts = request.prompts
     path = request.path
@@ -170,7 +170,7 @@ def generate_answers(
         server_key = digest(served.base_url)[:12]
         client = LLM(served, cache=path.parent / "api_answers" / server_key)
         replies = client.ask_all(missing, label="asking", **sampling)
-        with store.written_at_the_end():
+        with store.flush_on_exit():
             store.keep([(index, _record(reply)) for index, reply in enumerate(replies) if not reply.error])
     if refused := [reply for reply in replies if reply.error]:
         tqdm.write(

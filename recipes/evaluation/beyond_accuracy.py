@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from convrec.base.statistics import error_of_mean, jackknife
+from convrec.base.statistics import compute_standard_error, jackknife
 from convrec.retrieval.retriever import make_multi_hot
 from recipes.evaluation.measures import (
     Calibration,
@@ -57,7 +57,7 @@ def make_context(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Conte
     mentions_M = None
     rows = 0
     if train_rows:
-        wanted = list(chain.from_iterable(split.wanted_rows(train_rows)))
+        wanted = list(chain.from_iterable(split.find_relevant_rows(train_rows)))
         mentions_M = np.bincount(np.array(wanted, int), minlength=len(catalog))
         rows = len(train_rows)
     elif catalog.mentions is not None:
@@ -72,7 +72,7 @@ def make_context(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Conte
         rows=rows,
         genres=catalog.genres,
         mentioned=[list(dict.fromkeys(first_row[row] for row in of_row)) for of_row in seen],
-        wanted=split.wanted_rows(split.rows),
+        wanted=split.find_relevant_rows(split.rows),
     )
 
 
@@ -201,5 +201,5 @@ def _compute_mean(values_R: np.ndarray, contexts: Sequence[Hashable]) -> dict[st
     if not len(rows):
         return {"mean": math.nan, "se": math.nan, "n": 0}
     labels = [contexts[row] for row in rows]
-    error = float(error_of_mean(values_R[rows, None], labels)[0])
+    error = float(compute_standard_error(values_R[rows, None], labels)[0])
     return {"mean": float(values_R[rows].mean()), "se": error, "n": len(rows)}

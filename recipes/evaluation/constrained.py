@@ -9,9 +9,9 @@ from convrec.data.tokenizer import load_tokenizer
 from convrec.features.constrained.catalog_trie import (
     catalog_trie,
     check_length,
-    excluded_items,
-    items_left,
-    left_out_warnings,
+    count_items_left,
+    describe_left_out_rows,
+    find_excluded_items,
 )
 from convrec.inference.answers import Answer
 from convrec.inference.generate import Constraint
@@ -52,11 +52,11 @@ def make_constraint(
     matcher = split.matcher
     catalog_file = Path(options.catalog)
     tokenizer, _ = load_tokenizer(model, "--model ", titles=matcher.catalog.titles)
-    rows = read_allowed(Path(options.allow), matcher) if options.allow else None
+    rows = read_allowed_items(Path(options.allow), matcher) if options.allow else None
     trie, file = catalog_trie(catalog_file, matcher, tokenizer, lists.delimiter, Path(options.out), rows)
-    exclude = {prompt: excluded_items(matcher, titles) for prompt, titles in _collect_seen_titles(split).items()}
+    exclude = {prompt: find_excluded_items(matcher, titles) for prompt, titles in _collect_seen_titles(split).items()}
     for prompt, items in exclude.items():
-        if (left := items_left(trie, items)) < lists.num_items:
+        if (left := count_items_left(trie, items)) < lists.num_items:
             sample_id = split.rows[split.prompt_ids.index(prompt)]["sample_id"]
             raise UserError(
                 "evaluation.too-few-items",
@@ -65,10 +65,10 @@ def make_constraint(
             )
     max_tokens = options.max_response_length
     check_length(trie, split.catalog, catalog_file, lists.num_items, max_tokens, "--max-response-length ")
-    return Constraint(str(file), lists.num_items, exclude), left_out_warnings(trie, split.catalog, catalog_file)
+    return Constraint(str(file), lists.num_items, exclude), describe_left_out_rows(trie, split.catalog, catalog_file)
 
 
-def read_allowed(file: Path, matcher: Matcher) -> set[int]:
+def read_allowed_items(file: Path, matcher: Matcher) -> set[int]:
     """Read the items that lists may hold: one `Title (Year)` per line, or a catalog (.parquet, .pkl).
 
     Returns:

@@ -15,7 +15,7 @@ import numpy as np
 
 from convrec.data.schema import split_prompt
 from convrec.features.asking.attributes import Attributes, load_attributes
-from convrec.features.asking.turns import Turn, question_text, read_turn, with_answer
+from convrec.features.asking.turns import Turn, add_answer, format_question, read_turn
 from convrec.features.asking.users import Asked, LLMUser, OtherUser, RandomUser, RuleUser
 from convrec.inference.answers import GenerationRequest
 from convrec.inference.prompts import prompt_id
@@ -125,7 +125,7 @@ def _play(conversations: Sequence[Conversation], model: Model, user: RuleUser, e
             is_mentioned = user.attributes.said(question.attribute, conversation.wanted, text)
             conversation.useful.append(not is_mentioned)
             conversation.questions.append((question.attribute, answer))
-            conversation.prompt = with_answer(conversation.prompt, question.attribute, answer)
+            conversation.prompt = add_answer(conversation.prompt, question.attribute, answer)
 
 
 def _generate_turns(
@@ -155,11 +155,11 @@ def _choose_turns(
         preferences = {attribute: attributes.named(attribute, answer) for attribute, answer in conversation.questions}
         left = [attribute for attribute in attributes.names if attribute not in preferences]
         if name != "never" and left and len(conversation.questions) < max_questions:
-            attribute = left[0] if name == "fixed" else attributes.most_uncertain(left, popular, preferences)
-            texts.append(question_text(attribute))
+            attribute = left[0] if name == "fixed" else attributes.find_most_uncertain(left, popular, preferences)
+            texts.append(format_question(attribute))
         else:
             seen = evaluation.data.context.mentioned[conversation.row]
-            rows = attributes.by_what_was_told((row for row in popular if row not in seen), preferences)
+            rows = attributes.rank_by_preferences((row for row in popular if row not in seen), preferences)
             texts.append(lists.delimiter.join(lines[row] for row in rows[: lists.num_items]))
     return texts
 

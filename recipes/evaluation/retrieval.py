@@ -49,7 +49,7 @@ def find_listed_rows(split: Split, lists: Iterable[Sequence[Item | None]]) -> li
 def find_relevant_items(split: Split) -> list[tuple[set[int], int]]:
     """Find each row's relevant catalog items, and the number of its ground truths, in the catalog or not."""
     counts = (len(split.matcher.truths(get_truth(row))) for row in split.rows)
-    return [*zip(map(set, split.wanted_rows(split.rows)), counts, strict=True)]
+    return [*zip(map(set, split.find_relevant_rows(split.rows)), counts, strict=True)]
 
 
 def compute_mean_ndcg(lists: Iterable[Sequence[int]], answers: Sequence[tuple[set[int], int]], k: int) -> float:

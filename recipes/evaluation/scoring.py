@@ -15,7 +15,7 @@ from convrec.base.errors import UserError
 from convrec.base.files import write_table
 from convrec.base.same_request import differences
 from convrec.data.schema import get_truth
-from convrec.lists.metrics import evaluate_row, metric_names, paired, summarise
+from convrec.lists.metrics import evaluate_row, list_metric_names, paired, summarise
 from convrec.titles.item import Item
 from convrec.titles.matching import Matcher
 from recipes.evaluation.beyond_accuracy import MEASURES, MENTION_MEASURES, Figures, add_measures, compute_figures
@@ -161,12 +161,12 @@ def compute_paired_differences(
     ]
     rows_before, rows_after, contexts = zip(*both, strict=True)
     seed = settings["seed"]
-    figures = paired(rows_before, rows_after, metric_names(settings["ks"]), contexts, seed)
+    figures = paired(rows_before, rows_after, list_metric_names(settings["ks"]), contexts, seed)
     beyond = compute_figures([rows_after], contexts, settings["catalog_items"], seed, minus=[rows_before])
     return {"n": len(contexts), **figures, **beyond}
 
 
-def model_line(metrics: Mapping[str, Any], model: str = "model") -> dict[str, float]:
+def make_model_line(metrics: Mapping[str, Any], model: str = "model") -> dict[str, float]:
     """Flatten an evaluation's results into one row of a table.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from convrec.base.files import write_json, write_jsonl
 from convrec.data.damage import REPORT
 from convrec.inference.answers import Answer, GenerationRequest
-from convrec.judges.verdict import outside_thinking
+from convrec.judges.verdict import strip_thinking
 from convrec.lists.ranks import split_lines
 from convrec.retrieval.retriever import Fusion, Retriever
 from convrec.titles.item import Item
@@ -104,7 +104,7 @@ class ModelAnswers:
         )
         if request.model_path.startswith(API):
             # in training, a policy's thinking counts as ranks of its list; a model behind an API was not trained so
-            answers = {name: answer | {"text": outside_thinking(answer["text"])} for name, answer in answers.items()}
+            answers = {name: answer | {"text": strip_thinking(answer["text"])} for name, answer in answers.items()}
         self.generated += new
         self.by_request.append(answers)
         return answers

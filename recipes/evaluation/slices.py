@@ -189,7 +189,7 @@ def _make_sort_key(label: str) -> tuple[float, str]:
         return 0.0, label
 
 
-def slice_lines(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def make_slice_lines(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return one row per part for a CSV file: slice, part, rows, and the mean and `se` of each metric and gain."""
     lines = []
     for name, parts in results.items():

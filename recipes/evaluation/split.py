@@ -51,9 +51,9 @@ class Split:
         """Matcher for seen titles; exact instead of `reference`, which would compare them case-sensitively."""
         return Matcher(self.catalog, "exact") if self.matcher.mode == "reference" else self.matcher
 
-    def wanted_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:
-        """Return Matcher.wanted_rows of each row's ground truth."""
-        return [self.matcher.wanted_rows(get_truth(row)) for row in rows]
+    def find_relevant_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:
+        """Return Matcher.find_relevant_rows of each row's ground truth."""
+        return [self.matcher.find_relevant_rows(get_truth(row)) for row in rows]
 
 
 def read_split(

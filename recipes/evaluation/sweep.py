@@ -14,16 +14,16 @@ from tqdm import tqdm
 
 from convrec.base.errors import UserError
 from convrec.base.files import read_json, write_json
-from convrec.base.same_request import as_kept, differences
-from convrec.inference.generate import engines_kept
+from convrec.base.same_request import differences, json_roundtrip
+from convrec.inference.generate import reuse_engines
 from convrec.report.curves import SWEEP, SWEEP_SETTINGS, write_csv
-from convrec.report.page import table_row, text_table
+from convrec.report.page import format_table, make_table_row
 from convrec.runs.folder import LATEST, latest_step, saved_steps, start_model
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.scoring import SCORED_WITH, get_comparable_settings, model_line
+from recipes.evaluation.scoring import SCORED_WITH, get_comparable_settings, make_model_line
 from recipes.evaluation.setup import DIALOGUE_OPTIONS, Evaluation, prepare_evaluation
 from recipes.evaluation.single import answer_and_score
-from recipes.evaluation.slices import slice_lines
+from recipes.evaluation.slices import make_slice_lines
 
 # Settings of an evaluation that change figures: sweeps that differ in one must not share a folder.
 SETTINGS = (*SCORED_WITH, "seed", "max_prompt_tokens", "max_tokens", "constrained", "allow")
@@ -66,7 +66,7 @@ def find_sweep_models(run: Path, start: str | None = None) -> dict[int, str]:
     return {0: begin, **{step: str(run / f"global_step_{step}") for step in steps}}
 
 
-@engines_kept()
+@reuse_engines()
 def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     """Evaluate every step of the run `options.model` and write OUT/sweep.csv.
 
@@ -103,13 +103,13 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
         results = dict(metrics["results"][protocol])
         model_result = results.pop("model")
         constrained_result = results.pop("constrained", None)
-        table.append({"step": step} | model_line(metrics))
-        slice_rows += [{"step": step} | line for line in slice_lines(metrics["slices"])]
+        table.append({"step": step} | make_model_line(metrics))
+        slice_rows += [{"step": step} | line for line in make_slice_lines(metrics["slices"])]
         if not shown:
-            shown += [table_row(name, baseline, largest) for name, baseline in results.items()]
-        shown.append(table_row(f"step {step}", model_result, largest))
+            shown += [make_table_row(name, baseline, largest) for name, baseline in results.items()]
+        shown.append(make_table_row(f"step {step}", model_result, largest))
         if constrained_result:
-            shown.append(table_row(f"step {step}, constrained", constrained_result, largest))
+            shown.append(make_table_row(f"step {step}, constrained", constrained_result, largest))
         for warning in metrics["warnings"]:
             if warning not in warned:
                 tqdm.write(f"warning: {warning}", file=sys.stderr)
@@ -118,7 +118,7 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     write_csv(folder / SWEEP, table)
     return (
         f"{run} on {options.data}, {model_result['n']} rows, protocol {protocol}\n"
-        f"{text_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
+        f"{format_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
 
 
@@ -132,7 +132,7 @@ def _check_settings(folder: Path, run: Path, evaluation: Evaluation) -> dict[str
     settings = get_comparable_settings(evaluation.settings) | {name: evaluation.settings[name] for name in chosen}
     settings["run"] = os.path.relpath(run, folder)  # the two may be moved together
     file = folder / SWEEP_SETTINGS
-    if file.exists() and (other := differences(read_json(file), as_kept(settings))):
+    if file.exists() and (other := differences(read_json(file), json_roundtrip(settings))):
         raise UserError(
             "evaluation.other-sweep",
             f"--out {folder}: holds a sweep with other settings ({', '.join(other)}). Name another folder, or remove "

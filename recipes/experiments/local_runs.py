@@ -12,11 +12,11 @@ from typing import Any
 
 from convrec.base.errors import UserError
 from convrec.lists.settings import ListSettings
-from convrec.runs.supervisor import die_with
+from convrec.runs.supervisor import die_with_parent
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.cluster.jobs import say
-from recipes.evaluation.constrained import read_allowed
+from recipes.evaluation.constrained import read_allowed_items
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.setup import prepare_evaluation
 from recipes.evaluation.single import evaluate
@@ -76,7 +76,7 @@ def check_evaluation(settings: Mapping[str, Any], trainings: Mapping[str, Run[Tr
                 f"allow={allow}: it limits constrained lists only: add constrained: true",
             )
         if allow:
-            read_allowed(Path(allow), split.matcher)
+            read_allowed_items(Path(allow), split.matcher)
     except UserError as error:
         raise UserError(error.code, f"evaluate: {error}") from None
 
@@ -95,7 +95,7 @@ def train(run: MatrixRun, out: Path) -> None:
     environment = run.make_environment(out)
     status = None
     was_interrupted = False
-    with subprocess.Popen(command, env=environment, preexec_fn=partial(die_with, os.getpid())) as process:
+    with subprocess.Popen(command, env=environment, preexec_fn=partial(die_with_parent, os.getpid())) as process:
         while status is None:
             try:
                 status = process.wait()

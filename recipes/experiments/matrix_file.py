@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from convrec.base.errors import UserError
-from convrec.base.kinds import did_you_mean, shown
+from convrec.base.kinds import did_you_mean, to_yaml_scalar
 from convrec.base.options import check_sampling
 from recipes.evaluation.options import EvaluationOptions
 from recipes.launch.recipe import RECIPES
@@ -137,4 +137,4 @@ def validate_section(section: type[AnySection], values: dict[str, Any], prefix: 
     if mistake["loc"] == (name,) and mistake["type"] == "missing":
         raise UserError("matrix.missing-setting", f"{where}: missing; give {expected}")
     problem = f"expected {expected}" if expected else mistake["msg"]
-    raise UserError("matrix.wrong-setting", f"{where}={shown(mistake['input'])}: {problem}")
+    raise UserError("matrix.wrong-setting", f"{where}={to_yaml_scalar(mistake['input'])}: {problem}")

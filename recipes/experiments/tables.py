@@ -18,8 +18,8 @@ from convrec.report.curves import write_csv
 from convrec.runs.folder import METRICS
 from convrec.runs.starts import read_starts
 from recipes.evaluation.beyond_accuracy import MEASURES, compute_figures
-from recipes.evaluation.scoring import OF_MODEL, SCORED_WITH, load_metrics, model_line
-from recipes.evaluation.slices import slice_lines
+from recipes.evaluation.scoring import OF_MODEL, SCORED_WITH, load_metrics, make_model_line
+from recipes.evaluation.slices import make_slice_lines
 from recipes.experiments.matrix_runs import MatrixRun
 
 # Settings that two evaluations must share to stand in one table; sha256 is the digest of the files' contents.
@@ -48,14 +48,16 @@ def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
     k = max(metrics["settings"]["ks"])
     run_rows = read_evaluations(runs, out, settings)
     baselines = [name for name in metrics["results"][settings["protocols"][0]] if name not in OF_MODEL]
-    table = [{"run": name, "variant": name, "seed": ""} | model_line(metrics, name) for name in baselines] + run_rows
+    table = [
+        {"run": name, "variant": name, "seed": ""} | make_model_line(metrics, name) for name in baselines
+    ] + run_rows
     write_text(out / "table.md", format_markdown(table, k) + "\n")
     names = [f"{metric}@{k}{suffix}" for suffix in ("", " constrained") for metric in ("recall", "ndcg")]
     write_bars(out / "table.png", table, [name for name in names if any(name in row for row in table)])
     slices = [
         {"run": row["run"], "variant": row["variant"], "seed": row["seed"]} | line
         for row in run_rows
-        for line in slice_lines(read_json(metrics_file(out, row["run"])).get("slices", {}))
+        for line in make_slice_lines(read_json(metrics_file(out, row["run"])).get("slices", {}))
     ]
     pairs = compare_variants(run_rows, out, k, settings["catalog_items"])
     for name, lines in {"table": table, "slices": slices, "pairs": pairs}.items():
@@ -90,7 +92,7 @@ def read_evaluations(runs: Sequence[MatrixRun], out: Path, like: Values) -> list
             print(f"{warning} ({changes[0]})", file=sys.stderr)
         else:
             line: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.seed}
-            table.append(line | model_line(metrics) | measure_hours(out / run.name))
+            table.append(line | make_model_line(metrics) | measure_hours(out / run.name))
     return table
 
 

@@ -22,12 +22,17 @@ from convrec.inference.answers import Answer, GenerationRequest
 from convrec.inference.engines.placement import Placement
 from convrec.inference.prompts import prompt_id
 from convrec.judges.criteria import FILE, Scores, read_criteria
-from convrec.judges.metrics import comparison_metrics, pairwise_summary, pointwise_summary, score_metrics
-from convrec.judges.prompt import TEMPLATE_SETTINGS, query_text
+from convrec.judges.metrics import (
+    compute_comparison_metrics,
+    compute_score_metrics,
+    summarise_pairwise,
+    summarise_pointwise,
+)
+from convrec.judges.prompt import TEMPLATE_SETTINGS, format_query
 from convrec.judges.schema import build_prompt, get_label, get_score_range, read_judge_table
-from convrec.judges.verdict import TIE, comparison_verdict, opens_thinking, outside_thinking, score_verdict
+from convrec.judges.verdict import TIE, opens_thinking, parse_comparison_verdict, parse_score_verdict, strip_thinking
 from convrec.lists.metrics import paired
-from convrec.report.page import gain_text, number_text
+from convrec.report.page import format_gain, format_number
 from recipes.evaluation.baselines import API, generate_answers
 from recipes.evaluation.checks import refuse_to_replace
 from recipes.evaluation.scoring import load_metrics, load_rows
@@ -46,14 +51,18 @@ def make_rows(fitting_rows: Rows, mode: str, texts: Mapping[bool, Sequence[str]]
     for index, (number, row) in enumerate(fitting_rows):
         record = {
             "row": number,
-            "query": query_text(row["input"]),
+            "query": format_query(row["input"]),
             "source": row["source"] or "",
             "label": get_label(row, mode),
         }
         for is_swapped, texts_of_order in texts.items():
             text = texts_of_order[index]
             end = "_swapped" if is_swapped else ""
-            verdict = score_verdict(text, get_score_range(row)) if mode == "pointwise" else comparison_verdict(text)
+            verdict = (
+                parse_score_verdict(text, get_score_range(row))
+                if mode == "pointwise"
+                else parse_comparison_verdict(text)
+            )
             record |= {f"text{end}": text, f"verdict{end}": verdict}
         table.append(record)
     return table
@@ -104,7 +113,7 @@ def compare(
 
 
 def _compute_row_metrics(row: dict[str, Any], mode: str, scores: Scores) -> dict[str, Any]:
-    return comparison_metrics(row) if mode == "pairwise" else score_metrics(row, scores)
+    return compute_comparison_metrics(row) if mode == "pairwise" else compute_score_metrics(row, scores)
 
 
 def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
@@ -203,7 +212,7 @@ def _resolve_judge(name: str) -> str:
 
 
 def _summarise(table: Sequence[dict[str, Any]], mode: str, scores: Scores, seed: int) -> dict[str, Any]:
-    return pairwise_summary(table, seed) if mode == "pairwise" else pointwise_summary(table, scores, seed)
+    return summarise_pairwise(table, seed) if mode == "pairwise" else summarise_pointwise(table, scores, seed)
 
 
 def _select_fitting_rows(model_path: str, rows: Rows, options: JudgeEvaluationOptions) -> tuple[Rows, bool]:
@@ -223,7 +232,7 @@ def _complete_thinking(answer: Answer, in_thinking: bool) -> str:
     A server's template may have opened it, too: an unfinished answer without any think tag counts as thinking.
     """
     text = answer["text"]
-    cut_off = answer["finish_reason"] == "length" and outside_thinking("<think>" + text) == ""
+    cut_off = answer["finish_reason"] == "length" and strip_thinking("<think>" + text) == ""
     return f"<think>\n{text}" if in_thinking or cut_off else text
 
 
@@ -263,7 +272,7 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
             lines += [f"  {name:<17} n {part['n']:<6} {_format_values(part)}" for name, part in parts.items()]
     if pair := metrics.get("paired"):
         lines.append(f"minus {pair['against']}, {pair['n']} rows paired:")
-        lines += [f"  {name:<17} {gain_text(pair[name])}" for name in COMPARED[settings["judge"]]]
+        lines += [f"  {name:<17} {format_gain(pair[name])}" for name in COMPARED[settings["judge"]]]
     lines.append(
         f"{generation['generated']} of {generation['prompts']} prompts generated in {generation['seconds']:.0f} s, the "
         f"rest reused; {generation['too_long_left_out']} rows too long, {generation['unfinished_responses']} responses "
@@ -277,7 +286,7 @@ def _format_values(part: Mapping[str, Any]) -> str:
 
 
 def _format_value(value: Mapping[str, float]) -> str:
-    return f"{number_text(value['mean'])} ±{number_text(value['se'])}"
+    return f"{format_number(value['mean'])} ±{format_number(value['se'])}"
 
 
 @command(JudgeEvaluationOptions)

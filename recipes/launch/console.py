@@ -36,7 +36,7 @@ class Console:
 
 
 @contextlib.contextmanager
-def output_to(log_file: Path, secrets: Collection[str] = ()) -> Iterator[None]:
+def redirect_output(log_file: Path, secrets: Collection[str] = ()) -> Iterator[None]:
     """Append stdout and stderr of this process and its children (verl, Ray, vLLM) to a file.
 
     After the block they are the terminal again, until the interpreter exits: output of exit handlers, such as

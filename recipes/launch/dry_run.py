@@ -8,7 +8,7 @@ from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, to_yaml
-from recipes.launch.variables import misspelt_variables
+from recipes.launch.variables import find_misspelt_variables
 
 FLAGS = {"--print-config", "--dry-run"}
 
@@ -23,7 +23,7 @@ def answer(recipe: Recipe, arguments: list[str]) -> int | None:
     overrides = [argument for argument in arguments if argument not in FLAGS]
     if not flags:
         return None
-    for text in misspelt_variables(os.environ):
+    for text in find_misspelt_variables(os.environ):
         print(f"warning: {text}", file=sys.stderr)
     try:
         run = compose(recipe.name, overrides)

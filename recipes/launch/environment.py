@@ -59,7 +59,7 @@ def set_up_process() -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
-def process_environment(has_accelerator: bool) -> dict[str, str]:
+def make_process_environment(has_accelerator: bool) -> dict[str, str]:
     """Return the variables of a run's processes on this machine; values set by the user win."""
     defaults = dict(RUN_VARIABLES)
     if not has_accelerator:

@@ -3,16 +3,16 @@
 from typing import Any
 
 from convrec.base.fields import Row
-from convrec.base.kinds import shown, wanted
+from convrec.base.kinds import describe_type, to_yaml_scalar
 from recipes.launch.recipe import Recipe
 from recipes.launch.variables import VARIABLES
 
 
-def training_help(recipe: Recipe) -> str:
+def format_training_help(recipe: Recipe) -> str:
     """Return the help of a recipe: its usage, its flags, and its environment variables with their defaults."""
-    defaults = default_texts(recipe)
+    defaults = describe_defaults(recipe)
     rows = [
-        (variable.name, defaults[variable.name], f"{variable.help} [{wanted(variable.kind)}]")
+        (variable.name, defaults[variable.name], f"{variable.help} [{describe_type(variable.kind)}]")
         for variable in VARIABLES
         if variable.name in defaults
     ]
@@ -34,7 +34,7 @@ def training_help(recipe: Recipe) -> str:
     )
 
 
-def default_texts(recipe: Recipe) -> dict[str, str]:
+def describe_defaults(recipe: Recipe) -> dict[str, str]:
     """Return the default of each variable that the recipe reads, in words."""
     rows = [row for row in recipe.rows.values() if row.setting.variable]
     return {row.setting.variable: _default_text(row) for row in rows}
@@ -47,4 +47,4 @@ def _default_text(row: Row) -> str:
 
 
 def _to_words(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else shown(value)
+    return ", ".join(value) if isinstance(value, list) else to_yaml_scalar(value)

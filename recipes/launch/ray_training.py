@@ -20,7 +20,7 @@ from convrec.training import registration
 from convrec.training.trackers import tracking
 from recipes.launch.environment import (
     init_ray,
-    process_environment,
+    make_process_environment,
     shut_down_ray,
     skip_cloud_lookup,
     unhide_devices,
@@ -49,7 +49,7 @@ def start_ray(config: DictConfig, environment: dict[str, str]) -> None:
     own_runtime_env = options.pop("runtime_env", None) or {}
     own_variables = own_runtime_env.pop("env_vars", None) or {}
     runtime_env["env_vars"] = {**runtime_env["env_vars"], **environment, **own_variables}
-    runtime_env["worker_process_setup_hook"] = "convrec.runs.guard.join"
+    runtime_env["worker_process_setup_hook"] = "convrec.runs.guard.register_process"
     runtime_env |= own_runtime_env
     runtime_env = {key: value for key, value in runtime_env.items() if value is not None}
     # In a submitted job both runtime environments count, and ours wins; otherwise Ray refuses a shared variable.
@@ -91,11 +91,11 @@ def use_ray(config: DictConfig, variables: Mapping[str, str]) -> Iterator[None]:
     Raises:
         UserError: the cluster cannot train this run.
     """
-    environment = process_environment(config.trainer.device != "cpu")
+    environment = make_process_environment(config.trainer.device != "cpu")
     folder = Path(os.environ[guard.FOLDER_VARIABLE])
     environment |= guard.environment(folder)
     environment |= variables
-    environment[registration.DRIVERS_DIGEST] = registration.source_digest()
+    environment[registration.DRIVERS_DIGEST] = registration.compute_source_digest()
     start_ray(config, environment)
     try:
         if os.environ.get("RAY_ADDRESS"):
@@ -140,7 +140,7 @@ def make_module_environment(reward: str) -> dict[str, str]:
     """
     if not user_rewards.is_user_reward(reward):
         return {}
-    folders = [str(source.parent) for source in user_rewards.own_sources(reward)]
+    folders = [str(source.parent) for source in user_rewards.find_own_sources(reward)]
     # The reward's folders come last: they may contain another convrec.
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), *folders]
     return {registration.USER_MODULE: user_rewards.parse_module_name(reward), "PYTHONPATH": os.pathsep.join(paths)}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from convrec.base.errors import NoProgress, ProcessLost, UserError, is_of_lost_process, one_line
+from convrec.base.errors import NoProgress, ProcessLost, UserError, is_lost_process, one_line
 from convrec.base.files import names_full_disk
 from convrec.checkpoints import saving
 from convrec.runs import guard, memory, supervisor
@@ -29,11 +29,11 @@ from convrec.runs.starts import note_start
 from convrec.settings.run import Run
 from convrec.settings.training import TrainingConfig
 from recipes.launch import dry_run, ray_training, same_run
-from recipes.launch.console import Console, output_to, progress
-from recipes.launch.environment import exit_if_ray_hangs, process_environment, set_up_process
+from recipes.launch.console import Console, progress, redirect_output
+from recipes.launch.environment import exit_if_ray_hangs, make_process_environment, set_up_process
 from recipes.launch.recipe import Recipe
 from recipes.launch.settings import compose, find_secrets, save_config
-from recipes.launch.variables import misspelt_variables
+from recipes.launch.variables import find_misspelt_variables
 from recipes.preflight.cores import uses_ray
 
 TRAINED = 0
@@ -78,7 +78,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
         return answer_status
     attempt = Attempt(Console())
     set_up_process()
-    say_warnings(attempt.console, misspelt_variables(os.environ))  # first, because they may explain an error
+    say_warnings(attempt.console, find_misspelt_variables(os.environ))  # first, because they may explain an error
     try:
         training = compose(recipe.name, arguments)
         attempt.run_folder = training.folder
@@ -96,7 +96,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
 @contextlib.contextmanager
 def guard_run(recipe: Recipe, training: Run[TrainingConfig]) -> Iterator[None]:
     """End all processes that the run starts, and remove its temporary files, when the block or this process ends."""
-    os.environ.update(process_environment(training.uses_gpu))
+    os.environ.update(make_process_environment(training.uses_gpu))
     log_file = training.folder / "run.log"
     message = (
         f"{recipe.describe_method(training)}: its process is gone without a word (killed, or a process of Ray "
@@ -177,7 +177,7 @@ def choose_start(training: Run[TrainingConfig]) -> StartPoint:
     warnings = []
     if run_folder.is_symlink():
         warnings.append(f"SAVE_PATH={run_folder} is a link: the run writes to {run_folder.resolve()}")
-    saving.forget_stops(run_folder)  # before the slow part, so that stop requests from now on count
+    saving.clear_stop_requests(run_folder)  # before the slow part, so that stop requests from now on count
     warnings += saving.choose_resume_step(run_folder)
     step = latest_step(run_folder)
     contents = same_run.digest_contents(training)
@@ -259,7 +259,10 @@ def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resum
     attempt.log_file = log_file
     total_steps = training.settings.total_steps
     try:
-        with output_to(log_file, console.secrets), progress(console, run_folder, total_steps, title, recipe.shown):
+        with (
+            redirect_output(log_file, console.secrets),
+            progress(console, run_folder, total_steps, title, recipe.shown),
+        ):
             recipe.train(training)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         # here, not in `run`, so that the user reads the line before the guard has ended all processes
@@ -299,7 +302,7 @@ def describe_stop_request(error: BaseException, attempt: Attempt) -> str:
 
 def describe_interrupt(error: BaseException, attempt: Attempt) -> str:
     """Return the line of a run that was interrupted, with its latest checkpoint."""
-    return supervisor.stop_line(attempt.run_folder)
+    return supervisor.format_stop_message(attempt.run_folder)
 
 
 def describe_failure(error: BaseException, attempt: Attempt) -> str:
@@ -309,7 +312,7 @@ def describe_failure(error: BaseException, attempt: Attempt) -> str:
         places = " ".join(str(place) for place in (attempt.run_folder, "/tmp", "/dev/shm") if place)
         line += f". Make room: `df -h {places}` and `quota -s` show where (SAVE_KEEP limits the checkpoints)"
     is_lost = isinstance(error, ProcessLost) and not isinstance(error, NoProgress)
-    killed_for_memory = memory.explain(certain_only=not (is_lost or is_of_lost_process(error)))
+    killed_for_memory = memory.explain(certain_only=not (is_lost or is_lost_process(error)))
     if killed_for_memory:
         line += f"\n{killed_for_memory}"
     if attempt.log_file is None:

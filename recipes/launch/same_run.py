@@ -8,7 +8,7 @@ import yaml
 
 from convrec.base.errors import UserError
 from convrec.base.files import file_hash
-from convrec.base.kinds import shown
+from convrec.base.kinds import to_yaml_scalar
 from convrec.base.same_request import differences, digest
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import fingerprint
@@ -81,7 +81,7 @@ def _find_changes(before: dict[str, Any], now: dict[str, Any], same: Collection[
     # a key in only one of them was added or removed by another version of convrec or verl
     keys = sorted(values_before.keys() & values_now.keys())
     return [
-        f"{key}: {shown(values_before[key])} -> {shown(values_now[key])}"
+        f"{key}: {to_yaml_scalar(values_before[key])} -> {to_yaml_scalar(values_now[key])}"
         for key in keys
         if key not in same and _affects_training(key) and values_before[key] != values_now[key]
     ]

@@ -156,7 +156,7 @@ def check_config(config: DictConfig, recipe: Recipe) -> None:
             or_null = ", or null" if row.setting.null else ""
             raise UserError(
                 "settings.wrong-value",
-                f"{key}={kinds.shown(value)}{variable}: expected {kinds.wanted(row.kind)}{or_null}",
+                f"{key}={kinds.to_yaml_scalar(value)}{variable}: expected {kinds.describe_type(row.kind)}{or_null}",
             )
     ours = [key.removeprefix(OURS) for key in recipe.rows if key.startswith(OURS)]
     for name in config.convrec:
@@ -171,7 +171,7 @@ def _read_value(config: DictConfig, key: str) -> Any:
     section = key.partition(".")[0]
     try:
         if not OmegaConf.is_dict(config[section]):
-            value = kinds.shown(config[section])
+            value = kinds.to_yaml_scalar(config[section])
             raise UserError("settings.section", f"{section}={value}: this is a section: set a key of it, such as {key}")
         value = OmegaConf.select(config, key, default=...)
     except OmegaConfBaseException as error:  # ${NAME} does not name a setting
@@ -301,7 +301,7 @@ def find_secrets(config: DictConfig) -> set[str]:
         UserError: a setting refers to an unset variable or to an unknown setting.
     """
     try:
-        return secrets.secret_values(OmegaConf.to_container(config, resolve=True))
+        return secrets.collect_secret_values(OmegaConf.to_container(config, resolve=True))
     except OmegaConfBaseException as error:
         raise UserError("settings.unresolved", f"{error.full_key}: {str(error).splitlines()[0]}") from error
 

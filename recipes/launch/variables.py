@@ -69,7 +69,7 @@ def _read_value(row: Row, text: str) -> Any:
     setting = row.setting
     if setting.null and text == setting.null_word:
         return None
-    expected = kinds.wanted(row.kind)
+    expected = kinds.describe_type(row.kind)
     if "${" in text:  # Hydra would interpolate it from the settings
         raise UserError(
             "variable.placeholder",
@@ -77,7 +77,7 @@ def _read_value(row: Row, text: str) -> Any:
         )
     try:
         value = setting.read(text) if setting.read else kinds.read(row.kind, text)
-        if not kinds.fits(row.kind, value):
+        if not kinds.is_valid(row.kind, value):
             raise ValueError(expected)
     except ValueError as error:
         or_null = f", or {setting.null_word}" if setting.null else ""
@@ -85,7 +85,7 @@ def _read_value(row: Row, text: str) -> Any:
     return value
 
 
-def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
+def find_misspelt_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable that is set and looks like an unset variable of the recipes."""
     ours = [*(variable.name for variable in VARIABLES), "RAY_ADDRESS", SAVE_VARIABLE]
     unset = [name for name in ours if not environment.get(name)]

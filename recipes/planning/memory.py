@@ -14,7 +14,7 @@ from convrec.settings.training import TrainingConfig
 from recipes.planning import estimate
 from recipes.planning.estimate import FULL, GIB, Workload
 from recipes.planning.lengths import sample_lengths
-from recipes.planning.models import model_size
+from recipes.planning.models import read_model_size
 
 # The files of cgroups v2 and v1: limit and usage.
 LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -57,7 +57,7 @@ def host_workload(run: Run[TrainingConfig]) -> Workload:
         OSError: the model's config is not here.
         UserError: the model's config is damaged.
     """
-    size = model_size(run.settings.model)
+    size = read_model_size(run.settings.model)
     lengths = sample_lengths(run)
     if lengths is None:
         return estimate.make_workload(run, size)

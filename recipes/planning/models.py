@@ -133,7 +133,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")  # config keys for the number of experts
 
 
-def model_size(model: str) -> ModelSize:
+def read_model_size(model: str) -> ModelSize:
     """Return the shape and the number of parameters of a model.
 
     A layer has q, k, v and o, three matrices of the MLP (times its experts), two norms, and in Qwen biases or norms of
@@ -162,7 +162,7 @@ def model_size(model: str) -> ModelSize:
 
 
 def _size_from_config(config: Mapping[str, Any]) -> ModelSize:
-    """Count the parameters as described in `model_size`; raise KeyError if a key is missing."""
+    """Count the parameters as described in `read_model_size`; raise KeyError if a key is missing."""
     layers = config["num_hidden_layers"]
     hidden = config["hidden_size"]
     vocabulary = config["vocab_size"]

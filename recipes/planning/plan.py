@@ -14,7 +14,7 @@ from convrec.settings.training import TrainingConfig
 from recipes.planning import estimate
 from recipes.planning.estimate import GIB, Workload
 from recipes.planning.figures import CONSTANTS, GPU, H100, START_SECONDS
-from recipes.planning.models import model_size
+from recipes.planning.models import read_model_size
 from recipes.planning.step_time import received_bytes, step_parts
 from recipes.planning.work import count_checkpoints, count_training_rows, count_training_steps, count_validation_rows
 
@@ -151,7 +151,7 @@ def summarize_plan(run: Run[TrainingConfig]) -> list[str]:
     lines = [f"steps: {steps:,} of {run.train_batch_size:,} rows out of {rows:,}; {validations}"]
     checkpoints = f"checkpoints: {num_written}, {num_kept} of them kept"
     try:
-        size = model_size(run.settings.model)
+        size = read_model_size(run.settings.model)
     except (OSError, ValueError):
         return [*lines, f"{checkpoints}; their size is unknown, because the model is not here"]
     gib = estimate.checkpoint_bytes(size) / GIB

@@ -107,10 +107,10 @@ def _check_rank_reward(settings: RankGRPOConfig) -> None:
         return
     for name, kind in RANK_REWARDS[settings.reward].parameters.items():
         value = getattr(settings, name)
-        if not kinds.fits(kind, value):
+        if not kinds.is_valid(kind, value):
             raise UserError(
                 "preflight.reward-parameter",
-                f"convrec.{name}={kinds.shown(value)}: REWARD={settings.reward} needs {kinds.wanted(kind)}",
+                f"convrec.{name}={kinds.to_yaml_scalar(value)}: REWARD={settings.reward} needs {kinds.describe_type(kind)}",
             )
 
 

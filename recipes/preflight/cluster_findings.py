@@ -16,7 +16,7 @@ WAITS_VARIABLE = "CONVREC_WAITS_FOR_SLOTS"  # set for the jobs of a matrix: they
 WAIT_SECONDS = 5.0
 
 
-def node_findings(driver: NodeReport, nodes: Sequence[NodeReport]) -> list[Finding]:
+def check_nodes(driver: NodeReport, nodes: Sequence[NodeReport]) -> list[Finding]:
     """Compare the files, versions, network and memory of the nodes with those of the driver."""
     findings = []
     for report in nodes:
@@ -57,14 +57,14 @@ def node_findings(driver: NodeReport, nodes: Sequence[NodeReport]) -> list[Findi
     return findings or [Finding("nodes", "ok", ", ".join(r.where for r in nodes), "files, versions and ports are fine")]
 
 
-def slot_findings(run: Run[TrainingConfig], nodes: Sequence[NodeSlots]) -> list[Finding]:
+def check_free_slots(run: Run[TrainingConfig], nodes: Sequence[NodeSlots]) -> list[Finding]:
     """Check that the cluster has the GPU and CPU slots of the run, and those of a separate rollout.
 
     verl and TransferQueue would wait for missing slots without a limit.
 
     Args:
         run: names the nodes and GPUs that it needs.
-        nodes: the result of `node.slots_of_cluster`.
+        nodes: the result of `node.collect_slots`.
     """
     needed = count_run_slots(run)
     keys = ("N_NODES={} with N_GPUS_PER_NODE={}", "{} with actor_rollout_ref.rollout.n_gpus_per_node={}")
@@ -82,12 +82,12 @@ def slot_findings(run: Run[TrainingConfig], nodes: Sequence[NodeSlots]) -> list[
     return [Finding("devices", "ok", "cluster", what)]
 
 
-def slots_for(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[NodeSlots]:
-    """Return `node.slots_of_cluster`; with WAITS_VARIABLE first wait until other jobs have freed the run's slots."""
+def wait_for_slots(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[NodeSlots]:
+    """Return `node.collect_slots`; with WAITS_VARIABLE first wait until other jobs have freed the run's slots."""
     is_waiting = False
     while True:
-        slots = node.slots_of_cluster()
-        busy = [finding.what for finding in slot_findings(run, slots) if BUSY in finding.what]
+        slots = node.collect_slots()
+        busy = [finding.what for finding in check_free_slots(run, slots) if BUSY in finding.what]
         if not (busy and environment.get(WAITS_VARIABLE)):
             return slots
         if not is_waiting:
@@ -112,7 +112,7 @@ def _have_room(needed: Slots, slots: Sequence[tuple[float, float]]) -> bool:
     return sum(int(node[1]) for node in slots) >= needed.cpus
 
 
-def device_findings(
+def check_devices(
     run: Run[TrainingConfig],
     driver: NodeReport,
     nodes: Sequence[NodeReport],

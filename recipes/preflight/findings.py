@@ -18,7 +18,7 @@ from convrec.training.trackers.tracking import OFFLINE_MODES, has_login
 from recipes.planning import estimate, memory, models, work
 from recipes.planning.estimate import FULL
 from recipes.preflight import node, ray_token
-from recipes.preflight.cluster_findings import device_findings, node_findings, slot_findings, slots_for
+from recipes.preflight.cluster_findings import check_devices, check_free_slots, check_nodes, wait_for_slots
 from recipes.preflight.finding import GIB, Finding
 from recipes.preflight.node import PINNED, NodeReport
 
@@ -57,7 +57,7 @@ def version_findings(where: str) -> list[Finding]:
     return findings or [Finding("versions", "ok", where, "verl, vLLM, torch, transformers and Ray fit together")]
 
 
-def key_findings(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[Finding]:
+def check_trackers(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[Finding]:
     """Check that each tracker of LOGGER is installed, and that those that upload have a login."""
     findings = []
     for tracker in run.trackers:
@@ -79,18 +79,18 @@ def key_findings(run: Run[TrainingConfig], environment: Mapping[str, str]) -> li
     return findings
 
 
-def token_findings(address: str) -> list[Finding]:
+def check_cluster_token(address: str) -> list[Finding]:
     """Warn about a cluster that accepts programs from anyone who can reach it."""
     if ray_token.is_open(address):
         return [Finding("token", "warning", address, ray_token.OPEN, ray_token.CLOSE)]
     return []
 
 
-def size_findings(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list[Finding]:
+def check_disk_and_memory(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list[Finding]:
     """Compare the free disk space and memory of the nodes with the needs of the model and the batch."""
     model = run.settings.model
     try:
-        size = models.model_size(model)
+        size = models.read_model_size(model)
     except (OSError, ValueError) as error:
         what = f"cannot estimate memory and disk: its config cannot be read here ({str(error).splitlines()[0]})"
         return [Finding("model", "warning", model, what, "nothing to do if every node can download it")]
@@ -116,10 +116,10 @@ def size_findings(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list
     else:
         findings.append(Finding("disk", "ok", where, text))
     workload = estimate.make_workload(run, size) if run.uses_gpu else memory.host_workload(run)
-    return findings + memory_findings(workload, nodes)
+    return findings + check_memory(workload, nodes)
 
 
-def memory_findings(workload: estimate.Workload, nodes: Sequence[NodeReport]) -> list[Finding]:
+def check_memory(workload: estimate.Workload, nodes: Sequence[NodeReport]) -> list[Finding]:
     """Compare the memory of GPUs and hosts with the estimate for training, sampling and vLLM's cache."""
     has_rollout = bool(workload.tensor_parallel)
     smaller = f"use a smaller model or {'MAX_RESPONSE_LENGTH' if has_rollout else 'MAX_LENGTH'}"
@@ -163,18 +163,18 @@ def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
         run: the run to come.
         on_cluster: Ray is connected to a cluster, and each of its nodes is checked.
     """
-    findings = version_findings("driver") + key_findings(run, os.environ)
+    findings = version_findings("driver") + check_trackers(run, os.environ)
     files, model, run_folder = list_paths(run)
     if on_cluster:
         driver = node.report([], None, run_folder)
-        nodes = node.reports_of_cluster(files, model, run_folder)
-        findings += slot_findings(run, slots_for(run, os.environ))
-        findings += device_findings(run, driver, nodes, os.environ)
-        findings += token_findings(os.environ.get("RAY_ADDRESS", ""))
+        nodes = node.collect_node_reports(files, model, run_folder)
+        findings += check_free_slots(run, wait_for_slots(run, os.environ))
+        findings += check_devices(run, driver, nodes, os.environ)
+        findings += check_cluster_token(os.environ.get("RAY_ADDRESS", ""))
     else:
         driver = node.report(files, model, run_folder)
         nodes = [driver]
-    return findings + node_findings(driver, nodes) + size_findings(run, nodes)
+    return findings + check_nodes(driver, nodes) + check_disk_and_memory(run, nodes)
 
 
 def list_paths(run: Run[TrainingConfig]) -> tuple[list[str], str, str]:

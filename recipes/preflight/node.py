@@ -94,7 +94,7 @@ def report(
         address="127.0.0.1",
         gpu_slots=0,
         versions={name: installed_version(name) for name in PINNED},
-        digest=registration.source_digest(),
+        digest=registration.compute_source_digest(),
         source=str(Path(registration.__file__).parents[1]),
         unreadable={path: problem for path, problem in unreadable.items() if problem},
         model_problem=hub.problem(model) if model and not folders else "",
@@ -173,7 +173,7 @@ def _alive_nodes() -> list[dict[str, Any]]:
     return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
 
 
-def reports_of_cluster(files: list[str], model: str, save_path: str) -> list[NodeReport]:
+def collect_node_reports(files: list[str], model: str, save_path: str) -> list[NodeReport]:
     """Return a report from each node of the cluster; see `report` for the arguments.
 
     Raises:
@@ -222,7 +222,7 @@ def _find_connection_problem(address: tuple[str, int]) -> str:
     return ""
 
 
-def slots_of_cluster() -> list[NodeSlots]:
+def collect_slots() -> list[NodeSlots]:
     """Return Ray's slots of each node."""
     from ray._private.state import available_resources_per_node
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf, open_dict
 from convrec.runs.folder import latest_step, read_config, setting
 from convrec.settings.run import AUTO, Run
 from convrec.settings.training import TrainingConfig
-from recipes.planning.models import model_size
+from recipes.planning.models import read_model_size
 
 BF16 = "bf16"
 FP32 = "fp32"
@@ -122,7 +122,7 @@ def measure_mlp_seconds(hidden: int, intermediate: int, dtype: str) -> float:
 def _measured_shape(model: str) -> tuple[int, int]:
     """Return the sizes of the MLP to measure: the model's, up to a limit; the limit if its config cannot be read."""
     try:
-        size = model_size(model)
+        size = read_model_size(model)
     except (OSError, ValueError):  # the checks of the model report it
         return MAX_HIDDEN, MAX_INTERMEDIATE
     return min(size.hidden, MAX_HIDDEN), min(size.intermediate, MAX_INTERMEDIATE)

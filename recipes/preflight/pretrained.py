@@ -46,9 +46,9 @@ def prepare(run: Run[TrainingConfig], titles: Sequence[str] = (), lists: bool = 
     )
     own_arguments = _read_arguments(run, model.path)
     if lists:
-        arguments = template.list_arguments(tokenizer, own_arguments)
+        arguments = template.build_list_arguments(tokenizer, own_arguments)
     else:
-        arguments = template.date_arguments(tokenizer, own_arguments)
+        arguments = template.build_date_arguments(tokenizer, own_arguments)
     if lists:
         template.check_answer(name, tokenizer, arguments)
     check_stops(name, tokenizer, model.path, arguments)

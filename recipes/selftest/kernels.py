@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from convrec.lists.token_ranks import table_from_bytes, token_rank_ids
-from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, compute_rank_policy_loss
 from recipes.selftest.checks import Machine, require, require_at_most
 
 B = 384
@@ -56,12 +56,12 @@ def check_kernels(machine: Machine) -> dict[str, Any]:
         assert log_prob.grad is not None
         return value.item(), log_prob.grad.double().cpu()
 
-    expected_loss, expected_gradient = loss("cpu", torch.float64, rank_policy_loss)
-    functions: dict[str, Callable[..., Any]] = {"eager": rank_policy_loss}
+    expected_loss, expected_gradient = loss("cpu", torch.float64, compute_rank_policy_loss)
+    functions: dict[str, Callable[..., Any]] = {"eager": compute_rank_policy_loss}
     if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         figures["left out"] = "torch.compile: runs on a CPU do not use it"
     else:
-        functions["compiled"] = torch.compile(rank_policy_loss)
+        functions["compiled"] = torch.compile(compute_rank_policy_loss)
     for name, function in functions.items():
         value, gradient = loss(machine.device, torch.float32, function)
         require_at_most(f"loss, {name}, difference to float64", abs(value - expected_loss), 1e-4)

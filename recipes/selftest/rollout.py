@@ -24,7 +24,7 @@ from convrec.features.constrained.catalog_trie import CatalogTrie, build_catalog
 from convrec.features.constrained.choices import ChoiceReader
 from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, PROCESSOR, TRIE
-from convrec.runs.guard import in_run_folder
+from convrec.runs.guard import move_socket_to_run_folder
 from convrec.titles.catalog import Catalog
 from convrec.titles.matching import Matcher
 from recipes.selftest.checks import Machine, require, require_at_most
@@ -202,7 +202,7 @@ def send_weights(
     if adapter_settings is not None:
         settings |= {"peft_config": adapter_settings, "base_sync_done": True}
     handle = f"rl-colocate-zmq-{os.environ['VERL_RAY_JOB_ID']}-replica-0-rank-0.sock"
-    sender = BucketedWeightSender(in_run_folder(handle), bucket_size_mb=64, use_shm=settings["use_shm"])
+    sender = BucketedWeightSender(move_socket_to_run_folder(handle), bucket_size_mb=64, use_shm=settings["use_shm"])
     start = time.perf_counter()
     with ThreadPoolExecutor(1) as executor:
         received = executor.submit(engine.collective_rpc, "update_weights_from_ipc", kwargs=settings)

@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 
-from convrec.data.chat import without_control_tokens
+from convrec.data.chat import split_control_tokens
 from recipes.serving.errors import Refused
 
 try:
@@ -62,7 +62,7 @@ class ChatCompletions:
             yield chunk
 
     async def _create(self, request: dict[str, Any]) -> Any:
-        messages = without_control_tokens(request["messages"], self.tokenizer)
+        messages = split_control_tokens(request["messages"], self.tokenizer)
         try:
             chat_request = ChatCompletionRequest(**request | {"messages": messages})
             answer = await self.serving.create_chat_completion(chat_request)

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from convrec.base.errors import UserError
-from convrec.inference.engines.placement import environments_here
+from convrec.inference.engines.placement import make_replica_environments
 from convrec.runs import guard, supervisor
 from recipes.launch.environment import set_up_process
 from recipes.serving import http
@@ -129,7 +129,7 @@ def _start_processes(settings: ServiceSettings, replicas: int, logs: Path, folde
     # leaves a core for HTTP and the engine's scheduler
     environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
     try:
-        environments = environments_here(len(planned), settings.models[0].tensor_parallel, environment)
+        environments = make_replica_environments(len(planned), settings.models[0].tensor_parallel, environment)
     except UserError as error:
         raise UserError(error.code, f"{len(settings.models)} models with {replicas} replicas each: {error}") from None
     for number, (own, (model, index)) in enumerate(zip(environments, planned, strict=True)):

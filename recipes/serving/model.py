@@ -187,7 +187,7 @@ class ModelServer:
         names = ("item_id", "title", "clean_title", "year")
         items = recommender.catalog.snapshot.page(after, size)
         return [
-            {name: getattr(item, name) for name in names} | {"columns": recommender.shown_columns(item)}
+            {name: getattr(item, name) for name in names} | {"columns": recommender.select_shown_columns(item)}
             for item in items
         ]
 

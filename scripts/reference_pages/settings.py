@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from convrec.base.fields import Row, setting_rows
-from convrec.base.kinds import shown, wanted
+from convrec.base.kinds import describe_type, to_yaml_scalar
 from convrec.checkpoints import plain_load
 from convrec.runs import supervisor
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
@@ -129,20 +129,20 @@ def _join_defaults(defaults: Mapping[str, str]) -> str:
 def _describe_default(row: Row, config: DictConfig) -> str:
     """Return the default as code, or in words where the machine or other settings decide it."""
     if row.default is not None:
-        return code(", ".join(row.default) if isinstance(row.default, list) else shown(row.default))
+        return code(", ".join(row.default) if isinstance(row.default, list) else to_yaml_scalar(row.default))
     if row.setting.default or row.setting.null:
         return row.setting.default or row.setting.null
     try:
         value = OmegaConf.select(config, row.keys[0])
     except OmegaConfBaseException:  # it depends on a setting that has no value before the run
         return ""
-    return "" if value is None else code(shown(value))
+    return "" if value is None else code(to_yaml_scalar(value))
 
 
 def _describe_values(row: Row) -> str:
     """Return what the setting may be, and how to write that it is unset."""
     setting = row.setting
-    values = wanted(row.kind)
+    values = describe_type(row.kind)
     if setting.null:
         values += f", or {setting.null_word}"
     if setting.null not in ("", setting.null_word) and row.default is not None:

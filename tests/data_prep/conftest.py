@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import RL_SCHEMA, prompt_text
+from convrec.data.schema import RL_SCHEMA, format_prompt
 from data_prep.build import main
 
 HORROR = [(f"Ghost {i}", str(1980 + i)) for i in range(6)]
@@ -16,7 +16,7 @@ COMEDY = [(f"Laughs {i}", str(1990 + i)) for i in range(6)]
 
 def row(sample_id, conversation, seen, truth, num_items=20, dated=True):
     return {
-        "prompt": [{"content": prompt_text(conversation, num_items, dated=dated), "role": "user"}],
+        "prompt": [{"content": format_prompt(conversation, num_items, dated=dated), "role": "user"}],
         "seen_titles": seen,
         "groundtruth_with_release_year": [[title, str(year)] for title, year in truth],
         "sample_id": sample_id,

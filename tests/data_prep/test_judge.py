@@ -13,9 +13,9 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.data.validation import validate_sft_table
 from convrec.judges.criteria import read_criteria
-from convrec.judges.prompt import query_text
-from convrec.judges.schema import build_prompt, get_label, get_responses, make_row, read_judge_table, swapped_row
-from convrec.judges.verdict import preference_verdict, score_verdict
+from convrec.judges.prompt import format_query
+from convrec.judges.schema import build_prompt, get_label, get_responses, make_row, read_judge_table, swap_row
+from convrec.judges.verdict import parse_preference_verdict, parse_score_verdict
 from data_prep import judge, judge_demonstrations
 from data_prep.judge import convert
 from data_prep.judge_data.rows import SPLITS, balance_order
@@ -120,8 +120,8 @@ def test_seed_decides_the_order_and_double_swap_is_identity() -> None:
     rows = [make_row(USER, [f"a{n}", f"b{n}"], "A", "") for n in range(40)]
     assert balance_order(rows, 1) == balance_order(rows, 1)
     assert balance_order(rows, 1) != balance_order(rows, 2)
-    assert swapped_row(rows[0]) == make_row(USER, ["b0", "a0"], "B", "")
-    assert swapped_row(swapped_row(rows[0])) == rows[0]
+    assert swap_row(rows[0]) == make_row(USER, ["b0", "a0"], "B", "")
+    assert swap_row(swap_row(rows[0])) == rows[0]
 
 
 def test_rows_of_a_query_share_a_split_that_more_data_keeps(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_rows_of_a_query_share_a_split_that_more_data_keeps(tmp_path: Path) -> N
         path = jsonl(tmp_path / "in.jsonl", records[:count])
         convert(JudgeOptions(mode="pairwise", inputs=[str(path)], out=str(folder), test_share=0.2))
         tables = {name: read_judge_table(folder / f"{name}.parquet", "pairwise") for name in SPLITS}
-        parts.append({name: {query_text(row["input"]) for row in rows} for name, rows in tables.items()})
+        parts.append({name: {format_query(row["input"]) for row in rows} for name, rows in tables.items()})
     assert parts[0] == parts[1]
     train, validation, test = parts[0].values()
     assert not train & validation
@@ -221,7 +221,7 @@ def test_both_orders_of_a_pair_are_neighbours_in_train_alone(tmp_path: Path) -> 
     summary = converted(tmp_path, "pairwise", numbered(FORMS["texts"], 60), both_orders_in_train=True)
     rows = read_judge_table(tmp_path / "out" / "train.parquet", "pairwise")
     assert len(rows) == summary["rows"]["train"] == 2 * (60 - summary["rows"]["test"] - summary["rows"]["validation"])
-    assert [swapped_row(row) for row in rows[::2]] == rows[1::2]
+    assert [swap_row(row) for row in rows[::2]] == rows[1::2]
     assert summary["labels"]["train"] == {"A": len(rows) // 2, "B": len(rows) // 2}
 
 
@@ -250,7 +250,7 @@ def test_demonstrations_fit_sft_and_have_the_right_verdict(mode: str, tmp_path: 
     data, out = tmp_path / "out" / "train.parquet", tmp_path / "sft.parquet"
     assert judge_demonstrations.main(["--mode", mode, "--data", str(data), "--out", str(out)]) == 0
     assert validate_sft_table(out) == (3, [])
-    verdict = preference_verdict if mode == "pairwise" else score_verdict
+    verdict = parse_preference_verdict if mode == "pairwise" else parse_score_verdict
     for row, demonstration in zip(rows, pq.read_table(out).to_pylist(), strict=True):
         # arrow orders a struct's fields by its schema
         assert demonstration["prompt"] == build_prompt(row, mode)
@@ -264,7 +264,7 @@ def test_another_judges_right_answers_as_demonstrations(tmp_path: Path, capsys: 
     data, answers, out = tmp_path / "out" / "train.parquet", tmp_path / "rows.parquet", tmp_path / "sft.parquet"
     right = [f"<think>{n}</think><better>{get_label(row, 'pairwise')}</better>" for n, row in enumerate(rows)]
     texts = [right[0], "no verdict", "<think><better>A</better>", right[3]]
-    queries = [query_text(row["input"]) for row in rows]
+    queries = [format_query(row["input"]) for row in rows]
     pq.write_table(pa.table({"row": [0, 1, 2, 3], "query": queries, "text": texts}), answers)
     arguments = ["--mode", "pairwise", "--data", str(data), "--answers", str(answers)]
     assert judge_demonstrations.main([*arguments, "--out", str(out)]) == 0

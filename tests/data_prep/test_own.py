@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.base.errors import UserError
-from convrec.data.schema import get_group_id, parse_conversation_id, prompt_text
+from convrec.data.schema import format_prompt, get_group_id, parse_conversation_id
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.lists.metrics import evaluate_row
 from convrec.lists.ranks import parse_items
@@ -74,7 +74,7 @@ def test_a_line_becomes_a_row_of_each_table_it_has_content_for(converted):
     out, summary = converted(rows, num_items=2)
     (train,) = read(out, "train")
     assert train == {
-        "prompt": [{"content": prompt_text(TEXT, 2), "role": "user"}],
+        "prompt": [{"content": format_prompt(TEXT, 2), "role": "user"}],
         "seen_titles": ["Heat"],
         "groundtruth_with_release_year": [["M", "1931"]],
         "sample_id": train["sample_id"],
@@ -119,7 +119,7 @@ def test_csv_gives_the_same_rows(converted):
     )
     out, _ = converted("\ufeff" + dialogues, 'title,year,plot\n"Heat",1995,cops\nM,1931,\nUp,2009,\n', ".csv")
     first, second = read(out, "train")
-    assert first["prompt"][0]["content"] == prompt_text(TEXT)
+    assert first["prompt"][0]["content"] == format_prompt(TEXT)
     assert first["seen_titles"] == ["Heat", "Nine"]
     assert second["groundtruth_with_release_year"] == [["M", "1931"]]
     assert read(out, "sft_train")[0]["completion"][0]["content"] == "Up (2009)\nM (1931)"
@@ -138,7 +138,7 @@ def test_items_without_years_go_through_reward_and_evaluation(converted):
     assert validate_rl_table(out / "train.parquet", dated=False) == (2, [])
     assert load_catalog(out / "catalog.parquet").problems == ()
     first = read(out, "train")[0]
-    assert first["prompt"][0]["content"] == prompt_text(TEXT, 3, "book", dated=False)
+    assert first["prompt"][0]["content"] == format_prompt(TEXT, 3, "book", dated=False)
     assert first["groundtruth_with_release_year"] == [["Dune", ""], ["Emma (annotated)", ""]]
     assert read(out, "sft_train")[0]["completion"][0]["content"] == "Dune\nUbik"
 

@@ -12,7 +12,7 @@ from convrec.base.errors import UserError
 from convrec.data.schema import conversation_text, get_group_id
 from convrec.data.validation import validate_sft_table
 from convrec.features.asking.attributes import load_attributes
-from convrec.features.asking.turns import question_text, read_turn
+from convrec.features.asking.turns import format_question, read_turn
 from convrec.titles.catalog import load_catalog
 from convrec.titles.matching import Matcher
 from data_prep import questions
@@ -70,9 +70,9 @@ def test_a_list_after_an_answer_begins_with_fitting_items(asking_sample: Path) -
     matcher, checked = Matcher(attributes.catalog), 0
     for row in read_rows(asking_sample, "sft_train"):
         lines = row["completion"][0]["content"].split("\n")
-        _, _, answer = row["prompt"][0]["content"].partition(f"{question_text('genre')}\nUSER: ")
+        _, _, answer = row["prompt"][0]["content"].partition(f"{format_question('genre')}\nUSER: ")
         genres = attributes.named("genre", answer.split("\n")[0])
-        if not genres or question_text("decade") in row["prompt"][0]["content"] or len(lines) == 1:
+        if not genres or format_question("decade") in row["prompt"][0]["content"] or len(lines) == 1:
             continue
         items = matcher.match_lines(lines, (), None).catalog_index
         fitting = [len(attributes.values["genre"][item].intersection(genres)) for item in items]

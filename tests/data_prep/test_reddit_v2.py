@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.base.errors import UserError
-from convrec.data.schema import parse_conversation_id, prompt_text
+from convrec.data.schema import format_prompt, parse_conversation_id
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from convrec.titles.catalog import load_catalog
 from data_prep import reddit_v2
@@ -32,7 +32,7 @@ datasets.disable_progress_bars()
 def row(number: int, **changes) -> dict:
     """Make a row in the released columns, with oddities of the release: `?` for an apostrophe, curly quotes."""
     return {
-        "prompt": [{"content": prompt_text(f"USER: don?t know “it” {number}\n"), "role": "user"}],
+        "prompt": [{"content": format_prompt(f"USER: don?t know “it” {number}\n"), "role": "user"}],
         "seen_titles": ["Heat"] if number % 2 else [],
         TRUTH: [["Rififi", "1955"], ["M", "1931"]][: 1 + number % 2],
         "completion": [{"content": f"Rififi (1955)\nM (1931)\nHeat (199{number % 10})", "role": "assistant"}],
@@ -143,7 +143,7 @@ def test_the_ids_of_shuffled_rows_are_the_same_ids(rows, rng):
 def test_ids_name_the_conversation_that_contexts_extend(tmp_path):
     starts = ["USER: any old westerns?\n", "USER: any new westerns?\n"]
     texts = [starts[0], f"{starts[0]}SYSTEM: Rififi (1955)\nUSER: newer\n", starts[1]]
-    prompts = [[{"content": prompt_text(text), "role": "user"}] for text in texts]
+    prompts = [[{"content": format_prompt(text), "role": "user"}] for text in texts]
     rows = [row(n, prompt=prompt) for n, prompt in enumerate(prompts)]
     rows += [row(0, prompt=prompts[0], seen_titles=titles) for titles in (["Up"], ["M"])]
     converted(tmp_path, drop_completion(rows), "grpo_dataset/train")

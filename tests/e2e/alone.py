@@ -74,12 +74,12 @@ def alone(command: list[str], environment: dict[str, str], folder: Path, grace: 
     """
     import psutil
 
-    from convrec.runs.supervisor import die_with
+    from convrec.runs.supervisor import die_with_parent
     from tests.e2e.conftest import READY, killed_on_error
 
     def begin(parent: int = os.getpid()) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a script's background job has it ignored
-        die_with(parent)
+        die_with_parent(parent)
 
     log, report = folder / "said", folder / "left.json"
     report.unlink(missing_ok=True)

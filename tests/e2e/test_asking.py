@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from convrec import Recommender
 from convrec.base.files import read_json
 from convrec.checkpoints.models import resolve_model
-from convrec.features.asking.turns import question_text
+from convrec.features.asking.turns import format_question
 from convrec.runs.folder import read_metrics
 from data_prep.sample import write_sample
 
@@ -34,7 +34,7 @@ def start(trained, tmp_path_factory):
     texts = [
         (tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False), row["completion"])
         for row in rows
-        if row["completion"][0]["content"] in map(question_text, ASK)
+        if row["completion"][0]["content"] in map(format_question, ASK)
     ]
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     for prompt, (completion,) in texts[:40]:

@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from convrec.checkpoints.models import resolve_model
 from convrec.data.validation import validate_sft_table
-from convrec.judges.metrics import pairwise_summary
+from convrec.judges.metrics import summarise_pairwise
 from convrec.judges.prompt import phrases
 from convrec.judges.schema import read_judge_table
-from convrec.judges.verdict import score_verdict
+from convrec.judges.verdict import parse_score_verdict
 from convrec.runs.folder import latest_step, read_metrics
 from data_prep import build as reflect_build
 from data_prep.judge_demonstrations import build
@@ -131,7 +131,7 @@ def test_pairwise_grpo_trains_and_is_evaluated_in_both_orders(sft: Path, capsys:
     metrics = json.loads((out / "metrics.json").read_text())
     table = pq.read_table(out / "rows.parquet").to_pylist()
     assert len(table) == len(read_judge_table(data / "test.parquet", "pairwise"))
-    summary = pairwise_summary(table)
+    summary = summarise_pairwise(table)
     assert metrics["results"] == json.loads(json.dumps(summary))
     assert summary["no_verdict"]["mean"] < 0.5
 
@@ -199,7 +199,7 @@ def test_a_served_judge_rates_candidates_in_the_reflect_step(
     judge = ["--teacher=retrieval", "--judge=pointwise", "--judged=3", '--sampling={"max_tokens": 24}']
     reflect_build.main(["all", "--out", str(out), *files, *sizes, *judge])
     answers = [json.loads(path.read_text())["answer"]["text"] for path in (out / "answers").rglob("*.json")]
-    verdicts = {score_verdict(text) for text in answers}
+    verdicts = {parse_score_verdict(text) for text in answers}
     assert verdicts - {None}, answers[:5]
     ratings = [row["ratings"] for row in pq.read_table(out / "reflect.parquet").to_pylist()]
     given = {rating for some in ratings for rating in some[:3]}

@@ -15,7 +15,7 @@ from data_prep.sample import write_sample
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose
 from recipes.launch.variables import VARIABLES
-from recipes.plan import planned_run
+from recipes.plan import compose_planned_run
 from recipes.tiny_model import make_tiny_model
 
 
@@ -94,7 +94,7 @@ def composed() -> Iterator[dict[str, DictConfig]]:
     with pytest.MonkeyPatch.context() as patch:
         for variable in VARIABLES:
             patch.delenv(variable.name, raising=False)
-        yield {name: planned_run(RECIPES[name], []).verl_config for name in ("sft", "rank_grpo")}
+        yield {name: compose_planned_run(RECIPES[name], []).verl_config for name in ("sft", "rank_grpo")}
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 
 from convrec.settings.run import Run, find_model_key
-from convrec.training.trackers.tracking import OFFLINE_MODES, tracker_environment
+from convrec.training.trackers.tracking import OFFLINE_MODES, make_tracker_environment
 from recipes import doctor
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT, Recipe
 from recipes.launch.settings import compose, compose_files
@@ -127,20 +127,20 @@ def test_two_builds_of_vllm_in_one_environment_are_a_failure(
 
 def test_tracker_without_its_key_fails_and_offline_needs_none(tmp_path: Path) -> None:
     tracked, home = config(logger=["console", "swanlab"]), {"HOME": str(tmp_path)}
-    found = only(findings.key_findings(Run.from_config(tracked), home), "failure")
+    found = only(findings.check_trackers(Run.from_config(tracked), home), "failure")
     assert "SWANLAB_API_KEY is not set" in found.what
-    secret = findings.key_findings(Run.from_config(tracked), {"SWANLAB_API_KEY": "a-secret"})
+    secret = findings.check_trackers(Run.from_config(tracked), {"SWANLAB_API_KEY": "a-secret"})
     assert [finding.status for finding in secret] == ["ok"]
     assert "a-secret" not in str(secret)
     for tracker, modes in OFFLINE_MODES.items():
         for mode in modes:
             offline = home | {f"{tracker.upper()}_MODE": mode}
-            assert findings.key_findings(run_with(logger=["console", tracker]), offline) == []
+            assert findings.check_trackers(run_with(logger=["console", tracker]), offline) == []
 
 
 def test_missing_tracker_is_a_failure_naming_its_package(tmp_path: Path) -> None:
     missing = next(name for name in findings.TRACKER_PACKAGES if find_spec(name) is None)
-    found = only(findings.key_findings(run_with(logger=["console", missing]), {"HOME": str(tmp_path)}), "failure")
+    found = only(findings.check_trackers(run_with(logger=["console", missing]), {"HOME": str(tmp_path)}), "failure")
     assert found.what == f"LOGGER has {missing}, which is not installed"
     assert found.fix.startswith(f"pip install {missing}, or")
 
@@ -150,9 +150,9 @@ def test_saved_login_replaces_a_key_in_doctor_and_tracker(tracker: str, file: st
     saved, home = tmp_path / file, {"HOME": str(tmp_path)}
     saved.parent.mkdir(exist_ok=True)
     saved.write_text(f"machine api.{tracker}.ai login user password a-secret")
-    (found,) = findings.key_findings(run_with(logger=[tracker]), home)
+    (found,) = findings.check_trackers(run_with(logger=[tracker]), home)
     assert (found.status, found.what) == ("ok", f"`{tracker} login` was called here")
-    modes = tracker_environment(tmp_path, "run", home)
+    modes = make_tracker_environment(tmp_path, "run", home)
     assert modes[f"{tracker.upper()}_MODE"] in ("cloud", "online")
 
 
@@ -172,14 +172,14 @@ def test_saved_login_replaces_a_key_in_doctor_and_tracker(tracker: str, file: st
 )
 def test_what_is_wrong_on_one_node_is_named_with_the_node(change: dict[str, Any], status: str, what: str) -> None:
     own = machine()
-    found = only(cluster_findings.node_findings(own, [own, machine(where="node-b", **change)]), status)
+    found = only(cluster_findings.check_nodes(own, [own, machine(where="node-b", **change)]), status)
     assert found.where == "node-b"
     assert what in found.what
 
 
 @pytest.mark.parametrize("address", ["192.168.3.4", "127.0.0.1", "fd00::7", "100.64.1.2"])
 def test_all_well_on_a_private_address_is_one_line(address: str) -> None:
-    (found,) = cluster_findings.node_findings(machine(), [machine(address=address)])
+    (found,) = cluster_findings.check_nodes(machine(), [machine(address=address)])
     assert (found.status, found.where) == ("ok", "node-a")
 
 
@@ -222,14 +222,14 @@ def test_slots_that_are_not_there_and_those_another_job_holds(
     mode = {"trainer_mode": "rank_grpo_separate_async" if rollout else "rank_grpo"}  # there they take turns
     wanted = config(nnodes=number, n_gpus_per_node=gpus, v1=mode)
     wanted.actor_rollout_ref.rollout.update(dict(zip(("nnodes", "n_gpus_per_node"), rollout or (1, 8), strict=True)))
-    (found,) = cluster_findings.slot_findings(Run.from_config(wanted), slots(*nodes))
+    (found,) = cluster_findings.check_free_slots(Run.from_config(wanted), slots(*nodes))
     assert found.status == ("ok" if said == OK else "failure")
     assert found.what.startswith("another job holds them; ") == (said == BUSY)
     assert ("and 1 with actor_rollout_ref.rollout.n_gpus_per_node=8" in found.what) == bool(rollout)
 
 
 def test_slot_shortage_names_what_is_requested_and_available() -> None:
-    found = only(cluster_findings.slot_findings(run_with(n_gpus_per_node=4), slots((4, 4, 11, 8))), "failure")
+    found = only(cluster_findings.check_free_slots(run_with(n_gpus_per_node=4), slots((4, 4, 11, 8))), "failure")
     assert found.what == (
         "N_NODES=1 with N_GPUS_PER_NODE=4 take 1 x (4 GPU, 12 CPU) slots, 15 CPU slots in all; free: "
         "node-0 4 of 4 GPU and 8 of 11 CPU slots"
@@ -241,7 +241,7 @@ def devices(device: str, drivers: int, there: int, slots: int, **environment: st
     """Findings about a head with this much device memory and a node-b with so many slots of 4 wanted ones."""
     own, other = machine(device_memory=drivers), machine(where="node-b", device_memory=there, gpu_slots=slots)
     wanted = config(device=device, n_gpus_per_node=4)
-    return cluster_findings.device_findings(Run.from_config(wanted), own, [own, other], environment)
+    return cluster_findings.check_devices(Run.from_config(wanted), own, [own, other], environment)
 
 
 def test_a_head_without_gpus_does_not_train_on_its_cpu_unnoticed() -> None:
@@ -299,7 +299,7 @@ def test_disk(tmp_path: Path, recipe: Recipe, trainer: dict[str, int], free: int
     Qwen2Config(vocab_size=151_936, num_key_value_heads=2, tie_word_embeddings=True, **shape).save_pretrained(tmp_path)
     asked = (config if recipe is RANK_GRPO else sft_config)(**trainer)
     OmegaConf.update(asked, find_model_key(asked), str(tmp_path))
-    found = findings.size_findings(Run.from_config(asked), [machine(disk_free=free * GIB)])
+    found = findings.check_disk_and_memory(Run.from_config(asked), [machine(disk_free=free * GIB)])
     (disk,) = [finding for finding in found if finding.check == "disk"]
     assert disk.status == status
     assert what in disk.what
@@ -321,10 +321,10 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     shape = workload(config())
     assert needed / GIB == pytest.approx(7.45 + 1.31 + 55.64 + 2, abs=0.05)
     assert estimate.checkpoint_bytes(HALF_B) == 8_000_000_000
-    assert [f.status for f in findings.memory_findings(shape, [machine()])] == ["ok", "ok"]
-    tight = findings.memory_findings(shape, [machine(device_memory=70 * GIB)])
+    assert [f.status for f in findings.check_memory(shape, [machine()])] == ["ok", "ok"]
+    tight = findings.check_memory(shape, [machine(device_memory=70 * GIB)])
     assert "ppo_max_token_len_per_gpu" in only(tight, "warning").fix
-    short = findings.memory_findings(shape, [machine(device_memory=24 * GIB)])
+    short = findings.check_memory(shape, [machine(device_memory=24 * GIB)])
     assert "training needs 68.0 GiB of a GPU" in only(short, "failure").what
 
     lora = config()
@@ -347,7 +347,7 @@ def test_memory_of_training_and_the_share_of_vllm() -> None:
     )
     seventy_b = workload(config(n_gpus_per_node=64), size)
     assert estimate.rollout_weights(seventy_b) == 140_000_000_000
-    found = findings.memory_findings(seventy_b, [machine()])
+    found = findings.check_memory(seventy_b, [machine()])
     assert any("vLLM's share lacks" in f.what and "TENSOR_PARALLEL" in f.fix for f in found)
 
 
@@ -356,7 +356,7 @@ def test_memory_of_sft_is_that_of_training_alone() -> None:
     151936 x 6 = 0.87 GiB, the head's gradient 151936 x 896 x 6 = 0.76 GiB; 2 GiB besides: 11.6 GiB."""
     needed = bytes_of(sft_config())
     assert needed / GIB == pytest.approx(7.45 + 0.49 + 0.87 + 0.76 + 2, abs=0.05)
-    tight = findings.memory_findings(workload(sft_config()), [machine(device_memory=12 * GIB)])
+    tight = findings.check_memory(workload(sft_config()), [machine(device_memory=12 * GIB)])
     assert "data.max_token_len_per_gpu" in only(tight, "warning").fix
 
     small = sft_config()
@@ -366,7 +366,7 @@ def test_memory_of_sft_is_that_of_training_alone() -> None:
 
 def test_a_host_without_gpus_is_measured_by_its_own_memory() -> None:
     small = [machine(memory_available=16 * GIB)]
-    found = findings.memory_findings(workload(config(device="cpu")), small)
+    found = findings.check_memory(workload(config(device="cpu")), small)
     assert only(found, "failure").where == "node-a"
 
 
@@ -413,8 +413,8 @@ def test_gpu_cluster_refuses_a_run_composed_for_cpus(variables: None, monkeypatc
     run = compose("rank_grpo", [])
     own = node.report([], None, str(run.folder))
     nodes = [replace(own, where="node-a"), replace(own, where="node-b", device_memory=80 * GIB)]
-    monkeypatch.setattr(node, "reports_of_cluster", lambda *asked: nodes)
-    monkeypatch.setattr(node, "slots_of_cluster", lambda: slots((0, 0), (8, 8)))
+    monkeypatch.setattr(node, "collect_node_reports", lambda *asked: nodes)
+    monkeypatch.setattr(node, "collect_slots", lambda: slots((0, 0), (8, 8)))
     found = [f for f in findings.examine(run, on_cluster=True) if f.check == "devices"]
     assert [(f.status, f.where) for f in found] == [("ok", "cluster"), ("failure", "node-b")]
 

@@ -119,7 +119,7 @@ def test_choices_are_those_of_the_code(listed: tuple[str, ...], table: Any) -> N
 def test_numbers_are_called_as_in_settings(name: str) -> None:
     """convrec.base.kinds has the kinds of settings; it imports pydantic, for which `--help` does not wait."""
     (parameter,) = getattr(options, name).__metadata__
-    assert parameter.converter.read.takes == kinds.wanted(getattr(kinds, name))
+    assert parameter.converter.read.takes == kinds.describe_type(getattr(kinds, name))
 
 
 def test_defaults_are_those_of_the_code() -> None:

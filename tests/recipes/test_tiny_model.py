@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from convrec.data.schema import prompt_text
+from convrec.data.schema import format_prompt
 from convrec.lists.token_bytes import token_bytes
 from convrec.lists.token_ranks import build_vocab_table, token_rank_ids
 from data_prep.sample import write_sample
@@ -99,9 +99,9 @@ def test_titles_and_years_are_single_tokens_in_any_context(tokenizer):
 
 
 def test_the_instruction_is_two_tokens_and_the_number_between(tokenizer):
-    ids = tokenizer.encode(prompt_text("", 20))
+    ids = tokenizer.encode(format_prompt("", 20))
     assert [tokenizer.decode([token]) for token in ids[1:-1]] == ["2", "0"]
-    assert tokenizer.decode(ids) == prompt_text("", 20)
+    assert tokenizer.decode(ids) == format_prompt("", 20)
 
 
 def test_titles_are_no_tokens_inside_words():
@@ -162,7 +162,7 @@ def test_model_is_small_fp32_untied_and_random(folder, tokenizer):
     assert 0.5e6 < model.num_parameters() < 3e6
     assert model.dtype == torch.float32
     assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
-    ids = torch.tensor([tokenizer.encode(prompt_text("USER: hi\n"))])
+    ids = torch.tensor([tokenizer.encode(format_prompt("USER: hi\n"))])
     with torch.no_grad():
         log_probs = model(ids).logits.log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean().item()

@@ -8,7 +8,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.studies.ranks.comparisons import BANDS, K, recall_by_band
 from benchmarks.studies.ranks.runs import Study, mean_curve
-from convrec.base.files import written_whole
+from convrec.base.files import atomic_write
 
 
 def draw(study: Study, path: Path) -> None:
@@ -43,5 +43,5 @@ def draw(study: Study, path: Path) -> None:
     over_kl.xaxis.set_minor_locator(NullLocator())
     bands.set_xticks(np.arange(len(BANDS)) + 0.4 - width / 2, list(BANDS))
     figure.legend(*over_steps.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=130, format="png")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from convrec.base.files import read_json
-from convrec.report.curves import Series, logged_series
+from convrec.report.curves import Series, read_logged_series
 from recipes.evaluation.options import EvaluationOptions
 from recipes.evaluation.single import evaluate
 from recipes.experiments.local_runs import make_evaluation_options
@@ -70,7 +70,7 @@ class Study:
         for run in expand_matrix(self.matrix):
             if run.recipe == "rank_grpo" and (self.evaluation(run.name) / "rows.parquet").exists():
                 folder = self.out / run.name
-                self.runs.setdefault(run.variant, {})[run.seed] = Trained(run, folder, logged_series(folder))
+                self.runs.setdefault(run.variant, {})[run.seed] = Trained(run, folder, read_logged_series(folder))
                 self.starts[run.variant] = self.starts.get(run.variant, {}) | {run.seed: self.evaluation(run.start)}
 
     def evaluation(self, name: str | None) -> Path:

@@ -5,8 +5,8 @@ are relevant, each once: a repeat earns nothing. An item is one token, or some: 
 follow from it with probability 1, as a title does from its first words.
 
 `exact` enumerates all M^N lists, in the limit of large groups, where ratios grow as G. `simulated` draws groups of G
-lists and takes their advantages and gradients from convrec.rank_grpo's own `rank_advantages`, `assign_units` and
-`rank_policy_loss`. The reference preset differs here in the loss's token-mean alone: no list is short or long.
+lists and takes their advantages and gradients from convrec.rank_grpo: `compute_rank_advantages`, `assign_units` and
+`compute_rank_policy_loss`. The reference preset differs here in the loss's token-mean alone: no list is short or long.
 """
 
 import itertools
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from convrec.lists.rank_rewards import dcg, rank_returns
-from convrec.rank_grpo.advantages import assign_units, rank_advantages
-from convrec.rank_grpo.policy_loss import Aggregation, BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.advantages import assign_units, compute_rank_advantages
+from convrec.rank_grpo.policy_loss import Aggregation, BatchCounts, RankLossSettings, compute_rank_policy_loss
 
 WANTED = 2
 GAMMA = 2.0
@@ -207,7 +207,7 @@ def simulated(
     num_ranks, _ = toy.shape
     lists_BN = toy.draw(groups * group_size, np.random.default_rng(seed))
     uid = np.repeat(np.arange(groups), group_size).tolist()
-    advantages_BK = rank_advantages(torch.tensor(returns(lists_BN, credit)), uid)
+    advantages_BK = compute_rank_advantages(torch.tensor(returns(lists_BN, credit)), uid)
     rank_ids_BT, first_BN = token_places(toy, lists_BN)
     no_stop_BT = torch.zeros_like(rank_ids_BT, dtype=torch.bool)
     units_BT, advantages_BT = assign_units(rank_ids_BT, advantages_BK, no_stop_BT, num_ranks)
@@ -216,7 +216,7 @@ def simulated(
     settings = RankLossSettings(num_ranks, aggregation=aggregation)
     tokens = int((rank_ids_BT >= 0).sum() / groups)
     counts = BatchCounts(group_size, batch_num_tokens=tokens)
-    loss, _ = rank_policy_loss(log_prob_BT, advantages_BT, units_BT, settings, counts)
+    loss, _ = compute_rank_policy_loss(log_prob_BT, advantages_BT, units_BT, settings, counts)
     loss.backward()
     assert log_prob_BT.grad is not None
     # without the 1 / N (of token-mean: 1 / tokens of a list), as `exact`

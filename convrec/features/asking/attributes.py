@@ -50,7 +50,7 @@ class Attributes:
         text = f" {fold(answer)} "
         return [label for label in self.labels[attribute] if f" {fold(label)} " in text]
 
-    def by_what_was_told(self, rows: Iterable[int], preferences: Mapping[str, Sequence[str]]) -> list[int]:
+    def rank_by_preferences(self, rows: Iterable[int], preferences: Mapping[str, Sequence[str]]) -> list[int]:
         """Sort rows by how many preferred labels they have, most first; ties keep their order.
 
         Args:
@@ -59,7 +59,7 @@ class Attributes:
         """
         return sorted(rows, key=lambda row: -self._count_matches(row, preferences))
 
-    def most_uncertain(
+    def find_most_uncertain(
         self, names: Sequence[str], rows: Sequence[int], preferences: Mapping[str, Sequence[str]]
     ) -> str:
         """Return the attribute whose labels have the highest entropy over the rows that match the preferences best."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from convrec.rank_grpo.advantages import rank_advantages
+from convrec.rank_grpo.advantages import compute_rank_advantages
 
 
 class Turns(NamedTuple):
@@ -55,7 +55,7 @@ def question_advantages(turns: Turns, ask_cost: float, norm_by_std: bool = True)
     """
     return_B1 = (turns.gain_B - ask_cost * turns.asked_B)[:, None]
     labels = list(zip(turns.uid, turns.turn_B.tolist(), strict=True))
-    centred_B = rank_advantages(return_B1, labels, norm_by_std=False)[:, 0]
+    centred_B = compute_rank_advantages(return_B1, labels, norm_by_std=False)[:, 0]
     if norm_by_std:
         freedom = max(len(labels) - len(set(labels)), 1)
         centred_B = centred_B / ((centred_B.square().sum() / freedom).sqrt() + 1e-4)

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from convrec.data.chat import fit_prompt
 from convrec.features.asking.attributes import load_attributes
-from convrec.features.asking.turns import read_turn, with_answer
+from convrec.features.asking.turns import add_answer, read_turn
 from convrec.features.asking.users import Asked, RuleUser
 from convrec.features.feature import RolloutFeature, Sampler, Scorer
 from convrec.features.responses import OPEN, TURN, Prompt, SampledResponse
@@ -111,9 +111,9 @@ class Dialogues(RolloutFeature):
         """Return the sample's message with the question and the user's answer."""
         truth = sample["reward_model"]["ground_truth"]
         truth = json.loads(truth) if isinstance(truth, str) else truth
-        wanted = self.matcher.wanted_rows(truth["groundtruth"])
+        wanted = self.matcher.find_relevant_rows(truth["groundtruth"])
         (message,) = sample["raw_prompt"]
         step = "validation" if trajectory["validate"] else trajectory["step"]  # part of the seed of the wording
         question = Asked(f"{step}/{sample['index']}", wanted, attribute, message["content"])
         (answer,) = self.user.answers([question])
-        return message | {"content": with_answer(message["content"], attribute, answer)}
+        return message | {"content": add_answer(message["content"], attribute, answer)}

@@ -30,7 +30,7 @@ class Turn(NamedTuple):
         return self.asked is None and not self.lines
 
 
-def question_text(attribute: str) -> str:
+def format_question(attribute: str) -> str:
     return f"Which {attribute}?"
 
 
@@ -44,18 +44,18 @@ def read_turn(text: str, attributes: Collection[str], may_ask: bool = True, deli
         delimiter: what separates lines.
     """
     lines = split_lines(text, delimiter)
-    attribute_by_question = {question_text(attribute): attribute for attribute in attributes}
+    attribute_by_question = {format_question(attribute): attribute for attribute in attributes}
     questions = [attribute_by_question[line] for line in lines if line in attribute_by_question]
     if not questions:
         return Turn(None, lines)
     return Turn(questions[0], []) if may_ask and len(lines) == 1 else Turn(None, [])
 
 
-def with_answer(prompt: str, attribute: str, answer: str) -> str:
+def add_answer(prompt: str, attribute: str, answer: str) -> str:
     """Append a question and its answer to a prompt.
 
     Line breaks in the answer become spaces, so that it cannot begin a turn.
     """
-    question_line = f"{SPEAKERS['assistant']}: {question_text(attribute)}\n"
+    question_line = f"{SPEAKERS['assistant']}: {format_question(attribute)}\n"
     answer_line = f"{SPEAKERS['user']}: {' '.join(answer.split())}\n"
     return prompt.rstrip("\n") + "\n" + question_line + answer_line

@@ -17,7 +17,7 @@ from convrec.base.shipped import read_table
 from convrec.data.schema import split_prompt
 from convrec.features.asking.attributes import Attributes
 from convrec.features.asking.naming import TitleNames
-from convrec.features.asking.turns import question_text
+from convrec.features.asking.turns import format_question
 from convrec.llm import LLM, merge_sampling
 from convrec.titles.forms import normalise
 
@@ -143,7 +143,7 @@ class LLMUser(RuleUser):
             LLM_PROMPT.format(
                 titles="; ".join(titles[row] for row in question.wanted),
                 conversation=split_prompt(question.prompt)[1].strip(),
-                question=question_text(question.attribute),
+                question=format_question(question.attribute),
             )
             for question in questions
         ]

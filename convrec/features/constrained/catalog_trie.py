@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convrec.base.errors import UserError
-from convrec.base.files import file_hash, written_whole
+from convrec.base.files import atomic_write, file_hash
 from convrec.base.same_request import digest
 from convrec.features.constrained.lines import LineTokens, encode_lines
 from convrec.features.constrained.trie import Int32s, Int64s, Trie, build_trie
@@ -253,12 +253,12 @@ def _interleave_forms(forms_by_trie: Sequence[Sequence[npt.NDArray[Any]]]) -> np
     return np.concatenate([part for parts in zip(*forms_by_trie, strict=True) for part in parts])
 
 
-def excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
+def find_excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
     """Return the items, as their first rows, that matching counts as seen if the conversation names these titles."""
     return sorted({matcher.index.items[row] for row in matcher.seen_rows(seen)})
 
 
-def items_left(trie: CatalogTrie, excluded: Iterable[int]) -> int:
+def count_items_left(trie: CatalogTrie, excluded: Iterable[int]) -> int:
     """Count the items that a list may contain if these are excluded."""
     return trie.num_items - sum(bool(trie.find_lines(item)) for item in excluded)
 
@@ -289,7 +289,7 @@ def check_length(
         )
 
 
-def left_out_warnings(trie: CatalogTrie, catalog: Catalog, catalog_file: str | Path) -> list[str]:
+def describe_left_out_rows(trie: CatalogTrie, catalog: Catalog, catalog_file: str | Path) -> list[str]:
     """Return a warning if some rows of the catalog are in no list."""
     if not len(trie.left_out):
         return []
@@ -476,7 +476,7 @@ def save_catalog_trie(path: Path, trie: CatalogTrie) -> None:
     """Write a trie's lines to an .npz file."""
     arrays = {name: getattr(trie, name) for name in ("eos_token_id", "has_first_forms", *ARRAYS)}
     arrays["questions"] = json.dumps(trie.questions)
-    with written_whole(path) as partial, partial.open("wb") as file:
+    with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
 
 

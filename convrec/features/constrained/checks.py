@@ -9,14 +9,14 @@ from omegaconf import OmegaConf, open_dict
 from convrec.base.errors import UserError
 from convrec.checkpoints.logits import check_logits
 from convrec.data.tokenizer import load_tokenizer
-from convrec.features.asking.turns import question_text
+from convrec.features.asking.turns import format_question
 from convrec.features.constrained.catalog_trie import (
     CatalogTrie,
     catalog_trie,
     check_length,
-    excluded_items,
-    items_left,
-    left_out_warnings,
+    count_items_left,
+    describe_left_out_rows,
+    find_excluded_items,
 )
 from convrec.lists.settings import make_matcher
 from convrec.rank_grpo import NAME
@@ -42,7 +42,7 @@ def check(run: Run[RankGRPOConfig], catalog: Catalog) -> list[str]:
     matcher = make_matcher(catalog, run.settings)
     trie, _ = _make_trie(run, matcher, keep=False)
     _check_room(run.settings, matcher, trie)
-    return left_out_warnings(trie, catalog, run.settings.catalog_file)
+    return describe_left_out_rows(trie, catalog, run.settings.catalog_file)
 
 
 def use_trie(run: Run[RankGRPOConfig]) -> None:
@@ -66,7 +66,7 @@ def _make_trie(run: Run[RankGRPOConfig], matcher: Matcher, keep: bool) -> tuple[
         settings.delimiter,
         run.folder,
         keep=keep,
-        questions=[question_text(attribute) for attribute in settings.ask or ()],
+        questions=[format_question(attribute) for attribute in settings.ask or ()],
     )
 
 
@@ -135,13 +135,13 @@ def _check_room(settings: RankGRPOConfig, matcher: Matcher, trie: CatalogTrie) -
         settings.max_response_length,
         f"{ON}: MAX_RESPONSE_LENGTH=",
     )
-    items_of_title = cache(lambda title: len(excluded_items(matcher, [title])))
+    items_of_title = cache(lambda title: len(find_excluded_items(matcher, [title])))
     for file in (*listed(settings.train_file), *listed(settings.val_file)):
         for row in pq.read_table(file, columns=["sample_id", "seen_titles"]).to_pylist():
             seen = row["seen_titles"] or ()
             if trie.num_items - sum(map(items_of_title, seen)) >= num_items:
                 continue  # nearly always, and cheaper than building a set
-            left = items_left(trie, excluded_items(matcher, seen))
+            left = count_items_left(trie, find_excluded_items(matcher, seen))
             if left < num_items:
                 raise UserError(
                     "constraint.too-few-items",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from convrec.features.constrained.catalog_trie import CatalogTrie, excluded_items, load_catalog_trie
+from convrec.features.constrained.catalog_trie import CatalogTrie, find_excluded_items, load_catalog_trie
 from convrec.features.constrained.choices import ChoiceReader
 from convrec.features.constrained.vllm_lists import EXCLUDE, ITEMS, TRIE
 from convrec.features.feature import RolloutFeature
@@ -34,7 +34,7 @@ class ListConstraint(RolloutFeature):
         self.reader = ChoiceReader(catalog)
         self.matcher = matcher
         self.num_items = num_items
-        self._excluded = lru_cache(maxsize=4096)(lambda seen: excluded_items(matcher, seen))
+        self._excluded = lru_cache(maxsize=4096)(lambda seen: find_excluded_items(matcher, seen))
 
     def excluded(self, sample: Mapping[str, Any]) -> list[int]:
         """Return the items seen in any row of the sample, and its open questions."""

@@ -7,7 +7,7 @@ from random import Random
 
 from convrec.features.feature import RolloutFeature, Scorer
 from convrec.features.repair.maths import ListRepair
-from convrec.features.responses import SampledResponse, rollout_seed
+from convrec.features.responses import SampledResponse, compute_rollout_seed
 from convrec.rank_grpo.credit import NOT_SAMPLED
 
 REPAIRED = "repaired"  # key of extra_fields: the reward function's infos for the list as it was sampled
@@ -45,7 +45,7 @@ class PromptRepair(RolloutFeature):
         truth = json.loads(truth) if isinstance(truth, str) else truth
         relevant = [(title, year) for title, year in truth["groundtruth"]]
         seen = truth.get("seen")
-        random = Random(rollout_seed(self.seed, sample["global_steps"], sample["index"], -1))
+        random = Random(compute_rollout_seed(self.seed, sample["global_steps"], sample["index"], -1))
         for response in random.sample(responses, len(responses)):
             output = response.output
             repaired = self.repair.repair_list(output.response_ids, relevant, () if seen is None else seen, random)

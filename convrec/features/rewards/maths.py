@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from convrec.rank_grpo.advantages import rank_advantages, zero_std_ranks
+from convrec.rank_grpo.advantages import compute_rank_advantages, find_zero_std_ranks
 
 
 def part_advantages(
@@ -30,7 +30,7 @@ def part_advantages(
         (P, B, K) weighted advantages.
     """
     parts = zip(returns_PBK, weights, strict=True)
-    return torch.stack([weight * rank_advantages(part_BK, uid, norm_by_std) for part_BK, weight in parts])
+    return torch.stack([weight * compute_rank_advantages(part_BK, uid, norm_by_std) for part_BK, weight in parts])
 
 
 def part_metrics(
@@ -48,6 +48,6 @@ def part_metrics(
     metrics = {}
     for name, returns_BK, advantages_BK in zip(names, returns_PBK, advantages_PBK, strict=True):
         metrics[f"{prefix}{name}/return"] = returns_BK.double().mean().item()
-        metrics[f"{prefix}{name}/signal"] = 1.0 - zero_std_ranks(returns_BK, uid).double().mean().item()
+        metrics[f"{prefix}{name}/signal"] = 1.0 - find_zero_std_ranks(returns_BK, uid).double().mean().item()
         metrics[f"{prefix}{name}/advantage"] = advantages_BK.double().abs().mean().item()
     return metrics

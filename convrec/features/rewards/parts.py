@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convrec.base.errors import UserError
-from convrec.lists.reward_parts import DIVERSITY, OF_MENTIONS
+from convrec.lists.reward_parts import DIVERSITY, MENTION_PARTS
 from convrec.titles.catalog import Catalog, parse_labels
 from convrec.titles.forms import normalise
 
@@ -23,7 +23,7 @@ SETTING = "convrec.rewards"  # named in error messages
 
 def needs_training_mentions(weights: Mapping[str, float], catalog: Catalog) -> bool:
     """Return whether RewardParts needs `mentions_M`: a part counts mentions, and the catalog has no such column."""
-    return catalog.mentions is None and any(name in OF_MENTIONS for name in weights)
+    return catalog.mentions is None and any(name in MENTION_PARTS for name in weights)
 
 
 class RewardParts:
@@ -56,7 +56,7 @@ class RewardParts:
             column = name.partition(".")[2]
             if name.startswith("catalog."):
                 self._values_M[name] = read_numbers(path, column, name)
-            elif name in OF_MENTIONS:
+            elif name in MENTION_PARTS:
                 numbers_M = mentions_M if catalog.mentions is None else read_numbers(path, "mentions", name)
                 if numbers_M is None:
                     raise UserError(

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from convrec.inference.engines.engine_settings import engine_settings, without_compiler
+from convrec.inference.engines.engine_settings import disable_compiler, engine_settings
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -76,7 +76,7 @@ class Engine:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        with without_compiler(self._on_cpu):
+        with disable_compiler(self._on_cpu):
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings))
         await llm.collective_rpc("end_with", args=(os.getpid(),))
         return llm

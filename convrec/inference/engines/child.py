@@ -18,8 +18,8 @@ def main(descriptor: str, parent: str) -> None:
         descriptor: this end of the pipe. The first message is (load, settings), all others are tasks.
         parent: the parent's process id; the child ends with it.
     """
-    supervisor.die_with(int(parent))
-    guard.join()
+    supervisor.die_with_parent(int(parent))
+    guard.register_process()
     connection = Connection(int(descriptor))
     answer = None
     while True:

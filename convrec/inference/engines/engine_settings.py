@@ -50,7 +50,7 @@ def _cpu_settings(spare_cores: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def without_compiler(on_cpu: bool) -> Iterator[None]:
+def disable_compiler(on_cpu: bool) -> Iterator[None]:
     """Disable torch.compile in engine processes that start within the block on a CPU, but not in this process."""
     name, value = NO_COMPILER
     added = on_cpu and name not in os.environ

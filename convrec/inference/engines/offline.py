@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from convrec.base.errors import UserError
 from convrec.checkpoints.reload import reload_from_folder
-from convrec.data.template import inference_arguments
+from convrec.data.template import build_inference_arguments
 from convrec.data.tokenizer import load_tokenizer
 from convrec.inference.engines.engine_settings import engine_settings
 from convrec.inference.prompts import Messages, encode_prompts
@@ -91,7 +91,7 @@ def load(spec: EngineSpec) -> Callable[[Batch, Callable[[int], None]], list[Answ
         UserError: the model cannot be loaded, or its context has no room for a prompt and max_tokens.
     """
     tokenizer, context = load_tokenizer(spec.model)
-    template_arguments = inference_arguments(tokenizer, spec.prompts.template_arguments)
+    template_arguments = build_inference_arguments(tokenizer, spec.prompts.template_arguments)
     limit = min(spec.prompts.max_tokens, context - spec.max_tokens)
     if limit < 1:
         raise UserError(

@@ -53,14 +53,14 @@ class Placement:
         Raises:
             UserError: the node has too few GPUs for the replicas.
         """
-        with guard.guarded_children() as folder:  # no engine is left, whatever happens
+        with guard.guard_children() as folder:  # no engine is left, whatever happens
             supervisor.note(temporary=str(folder))
-            environments = environments_here(self.replicas, self.tensor_parallel, guard.environment(folder))
+            environments = make_replica_environments(self.replicas, self.tensor_parallel, guard.environment(folder))
             with contextlib.closing(Pool(environments, load, settings, Path(log or folder / "vllm.log"))) as pool:
                 yield pool
 
 
-def environments_here(
+def make_replica_environments(
     replicas: int | str, tensor_parallel: int, environment: Mapping[str, str]
 ) -> list[Mapping[str, str]]:
     """Return the environment of each replica: `environment`, and the variables that give it its part of the node."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 from convrec.base.errors import UserError
 from convrec.inference.served_catalog.columns import read_values
 from convrec.inference.served_catalog.snapshot import CatalogItem
-from convrec.titles.catalog import NEWEST_YEAR, OLDEST_YEAR, parse_year, shown_title
+from convrec.titles.catalog import NEWEST_YEAR, OLDEST_YEAR, add_display, parse_year
 from convrec.titles.forms import normalise
 from convrec.titles.item import parse_item
 
@@ -64,7 +64,7 @@ class RecordReader:
         text = "" if display is None else str(display).strip()
         if not text:
             return None
-        if not _is_one_line(text) or self.delimiter in shown_title(record["title"].strip(), text):
+        if not _is_one_line(text) or self.delimiter in add_display(record["title"].strip(), text):
             raise error
         return text
 

@@ -38,7 +38,7 @@ from convrec.inference.served_catalog.snapshot import (
     find_by_title,
 )
 from convrec.lists.settings import ListSettings, make_matcher
-from convrec.titles.catalog import Catalog, load_catalog, tell_problems
+from convrec.titles.catalog import Catalog, load_catalog, print_problems
 from convrec.titles.forms import normalise
 from convrec.titles.item import format_item, parse_item
 
@@ -119,7 +119,7 @@ class ServedCatalog:
         self.problems += [
             f"{item.line!r} reads as another item or as none" for n, item in items.items() if n not in listable
         ]
-        tell_problems(file, self.problems)
+        print_problems(file, self.problems)
         items = {number: item for number, item in items.items() if number in listable}
         named: dict[str, tuple[int, ...]] = {}
         rows = set(lines.row_W.tolist())
@@ -327,7 +327,7 @@ class ServedCatalog:
             left_out |= refused
         journal.mark_read(position)  # only now, so that changes that could not be applied are read again
         problems = [f"left out: {reason}" for reason in left_out.values()]
-        tell_problems(journal.path, problems)
+        print_problems(journal.path, problems)
         self.problems += problems
 
     def _apply(self, changes: Changes) -> tuple[Snapshot, dict[str, str]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
 from convrec.base.errors import UserError
-from convrec.base.files import file_hash, written_whole
+from convrec.base.files import atomic_write, file_hash
 
 FILE = "catalog.jsonl"
 COMPACT_BYTES = 1 << 20  # a smaller file is never compacted
@@ -177,7 +177,7 @@ class Journal:
         begin = self._find_first_place()
         first = self._read_first_line(begin.file)
         records, _ = self._read(begin)
-        with written_whole(self.path) as partial, partial.open("wb") as file:
+        with atomic_write(self.path) as partial, partial.open("wb") as file:
             for record in (first, *({item_id: record} for item_id, record in records.items())):
                 file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             file.flush()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from convrec.features.constrained.catalog_trie import CatalogTrie, save_catalog_trie
 from convrec.inference.served_catalog.columns import YEAR
 from convrec.inference.served_catalog.mentions import COLUMN, Mentions
-from convrec.titles.catalog import shown_title
+from convrec.titles.catalog import add_display
 from convrec.titles.forms import fold, normalise
 from convrec.titles.item import NO_YEAR, format_item
 
@@ -48,7 +48,7 @@ class CatalogItem:
     @property
     def title(self) -> str:
         """The title as lists write it."""
-        return shown_title(self.clean_title, self.display)
+        return add_display(self.clean_title, self.display)
 
     @property
     def line(self) -> str:

@@ -65,7 +65,7 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
     return [tensordict_utils.index_select_tensor_dict(data, rows) for rows in groups], groups
 
 
-def log_probs_of_labels(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
+def compute_label_log_probs(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
     """Return log softmax(logits)[label] for logits (..., V) and labels (...), in float32 or higher."""
     vocab_size = logits.shape[-1]
     flat = logits.reshape(-1, vocab_size)
@@ -85,4 +85,4 @@ def install() -> None:
 
     transformer_impl.prepare_micro_batches = prepare_micro_batches
     if find_spec("flash_attn") is None:
-        transformer_impl.logprobs_from_logits = log_probs_of_labels
+        transformer_impl.logprobs_from_logits = compute_label_log_probs

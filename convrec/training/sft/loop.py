@@ -65,12 +65,12 @@ class SFTLoop:
             Whether the run was asked to stop during the step. The step is then saved.
         """
         save = self.engine.ckpt_handler.save_checkpoint
-        stop_requested = saving.take_stops(self.run_folder)
+        stop_requested = saving.consume_stop_request(self.run_folder)
         is_saved = step.saves or stop_requested
         if is_saved:
             save(step.number)
         metrics = self.validate(step.number) if step.validates else {}
-        if saving.take_stops(self.run_folder):
+        if saving.consume_stop_request(self.run_folder):
             stop_requested = True
             if not is_saved:
                 save(step.number)

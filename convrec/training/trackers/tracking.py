@@ -35,7 +35,7 @@ OFFLINE_MODES = {"swanlab": ("offline", "local", "disabled"), "wandb": ("offline
 FILLED = ("swanlab", "wandb", "trackio", "tensorboard")  # trackers that get the steps of earlier starts
 
 
-def tracker_environment(run_folder: Path, name: str, environment: Mapping[str, str]) -> dict[str, str]:
+def make_tracker_environment(run_folder: Path, name: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables for the folders, groups and modes of verl's trackers, except for those set in `environment`.
 
     SwanLab and W&B upload if a key is set or a login was saved. Otherwise `swanlab sync` and `wandb sync` can upload
@@ -85,7 +85,7 @@ def open_trackers(
 
     config = mask_settings(config)
     backends = [backends] if isinstance(backends, str) else list(backends)
-    os.environ.update(tracker_environment(run_folder, experiment_name, os.environ))
+    os.environ.update(make_tracker_environment(run_folder, experiment_name, os.environ))
     done = latest_step(run_folder)
     starts = 1 + len(list((run_folder / METRICS).glob("[0-9]*.jsonl")))  # this start's file is created below
     name = experiment_name if starts == 1 else f"{experiment_name}-start{starts}"
@@ -174,7 +174,7 @@ def finish() -> None:
     _OPEN.clear()
 
 
-def keep_samples(run_folder: Path, project_name: str, experiment_name: str) -> Any:
+def open_samples_logger(run_folder: Path, project_name: str, experiment_name: str) -> Any:
     """Return verl's logger of validation samples, which also writes them to RUN/samples."""
     from verl.utils.tracking import ValidationGenerationsLogger
 

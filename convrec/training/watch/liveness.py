@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
 
-from convrec.base.errors import NoProgress, ProcessLost, is_of_lost_process, one_line
+from convrec.base.errors import NoProgress, ProcessLost, is_lost_process, one_line
 from convrec.runs import guard, memory, supervisor
 from convrec.runs.phases import Phases
 from convrec.training.watch.nodes import Nodes, describe_hang
@@ -105,7 +105,7 @@ class Watch:
             if error and not self.stopped.is_set():
                 self.error = error
                 logger.error("%s", error)
-                guard.explain(f"failed: {error}; the same command resumes")
+                guard.set_exit_message(f"failed: {error}; the same command resumes")
                 supervisor.note(lost="yes")
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
                 if not self.stopped.wait(SECONDS_TO_STOP):
@@ -131,7 +131,7 @@ def watch_processes(watch: Watch) -> Iterator[None]:
         yield
     except RayError as error:  # other processes notice a death only as a closed connection
         lost = watch.nodes.find_lost_node() or _wait_for_lost_actor(watch)
-        if lost or is_of_lost_process(error):
+        if lost or is_lost_process(error):
             supervisor.note(lost="yes")
         if lost:
             raise ProcessLost(lost) from error
@@ -156,7 +156,7 @@ def _reason(error: RayError) -> str:
     by_ray = memory.explain_ray_kill(error)
     if by_ray:
         return by_ray
-    return "killed, or out of memory" if is_of_lost_process(error) else one_line(error)
+    return "killed, or out of memory" if is_lost_process(error) else one_line(error)
 
 
 def _gone(actor: str, why: str) -> str:

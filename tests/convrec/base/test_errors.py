@@ -6,7 +6,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from convrec.base.errors import UserError, is_of_lost_process, one_line
+from convrec.base.errors import UserError, is_lost_process, one_line
 
 
 def wrap_in_ray_error(cause: Exception) -> RayTaskError:
@@ -19,13 +19,13 @@ def test_a_lost_process_is_described_in_every_wrapper() -> None:
     ray_message = "The actor died unexpectedly.\n\tclass_name: make.<locals>.WorkerDict\n\tactor_id: 1\n"
     assert one_line(RayActorError(error_msg=ray_message)) == f"a process of the run, WorkerDict, {lost}"
     assert one_line(wrap_in_ray_error(EngineDeadError())) == f"vLLM's engine {lost}"
-    assert all(map(is_of_lost_process, (RayActorError(), wrap_in_ray_error(EngineDeadError()))))
+    assert all(map(is_lost_process, (RayActorError(), wrap_in_ray_error(EngineDeadError()))))
 
 
 def test_a_process_whose_start_failed_is_described_by_its_error() -> None:
     error = ActorDiedError(RayTaskError("__init__", "a traceback\nValueError: no GPU", ValueError("no GPU")))
     assert one_line(error) == "ValueError: no GPU"
-    assert not is_of_lost_process(error)
+    assert not is_lost_process(error)
 
 
 def test_one_line_has_the_innermost_cause() -> None:

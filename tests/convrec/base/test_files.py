@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.base.files import (
+    atomic_write,
+    atomic_write_folder,
     file_hash,
     find_full_disk,
-    folder_written_whole,
     names_full_disk,
     read_json,
     scratch_folder,
     write_json,
     write_table,
     write_text,
-    written_whole,
 )
 from tests.user_errors import refuses
 
@@ -46,7 +46,7 @@ def list_names(folder: Path) -> list[str]:
 def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "a.txt"
     write_text(path, "before")
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("aft")
         assert path.read_text() == "before"
         assert partial.parent == path.parent  # on the same storage, where a rename is atomic
@@ -58,7 +58,7 @@ def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
 def test_a_folder_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "new" / "model"
     for content in ("first", "second"):
-        with folder_written_whole(path) as partial:
+        with atomic_write_folder(path) as partial:
             assert list_names(partial) == []
             (partial / content).touch()
             assert list_names(path) == ["first"] if path.exists() else content == "first"
@@ -66,7 +66,7 @@ def test_a_folder_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
     assert list_names(path.parent) == ["model"]
 
 
-@pytest.mark.parametrize("writer", [written_whole, folder_written_whole])
+@pytest.mark.parametrize("writer", [atomic_write, atomic_write_folder])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_leaves_everything_as_it_was(tmp_path: Path, writer: Writer, error: type[BaseException]) -> None:
     path = tmp_path / "it"
@@ -87,7 +87,7 @@ with getattr(files, sys.argv[1])(Path(sys.argv[2])) as partial:
 """
 
 
-@pytest.mark.parametrize("writer", [written_whole, folder_written_whole])
+@pytest.mark.parametrize("writer", [atomic_write, atomic_write_folder])
 def test_next_writer_removes_leftovers_of_a_killed_process(tmp_path: Path, writer: Writer) -> None:
     path = tmp_path / "it"
     for name in ("it", "it.2"):
@@ -99,10 +99,10 @@ def test_next_writer_removes_leftovers_of_a_killed_process(tmp_path: Path, write
     assert list_names(tmp_path) == [leftovers[0], "it"]  # leftovers of another file stay
 
 
-@pytest.mark.parametrize("writer", [written_whole, folder_written_whole, scratch_folder])
+@pytest.mark.parametrize("writer", [atomic_write, atomic_write_folder, scratch_folder])
 def test_restarted_container_with_reused_ids_removes_leftovers(tmp_path: Path, writer: Writer) -> None:
     leftover = tmp_path / f".it.partial-{socket.gethostname()}-{threading.get_native_id()}"
-    leftover.mkdir() if writer is not written_whole else leftover.touch()
+    leftover.mkdir() if writer is not atomic_write else leftover.touch()
     write(writer, tmp_path / "it")
     assert list_names(tmp_path) == ([] if writer is scratch_folder else ["it"])
 
@@ -110,7 +110,7 @@ def test_restarted_container_with_reused_ids_removes_leftovers(tmp_path: Path, w
 def test_host_with_a_longer_name_keeps_its_partial_file(tmp_path: Path) -> None:
     other_host = tmp_path / f".it.partial-{socket.gethostname()}-worker-0-1"
     other_host.touch()
-    write(written_whole, tmp_path / "it")
+    write(atomic_write, tmp_path / "it")
     assert list_names(tmp_path) == [other_host.name, "it"]
 
 
@@ -120,27 +120,27 @@ def test_previous_folder_is_restored_when_replacement_fails(tmp_path: Path) -> N
     old = tmp_path / f".it.partial-{socket.gethostname()}-{ended_process.pid}.old"
     old.mkdir()
     (old / "before").touch()
-    with folder_written_whole(tmp_path / "it"):
+    with atomic_write_folder(tmp_path / "it"):
         assert list_names(tmp_path / "it") == ["before"]
     (tmp_path / "it" / "before").touch()
-    context = folder_written_whole(tmp_path / "it")
+    context = atomic_write_folder(tmp_path / "it")
     context.__enter__().rmdir()
     with pytest.raises(FileNotFoundError):
         context.__exit__(None, None, None)
     assert list_names(tmp_path / "it") == ["before"]
     old.mkdir()  # killed after both renames: the folder is the new one
-    with folder_written_whole(tmp_path / "it"):
+    with atomic_write_folder(tmp_path / "it"):
         assert list_names(tmp_path / "it") == ["before"]
     assert list_names(tmp_path) == ["it"]
 
 
 def test_a_folder_that_another_process_wrote_may_stay(tmp_path: Path) -> None:
     path = tmp_path / "it"
-    with folder_written_whole(path, unless=(path / "theirs").exists):
+    with atomic_write_folder(path, unless=(path / "theirs").exists):
         path.mkdir()
         (path / "theirs").touch()
     assert list_names(path) == ["theirs"]
-    with folder_written_whole(path, unless=(path / "others").exists):
+    with atomic_write_folder(path, unless=(path / "others").exists):
         pass
     assert list_names(path) == []
     assert list_names(tmp_path) == ["it"]
@@ -151,7 +151,7 @@ def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -
     barrier = threading.Barrier(2)
 
     def write_both(text: str) -> None:
-        with written_whole(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text(text)
             barrier.wait(10)
 

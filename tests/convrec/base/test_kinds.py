@@ -22,8 +22,8 @@ from tests.user_errors import refuses
     ],
 )
 def test_a_kind_accepts_its_values_and_no_others(kind: Any, good: list[Any], bad: list[Any]) -> None:
-    assert [value for value in good if not kinds.fits(kind, value)] == []
-    assert [value for value in bad if kinds.fits(kind, value)] == []
+    assert [value for value in good if not kinds.is_valid(kind, value)] == []
+    assert [value for value in bad if kinds.is_valid(kind, value)] == []
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_kind_accepts_its_values_and_no_others(kind: Any, good: list[Any], bad
 def test_text_is_read_as_a_value_of_its_kind(kind: Any, values: dict[str, Any], invalid: list[str]) -> None:
     assert {text: kinds.read(kind, text) for text in values} == values
     for text in invalid:
-        with pytest.raises(ValueError, match=f"^{kinds.wanted(kind)}$"):
+        with pytest.raises(ValueError, match=f"^{kinds.describe_type(kind)}$"):
             kinds.read(kind, text)
 
 
@@ -62,7 +62,7 @@ def test_an_unknown_name_gets_similar_names_or_all_as_a_hint() -> None:
 
 
 def test_numbers_are_shown_as_yaml_writes_them() -> None:
-    assert [kinds.shown(value) for value in (5e-05, 1e-10, 0.001, None, True)] == [
+    assert [kinds.to_yaml_scalar(value) for value in (5e-05, 1e-10, 0.001, None, True)] == [
         "5e-5",
         "1e-10",
         "0.001",

@@ -6,12 +6,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from convrec.base.statistics import FLIPS, FLIPS_AT_ONCE, bootstrap, error_of_mean, sign_flip
+from convrec.base.statistics import FLIPS, FLIPS_AT_ONCE, bootstrap, compute_standard_error, sign_flip
 
 
 def test_the_error_of_independent_rows_is_the_textbook_one() -> None:
     # mean 0.5, sample variance 4/3 * 0.25 = 1/3, over 4 rows: sqrt(1/12)
-    error = error_of_mean(np.array([[1.0], [0.0], [1.0], [0.0]]), range(4))
+    error = compute_standard_error(np.array([[1.0], [0.0], [1.0], [0.0]]), range(4))
     assert error == pytest.approx([math.sqrt(1 / 12)])
 
 
@@ -19,8 +19,8 @@ def test_rows_of_one_context_count_as_one() -> None:
     # "a" has three rows of 0.5, "b" one of 0.2: mean 1.7 / 4 = 0.425, residuals 1.5 - 3 * 0.425 = 0.225 and -0.225;
     # sqrt(2 / 1 * 2 * 0.225^2) / 4 = 2 * 0.225 / 4 = 0.1125
     values = np.array([[0.5], [0.5], [0.5], [0.2]])
-    assert error_of_mean(values, ["a", "a", "a", "b"]) == pytest.approx([0.1125])
-    assert math.isnan(error_of_mean(values, ["a"] * 4)[0])
+    assert compute_standard_error(values, ["a", "a", "a", "b"]) == pytest.approx([0.1125])
+    assert math.isnan(compute_standard_error(values, ["a"] * 4)[0])
 
 
 def test_the_error_of_the_mean_agrees_with_the_bootstrap() -> None:
@@ -28,7 +28,7 @@ def test_the_error_of_the_mean_agrees_with_the_bootstrap() -> None:
     contexts = np.repeat(np.arange(200), rng.integers(1, 6, 200))
     values = rng.normal(size=(200, 2))[contexts] + rng.normal(size=(len(contexts), 2))
     # 1000 resamples: the bootstrap's own error is about 1 / sqrt(2000) = 2 %
-    assert error_of_mean(values, contexts.tolist()) == pytest.approx(
+    assert compute_standard_error(values, contexts.tolist()) == pytest.approx(
         bootstrap(values, contexts.tolist(), seed=0)[1], rel=0.08
     )
 

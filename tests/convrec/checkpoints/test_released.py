@@ -14,7 +14,7 @@ import torch
 
 from convrec.checkpoints.files import check_hugging_face, fingerprint
 from convrec.checkpoints.models import check_model_path, resolve_model
-from convrec.data.schema import prompt_text
+from convrec.data.schema import format_prompt
 from convrec.data.tokenizer import load_tokenizer
 from recipes.tiny_model import make_tiny_model
 from tests.user_errors import refuses
@@ -55,7 +55,7 @@ def released(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     results = tmp_path_factory.mktemp("released") / "results"
     checkpoint = make_tiny_model(
         results / "checkpoint-1500",
-        [prompt_text("USER: Something like Heat (1995)?\n")],
+        [format_prompt("USER: Something like Heat (1995)?\n")],
         ["Heat", "Alien"],
         model_type=request.param,
         tie_word_embeddings=True,

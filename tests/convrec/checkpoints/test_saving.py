@@ -325,7 +325,7 @@ def test_stop_requests_of_earlier_starts_are_removed(tmp_path: Path, monkeypatch
     monkeypatch.setenv(runs.SUBMISSION_VARIABLE, own_job)
     for name in ("stop", "stop.rank-grpo-20260101-030405-abcd", f"stop.{own_job}", "stop.txt"):
         (tmp_path / name).touch()
-    saving.forget_stops(tmp_path)
+    saving.clear_stop_requests(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"stop.{own_job}", "stop.txt"])
 
 

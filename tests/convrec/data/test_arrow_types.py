@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from convrec.data.arrow_types import cast_column, table_as, to_plain_batch, to_plain_type
+from convrec.data.arrow_types import cast_column, cast_table, to_plain_batch, to_plain_type
 
 TURN = pa.struct([("content", pa.string()), ("role", pa.string())])
 
@@ -43,8 +43,8 @@ def test_an_all_null_column_takes_any_type() -> None:
 def test_a_table_has_the_fields_of_the_schema_in_its_order() -> None:
     turns = pa.array([[{"role": "user", "weight": None, "content": "hi"}], None])
     table = pa.table({"more": [1, 2], "prompt": pa.chunked_array([turns.slice(0, 1), turns.slice(1)])})
-    prompts = table_as(table, pa.schema([("prompt", pa.list_(TURN))]))
+    prompts = cast_table(table, pa.schema([("prompt", pa.list_(TURN))]))
     assert prompts.schema.field("prompt").type == pa.list_(TURN)
     assert prompts.to_pylist() == [{"prompt": [{"content": "hi", "role": "user"}]}, {"prompt": None}]
     with pytest.raises(pa.ArrowInvalid):
-        table_as(pa.table({"prompt": ["a"]}), pa.schema([("prompt", pa.int64())]))
+        cast_table(pa.table({"prompt": ["a"]}), pa.schema([("prompt", pa.int64())]))

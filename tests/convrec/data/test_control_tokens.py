@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.data.chat import encode, render_prompt, without_control_tokens
+from convrec.data.chat import encode, render_prompt, split_control_tokens
 from recipes.tiny_model import train_tokenizer
 
 LOOP = "{% for m in messages %}"
@@ -58,9 +58,9 @@ def test_text_never_becomes_a_control_token(tokenizers, name: str, text: str) ->
     tokenizer = tokenizers[name]
     expected = find_special_ids(tokenizer, render_prompt(tokenizer, [{"role": "user", "content": "x"}]))
     messages = [{"role": "user", "content": text}]
-    for cleaned in (without_control_tokens(messages, tokenizer), without_control_tokens(messages)):
+    for cleaned in (split_control_tokens(messages, tokenizer), split_control_tokens(messages)):
         assert find_special_ids(tokenizer, render_prompt(tokenizer, cleaned)) == expected
-    assert without_control_tokens(messages, tokenizer)[0]["content"].replace(" ", "") == text.replace(" ", "")
+    assert split_control_tokens(messages, tokenizer)[0]["content"].replace(" ", "") == text.replace(" ", "")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -75,5 +75,5 @@ def test_unchanged_text_would_become_a_control_token(tokenizers, name: str) -> N
 def test_other_text_stays_unchanged() -> None:
     tokenizer = train_tokenizer(["a b c\n" * 20], [], 300, 512)
     text = "<think>no</think> a < b | c > d, [INSTALL], <strong>, Se7en <3 | Alien |> Aliens"
-    assert without_control_tokens([{"role": "user", "content": text}], tokenizer)[0]["content"] == text
-    assert without_control_tokens([{"role": "user", "content": text}])[0]["content"] == text
+    assert split_control_tokens([{"role": "user", "content": text}], tokenizer)[0]["content"] == text
+    assert split_control_tokens([{"role": "user", "content": text}])[0]["content"] == text

@@ -27,7 +27,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers
 from convrec.checkpoints.gguf import convert
 from convrec.data import template
 from convrec.data.families import FAMILIES, Family
-from convrec.data.schema import SFT_SCHEMA, prompt_text
+from convrec.data.schema import SFT_SCHEMA, format_prompt
 from convrec.data.tokenizer import check_stops, load_tokenizer, stop_token_ids
 from convrec.features.constrained.catalog_trie import build_catalog_trie
 from convrec.features.constrained.walk import Walk
@@ -49,7 +49,9 @@ from tests.convrec.small_tokenizers import (
 WHEELS = "CONVREC_WHEELS"
 ITEMS = 20
 SMALL = 900  # words of the vocabulary
-CONVERSATION = prompt_text("USER: I loved Amélie (2001) and 七人の侍.\nSYSTEM: Anything darker?\nUSER: Yes, please!\n")
+CONVERSATION = format_prompt(
+    "USER: I loved Amélie (2001) and 七人の侍.\nSYSTEM: Anything darker?\nUSER: Yes, please!\n"
+)
 
 # ---- chat templates, modeled on the originals
 
@@ -375,7 +377,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         assert build is not None
         write_repository(folder, family, setup, build(work))
     tokenizer, _ = load_tokenizer(str(folder), titles=[film.title for film in load_films().films])
-    return Model(family, folder, tokenizer, template.list_arguments(tokenizer, {}))
+    return Model(family, folder, tokenizer, template.build_list_arguments(tokenizer, {}))
 
 
 @pytest.fixture(scope="module")

@@ -93,16 +93,16 @@ def test_thinking_is_turned_off_if_a_template_has_it(
     load: Callable[[str], Any], text: str, expected: dict[str, bool]
 ) -> None:
     tokenizer = load(text)
-    arguments = template.list_arguments(tokenizer, {})
+    arguments = template.build_list_arguments(tokenizer, {})
     assert arguments == expected
     template.check_answer("model", tokenizer, arguments)
-    assert template.list_arguments(tokenizer, arguments) == arguments
+    assert template.build_list_arguments(tokenizer, arguments) == arguments
 
 
 def test_a_users_own_arguments_stay(load: Callable[[str], Any]) -> None:
     arguments = {"enable_thinking": True, "date_string": "1 May 2020"}
-    assert template.list_arguments(load(THINKS), arguments) == arguments
-    assert template.list_arguments(load(DATED), arguments) == arguments
+    assert template.build_list_arguments(load(THINKS), arguments) == arguments
+    assert template.build_list_arguments(load(DATED), arguments) == arguments
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_template_that_alters_the_start_of_a_list_is_refused(
 ) -> None:
     tokenizer = load(text)
     with refuses(code, "model: ", *values) as error:
-        template.check_answer("model", tokenizer, template.list_arguments(tokenizer, arguments))
+        template.check_answer("model", tokenizer, template.build_list_arguments(tokenizer, arguments))
     assert "\n" not in str(error.value)
 
 
@@ -133,7 +133,7 @@ def test_a_prompt_is_the_same_on_another_day(
     for year in (2030, 2031):
         another_day(year)
         tokenizer = load(text)
-        arguments = template.list_arguments(tokenizer, {})
+        arguments = template.build_list_arguments(tokenizer, {})
         assert arguments == expected
         prompts.add(render_prompt(tokenizer, template.QUESTION, **arguments))
     (prompt,) = prompts
@@ -161,9 +161,9 @@ def test_a_frozen_clock_has_every_format_and_is_saved(
 def test_inference_uses_the_arguments_of_the_run(load: Callable[[str], Any]) -> None:
     thinks = load(THINKS)
     dated = load(DATED)
-    assert template.inference_arguments(thinks, None) == {"enable_thinking": False}
-    assert template.inference_arguments(thinks, {}) == {}  # the model has learned the tags in its run
-    assert template.inference_arguments(dated, {"date_string": "1 May 2020"}) == {"date_string": "1 May 2020"}
+    assert template.build_inference_arguments(thinks, None) == {"enable_thinking": False}
+    assert template.build_inference_arguments(thinks, {}) == {}  # the model has learned the tags in its run
+    assert template.build_inference_arguments(dated, {"date_string": "1 May 2020"}) == {"date_string": "1 May 2020"}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_inference_uses_the_arguments_of_the_run(load: Callable[[str], Any]) -> 
     ],
 )
 def test_an_answer_follows_its_prompt_or_an_empty_thought(start: str, whole: str, expected: str | None) -> None:
-    assert template.answer_after(start, whole) == expected
+    assert template.extract_answer(start, whole) == expected
 
 
 @pytest.mark.parametrize(("text", "end"), [(PLAIN, "<|im_end|>"), (THINKS, "<|im_end|>"), ("{{ messages }}", None)])

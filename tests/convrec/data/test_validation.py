@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.data.schema import RL_SCHEMA, SFT_SCHEMA, format_prompt
 from convrec.data.validation import validate_rl_table, validate_sft_table
 from tests.user_errors import refuses
 
@@ -14,7 +14,7 @@ CONVERSATION = "USER: I like Heat (1995).\nSYSTEM: What else?\nUSER: Old crime f
 
 def row(**changes) -> dict:
     return {
-        "prompt": [{"content": prompt_text(CONVERSATION), "role": "user"}],
+        "prompt": [{"content": format_prompt(CONVERSATION), "role": "user"}],
         "seen_titles": ["Heat"],
         "groundtruth_with_release_year": [["Rififi", "1955"], ["M", "1931"]],
         "sample_id": "a",

@@ -17,7 +17,7 @@ from convrec.features.repair.feature import Repair
 from convrec.features.rewards.feature import ComposedRewards
 from convrec.rank_grpo.credit import Credit, RankBatch
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO
-from recipes.plan import planned_run
+from recipes.plan import compose_planned_run
 from tests.user_errors import refuses
 
 CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
@@ -25,7 +25,7 @@ CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
 @pytest.mark.parametrize("recipe", [RANK_GRPO, POINTWISE_JUDGE, PAIRWISE_JUDGE])
 def test_the_papers_setting_and_judges_have_no_feature(recipe: object) -> None:
-    assert active_features(planned_run(recipe, [])) == []  # type: ignore[arg-type]
+    assert active_features(compose_planned_run(recipe, [])) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_papers_setting_and_judges_have_no_feature(recipe: object) -> None:
     ],
 )
 def test_one_setting_turns_a_feature_on(setting: str, feature: type[Feature]) -> None:
-    (active,) = active_features(planned_run(RANK_GRPO, [setting]))
+    (active,) = active_features(compose_planned_run(RANK_GRPO, [setting]))
     assert type(active) is feature
 
 

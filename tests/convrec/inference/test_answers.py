@@ -40,7 +40,7 @@ def test_answers_on_disk_lag_by_less_than_a_twentieth(
 def test_restart_does_not_request_written_answers_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.parquet"
     many = store(path, 200)
-    with suppress(KeyboardInterrupt), many.written_at_the_end():
+    with suppress(KeyboardInterrupt), many.flush_on_exit():
         many.keep([(n, answer("some")) for n in range(100)])
         many.keep([(100, answer("one"))])
         assert pq.read_metadata(path).num_rows == 100

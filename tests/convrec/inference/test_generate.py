@@ -7,10 +7,10 @@ import pytest
 
 from convrec.base.errors import UserError
 from convrec.inference import generate as module
-from convrec.inference.answers import GenerationRequest, model_answers
+from convrec.inference.answers import GenerationRequest, load_or_generate_answers
 from convrec.inference.engines.offline import Answer
 from convrec.inference.engines.placement import Placement
-from convrec.inference.generate import compute_batch_size, engines_kept, generate
+from convrec.inference.generate import compute_batch_size, generate, reuse_engines
 from convrec.inference.prompts import prompt_id
 from recipes.tiny_model import make_tiny_model
 
@@ -98,7 +98,7 @@ def test_another_models_answers_differ_and_are_generated_once(
     prompts = {prompt_id(messages): messages for messages in PROMPTS}
     request = GenerationRequest(str(other), prompts, tmp_path / "answers.parquet")
     for repetition in range(2):  # the second time finds the answers, and starts nothing
-        answers, num_new = model_answers(request, temperature=0.0, **SETTINGS)
+        answers, num_new = load_or_generate_answers(request, temperature=0.0, **SETTINGS)
         assert (len(answers), num_new) == (len(prompts), 0 if repetition else len(prompts))
     assert not {answer["text"] for answer in answers.values()} & {answer["text"] for answer in single_replica[0]}
     assert answers[prompt_id(PROMPTS[1])]["token_ids"] == decode_greedily(other, TEXTS[1], 24)
@@ -117,7 +117,7 @@ def test_engine_is_reused_for_checkpoints_of_the_same_model_only(
         parameter.data = parameter.data.flip(0)
     weights.save_pretrained(later)
     folders = {"first": model, "later": later, "again": model, "untied": make_model(tmp_path / "untied", tied=False)}
-    with engines_kept():
+    with reuse_engines():
         answers = {
             name: generate(folder, PROMPTS, log_file=tmp_path / f"{name}.log", **SETTINGS)
             for name, folder in folders.items()

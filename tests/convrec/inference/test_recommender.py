@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from convrec import Recommendations, RecommendedItem, Recommender
-from convrec.data.schema import prompt_text
+from convrec.data.schema import format_prompt
 from convrec.features.constrained.walk import Walk
 from recipes.tiny_model import make_tiny_model
 from tests.user_errors import refuses
@@ -36,7 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     noted = {"convrec.item": "film", "convrec.num_items": "5"}
     pq.write_table(table.replace_schema_metadata(noted), folder / "catalog.parquet")
     lines = [f"{title} ({year})\n" for _, title, year in FILMS]
-    make_tiny_model(folder / "model", [prompt_text(REQUEST), *lines] * 30, titles, vocab_size=700, max_positions=512)
+    make_tiny_model(folder / "model", [format_prompt(REQUEST), *lines] * 30, titles, vocab_size=700, max_positions=512)
     return folder / "model", folder / "catalog.parquet"
 
 
@@ -65,7 +65,7 @@ def decode_greedily(model: Path, recommender: Recommender, k: int) -> list[Recom
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    text = prompt_text(f"USER: {REQUEST}\n", max(k, 5), "film")
+    text = format_prompt(f"USER: {REQUEST}\n", max(k, 5), "film")
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
     )["input_ids"]

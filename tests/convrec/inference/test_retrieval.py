@@ -15,7 +15,7 @@ import pytest
 
 from convrec import Recommendations, Recommender
 from convrec.base.files import write_json
-from convrec.data.schema import RL_SCHEMA, prompt_text
+from convrec.data.schema import RL_SCHEMA, format_prompt
 from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
 from convrec.inference.list_request import ListRequest
 from convrec.inference.lists import Question
@@ -163,7 +163,7 @@ def test_model_trained_with_candidates_reads_the_best_allowed(
     (tmp_path / "run" / "config.yaml").write_text("convrec: {candidates: 2, num_items: 4}")
     recommender = load(None, model=model)
     found = recommender._prepare("a robbery", 3, exclude=["j"])
-    trained = with_candidates(prompt_text("USER: a robbery\n", 4), ["Heat (1995)", "Alien (1979)"])
+    trained = with_candidates(format_prompt("USER: a robbery\n", 4), ["Heat (1995)", "Alien (1979)"])
     read = recommender._tokenizer.decode(found.prompt.token_ids)
     assert trained.strip() in read
     recommender._questions = [

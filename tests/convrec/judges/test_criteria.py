@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from convrec.judges.card import write_card
-from convrec.judges.criteria import DEFAULTS, Criteria, criteria_text, parse_criteria, read_criteria
+from convrec.judges.criteria import DEFAULTS, Criteria, format_criteria, parse_criteria, read_criteria
 from convrec.judges.prompt import MODES
 from tests.user_errors import refuses
 
@@ -14,7 +14,7 @@ OWN = "task: Rate it.\nprinciples: [Be strict., Be fair.]\n"
 
 @pytest.mark.parametrize("mode", MODES)
 def test_default_criteria_round_trip_and_include_safety(mode: str) -> None:
-    assert parse_criteria(criteria_text(DEFAULTS[mode], mode), mode, "defaults") == DEFAULTS[mode]
+    assert parse_criteria(format_criteria(DEFAULTS[mode], mode), mode, "defaults") == DEFAULTS[mode]
     assert any("safe" in principle for principle in DEFAULTS[mode].principles)  # as in the cookbook's recipe
 
 

@@ -16,7 +16,7 @@ from convrec.judges import pairwise_reward as judge_pairwise
 from convrec.judges.criteria import DEFAULTS
 from convrec.judges.dataset import PairwiseDataset
 from convrec.judges.method import JudgeMethod, make_pair_loader
-from convrec.judges.schema import build_prompt, judge_schema, make_row, swapped_row
+from convrec.judges.schema import build_prompt, judge_schema, make_row, swap_row
 from recipes.tiny_model import train_tokenizer
 from tests.convrec.conftest import nested
 from tests.user_errors import refuses
@@ -75,7 +75,7 @@ def dataset(rows: list[dict[str, Any]], tokenizer: Any, tmp_path: Path, **change
 
 def pair(query: str, length: int = 1) -> list[dict[str, Any]]:
     row = make_row([{"role": "user", "content": query}], ["good" * length, "bad"], "A", "test")
-    return [row, swapped_row(row)]
+    return [row, swap_row(row)]
 
 
 def test_training_rows_are_sorted_by_pair_and_labelled(tokenizer: Any, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Rows that are the two orders of one pair, and the joint reward of their answers."""
 
 from convrec.judges.orders import compute_consistent_scores, pair_swapped_rows
-from convrec.judges.schema import make_row, swapped_row
+from convrec.judges.schema import make_row, swap_row
 from tests.user_errors import refuses
 
 
@@ -10,12 +10,12 @@ def row(query: str, first: str = "x", second: str = "y") -> dict:
 
 
 def test_pairs_are_found_in_any_position() -> None:
-    rows = [row("a"), row("b"), swapped_row(row("a")), row("a", "z"), swapped_row(row("b")), swapped_row(row("a", "z"))]
+    rows = [row("a"), row("b"), swap_row(row("a")), row("a", "z"), swap_row(row("b")), swap_row(row("a", "z"))]
     assert pair_swapped_rows(rows, "train.parquet") == [(0, 2), (1, 4), (3, 5)]
 
 
 def test_rows_without_the_other_order_are_named() -> None:
-    rows = [row("a"), swapped_row(row("a")), row("b"), row("a")]
+    rows = [row("a"), swap_row(row("a")), row("b"), row("a")]
     with refuses("judges.missing-order", "train.parquet", "rows 2, 3", "--both-orders"):
         pair_swapped_rows(rows, "train.parquet")
 

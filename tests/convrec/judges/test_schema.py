@@ -9,18 +9,18 @@ import pytest
 
 from convrec.base.errors import UserError
 from convrec.judges.criteria import DEFAULTS
-from convrec.judges.prompt import MODES, judge_prompt, query_text, verdict_text
+from convrec.judges.prompt import MODES, build_judge_prompt, format_query, format_verdict
 from convrec.judges.schema import (
     build_prompt,
+    describe_row_problem,
     get_label,
     get_responses,
     judge_schema,
     make_row,
     read_judge_table,
-    row_problem,
     validate_judge_table,
 )
-from convrec.judges.verdict import preference_verdict, score_verdict
+from convrec.judges.verdict import parse_preference_verdict, parse_score_verdict
 
 USER = [{"role": "user", "content": "A horror film?"}]
 RATED = make_row(USER, ["Alien."], 4, "test")
@@ -59,21 +59,21 @@ def test_prompt_has_task_principles_query_responses_and_format() -> None:
 
 
 def test_a_swapped_prompt_has_the_responses_in_the_other_order() -> None:
-    assert build_prompt(COMPARED, "pairwise", swapped=True) == judge_prompt("pairwise", USER, ["Up.", "Alien."])
+    assert build_prompt(COMPARED, "pairwise", swapped=True) == build_judge_prompt("pairwise", USER, ["Up.", "Alien."])
 
 
 def test_requested_format_is_no_verdict_but_demonstrations_are() -> None:
-    for mode, verdict in zip(MODES, (score_verdict, preference_verdict), strict=True):
+    for mode, verdict in zip(MODES, (parse_score_verdict, parse_preference_verdict), strict=True):
         (message,) = build_prompt(RATED if mode == "pointwise" else COMPARED, mode)
         assert verdict(message["content"]) is None  # copying the form earns nothing
-    assert score_verdict(verdict_text("pointwise", 3, "<score>1</score>")) == 3
-    assert preference_verdict(verdict_text("pairwise", "B")) == "B"
+    assert parse_score_verdict(format_verdict("pointwise", 3, "<score>1</score>")) == 3
+    assert parse_preference_verdict(format_verdict("pairwise", "B")) == "B"
 
 
 def test_a_conversation_has_its_speakers_in_the_query() -> None:
     talk = [*USER, {"role": "assistant", "content": "Alien. "}, {"role": "user", "content": "Seen it."}]
-    assert query_text(talk) == "USER: A horror film?\nASSISTANT: Alien.\nUSER: Seen it."
-    assert query_text(USER) == "A horror film?"
+    assert format_query(talk) == "USER: A horror film?\nASSISTANT: Alien.\nUSER: Seen it."
+    assert format_query(USER) == "A horror film?"
 
 
 def changed(row: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ ANSWER = {"role": "assistant", "content": "Alien.", "label": {"helpfulness": 4}}
     ],
 )
 def test_the_problem_of_an_invalid_row_is_described(row: dict[str, Any], mode: str, part: str) -> None:
-    problem = row_problem(row, mode)
+    problem = describe_row_problem(row, mode)
     assert problem is not None
     assert part in problem
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convrec.judges.verdict import (
-    comparison_verdict,
     find_last_tag,
     opens_thinking,
-    outside_thinking,
-    preference_verdict,
-    score_verdict,
+    parse_comparison_verdict,
+    parse_preference_verdict,
+    parse_score_verdict,
+    strip_thinking,
 )
 
 
@@ -55,7 +55,7 @@ from convrec.judges.verdict import (
     ],
 )
 def test_score_verdict(text: str, verdict: int | None) -> None:
-    assert score_verdict(text) == verdict
+    assert parse_score_verdict(text) == verdict
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_score_verdict(text: str, verdict: int | None) -> None:
     ],
 )
 def test_preference_verdict(text: str, verdict: str | None) -> None:
-    assert preference_verdict(text) == verdict
+    assert parse_preference_verdict(text) == verdict
 
 
 # 0-4 is copied from the prompt; int() would accept the Arabic-Indic and the full-width 3
@@ -83,17 +83,19 @@ NO_PREFERENCES = ("A or B", "both", "EQUAL", "neither", "AB", "А", "Ａ")  # th
 
 
 def test_content_in_another_format_is_no_verdict() -> None:
-    assert not [content for content in NO_SCORES if score_verdict(f"<score>{content}</score>") is not None]
-    assert not [content for content in NO_PREFERENCES if preference_verdict(f"<better>{content}</better>") is not None]
+    assert not [content for content in NO_SCORES if parse_score_verdict(f"<score>{content}</score>") is not None]
+    assert not [
+        content for content in NO_PREFERENCES if parse_preference_verdict(f"<better>{content}</better>") is not None
+    ]
 
 
 def test_a_prompt_that_opened_the_thinking_hides_its_tags() -> None:
     """The answer then begins inside the thinking, and one that is cut off has no thinking tag at all."""
     cut_off = "A 4? <score>4</score> <better>A</better> But"
-    assert (score_verdict(cut_off), preference_verdict(cut_off)) == (4, "A")
-    assert score_verdict(cut_off, in_thinking=True) is preference_verdict(cut_off, in_thinking=True) is None
+    assert (parse_score_verdict(cut_off), parse_preference_verdict(cut_off)) == (4, "A")
+    assert parse_score_verdict(cut_off, in_thinking=True) is parse_preference_verdict(cut_off, in_thinking=True) is None
     ended = cut_off + "</think><score>1</score><better>B</better>"
-    assert (score_verdict(ended, in_thinking=True), preference_verdict(ended, in_thinking=True)) == (1, "B")
+    assert (parse_score_verdict(ended, in_thinking=True), parse_preference_verdict(ended, in_thinking=True)) == (1, "B")
 
 
 def test_thinking_opened_by_the_template_is_detected() -> None:
@@ -105,15 +107,15 @@ def test_thinking_opened_by_the_template_is_detected() -> None:
 
 def test_a_tie_is_a_verdict_without_a_preference() -> None:
     for tie in ("tie", "Both", "EQUAL", " neither "):
-        assert comparison_verdict(f"<better>{tie}</better>") == "tie"
-        assert preference_verdict(f"<better>{tie}</better>") is None
-    assert comparison_verdict("<better>A or B</better>") is None  # copied from the prompt
-    assert comparison_verdict("<better>tie</better><better>A</better>") is None
-    assert comparison_verdict("no tag") is None
+        assert parse_comparison_verdict(f"<better>{tie}</better>") == "tie"
+        assert parse_preference_verdict(f"<better>{tie}</better>") is None
+    assert parse_comparison_verdict("<better>A or B</better>") is None  # copied from the prompt
+    assert parse_comparison_verdict("<better>tie</better><better>A</better>") is None
+    assert parse_comparison_verdict("no tag") is None
 
 
 def test_the_range_of_scores_can_be_changed() -> None:
-    assert [score_verdict(f"<score>{n}</score>", (1, 10)) for n in (0, 1, 10, 11)] == [None, 1, 10, None]
+    assert [parse_score_verdict(f"<score>{n}</score>", (1, 10)) for n in (0, 1, 10, 11)] == [None, 1, 10, None]
 
 
 TAGS = ("<think>", "</think>", "<THINK>", "</thinking>", "<score>", "</score>", "<better>", "</better>")
@@ -144,8 +146,8 @@ HOSTILE = st.lists(PIECES | st.text(max_size=8), max_size=40).map("".join)
 @settings(deadline=None)
 @given(HOSTILE)
 def test_any_answer_has_a_verdict_in_range_or_none(text: str) -> None:
-    assert score_verdict(text) in (None, 0, 1, 2, 3, 4)
-    assert preference_verdict(text) in (None, "A", "B")
+    assert parse_score_verdict(text) in (None, 0, 1, 2, 3, 4)
+    assert parse_preference_verdict(text) in (None, "A", "B")
 
 
 @settings(deadline=None)
@@ -154,27 +156,29 @@ def test_every_verdict_at_once_is_none(text: str, order: list[int], closed: bool
     """This holds whatever comes before, and whether or not the tags are closed."""
     between = "</score>" if closed else " "
     spam = f"{text}</think>" + "".join(f"<score>{score}{between}" for score in order) + "</score>"
-    assert score_verdict(spam) is None
-    assert preference_verdict(f"{text}</think><better>A</better>{text.replace('<', '')}<better>B</better>") is None
+    assert parse_score_verdict(spam) is None
+    assert (
+        parse_preference_verdict(f"{text}</think><better>A</better>{text.replace('<', '')}<better>B</better>") is None
+    )
 
 
 @settings(deadline=None)
 @given(HOSTILE, st.integers(0, 4))
 def test_a_clean_ending_decides_whatever_came_before(text: str, score: int) -> None:
     """Once the thinking is closed, a single well-formed tag at the end is the verdict."""
-    assert score_verdict(f"{text}</think><score>{score}</score>") == score
-    assert preference_verdict(f"{text}</think><better>A</better>") == "A"
+    assert parse_score_verdict(f"{text}</think><score>{score}</score>") == score
+    assert parse_preference_verdict(f"{text}</think><better>A</better>") == "A"
 
 
 @settings(deadline=None)
 @given(HOSTILE)
 def test_nothing_within_the_thinking_counts(text: str) -> None:
     thinking = f"<think>{text}</think>"
-    assert score_verdict(thinking) is None
-    assert preference_verdict(thinking) is None
+    assert parse_score_verdict(thinking) is None
+    assert parse_preference_verdict(thinking) is None
     unfinished = "<think>" + text.replace("</think>", "").replace("</thinking>", "")
-    assert score_verdict(unfinished) is None
-    assert preference_verdict(unfinished) is None
+    assert parse_score_verdict(unfinished) is None
+    assert parse_preference_verdict(unfinished) is None
 
 
 @settings(deadline=None)
@@ -191,7 +195,7 @@ def test_last_tag_is_the_last_that_a_forward_reading_finds(text: str) -> None:
 @settings(deadline=None)
 @given(HOSTILE)
 def test_text_outside_the_thinking_has_no_thinking_tags(text: str) -> None:
-    rest = outside_thinking(text)
+    rest = strip_thinking(text)
     assert not {tag for tag in ("<think>", "</think>", "<THINK>", "</thinking>") if tag in rest}
     assert rest in text
 
@@ -217,6 +221,6 @@ def test_text_outside_the_thinking_has_no_thinking_tags(text: str) -> None:
 )
 def test_megabytes_take_bounded_time(text: str) -> None:
     start = time.process_time()
-    assert score_verdict(text) is None
-    assert preference_verdict(text) is None
+    assert parse_score_verdict(text) is None
+    assert parse_preference_verdict(text) is None
     assert time.process_time() - start < 20  # quadratic would take minutes; this takes milliseconds

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from convrec.lists import user_rewards
-from convrec.lists.user_rewards import check, is_user_reward, load, own_sources, sources
+from convrec.lists.user_rewards import check, find_own_sources, is_user_reward, load, sources
 from convrec.titles.item import Item
 from tests.user_errors import refuses
 
@@ -120,14 +120,14 @@ def test_the_source_of_a_reward_is_its_file_or_top_level_package(module, tmp_pat
     package = tmp_path / "my_package" / "inner"
     package.mkdir(parents=True)
     (package / "rewards.py").write_text(MODULE)
-    assert sources("my_rewards") == own_sources("my_rewards:halves") == [module]
+    assert sources("my_rewards") == find_own_sources("my_rewards:halves") == [module]
     assert sources("my_package.inner.rewards") == [tmp_path / "my_package"]  # without __init__.py
     (tmp_path / "my_package" / "__init__.py").write_text("")
-    assert own_sources("my_package.inner.rewards:halves") == [tmp_path / "my_package"]
+    assert find_own_sources("my_package.inner.rewards:halves") == [tmp_path / "my_package"]
     assert sources("no_such_module") == []
 
 
 @pytest.mark.parametrize("name", ["math:prod", "json.decoder:f", "numpy:mean", "convrec.lists.rank_rewards:dcg"])
 def test_installed_and_project_modules_are_not_own_sources(name):
-    assert own_sources(name) == []
+    assert find_own_sources(name) == []
     assert name.startswith("math") or sources(user_rewards.parse_module_name(name))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.rank_grpo.advantages import assign_units, rank_advantages, zero_std_ranks
+from convrec.rank_grpo.advantages import assign_units, compute_rank_advantages, find_zero_std_ranks
 from tests.user_errors import refuses
 
 F64 = torch.float64
@@ -17,22 +17,22 @@ def test_golden_with_its_arithmetic():
     # rank 2 of group a: all 1 -> 0.  Group b: one sample -> 0.
     returns = torch.tensor([[1, 1], [7, 3], [0, 1], [0, 1]], dtype=F64)
     expected = torch.tensor([[1.1545005730, 0], [0, 0], [-0.5772502865, 0], [-0.5772502865, 0]], dtype=F64)
-    torch.testing.assert_close(rank_advantages(returns, ["a", "b", "a", "a"]), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(compute_rank_advantages(returns, ["a", "b", "a", "a"]), expected, rtol=0, atol=1e-9)
 
 
 def test_equal_returns_give_exactly_zero_despite_rounding():
     # the mean of seven float32 0.1 is not 0.1: without care that becomes an advantage of 1e-5
     for dtype in (torch.float32, F64):
         returns = torch.full((7, 3), 0.1, dtype=dtype)
-        assert rank_advantages(returns, [0] * 7).eq(0).all()
-        assert zero_std_ranks(returns, [0] * 7).all()
+        assert compute_rank_advantages(returns, [0] * 7).eq(0).all()
+        assert find_zero_std_ranks(returns, [0] * 7).all()
 
 
 def test_dtype_is_kept_and_sizes_are_checked():
-    assert rank_advantages(torch.zeros(2, 2), [0, 0]).dtype == torch.float32
-    assert rank_advantages(torch.zeros(2, 2, dtype=F64), [0, 0]).dtype == F64
+    assert compute_rank_advantages(torch.zeros(2, 2), [0, 0]).dtype == torch.float32
+    assert compute_rank_advantages(torch.zeros(2, 2, dtype=F64), [0, 0]).dtype == F64
     with pytest.raises(ValueError, match="3 uids"):
-        rank_advantages(torch.zeros(2, 2), [0, 0, 1])
+        compute_rank_advantages(torch.zeros(2, 2), [0, 0, 1])
 
 
 @settings(max_examples=40, deadline=None)
@@ -46,11 +46,11 @@ def test_advantages_sum_to_zero_per_group_and_rank_in_any_order(uid, seed, norm_
     returns = torch.rand(len(uid), 4, generator=generator, dtype=F64) * (
         torch.rand(len(uid), 4, generator=generator) < 0.5
     )
-    advantages = rank_advantages(returns, uid, norm_by_std)
+    advantages = compute_rank_advantages(returns, uid, norm_by_std)
     for label in set(uid):
         rows = [i for i, u in enumerate(uid) if u == label]
         assert advantages[rows].sum(0).abs().max() < 1e-9
-        alone = rank_advantages(returns[rows], [label] * len(rows), norm_by_std)
+        alone = compute_rank_advantages(returns[rows], [label] * len(rows), norm_by_std)
         torch.testing.assert_close(advantages[rows], alone)  # other groups have no say
         if len(rows) > 1:
             scale = returns[rows].std(0) + 1e-4 if norm_by_std else 1

@@ -11,8 +11,8 @@ from convrec.rank_grpo.credit import (
     CreditSettings,
     RankBatch,
     assign_credit,
+    collect_scalar_infos,
     compute_list_metrics,
-    scalar_infos,
 )
 
 EOS, LINE = 0, 1
@@ -105,7 +105,7 @@ def test_a_feature_changes_ranks_then_tokens_then_logs() -> None:
 
 
 def test_only_numbers_of_infos_are_logged() -> None:
-    assert scalar_infos([{"hits": 1, "list": [1], "ndcg": 0.5}, {"hits": 0, "list": [0], "ndcg": 0.0}]) == {
+    assert collect_scalar_infos([{"hits": 1, "list": [1], "ndcg": 0.5}, {"hits": 0, "list": [0], "ndcg": 0.0}]) == {
         "hits": [1.0, 0.0],
         "ndcg": [0.5, 0.0],
     }

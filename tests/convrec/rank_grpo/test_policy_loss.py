@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convrec.lists.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
-from convrec.rank_grpo.advantages import assign_units, rank_advantages
+from convrec.rank_grpo.advantages import assign_units, compute_rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
-from convrec.rank_grpo.policy_loss import AGGREGATIONS, BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.policy_loss import AGGREGATIONS, BatchCounts, RankLossSettings, compute_rank_policy_loss
 from tests.user_errors import refuses
 
 F64 = torch.float64
@@ -18,7 +18,7 @@ F64 = torch.float64
 
 def rank_loss(log_prob, advantages, units, *, global_batch_size, batch_num_tokens=None, dp_size=1, old_log_prob_BT=None,
               ref_log_prob_BT=None, rollout_is_weights_BT=None, **settings):  # fmt: skip
-    return rank_policy_loss(
+    return compute_rank_policy_loss(
         log_prob,
         advantages,
         units,
@@ -97,7 +97,7 @@ def golden_inputs(case, dtype):
     mask = (ids != vocab.index("<pad>")).long()
     eos = [vocab.index("<eos>")]
     config, inputs = case["config"], case["inputs"]
-    rank_adv = rank_advantages(
+    rank_adv = compute_rank_advantages(
         torch.tensor(inputs["rank_rewards"], dtype=dtype),
         inputs["group_id"],
         config["scale_rewards"],

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from convrec.judges.metrics import pairwise_summary, pointwise_summary
+from convrec.judges.metrics import summarise_pairwise, summarise_pointwise
 from convrec.lists.metrics import summarise
 from convrec.report.metric_table import (
     BEYOND_ACCURACY,
@@ -18,8 +18,8 @@ from convrec.report.metric_table import (
     find_metric,
 )
 from convrec.report.panels import PANELS
+from recipes.evaluation.beyond_accuracy import MENTION_PARTS, OF_DIALOGUES, OF_GENRES
 from recipes.evaluation.beyond_accuracy import OF_ALL as OF_ALL_LISTS
-from recipes.evaluation.beyond_accuracy import OF_DIALOGUES, OF_GENRES, OF_MENTIONS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "training"
 
@@ -61,7 +61,7 @@ def test_the_table_has_what_an_evaluation_of_lists_reports() -> None:
     reported = [*summarise([row, row], [1], ["a", "b"]), "items_per_list", "repeats_per_list"]
     assert find_undescribed(reported, EVALUATION) == []
     assert find_unseen(reported, EVALUATION) == []
-    beyond = (*OF_ALL_LISTS, *OF_MENTIONS, *OF_GENRES)
+    beyond = (*OF_ALL_LISTS, *MENTION_PARTS, *OF_GENRES)
     assert find_undescribed(beyond, BEYOND_ACCURACY) == []
     assert find_unseen(beyond, BEYOND_ACCURACY) == []
     assert find_undescribed(OF_DIALOGUES, DIALOGUES) == []
@@ -72,7 +72,7 @@ def test_the_table_has_what_an_evaluation_of_judges_reports() -> None:
     common = {"query": "q", "source": "s"}
     pairs = [{"label": "A", "verdict": "A", "verdict_swapped": "B", **common}] * 2
     scores = [{"label": label, "verdict": label, **common} for label in (1, 3)]
-    summaries = pairwise_summary(pairs) | pointwise_summary(scores)
+    summaries = summarise_pairwise(pairs) | summarise_pointwise(scores)
     reported = [name for name, value in summaries.items() if isinstance(value, dict) and "mean" in value]
     assert find_undescribed(reported, JUDGE_EVALUATION) == []
     assert find_unseen(reported, JUDGE_EVALUATION) == []

@@ -9,9 +9,9 @@ from convrec.report.page import (
     OUT_OF_CATALOG,
     REPEATED,
     SEEN,
+    format_table,
+    make_table_row,
     mark_list,
-    table_row,
-    text_table,
 )
 from convrec.titles.catalog import Catalog
 from convrec.titles.matching import Matcher
@@ -41,7 +41,7 @@ def test_the_terminal_table_is_aligned_and_shows_errors() -> None:
         "n": 40,
         "repeats_per_list": 0.25,
     }
-    text = text_table([table_row("popularity", summary, [5]), table_row("sft", summary, [5])])
+    text = format_table([make_table_row("popularity", summary, [5]), make_table_row("sft", summary, [5])])
     assert text.splitlines() == [
         "                       popularity             sft",
         "Recall@5           0.1250 ±0.0100  0.1250 ±0.0100",

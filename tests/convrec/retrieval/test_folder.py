@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.retrieval.conversations import Conversation, item_texts
+from convrec.retrieval.conversations import Conversation, build_item_texts
 from convrec.retrieval.folder import load, load_notes, save
 from convrec.retrieval.retriever import PARTS, Choice, Fusion, Retriever, fit
 from convrec.titles.catalog import load_catalog
@@ -51,7 +51,7 @@ def saved(tmp_path: Path) -> tuple[Path, Path, Matcher]:
 def test_a_saved_retriever_returns_the_same_lists(saved: tuple[Path, Path, Matcher]) -> None:
     folder, file, matcher = saved
     loaded, warnings = load(folder, file, matcher)
-    before = Retriever(fit(ROWS, len(ROWS), len(FILMS)), item_texts(file, matcher), Choice(**CHOICE))  # type: ignore[arg-type]
+    before = Retriever(fit(ROWS, len(ROWS), len(FILMS)), build_item_texts(file, matcher), Choice(**CHOICE))  # type: ignore[arg-type]
     for asked in ASKED:
         assert loaded.lists(asked) == before.lists(asked)
         assert loaded.rank(asked) == before.rank(asked)
@@ -139,7 +139,7 @@ def test_an_items_words_come_from_its_title_and_text_columns(tmp_path: Path) -> 
         "price": [1.5, 2.5],
     }
     pq.write_table(pa.table(columns), file)
-    emma, dune = ([*text.split()] for text in item_texts(file, Matcher(load_catalog(file))))
+    emma, dune = ([*text.split()] for text in build_item_texts(file, Matcher(load_catalog(file))))
     assert sorted(emma) == ["Emma", "Romance", "a", "match"]
     assert sorted(dune) == ["Dune", "[novel]", "novel", "sand"]
 
@@ -150,7 +150,7 @@ def test_duplicate_and_undated_rows_are_not_separate_items(tmp_path: Path) -> No
     table = pa.table({"title": titles, "year": pa.array(years, pa.int32()), "item_id": ids})
     pq.write_table(table, tmp_path / "catalog.parquet")
     matcher = Matcher(load_catalog(tmp_path / "catalog.parquet"))
-    assert [words.split() for words in item_texts(tmp_path / "catalog.parquet", matcher)] == [
+    assert [words.split() for words in build_item_texts(tmp_path / "catalog.parquet", matcher)] == [
         ["Amélie", "Le", "fabuleux", "destin"],
         [],
         ["Heat"],

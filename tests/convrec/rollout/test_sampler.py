@@ -9,7 +9,7 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from verl.workers.rollout.replica import TokenOutput
 
 from convrec.features.feature import RolloutFeature
-from convrec.features.responses import Prompt, rollout_seed
+from convrec.features.responses import Prompt, compute_rollout_seed
 from convrec.rank_grpo.credit import NOT_REPORTED
 from convrec.rollout.sampler import (
     GROUP,
@@ -21,7 +21,7 @@ from convrec.rollout.sampler import (
 )
 from convrec.settings.run import Run
 from recipes.launch.recipe import RANK_GRPO
-from recipes.plan import planned_run
+from recipes.plan import compose_planned_run
 from tests.convrec.rollout.fakes import FakeActor, tiny_tokenizer
 
 # ---- groups and seeds ----
@@ -38,11 +38,11 @@ def test_groups_keep_order_and_hold_at_most_32_responses() -> None:
 
 
 def test_seeds_of_rollouts_are_reproducible_and_differ() -> None:
-    seeds = {rollout_seed(1, step, row, n) for step in range(5) for row in range(10) for n in range(8)}
+    seeds = {compute_rollout_seed(1, step, row, n) for step in range(5) for row in range(10) for n in range(8)}
     assert len(seeds) == 400
     assert all(0 <= seed < 2**31 for seed in seeds)
-    assert rollout_seed(3407, 1, 2, 3) == rollout_seed(3407, 1, 2, 3)
-    assert rollout_seed(3407, 1, 2, 3) != rollout_seed(3408, 1, 2, 3)
+    assert compute_rollout_seed(3407, 1, 2, 3) == compute_rollout_seed(3407, 1, 2, 3)
+    assert compute_rollout_seed(3407, 1, 2, 3) != compute_rollout_seed(3408, 1, 2, 3)
 
 
 def test_the_sampling_params_of_features_are_merged() -> None:
@@ -61,7 +61,7 @@ def test_the_sampling_params_of_features_are_merged() -> None:
 def test_sampling_params_are_a_copy_seeded_in_deterministic_runs(seed: int | None) -> None:
     params = {"temperature": 1.0}
     seeded = seeded_params(params, {"step": 2, "sample_index": 3}, 1, seed)
-    expected = {} if seed is None else {"seed": rollout_seed(7, 2, 3, 1)}
+    expected = {} if seed is None else {"seed": compute_rollout_seed(7, 2, 3, 1)}
     assert seeded == {"temperature": 1.0, **expected}
     assert seeded is not params
     assert params == {"temperature": 1.0}
@@ -144,7 +144,7 @@ def test_one_call_samples_n_responses_of_each_prompt() -> None:
     assert [response.rollout for response in responses] == [("a", 0), ("a", 1), ("b", 0)]
     assert [request["prompt_ids"] for request in client.requests] == [[6] * 3, [6] * 3, [11] * 3]
     assert len({request["request_id"] for request in client.requests}) == 3
-    seeds = [rollout_seed(7, 2, uid, session) for uid, session in (("a", 0), ("a", 1), ("b", 0))]
+    seeds = [compute_rollout_seed(7, 2, uid, session) for uid, session in (("a", 0), ("a", 1), ("b", 0))]
     params = [request["sampling_params"] for request in client.requests]
     assert params == [{"temperature": 1.0, "seed": seed} for seed in seeds]
     # a balancer chooses by the first request
@@ -167,7 +167,7 @@ def test_a_further_turn_keeps_its_rollout_and_its_server() -> None:
     responses = asyncio.run(make_sampler(client).sample(prompts))
     assert [response.rollout for response in responses] == [("a", 2), ("b", 1)]
     assert client.log[0] == ("acquire", "talk")
-    assert client.requests[0]["sampling_params"]["seed"] == rollout_seed(7, 2, "a", 2)
+    assert client.requests[0]["sampling_params"]["seed"] == compute_rollout_seed(7, 2, "a", 2)
 
 
 def test_features_add_their_sampling_params() -> None:
@@ -205,7 +205,7 @@ def test_a_validation_without_log_probs_gets_none() -> None:
 
 
 def change_config(*changes: str) -> Run[Any]:
-    return Run.from_config(planned_run(RANK_GRPO, list(changes)).verl_config)
+    return Run.from_config(compose_planned_run(RANK_GRPO, list(changes)).verl_config)
 
 
 @pytest.mark.parametrize(

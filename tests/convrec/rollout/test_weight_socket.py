@@ -17,7 +17,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from convrec.cpu.server import CPUHttpServer, CPUWorkerExtension
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica, WeightsWorker, WorkerExtension
 from convrec.runs import guard
-from convrec.runs.guard import in_run_folder
+from convrec.runs.guard import move_socket_to_run_folder
 from convrec.training import registration, worker
 
 VERLS = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"  # as verl's sender has it
@@ -43,7 +43,7 @@ def test_two_senders_reach_their_own_receivers(folder: Path, monkeypatch: pytest
     for run in (folder / "one", folder / "two"):
         run.mkdir()
         monkeypatch.setenv(guard.FOLDER_VARIABLE, str(run))
-        senders.append(in_run_folder(VERLS))
+        senders.append(move_socket_to_run_folder(VERLS))
         receivers.append(socket_of_vllm())
     assert senders == receivers
     assert senders[0] != senders[1]
@@ -91,4 +91,4 @@ def test_every_worker_has_its_socket_in_the_runs_folder(folder: Path, monkeypatc
     assert actor.rollout.zmq_handle == expected
 
     monkeypatch.delenv(guard.FOLDER_VARIABLE)
-    assert in_run_folder(VERLS) == VERLS
+    assert move_socket_to_run_folder(VERLS) == VERLS

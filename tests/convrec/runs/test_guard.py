@@ -19,7 +19,7 @@ from convrec.runs import guard, guard_process
 
 ROOT = Path(__file__).resolve().parents[3]
 
-JOIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.join()"
+JOIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from convrec.runs import guard; guard.register_process()"
 # The driver starts a child in its own session, as Ray does. The child starts a grandchild that nothing ends, like
 # vLLM's engine, and has shared memory and a file in TMPDIR.
 CHILD = """
@@ -39,7 +39,7 @@ sys.path.insert(0, {root!r})
 from convrec.runs import guard
 folder = guard.make_run_folder()
 os.environ.update(guard.environment(folder))
-guard.join(is_driver=True, message="the driver died")
+guard.register_process(is_driver=True, message="the driver died")
 child = subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True)
 print(folder, flush=True)
 {then}
@@ -263,7 +263,7 @@ def replica(folder):
     started = subprocess.Popen([sys.executable, "-c", {replica!r}], env=environment | guard.environment(folder),
                                stdout=subprocess.PIPE, text=True)
     return [psutil.Process(started.pid), psutil.Process(int(started.stdout.readline()))]
-first, second = guard.guarded_children(), guard.guarded_children()
+first, second = guard.guard_children(), guard.guard_children()
 of_first, of_second = replica(first.__enter__()), replica(second.__enter__())
 own = [subprocess.Popen({wait!r}, start_new_session=apart) for apart in (False, True)]
 memory, (_, file) = shared_memory.SharedMemory(create=True, size=4096), tempfile.mkstemp()
@@ -289,7 +289,7 @@ print("well")
 
 def test_without_a_run_join_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(guard.FOLDER_VARIABLE, raising=False)
-    guard.join()
+    guard.register_process()
 
 
 @pytest.mark.parametrize("fault", ["a link", "others may enter", "another user's"])
@@ -312,7 +312,7 @@ def test_join_refuses_a_folder_not_private_to_the_user(
             pytest.skip("only root can make another user's folder")
     monkeypatch.setenv(guard.FOLDER_VARIABLE, str(folder))
     with pytest.raises(RuntimeError, match="is not a private folder of this user"):
-        guard.join()
+        guard.register_process()
     assert not [*target.iterdir(), *(folder.iterdir() if fault != "a link" else ())]
 
 

@@ -160,7 +160,7 @@ DRIVER = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
 from convrec.runs import supervisor
-supervisor.begin()
+supervisor.fork_under_supervisor()
 from pathlib import Path
 from convrec.runs import memory
 memory.SAMPLE_SECONDS = 0.1

@@ -21,7 +21,7 @@ import os, signal, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from convrec.runs import supervisor
 supervisor.SAME_SIGNAL_SECONDS = {same}
-supervisor.begin({seconds})
+supervisor.fork_under_supervisor({seconds})
 from pathlib import Path
 from convrec.runs import guard
 from convrec.runs.folder import hold
@@ -323,7 +323,7 @@ def test_save_on_term_is_0_or_1() -> None:
     assert supervisor.saves_on_term({})
     assert supervisor.saves_on_term({"SAVE_ON_TERM": " 1 "})
     assert not supervisor.saves_on_term({"SAVE_ON_TERM": " 0 "})
-    code = "from convrec.runs import supervisor; supervisor.begin()"
+    code = "from convrec.runs import supervisor; supervisor.fork_under_supervisor()"
     environment = os.environ | {"SAVE_ON_TERM": "yes", "PYTHONPATH": str(ROOT)}
     process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (process.returncode, process.stderr) == (2, "error: SAVE_ON_TERM=yes: expected 0 or 1\n")

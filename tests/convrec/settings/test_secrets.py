@@ -84,7 +84,7 @@ def test_only_the_secrets_of_nested_settings_are_masked() -> None:
 
 
 def test_printed_text_masks_secrets_and_their_long_words() -> None:
-    values = secrets.secret_values({"headers": [f"Bearer {SECRET}"], "token": "abc"})
+    values = secrets.collect_secret_values({"headers": [f"Bearer {SECRET}"], "token": "abc"})
     terminal = io.StringIO()
     stream = secrets.MaskedStream(cast(io.TextIOWrapper, terminal), values)
     print(f"{{'headers': ('Bearer ' '{SECRET}')}} abcd, Bearer {SECRET}x", file=cast(io.TextIOWrapper, stream))

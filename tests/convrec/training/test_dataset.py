@@ -14,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from convrec.base.errors import UserError
 from convrec.data import chat
-from convrec.data.schema import PROMPT_COLUMNS, RL_SCHEMA, SFT_SCHEMA, prompt_text
+from convrec.data.schema import PROMPT_COLUMNS, RL_SCHEMA, SFT_SCHEMA, format_prompt
 from convrec.training import dataset
 from convrec.training.dataset import ConvRecDataset, DemonstrationDataset, draw_rows, encode, read_rows, render_prompt
 from recipes.tiny_model import train_tokenizer
 from tests.user_errors import refuses
 
-INSTRUCTION = prompt_text("")
+INSTRUCTION = format_prompt("")
 LONG = (
     "USER: " + "I watch a lot of films and like to talk about them. " * 40 + "\nSYSTEM: Which?\nUSER: Heat, please.\n"
 )
@@ -34,7 +34,7 @@ def tokenizer() -> Any:
 
 def _row(conversation: str, number: int = 0) -> dict[str, Any]:
     return {
-        "prompt": [{"role": "user", "content": prompt_text(conversation)}],
+        "prompt": [{"role": "user", "content": format_prompt(conversation)}],
         "seen_titles": ["Alien"],
         "groundtruth_with_release_year": [["Heat", "1995"]],
         "sample_id": f"row-{number}",
@@ -113,7 +113,7 @@ def test_truncation_keeps_the_instruction_and_the_end(tmp_path: Path, tokenizer:
     (message,) = _rl(tmp_path, tokenizer, [_row(LONG)], max_prompt_length=160)[0]["raw_prompt"]
     assert message["content"].startswith(INSTRUCTION)
     assert message["content"].endswith("USER: Heat, please.\n")
-    assert len(message["content"]) < len(prompt_text(LONG))
+    assert len(message["content"]) < len(format_prompt(LONG))
 
 
 def test_a_limit_below_the_instruction_is_refused(tmp_path: Path, tokenizer: Any) -> None:

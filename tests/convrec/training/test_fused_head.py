@@ -165,7 +165,7 @@ def test_the_heads_gradient_is_summed_in_float32() -> None:
 
     def gradient(dtype: torch.dtype) -> torch.Tensor:
         head = weight.detach().clone().to(dtype).requires_grad_()
-        log_probs, _ = token_log_probs.chunked_log_probs(hidden.to(dtype), head, tokens, 1.0, False)
+        log_probs, _ = token_log_probs.compute_chunked_log_probs(hidden.to(dtype), head, tokens, 1.0, False)
         log_probs.sum().backward()
         return head.grad.double()
 

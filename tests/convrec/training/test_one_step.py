@@ -19,7 +19,7 @@ from convrec.settings.run import Run
 from convrec.training.loss import rank_grpo_loss
 from convrec.training.rank_method import RankMethod
 from recipes.launch.recipe import RANK_GRPO
-from recipes.plan import planned_run
+from recipes.plan import compose_planned_run
 from reward.catalog_match import compute_score
 from tests.convrec.conftest import nested
 
@@ -43,7 +43,7 @@ def example() -> Iterator[ModuleType]:
 def make_method(example: ModuleType) -> RankMethod:
     """The paper's settings, except for those that the example sets or leaves out."""
     changes = [f"convrec.num_items={example.N}", "actor_rollout_ref.actor.use_kl_loss=false"]
-    config = planned_run(RANK_GRPO, changes).verl_config
+    config = compose_planned_run(RANK_GRPO, changes).verl_config
     table = table_from_bytes([word.encode() for word in example.WORDS])
     return RankMethod(
         Run.from_config(config), CreditSettings(example.N, table, [example.END]), pad_token_id=example.END

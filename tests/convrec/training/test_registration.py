@@ -18,7 +18,7 @@ def test_worker_with_matching_or_no_driver_digest_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registration.check_worker()
-    monkeypatch.setenv(registration.DRIVERS_DIGEST, registration.source_digest())
+    monkeypatch.setenv(registration.DRIVERS_DIGEST, registration.compute_source_digest())
     registration.check_worker()
 
 
@@ -26,7 +26,7 @@ def test_worker_with_matching_or_no_driver_digest_passes(
 def test_another_source_is_reported_with_its_place(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setenv(registration.USER_MODULE, module)
     monkeypatch.setenv(registration.DRIVERS_DIGEST, "0123456789abcdef")
-    digest, source = registration.source_digest(), Path(registration.__file__).parents[1]
+    digest, source = registration.compute_source_digest(), Path(registration.__file__).parents[1]
     what = f"convrec or {module}" if module else "convrec"
     place = rf"{source}, {digest} instead of 0123456789abcdef"
     said = rf"a worker on 10\.0\.0\.7 has another version of {what} than the driver \({place}\)"
@@ -45,13 +45,13 @@ def test_digest_depends_on_the_source_only(monkeypatch: pytest.MonkeyPatch, tmp_
     def digest_of(folder: str, text: str) -> str:
         package = written(tmp_path / folder, "lists/ranks.py", text)
         monkeypatch.setattr(registration, "__file__", str(package / "training" / "registration.py"))
-        return registration.source_digest()
+        return registration.compute_source_digest()
 
     assert digest_of("a", "x = 1") == digest_of("b", "x = 1")
     assert digest_of("c", "x = 2") != digest_of("d", "x = 1")
     before = digest_of("e", "x = 1")
     (tmp_path / "e" / "lists" / "words.yaml").write_text("grey: gray")
-    assert registration.source_digest() != before
+    assert registration.compute_source_digest() != before
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_digest_covers_the_reward_that_this_process_would_import(
             patch.delitem(sys.modules, "reward", raising=False)
             patch.syspath_prepend(written(tmp_path / folder, file, text))
             patch.setenv(registration.USER_MODULE, module)
-            return registration.source_digest()
+            return registration.compute_source_digest()
 
-    without = registration.source_digest()
+    without = registration.compute_source_digest()
     assert digest_with("a", "x = 1") == digest_with("b", "x = 1") != without
     assert digest_with("c", "x = 2") not in (without, digest_with("d", "x = 1"))
     monkeypatch.setenv(registration.USER_MODULE, module)
-    assert registration.source_digest() == without  # a node that does not have it
+    assert registration.compute_source_digest() == without  # a node that does not have it
 
 
 def test_package_found_in_two_path_folders_is_hashed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_package_found_in_two_path_folders_is_hashed_once(monkeypatch: pytest.Mo
         (tmp_path / folder / "two_folders" / "rank.py").write_text("X = 1\n")
         monkeypatch.syspath_prepend(str(tmp_path / folder))
         monkeypatch.setenv(registration.USER_MODULE, "two_folders.rank")
-        digests.append(registration.source_digest())
+        digests.append(registration.compute_source_digest())
     assert digests[0] == digests[1]
 
 

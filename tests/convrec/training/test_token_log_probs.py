@@ -8,7 +8,7 @@ from verl.utils.experimental.torch_functional import _fused_linear_for_ppo_bwd, 
 
 from benchmarks.bench_log_probs import LogitTraffic
 from convrec.training import token_log_probs
-from convrec.training.token_log_probs import chunked_log_probs, whole_log_probs
+from convrec.training.token_log_probs import compute_chunked_log_probs, compute_whole_log_probs
 
 WORDS_OF_QWEN = 151_936
 Head = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_finite_differences(
     *head, token_P = make_head(tokens=7, size=4, words=11, dtype=torch.float64)
 
     def compute(hidden_PD: torch.Tensor, weight_VD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = chunked_log_probs(hidden_PD, weight_VD, token_P, temperature, with_entropy)
+        values = compute_chunked_log_probs(hidden_PD, weight_VD, token_P, temperature, with_entropy)
         return tuple(value for value in values if value is not None)
 
     assert torch.autograd.gradcheck(compute, [tensor.requires_grad_() for tensor in head])
@@ -101,8 +101,8 @@ def test_float32_values_and_gradients_match_the_definition(
     monkeypatch.setattr(token_log_probs, "CHUNK", 5)
     head = make_head(tokens=12, size=16, words=WORDS_OF_QWEN)
     expected = compute_with_gradients(by_definition, head, temperature, with_entropy, torch.float64)
-    chunked = compute_with_gradients(chunked_log_probs, head, temperature, with_entropy)
-    whole = compute_with_gradients(whole_log_probs, head, temperature, with_entropy)
+    chunked = compute_with_gradients(compute_chunked_log_probs, head, temperature, with_entropy)
+    whole = compute_with_gradients(compute_whole_log_probs, head, temperature, with_entropy)
     verls = compute_with_gradients(by_verl, head, temperature, with_entropy)
     assert len(chunked) == 3 + with_entropy
     # A gradient is a product over 151,936 words, whose float32 sum has an error of its own.
@@ -122,7 +122,7 @@ def test_bfloat16_error_is_within_a_tenth_of_verls(
     monkeypatch.setattr(token_log_probs, "CHUNK", 6)
     head = make_head(tokens=12, size=64, words=WORDS_OF_QWEN, dtype=torch.bfloat16)
     expected = compute_with_gradients(by_definition, head, with_entropy=True, dtype=torch.float64)
-    found = compute_with_gradients(chunked_log_probs, head, with_entropy=True)
+    found = compute_with_gradients(compute_chunked_log_probs, head, with_entropy=True)
     verls = compute_with_gradients(by_verl, head, with_entropy=True)
     for one, verl, other in zip(found, verls, expected, strict=True):
         error = (one - other).norm() / other.norm()
@@ -135,7 +135,7 @@ def test_a_certain_token_has_no_gradient_left_over_in_bfloat16() -> None:
     weight_VD = torch.zeros(8, 4, dtype=torch.bfloat16)
     weight_VD[2, 0] = 60
     hidden_PD = torch.eye(4, dtype=torch.bfloat16)[:1].requires_grad_()
-    log_prob_P, _ = chunked_log_probs(hidden_PD, weight_VD, torch.tensor([2]), 1.0, False)
+    log_prob_P, _ = compute_chunked_log_probs(hidden_PD, weight_VD, torch.tensor([2]), 1.0, False)
     log_prob_P.sum().backward()
     assert log_prob_P.item() == pytest.approx(0, abs=1e-6)
     assert hidden_PD.grad is not None
@@ -155,26 +155,28 @@ def traffic_of_a_logit(compute: Callable[..., tuple[torch.Tensor, torch.Tensor |
 
 def test_logit_costs_half_of_verls_memory_traffic() -> None:
     """The bytes that the module's docstring counts."""
-    assert traffic_of_a_logit(chunked_log_probs, 1.0) == 22 + 26
+    assert traffic_of_a_logit(compute_chunked_log_probs, 1.0) == 22 + 26
     assert traffic_of_a_logit(by_verl, 1.0) > 2 * (22 + 26)
 
 
 def test_a_temperature_of_1_costs_nothing() -> None:
-    other = traffic_of_a_logit(chunked_log_probs, 0.7)
-    assert traffic_of_a_logit(chunked_log_probs, 1.0) == other - 2 * 4  # read and written in bf16, forward and backward
+    other = traffic_of_a_logit(compute_chunked_log_probs, 0.7)
+    assert (
+        traffic_of_a_logit(compute_chunked_log_probs, 1.0) == other - 2 * 4
+    )  # read and written in bf16, forward and backward
 
 
 def test_entropies_that_nobody_wants_are_not_computed() -> None:
     head = make_head(tokens=3, size=4, words=9)
-    assert chunked_log_probs(*head, 1.0, False)[1] is None
-    assert whole_log_probs(*head, 1.0, False)[1] is None
+    assert compute_chunked_log_probs(*head, 1.0, False)[1] is None
+    assert compute_whole_log_probs(*head, 1.0, False)[1] is None
 
 
 def test_no_tokens_have_no_log_probs_and_a_gradient_of_0() -> None:
     hidden_PD, weight_VD, token_P = make_head(tokens=3, size=4, words=9)
     hidden_PD = hidden_PD[:0].requires_grad_()
     weight_VD.requires_grad_()
-    log_prob_P, _ = chunked_log_probs(hidden_PD, weight_VD, token_P[:0], 1.0, False)
+    log_prob_P, _ = compute_chunked_log_probs(hidden_PD, weight_VD, token_P[:0], 1.0, False)
     log_prob_P.sum().backward()
     assert log_prob_P.shape == (0,)
     assert weight_VD.grad is not None

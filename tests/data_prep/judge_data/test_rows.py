@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convrec.judges.prompt import query_text
+from convrec.judges.prompt import format_query
 from convrec.judges.schema import get_label, get_responses, make_row, read_judge_table
 from data_prep import judge
 from data_prep.judge import convert
@@ -56,7 +56,7 @@ def test_identical_rows_are_listed_and_the_first_is_kept(tmp_path: Path, capsys:
     other_way = {"prompt": "Why?", "response_a": "bad", "response_b": "good", "preferred": "B"}
     records = [pair("Why?"), pair("Why else?"), other_way, pair(" WHY? ")]
     summary, rows = written(tmp_path, "pairwise", records)
-    assert [query_text(row["input"]) for row in rows] == ["Why?", "Why else?"]
+    assert [format_query(row["input"]) for row in rows] == ["Why?", "Why else?"]
     assert (summary["identical_left_out"], summary["contradictory_left_out"]) == (2, 0)
     why = "repeats in.jsonl: line 1"
     assert left_out(tmp_path) == [("in.jsonl: line 3", "identical", why), ("in.jsonl: line 4", "identical", why)]
@@ -66,7 +66,7 @@ def test_identical_rows_are_listed_and_the_first_is_kept(tmp_path: Path, capsys:
 def test_contradictory_rows_are_listed_and_none_is_kept(tmp_path: Path) -> None:
     records = [pair("Why?"), pair("Why else?"), pair("Why?", "bad", "good"), pair("Why?")]
     summary, rows = written(tmp_path, "pairwise", records)
-    assert [query_text(row["input"]) for row in rows] == ["Why else?"]
+    assert [format_query(row["input"]) for row in rows] == ["Why else?"]
     assert summary["contradictory_left_out"] == 3
     places = "in.jsonl: line 1, in.jsonl: line 3, in.jsonl: line 4"
     assert left_out(tmp_path)[0] == ("in.jsonl: line 1", "contradictory", f"contradictory verdicts in {places}")

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.data.schema import TRUTH, prompt_text
+from convrec.data.schema import TRUTH, format_prompt
 from convrec.titles.item import format_item
 from data_prep.stages import adjust, metadata, ranges, reflect, remap, rows, teacher
-from data_prep.tables import parquet_writer
+from data_prep.tables import open_parquet_writer
 from tests.user_errors import refuses
 
 FILMS = [(f"Film {name}", 1990) for name in "ABCDEFGHIJ"]
@@ -36,7 +36,7 @@ def write_stages(folder, conversations=60, remapped="full"):
         truth = [FILMS[9]] if n % 2 else [FILMS[0], FILMS[kind + 1], ("Unknown", 2000)]
         text = f"USER: something {KINDS[kind]} {' '.join(rng.choice(list('xyzuvw'), 3))}\n"
         table.append({
-            "prompt": [{"content": prompt_text(text), "role": "user"}], "seen_titles": ["Film A"],
+            "prompt": [{"content": format_prompt(text), "role": "user"}], "seen_titles": ["Film A"],
             TRUTH: [[title, str(year)] for title, year in truth], "sample_id": f"c{n}", "group": f"c{n // 2}",
             "split": "train" if n < conversations - 6 else "validation",
         })  # fmt: skip
@@ -46,13 +46,13 @@ def write_stages(folder, conversations=60, remapped="full"):
     texts = [f"{format_item(*film)}\ngenre: {KINDS[n % 3]}" for n, film in enumerate(FILMS)]
     pq.write_table(pa.table({"title": titles, "year": years, "text": texts}), folder / metadata.FILE)
     for name, data, schema in ((rows.ROWS, table, rows.SCHEMA), (teacher.FILE, lists, teacher.SCHEMA)):
-        with parquet_writer(folder / name, schema) as writer:
+        with open_parquet_writer(folder / name, schema) as writer:
             for start in range(0, len(data), 7):  # row groups that are not the ranges
                 writer.write_table(pa.Table.from_pylist(data[start : start + 7], schema))
     record = {"id": "", "settings": {"num_items": 2}, "inputs": {}, "files": [], "summary": {}}
     (folder / "rows.json").write_text(json.dumps(record))
     remap.run(folder, replace(REMAP, remap=remapped))
-    with parquet_writer(folder / reflect.FILE, reflect.SCHEMA) as writer:  # the last candidate is rated 2
+    with open_parquet_writer(folder / reflect.FILE, reflect.SCHEMA) as writer:  # the last candidate is rated 2
         remapped_rows = pq.read_table(folder / remap.FILE).to_pylist()
         ratings = [[0.0] * (len(row["candidates"]) - 1) + [2.0] for row in remapped_rows]
         scores = [

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.stages.record import Stage, read_blocks, read_record, run_stage
-from data_prep.tables import parquet_writer
+from data_prep.tables import open_parquet_writer
 from tests.user_errors import refuses
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -39,7 +39,7 @@ def make_stages(runs):
 
     def second(folder, settings):
         runs.append("second")
-        with parquet_writer(folder / "second.parquet", SCHEMA) as writer:
+        with open_parquet_writer(folder / "second.parquet", SCHEMA) as writer:
             for block in read_blocks(folder / "first.parquet", 1):
                 writer.write_table(pa.Table.from_pylist([{"n": settings.times * row["n"]} for row in block], SCHEMA))
             if settings.times == 13:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.base.errors import UserError
-from convrec.data.schema import prompt_text
+from convrec.data.schema import format_prompt
 from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.snapshot import Title
 from convrec.lists.settings import ListSettings
@@ -31,7 +31,7 @@ def chats(path: Path, *records: Any) -> list[Chat]:
 
 
 def test_all_forms_of_a_conversation_are_read_alike(tmp_path: Path) -> None:
-    prompt = [{"role": "user", "content": prompt_text(TEXT)}]
+    prompt = [{"role": "user", "content": format_prompt(TEXT)}]
     forms = ({"conversation": TURNS}, {"messages": TURNS}, {"conversation": TEXT}, {"conversation": "Something funny."})
     of_lines = chats(tmp_path / "chats.jsonl", *forms, {"prompt": prompt, "sample_id": "s", "seen_titles": ["Up"]})
     assert [chat.conversation for chat in of_lines] == [TEXT] * 5

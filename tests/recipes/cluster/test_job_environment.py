@@ -83,7 +83,7 @@ def test_settings_of_libraries_travel_and_secrets_stay_behind() -> None:
     assert wanted.items() <= values.items()
     assert not values.keys() & (others | holds_password).keys()
     assert "a-secret" not in values.values()
-    assert [warning.split()[0] for warning in job_environment.withheld(given)] == list(holds_password)
+    assert [warning.split()[0] for warning in job_environment.find_withheld_variables(given)] == list(holds_password)
 
 
 def test_path_settings_are_made_absolute_and_switches_kept(tmp_path: Path) -> None:

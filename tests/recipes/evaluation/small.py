@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, prompt_text
+from convrec.data.schema import CATALOG_SCHEMA, RL_SCHEMA, format_prompt
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Toy Story": 1995, "Jaws": 1975}
 
@@ -21,7 +21,7 @@ def row(
 ) -> dict[str, Any]:
     """truth: titles of films."""
     return {
-        "prompt": [{"role": "user", "content": prompt_text(f"USER: {conversation}\n", 3)}],
+        "prompt": [{"role": "user", "content": format_prompt(f"USER: {conversation}\n", 3)}],
         "seen_titles": list(seen),
         "groundtruth_with_release_year": [[title, str(films[title])] for title in truth],
         "sample_id": sample_id,

@@ -14,7 +14,7 @@ import pytest
 
 from convrec.base.statistics import bootstrap, jackknife
 from convrec.data.schema import RL_SCHEMA
-from convrec.report.page import not_measured
+from convrec.report.page import explain_missing_measures
 from convrec.titles.catalog import Catalog
 from convrec.titles.matching import Matcher
 from recipes import evaluate
@@ -251,4 +251,4 @@ def test_popularity_comes_from_mentions_without_training_rows(sample: Path, tmp_
     assert with_mentions.mentions_M.sum() == with_mentions.rows == sum(catalog["mentions"].to_pylist())
     assert bare.mentions_M is None
     no_train = "No popularity lift, novelty or cold items: no --train, and the catalog has no column mentions."
-    assert not_measured({"coverage": 0.1, "diversity": 0.5}) == [no_train]
+    assert explain_missing_measures({"coverage": 0.1, "diversity": 0.5}) == [no_train]

@@ -13,9 +13,9 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.lists.settings import ListSettings
 from recipes.evaluate import format_metrics
-from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed
+from recipes.evaluation.constrained import check_lists, make_constraint, read_allowed_items
 from recipes.evaluation.options import EvaluationOptions
-from recipes.evaluation.scoring import load_metrics, model_line
+from recipes.evaluation.scoring import load_metrics, make_model_line
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.split import Split, read_split
 from recipes.report import _summarise_lists
@@ -85,13 +85,13 @@ def test_a_part_of_the_catalog_is_named_by_lines_or_by_a_catalog(split: Split, t
     lines.write_text("1. Amélie (2001)\n\nHEAT (1995)\n", encoding="utf-8")
     pq.write_table(pa.table({"title": ["Heat", "Amelie"], "year": [1995, 2002]}), table)
     for part in (lines, table):
-        assert read_allowed(part, split.matcher) == {1, 2, 3}  # both spellings
+        assert read_allowed_items(part, split.matcher) == {1, 2, 3}  # both spellings
     lines.write_text("Heat (1995)\nJaws (1975)\n")
     with refuses("evaluation.unknown-allowed-item", "part.txt", "line 2", "'Jaws'"):
-        read_allowed(lines, split.matcher)
+        read_allowed_items(lines, split.matcher)
     lines.write_text("\n")
     with refuses("evaluation.no-allowed-items", lines):
-        read_allowed(lines, split.matcher)
+        read_allowed_items(lines, split.matcher)
 
 
 def make_answers(split: Split, first: str, second: str) -> Mapping[str, Any]:
@@ -123,7 +123,7 @@ def test_constrained_lists_stand_beside_free_ones_and_baselines(
     assert list(metrics["results"]["strict"]) == ["model", "constrained", "popularity"]
     assert metrics["generation"]["prompts"] == 2 + 2
     # every row wants Toy Story: at rank 2 of the free lists, at rank 1 of the constrained ones, which have Amelie too
-    gain = model_line(metrics)
+    gain = make_model_line(metrics)
     assert gain["recall@2 constrained gain"] == 0
     assert gain["ndcg@2 constrained gain"] == pytest.approx(1 - 1 / math.log2(3))
     assert gain["coverage constrained gain"] == pytest.approx(1 / metrics["settings"]["catalog_items"])

@@ -212,12 +212,12 @@ def test_matrix_training_waits_while_another_job_holds_its_slots(
     monkeypatch.setattr(cluster_findings, "WAIT_SECONDS", 0)
     for environment, expected in (({}, seen[0]), ({WAITS_VARIABLE: "1"}, free)):
         states = iter(seen)
-        monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda states=states: [next(states)])
-        assert cluster_findings.slots_for(trainings["sft"], environment) == [expected]
+        monkeypatch.setattr(preflight_node, "collect_slots", lambda states=states: [next(states)])
+        assert cluster_findings.wait_for_slots(trainings["sft"], environment) == [expected]
     assert capsys.readouterr().out.startswith("waiting: another job holds them; ")
     too_small = [replace(free, gpus=0, free_gpus=0)]  # slots that the cluster does not have are not waited for
-    monkeypatch.setattr(preflight_node, "slots_of_cluster", lambda: too_small)
-    assert cluster_findings.slots_for(trainings["sft"], {WAITS_VARIABLE: "1"}) == too_small
+    monkeypatch.setattr(preflight_node, "collect_slots", lambda: too_small)
+    assert cluster_findings.wait_for_slots(trainings["sft"], {WAITS_VARIABLE: "1"}) == too_small
 
 
 def test_the_evaluation_of_a_job_has_the_options_of_the_file() -> None:

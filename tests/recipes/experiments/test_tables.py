@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipes.evaluation.scoring import model_line
+from recipes.evaluation.scoring import make_model_line
 from recipes.experiments.matrix_runs import MatrixRun
 from recipes.experiments.tables import compare_variants, format_markdown, measure_hours, read_evaluations, write_tables
 from tests.recipes.experiments.found import NAMES, make_metrics
@@ -23,7 +23,7 @@ def make_run(name: str, variant: str) -> MatrixRun:
 
 
 def make_row(run: MatrixRun, metrics: dict[str, Any]) -> dict[str, Any]:
-    return {"run": run.name, "variant": run.variant, "seed": run.seed} | model_line(metrics)
+    return {"run": run.name, "variant": run.variant, "seed": run.seed} | make_model_line(metrics)
 
 
 def test_table_shows_means_over_seeds_and_gains_over_the_start() -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.judges.criteria import DEFAULTS, FILE, Criteria, criteria_text
+from convrec.judges.criteria import DEFAULTS, FILE, Criteria, format_criteria
 from convrec.judges.schema import judge_schema, make_row
 from data_prep.judge_demonstrations import read_answers
 from recipes import evaluate
@@ -145,7 +145,7 @@ def test_evaluations_are_compared_on_rows_with_a_better_response(
 
 def test_a_judge_of_another_kind_raises_a_warning(tmp_path: Path) -> None:
     trained_by = Criteria("Count letters.", ("Nothing else.",), (1, 3))
-    (tmp_path / FILE).write_text(criteria_text(trained_by, "pointwise"))
+    (tmp_path / FILE).write_text(format_criteria(trained_by, "pointwise"))
     (warning,) = _check_criteria(tmp_path, {"criteria": DEFAULTS["pairwise"]}, "pairwise")
     assert "pairwise" in warning
     assert _check_criteria(tmp_path, {"criteria": trained_by}, "pointwise") == []

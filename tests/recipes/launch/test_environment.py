@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from convrec.runs import guard
 from recipes.launch import ray_training
-from recipes.launch.environment import process_environment, set_up_process, use_own_token
+from recipes.launch.environment import make_process_environment, set_up_process, use_own_token
 
 ASK_RAY = """
 from recipes.launch.environment import set_up_process
@@ -29,11 +29,11 @@ print(ray.util.get_node_ip_address())
 
 LOCAL_RAY = """
 import contextlib, json, os, sys, time
-from recipes.launch.environment import process_environment, set_up_process
+from recipes.launch.environment import make_process_environment, set_up_process
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as on a machine with GPUs that trains on its CPU
 set_up_process()
-os.environ.update(process_environment(False))
+os.environ.update(make_process_environment(False))
 import psutil
 from omegaconf import OmegaConf
 from convrec.runs import guard
@@ -47,7 +47,7 @@ config = OmegaConf.create({
 with guard.guarded("gone") as folder:
     if sys.argv[1] == "ours":
         ray_training.preload_workers(config)
-        ray_training.start_ray(config, process_environment(True))
+        ray_training.start_ray(config, make_process_environment(True))
     else:
         import ray
         ray.init("local", num_cpus=1, include_dashboard=False, _temp_dir=str(folder / "ray"))
@@ -115,13 +115,13 @@ def test_vllm_starts_without_nvcc_and_keeps_what_it_compiled(monkeypatch: pytest
     monkeypatch.setenv(guard.FOLDER_VARIABLE, str(tmp_path))
     with mock.patch.dict(os.environ):
         config = OmegaConf.create({"ray_kwargs": {"ray_init": {}}})
-        ray_training.start_ray(config, process_environment(True))
+        ray_training.start_ray(config, make_process_environment(True))
     assert ray["runtime_env"]["env_vars"].items() >= expected.items()
     with mock.patch.dict(os.environ):
         engine_settings(1)
         assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
-    assert process_environment(True)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+    assert make_process_environment(True)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
 
 
 class Questions(BaseHTTPRequestHandler):

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from convrec.runs.folder import setting
 from recipes import cli
-from recipes.launch.help_text import default_texts, training_help
+from recipes.launch.help_text import describe_defaults, format_training_help
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose_files
 from recipes.launch.variables import VARIABLES
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("name", RECIPES)
 def test_help_lists_every_variable_of_a_recipe_with_its_default(name: str) -> None:
     recipe = RECIPES[name]
-    lines = {line.split()[0]: line for line in training_help(recipe).splitlines() if line.startswith("  ")}
+    lines = {line.split()[0]: line for line in format_training_help(recipe).splitlines() if line.startswith("  ")}
     assert {v.name for v in VARIABLES if v.collect_keys(recipe)} == {word for word in lines if word.isupper()}
     assert " / " not in lines["SAVE_FREQ"]
     assert {"sft": " 100 ", "rank_grpo": " 200 "}.get(name, " 20 ") in lines["SAVE_FREQ"]
@@ -29,7 +29,7 @@ def test_help_lists_every_variable_of_a_recipe_with_its_default(name: str) -> No
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_command_prints_the_help_of_its_recipe(name: str, capsys) -> None:
     cli.print_training_help(RECIPES[name].command)
-    assert capsys.readouterr().out == training_help(RECIPES[name]) + "\n"
+    assert capsys.readouterr().out == format_training_help(RECIPES[name]) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_command_prints_the_help_of_its_recipe(name: str, capsys) -> None:
     ],
 )
 def test_a_default_is_the_value_in_the_config_or_the_meaning_of_null(recipe: str, defaults: dict[str, str]) -> None:
-    assert default_texts(RECIPES[recipe]).items() >= defaults.items()
+    assert describe_defaults(RECIPES[recipe]).items() >= defaults.items()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_default_in_words_agrees_with_conf(name: str, variable: str, key: str,
     config = compose_files(recipe, [], [f"{recipe.host_group}=gpu"], environment={})
     assert str(setting(OmegaConf.to_container(config, resolve=False), key)) == in_conf
     reference = recipe.rows.get(in_conf.strip("${}"))
-    assert default_texts(recipe)[variable] == (reference.setting.variable if reference else in_conf)
+    assert describe_defaults(recipe)[variable] == (reference.setting.variable if reference else in_conf)
 
 
 def test_defaults_outside_the_settings_table_are_the_known_ones() -> None:

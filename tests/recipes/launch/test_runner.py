@@ -398,9 +398,8 @@ def test_checkpoints_kept_earlier_are_removed_only_on_request(tmp_path: Path, mo
 
 def run_python(log: Path, code: str) -> str:
     """Run Python code and return its terminal output; in the context `output` it writes to the log."""
-    start = (
-        f"import pathlib; from recipes.launch import console; output = console.output_to(pathlib.Path({str(log)!r}))"
-    )
+    start = "import pathlib; from recipes.launch import console; "
+    start += f"output = console.redirect_output(pathlib.Path({str(log)!r}))"
     return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=True).stderr
 
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.launch import settings
 from recipes.launch.recipe import RANK_GRPO, RECIPES, SFT
-from recipes.launch.variables import OTHER_NAMES, VARIABLES, misspelt_variables, overrides_from_environment
+from recipes.launch.variables import OTHER_NAMES, VARIABLES, find_misspelt_variables, overrides_from_environment
 from tests.user_errors import refuses
 
 PARTS = {"relevance": 1.0, "diversity.title": 0.5, "catalog.price (EUR)": -0.1}
@@ -136,7 +136,7 @@ TORCHINDUCTOR_CACHE_DIR TRANSFORMERS_CACHE TRITON_CACHE_DIR VERSION VLLM_CACHE_R
 
 
 def test_a_usual_environment_gives_no_warning() -> None:
-    assert misspelt_variables(dict.fromkeys(USUAL.split(), "x")) == []
+    assert find_misspelt_variables(dict.fromkeys(USUAL.split(), "x")) == []
 
 
 @pytest.mark.parametrize(
@@ -166,19 +166,19 @@ def test_a_usual_environment_gives_no_warning() -> None:
     ],
 )
 def test_a_name_like_ours_is_warned_about_with_ours(name: str, meant: str) -> None:
-    assert misspelt_variables({name: "x", "PATH": "/bin"}) == [
+    assert find_misspelt_variables({name: "x", "PATH": "/bin"}) == [
         f"{name} is set, but no recipe reads it: did you mean {meant}?"
     ]
 
 
 def test_ours_and_empty_ones_are_not_misspelt() -> None:
-    assert misspelt_variables(dict.fromkeys(NAMES, "x")) == []
-    assert misspelt_variables({"TRAINFILE": ""}) == []
+    assert find_misspelt_variables(dict.fromkeys(NAMES, "x")) == []
+    assert find_misspelt_variables({"TRAINFILE": ""}) == []
 
 
 def test_a_set_variable_is_not_suggested() -> None:
-    assert misspelt_variables({"MODEL": "of another program", "MODEL_PATH": "ours"}) == []
-    assert len(misspelt_variables({"MODEL": "ours?", "MODEL_PATH": ""})) == 1
+    assert find_misspelt_variables({"MODEL": "of another program", "MODEL_PATH": "ours"}) == []
+    assert len(find_misspelt_variables({"MODEL": "ours?", "MODEL_PATH": ""})) == 1
 
 
 def test_foreign_variable_names_are_distinct_and_map_to_ours() -> None:

@@ -78,7 +78,7 @@ def test_a_run_that_does_not_fit_at_all_is_refused(sft_run: SftRun, monkeypatch:
     run = sft_run()
     assert memory.fit_micro_batch(run) == []  # the error is enough
     report: Any = SimpleNamespace(where="here", device_memory=0, memory_available=1 * GIB)
-    (result,) = findings.memory_findings(memory.host_workload(run), [report])
+    (result,) = findings.check_memory(memory.host_workload(run), [report])
     assert result.status == "failure"
     assert "1.0 GiB are available" in result.what
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from convrec.base.errors import UserError
-from recipes.planning.models import KNOWN_MODELS, ModelSize, model_size
+from recipes.planning.models import KNOWN_MODELS, ModelSize, read_model_size
 from tests.user_errors import refuses
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -22,7 +22,7 @@ def test_known_models_have_the_published_numbers_of_parameters() -> None:
     """The figures are those of the safetensors files."""
     published = [494_032_768, 1_235_814_400, 3_212_749_824, 8_030_261_248, 32_762_123_264, 70_553_706_496]
     assert [known.size.parameters for known in KNOWN_MODELS.values()] == published
-    assert model_size("Qwen/Qwen3-32B") == model_size("32B") == KNOWN_MODELS["32B"].size
+    assert read_model_size("Qwen/Qwen3-32B") == read_model_size("32B") == KNOWN_MODELS["32B"].size
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "olmo2", "mixtral", "qwen3_moe"])
@@ -33,7 +33,7 @@ def test_parameters_from_a_config_are_those_of_transformers(kind: str, tied: boo
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
         counted = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
-    size = model_size(str(tmp_path))
+    size = read_model_size(str(tmp_path))
     assert size.parameters == pytest.approx(counted, rel=0 if kind in ("llama", "qwen2", "qwen3") else 1e-3)
     assert size == ModelSize(
         parameters=size.parameters,
@@ -55,16 +55,16 @@ def test_a_folder_without_a_readable_config_is_named(text: str | None, error: ty
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(error, match=r"config\.json"):
-        model_size(str(tmp_path))
+        read_model_size(str(tmp_path))
 
 
 def test_an_incomplete_config_is_named_with_the_missing_key(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with refuses("plan.incomplete-model-config", tmp_path / "config.json", "num_hidden_layers"):
-        model_size(str(tmp_path))
+        read_model_size(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["9B", "nobody/no-such-model", "no/such/folder"])
 def test_a_missing_model_is_named(name: str) -> None:
     with pytest.raises(FileNotFoundError, match=name):
-        model_size(name)
+        read_model_size(name)

@@ -13,9 +13,9 @@ from convrec.training import token_log_probs
 from recipes.launch.recipe import RANK_GRPO, SFT
 from recipes.planning.estimate import CHUNK_TOKENS, GIB, Workload, find_shortages, gpu_parts, make_workload
 from recipes.planning.figures import GPUS, START_SECONDS
-from recipes.planning.models import KNOWN_MODELS, ModelSize, model_size
+from recipes.planning.models import KNOWN_MODELS, ModelSize, read_model_size
 from recipes.planning.plan import make_plan, shown, summarize_plan
-from recipes.preflight.findings import memory_findings
+from recipes.preflight.findings import check_memory
 from tests.user_errors import refuses
 
 Config = Callable[..., DictConfig]
@@ -205,7 +205,7 @@ def test_plan_finds_3b_on_one_card_trains_but_cannot_sample(config_with: Config)
     training, sampling = (sum(parts.values()) / GIB for parts in gpu_parts(three_b, CARD))
     assert (round(training, 1), round(sampling, 1)) == (59.7, 75.7)
     node: Any = SimpleNamespace(where="here", device_memory=CARD, memory_available=500 * GIB)
-    result = memory_findings(three_b, [node])[0]  # in the doctor, the dry run and every start
+    result = check_memory(three_b, [node])[0]  # in the doctor, the dry run and every start
     assert (result.status, result.what, plan_of(config, "3B")["lacks"]) == ("warning", shortage, [shortage])
 
 
@@ -234,7 +234,7 @@ def test_a_dry_run_has_the_hours_of_the_plan(recipe, config_of: Callable[[str], 
     steps, checkpoints, time = summarize_plan(Run.from_config(config))
     assert steps.startswith("steps: 15 of 8 rows out of 40; ")
     assert checkpoints.startswith("checkpoints: 1, 1 of them kept: 0.00 GiB each")
-    plan = make_plan(Run.from_config(config), workload(config, model_size(str(model))), GPUS["H100"], 40, 10)
+    plan = make_plan(Run.from_config(config), workload(config, read_model_size(str(model))), GPUS["H100"], 40, 10)
     hours, seconds = shown(plan["work"]["hours"]), shown(plan["seconds of a step"]["a step"])
     assert time.startswith(f"time: {hours} hours, {seconds} s per step, modelled for H100s")
 

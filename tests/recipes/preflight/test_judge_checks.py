@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.base.errors import UserError
-from convrec.judges.schema import judge_schema, make_row, swapped_row
+from convrec.judges.schema import judge_schema, make_row, swap_row
 from recipes import evaluate
 from recipes.judge.evaluation import format_metrics
 from recipes.launch import runner, settings
@@ -71,7 +71,7 @@ def test_both_orders_are_there_where_they_count_together(
     with pytest.raises(UserError, match=r"TRAIN_FILE=.*rows 0, 1, 2, 3, 4 and 3 more: .*--both-orders"):
         check()
     row = make_row(USER, ["Alien.", "Up."], "A", "test")
-    table = pa.Table.from_pylist([row, swapped_row(row)] * 4, judge_schema("pairwise"))
+    table = pa.Table.from_pylist([row, swap_row(row)] * 4, judge_schema("pairwise"))
     pq.write_table(table, run / "both.parquet")
     monkeypatch.setenv("TRAIN_FILE", str(run / "both.parquet"))
     assert check() == []

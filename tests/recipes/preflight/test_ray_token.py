@@ -10,7 +10,7 @@ import pytest
 from ray._private import services
 
 from recipes.preflight import node
-from recipes.preflight.findings import token_findings
+from recipes.preflight.findings import check_cluster_token
 from recipes.preflight.ray_token import GCS_METHOD, check_token, describe_missing_token
 from tests.user_errors import refuses
 
@@ -104,7 +104,7 @@ def test_a_refusal_is_reported_before_ray_connects(cluster: str, home: Path, mon
         node.connect()
     (home / ".ray" / "auth_token").write_text("1" * 64 + "\n")
     check_token(cluster)
-    assert token_findings(cluster) == []
+    assert check_cluster_token(cluster) == []
 
 
 @pytest.mark.parametrize("cluster", ["1" * 64], indirect=True)
@@ -116,7 +116,7 @@ def test_a_token_of_kubernetes_is_left_to_ray(cluster: str, monkeypatch: pytest.
 @pytest.mark.parametrize("cluster", [""], indirect=True)
 def test_an_open_cluster_lets_in_and_is_a_finding(cluster: str) -> None:
     check_token(cluster)
-    assert [finding.status for finding in token_findings(cluster)] == ["warning"]
+    assert [finding.status for finding in check_cluster_token(cluster)] == ["warning"]
 
 
 @pytest.fixture
@@ -139,16 +139,16 @@ def test_a_node_of_the_cluster_without_its_token_is_refused(
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     with refuses("preflight.refused-token", "RAY_ADDRESS=auto", "RAY_AUTH_MODE=token"):
         node.connect()
-    assert token_findings("auto") == []
+    assert check_cluster_token("auto") == []
 
 
 @pytest.mark.parametrize("cluster", [""], indirect=True)
 def test_a_node_of_an_open_cluster_has_a_finding(cluster: str, folder_of_ray: Path) -> None:
     (folder_of_ray / "ray_current_cluster").write_text(cluster)
-    assert [finding.status for finding in token_findings("auto")] == ["warning"]
+    assert [finding.status for finding in check_cluster_token("auto")] == ["warning"]
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://head:10001", "127.0.0.1:1"])
 def test_what_does_not_answer_is_left_to_ray(address: str, folder_of_ray: Path) -> None:
     check_token(address)
-    assert token_findings(address) == []
+    assert check_cluster_token(address) == []

@@ -13,7 +13,7 @@ import torch
 
 from convrec.features.asking.attributes import Attributes
 from convrec.features.asking.maths import Turns, assign_questions, question_advantages
-from convrec.rank_grpo.advantages import rank_advantages
+from convrec.rank_grpo.advantages import compute_rank_advantages
 from convrec.titles.catalog import Catalog
 
 CATALOG = Catalog.from_items([(f"Item {row}", None) for row in range(8)])
@@ -123,7 +123,7 @@ def test_a_deviation_of_each_group_would_have_the_wrong_sign() -> None:
     groups = enumerate_groups(policy_A)
     return_B1 = (groups.turns.gain_B - cost * groups.turns.asked_B)[:, None]
     labels = list(zip(groups.turns.uid, groups.turns.turn_B.tolist(), strict=True))
-    of_group_B = rank_advantages(return_B1, labels)[:, 0] * groups.turns.is_question_B
+    of_group_B = compute_rank_advantages(return_B1, labels)[:, 0] * groups.turns.is_question_B
     assert expected_gradient(groups, of_group_B, policy_A)[1] < 0
     assert expected_gradient(groups, question_advantages(groups.turns, cost), policy_A)[1] > 0
 
@@ -133,10 +133,10 @@ def test_rank_credit_ignores_asking_unless_all_lists_are_pooled(norm_by_std: boo
     policy_A = torch.tensor([0.9, 0.0, 0.1], dtype=torch.float64)
     groups, cost = enumerate_groups(policy_A), 0.45  # a question costs more than its gain of 3/8
     of_lists_B1 = torch.where(groups.turns.is_question_B, 0.0, groups.turns.gain_B)[:, None]
-    apart_B = rank_advantages(of_lists_B1, groups.turns.list_groups, norm_by_std)[:, 0]
+    apart_B = compute_rank_advantages(of_lists_B1, groups.turns.list_groups, norm_by_std)[:, 0]
     assert torch.allclose(expected_gradient(groups, apart_B, policy_A), torch.zeros(3, dtype=torch.float64))
     labels = [(uid, question) for uid, _, question in groups.turns.list_groups]
-    together_B = rank_advantages(of_lists_B1, labels, norm_by_std)[:, 0]
+    together_B = compute_rank_advantages(of_lists_B1, labels, norm_by_std)[:, 0]
     questions_B = question_advantages(groups.turns, cost, norm_by_std)
     assert expected_gradient(groups, questions_B, policy_A)[0] < 0
     assert expected_gradient(groups, questions_B + together_B, policy_A)[0] > 0  # the policy would ask at a loss

@@ -23,7 +23,7 @@ from convrec.features.constrained.catalog_trie import (
     build_catalog_trie,
     catalog_trie,
     check_length,
-    excluded_items,
+    find_excluded_items,
     join_lines,
     select_lines,
 )
@@ -103,7 +103,7 @@ def test_spellings_share_an_item_and_equal_lines_are_stored_once(catalog: Catalo
 
 
 def test_items_that_matching_counts_as_seen_are_excluded(matcher: Matcher) -> None:
-    assert excluded_items(matcher, ["AMÉLIE", "Heat", "the aliens!", "Nothing"]) == [3, 5, 6, 10]
+    assert find_excluded_items(matcher, ["AMÉLIE", "Heat", "the aliens!", "Nothing"]) == [3, 5, 6, 10]
 
 
 def test_trie_file_is_next_to_catalog_and_specific_to_its_inputs(

@@ -11,7 +11,7 @@ from convrec.features.constrained import log_probs as module
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.choices import ChoiceReader, joined
 from convrec.features.constrained.log_probs import ConstrainedHead
-from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, rank_policy_loss
+from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, compute_rank_policy_loss
 from tests.convrec.features.constrained.numpy_policy import loss_and_gradients, policy
 from tests.convrec.features.constrained.test_choices import sampled
 
@@ -85,7 +85,7 @@ def test_ratios_loss_and_gradient_are_those_of_the_definition(catalog: CatalogTr
     )
     rank_BT = by_response(torch.from_numpy(np.concatenate([one.rank_T for one in policies[0]])).long())
     free_BT = by_response(torch.from_numpy(np.concatenate([one.is_free_T for one in policies[0]])).bool())
-    loss, metrics = rank_policy_loss(
+    loss, metrics = compute_rank_policy_loss(
         log_probs,
         torch.from_numpy(advantages_BK).gather(1, rank_BT),
         rank_BT.masked_fill(~free_BT, -1),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from convrec.features.asking.turns import question_text
+from convrec.features.asking.turns import format_question
 from convrec.features.constrained.catalog_trie import (
     CatalogTrie,
     build_catalog_trie,
@@ -23,7 +23,7 @@ from tests.user_errors import refuses
 
 pytestmark = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, DUMMY_PREFIX], indirect=True)
 
-QUESTIONS = [question_text(attribute) for attribute in ("genre", "decade")]
+QUESTIONS = [format_question(attribute) for attribute in ("genre", "decade")]
 ITEMS = (5, 11)  # Heat (1995) and Up (2009)
 OTHERS = [item for item in range(12) if item not in ITEMS]
 

@@ -100,7 +100,7 @@ def test_a_shops_csv_is_filtered_by_its_booleans_and_prices(serve: Callable[...,
     assert left(recommender, where={"code": "007"}) == {"1"}
     recommender.change_items([{"item_id": "3", "in_stock": True, "price": 9.5}])
     assert left(recommender, where={"in_stock": True, "price": {"max": 10}}) == {"1", "3"}
-    shown = {item.item_id: list(recommender.shown_columns(item).values()) for item in recommender.catalog}
+    shown = {item.item_id: list(recommender.select_shown_columns(item).values()) for item in recommender.catalog}
     assert [shown[item_id] for item_id in "1234"] == [
         [True, 7.0, "007"], [False, 12.0, "012"], [True, 9.5, "13"], [None] * 3
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import restore_dynamic_batch
 
 from convrec.training.attention import without_flash as micro_batches
-from convrec.training.attention.without_flash import MIN_LENGTH_SHARE, group_by_length, log_probs_of_labels
+from convrec.training.attention.without_flash import MIN_LENGTH_SHARE, compute_label_log_probs, group_by_length
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -84,7 +84,7 @@ def test_log_probs_of_labels_are_verls(dtype: torch.dtype, tolerance: float) -> 
 
     logits = (30 * torch.randn(7, 50, generator=torch.Generator().manual_seed(0), dtype=dtype)).requires_grad_()
     labels = torch.arange(7)
-    ours, theirs = log_probs_of_labels(logits, labels), logprobs_from_logits_v2(logits, labels)
+    ours, theirs = compute_label_log_probs(logits, labels), logprobs_from_logits_v2(logits, labels)
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
     weights = torch.arange(7, dtype=dtype)
     (ours_grad,) = torch.autograd.grad((ours * weights).sum(), logits)

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from convrec.runs.folder import next_metrics_file, read_metrics
 from convrec.training.trackers import tracking
-from convrec.training.trackers.tracking import tracker_environment
+from convrec.training.trackers.tracking import make_tracker_environment
 
 ROOT = Path(__file__).resolve().parents[4]
 PLANTED = "planted-secret"
@@ -28,7 +28,7 @@ from convrec.runs.folder import next_metrics_file, read_metrics
 from verl.utils.tracking import ValidationGenerationsLogger
 
 run = Path(sys.argv[1])
-os.environ.update(tracking.tracker_environment(run, "group-of-the-run", os.environ))
+os.environ.update(tracking.make_tracker_environment(run, "group-of-the-run", os.environ))
 alive = []
 for start, (done, steps) in enumerate([(0, range(1, 6)), (3, range(4, 7))]):
     if done:
@@ -175,7 +175,7 @@ def test_validation_samples_are_kept_regardless_of_trackers(tmp_path: Path, monk
     """As verl's trainer calls the logger."""
     for start, step in ((1, 20), (2, 40)):
         monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics" / f"{start:04d}.jsonl"))
-        logger = tracking.keep_samples(tmp_path, project_name="project", experiment_name="name")
+        logger = tracking.open_samples_logger(tmp_path, project_name="project", experiment_name="name")
         logger.log(["console", "file"], [("USER: hello", "Heat (1995)", 0.5), ("é", "", 0.0)], step)
     files = sorted((tmp_path / "samples").iterdir())
     assert [file.name for file in files] == ["0001.jsonl", "0002.jsonl"]
@@ -187,16 +187,16 @@ def test_validation_samples_are_kept_regardless_of_trackers(tmp_path: Path, monk
 
 def test_where_trackers_write_and_that_what_is_set_is_left_alone(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "TENSORBOARD_DIR": "/elsewhere"}
-    chosen = tracker_environment(tmp_path / "run", "name", environment)
+    chosen = make_tracker_environment(tmp_path / "run", "name", environment)
     assert "TENSORBOARD_DIR" not in chosen
     assert (chosen["SWANLAB_MODE"], chosen["WANDB_MODE"]) == ("offline", "offline")
     assert chosen["SWANLAB_LOG_DIR"] == str(tmp_path / "run" / "swanlab")
-    with_keys = tracker_environment(
+    with_keys = make_tracker_environment(
         tmp_path, "name", environment | {"SWANLAB_API_KEY": "a-secret", "WANDB_API_KEY": "a-secret"}
     )
     assert (with_keys["SWANLAB_MODE"], with_keys["WANDB_MODE"]) == ("cloud", "online")
     assert "a-secret" not in with_keys.values()
-    nobodys = tracker_environment(tmp_path, "name", {"HOME": "/" + "h" * 300})  # the system refuses to look there
+    nobodys = make_tracker_environment(tmp_path, "name", {"HOME": "/" + "h" * 300})  # the system refuses to look there
     assert (nobodys["SWANLAB_MODE"], nobodys["WANDB_MODE"]) == ("offline", "offline")
 
 
