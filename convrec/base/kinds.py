@@ -31,7 +31,7 @@ Path = Annotated[str, Field(min_length=1, description="a path")]
 _adapter = cache(TypeAdapter)
 
 
-def only(predicate: Callable[[Any], bool]) -> AfterValidator:
+def satisfying(predicate: Callable[[Any], bool]) -> AfterValidator:
     """Restrict a type to the values that satisfy a predicate."""
 
     def check(value: Any) -> Any:
@@ -44,15 +44,15 @@ def only(predicate: Callable[[Any], bool]) -> AfterValidator:
 
 def one_of(choices: Collection[str]) -> Any:
     """Return the kind of these texts; choices that are added to the collection later are valid too."""
-    return Annotated[str, only(lambda text: text in choices), Field(description="one of " + ", ".join(choices))]
+    return Annotated[str, satisfying(lambda text: text in choices), Field(description="one of " + ", ".join(choices))]
 
 
-def wanted(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Return the description of a kind's values."""
     return _adapter(kind).json_schema()["description"]
 
 
-def fits(kind: Any, value: Any) -> bool:
+def is_valid(kind: Any, value: Any) -> bool:
     """Return whether a value is of the kind, without conversion: a text is not a number, a number not a text."""
     try:
         _adapter(kind).validate_python(value, strict=True)
@@ -70,7 +70,7 @@ def read(kind: Any, text: str) -> Any:
     for convert in (str, _parse_boolean, int, float):
         with contextlib.suppress(ValueError):  # pydantic's ValidationError is one
             return _adapter(kind).validate_python(convert(text), strict=True)
-    raise ValueError(wanted(kind))
+    raise ValueError(describe_type(kind))
 
 
 def _parse_boolean(text: str) -> bool:
@@ -90,8 +90,8 @@ def check(name: str, value: Any, kind: Any) -> None:
     Raises:
         UserError: the value is of another kind.
     """
-    if not fits(kind, value):
-        raise UserError("settings.wrong-kind", f"{name}={shown(value)}: expected {wanted(kind)}")
+    if not is_valid(kind, value):
+        raise UserError("settings.wrong-kind", f"{name}={to_yaml_scalar(value)}: expected {describe_type(kind)}")
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
@@ -109,7 +109,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     return "there are " + ", ".join(prefix + other for other in names)
 
 
-def shown(value: Any) -> str:
+def to_yaml_scalar(value: Any) -> str:
     """Return a value as a YAML file or a command line writes it, with white space escaped."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

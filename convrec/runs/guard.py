@@ -212,8 +212,8 @@ def _ignored_child_exits() -> Iterator[None]:
 def guard_children() -> Iterator[Path]:
     """End registered child processes, and everything that they start, with the block or with this process.
 
-    A child gets `environment(folder)` and calls `register_process`. Anything else that this process starts, maps or sets
-    alone, because it may be the user's own process.
+    A child gets `environment(folder)` and calls `register_process`. Anything else that this process starts, maps or
+    sets is left alone, because it may be the user's own process.
 
     Yields:
         The temporary folder for the children.

@@ -110,7 +110,8 @@ def _check_rank_reward(settings: RankGRPOConfig) -> None:
         if not kinds.is_valid(kind, value):
             raise UserError(
                 "preflight.reward-parameter",
-                f"convrec.{name}={kinds.to_yaml_scalar(value)}: REWARD={settings.reward} needs {kinds.describe_type(kind)}",
+                f"convrec.{name}={kinds.to_yaml_scalar(value)}: REWARD={settings.reward} needs "
+                f"{kinds.describe_type(kind)}",
             )
 
 
