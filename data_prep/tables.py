@@ -140,7 +140,7 @@ def message(role: str, content: str) -> list[dict[str, str]]:
 
 
 class TableNumbers:
-    """Statistics of one table, collected row by row."""
+    """Statistics of one table, collected one row at a time."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -1,4 +1,4 @@
-"""Submit a recipe as a Ray job and follow it to its end; trainings do this if RAY_ADDRESS is an http address.
+"""Submit a recipe as a Ray job and follow it to its end; training commands do this if RAY_ADDRESS is an http address.
 
 Uploaded files and variables: recipes/cluster/job_environment.py.
 """

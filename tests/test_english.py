@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Files and folders that are searched: .md, and the strings of .py. The rest of the repository is to follow.
-COVERED = ("docs/reference", "scripts")
+# Files and folders that are searched: .md, and the strings of .py.
+COVERED = ("README.md", "CONTRIBUTING.md", "docs", "convrec", "recipes", "reward", "data_prep", "scripts")
 INSTEAD = {  # pattern -> what to write
     r"\banew\b": "again",
     r"\blikewise\b": "also, the same way",
@@ -30,12 +30,13 @@ INSTEAD = {  # pattern -> what to write
     r"\bin the mean\b": "on average",
     r"\brow by row\b": "paired",
     r"\bwanted titles?\b|\bwanted items?\b": "relevant titles, relevant items",
-    r"\btrainings\b": "training runs",
+    r"\btrainings\b(?!:)": "training runs",
     r"\b(?:is|are|was|were) (?:told|said)\b": "name who says it: the run prints ...",
     r"\bwhat (?:is|was|are) (?:asked|wanted|meant)\b": "name the thing",
     r"\bto be had\b": "available",
-    r"\bis no (?:command|file|folder|item|JSON|list|model|number|path|recipe|run|text|title|variable)\b": "is not",
-    r"\b[Oo]ne an? (?!\d)\w+\b": "one per",
+    r"(?<!there )\bis no (?:command|file|folder|item|JSON|list|model|number|path|recipe|run|text|title|variable)"
+    r"\b": "is not",
+    r"(?<!last )\b[Oo]ne an? (?!\d)\w+\b": "one per",
     r"\b(?:commands?|entry|entries|files?|GPUs?|items?|lines?|rollouts?|rows?|steps?|titles?|tokens?|words?)"
     r" an? (?:batch|core|device|file|GPU|line|list|node|process|prompt|row|start|step|turn)\b"
     r"(?= *(?:$|[.,;:)|]))": "per",

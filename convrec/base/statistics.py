@@ -15,7 +15,7 @@ BLOCKS = 200  # of contexts, each of which the jackknife omits once
 def bootstrap(values_RM: np.ndarray, contexts: Sequence[Hashable], seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Estimate means and their standard errors by resampling whole contexts with replacement.
 
-    The mean of a resample is over its rows, so that contexts with many rows weigh as much as in the mean itself.
+    The mean of a resample is over its rows, so that contexts with many rows weigh as much as in the statistic itself.
 
     Args:
         values_RM: R rows of M metrics.

@@ -23,7 +23,7 @@ class ServedModel:
         version: the checkpoint's name and the beginning of a hash of its contents.
         lists: the grammar of its lists; num_items is the number that the prompt asks for.
         item: what the prompt calls an item.
-        chat_template_kwargs: arguments of the chat template in training; None if no run of ours trained it.
+        chat_template_kwargs: arguments of the chat template in training; None if convrec did not train it.
         candidates: the number of retrieved candidates that its prompts name.
         ask: the attributes that it was trained to ask about.
         max_turns: the maximum number of turns, including the list.

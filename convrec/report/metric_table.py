@@ -67,8 +67,10 @@ SFT = MetricGroup(
     ),
 )
 
-LISTS_LOGGED = ("score", "dcg", "recall", "ndcg", "hits", "catalog_hit_ratio", "num_items", "unparsable")
-LISTS_LOGGED += ("duplicates", "overflow", "underflow")
+LISTS_LOGGED = (
+    *("score", "dcg", "recall", "ndcg", "hits", "catalog_hit_ratio", "num_items", "unparsable"),
+    *("duplicates", "overflow", "underflow"),
+)
 RANK_GRPO_SAMPLED = MetricGroup(
     "Rank-GRPO, GRPO, GSPO: sampled lists",
     f"In {RUN_METRICS}, at each step. Means are over the lists that the policy sampled.",

@@ -52,7 +52,7 @@ class Example:
 
     Attributes:
         conversation: its text.
-        ground_truth: (title, year) of each wanted item.
+        ground_truth: (title, year) of each relevant item.
         lists: "before" and "after", or the names of models -> list.
         label: why this conversation is shown.
     """

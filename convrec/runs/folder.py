@@ -2,7 +2,7 @@
 
 RUN/global_step_N/      checkpoints (verl's layout); latest_checkpointed_iteration.txt names the newest complete one
 RUN/metrics/0001.jsonl  one file per start of the run, with lines {"step": N, "data": {name: value}}, several per step
-RUN/samples/0001.jsonl  likewise for some validation answers (RL), with lines {"step", "input", "output", "score"}
+RUN/samples/0001.jsonl  some validation answers (RL), with lines {"step", "input", "output", "score"}
 RUN/config.yaml         the composed settings; `run` names the recipe and the algorithm
 RUN/starts.jsonl        a line per start: time, versions, commit (convrec.runs.starts)
 RUN/run.log             everything that verl, Ray and vLLM print

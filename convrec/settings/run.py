@@ -344,7 +344,7 @@ class Run(Generic[ConfigT]):
 
     @property
     def is_fully_deterministic(self) -> bool:
-        """Whether verl's own full determinism is on; `deterministic` is a different, weaker setting of ours."""
+        """Whether verl's own full determinism is on; `deterministic` is a different, weaker setting of convrec."""
         return bool(self.verl_config.actor_rollout_ref.rollout.full_determinism)
 
     @property

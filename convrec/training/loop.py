@@ -126,7 +126,7 @@ class TrainingLoop:
     """Trains with reinforcement learning.
 
     Args:
-        engine: a verl trainer of ours (convrec.training.trainer), initialised, with its checkpoint loaded.
+        engine: the verl trainer of convrec.training.trainer, initialised, with its checkpoint loaded.
         method: assigns credit to tokens.
         run_folder: stop requests are files in this folder.
         phases: watched by another thread, which ends a run that hangs; None turns this off.

@@ -1,4 +1,4 @@
-"""Requests that mislead a bag of words: it matters what is said about a genre, film or year. KINDS:
+"""Requests that mislead a bag of words: the statement about a genre, film or year matters. KINDS:
 
 negation    `comedies, anything but horror`: the second genre is unwanted
 comparison  `like Heat (1995), but newer`: the genres of the film, in the years after it

@@ -17,9 +17,9 @@ class Demo:
 
     Attributes:
         out: default folder.
-        matrix: name of the matrix file in this folder, with two trainings.
+        matrix: name of the matrix file in this folder, with two runs.
         sample: options of `convrec data sample`.
-        sft_steps, rl_steps: steps of the trainings.
+        sft_steps, rl_steps: steps of the two runs.
         sft_validations, rl_validations: number of validations in each.
         memory_gib: peak memory.
         disk_gib: peak size of the folder, including checkpoints that are about to be replaced.

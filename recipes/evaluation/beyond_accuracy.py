@@ -138,7 +138,7 @@ def compute_figures(
 ) -> Figures:
     """Compute the measures beyond accuracy with their standard errors over contexts.
 
-    A side holds one evaluation, or one per training seed, which are averaged row by row.
+    A side holds one evaluation, or one per training seed, which are averaged per row.
 
     Args:
         after: the evaluations, each its rows.

@@ -29,7 +29,9 @@ class DoctorOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
-    """Submit a recipe as a Ray job and follow it to its end; trainings do this if RAY_ADDRESS is an http address.
+    """Submit a recipe as a Ray job and follow it to its end.
+
+    Training commands do this if RAY_ADDRESS is an http address.
 
     Uploaded files and variables: recipes/cluster/job_environment.py. Ctrl-C tells the job to save and end, a second one
     ends it at once, and a third stops waiting for that. RAY_ADDRESS=http://head:8265 selects the cluster.

@@ -117,7 +117,7 @@ def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> 
 
 @torch.no_grad()
 def compute_policy_log_probs(policy: torch.nn.Module, rows: Rows) -> torch.Tensor:
-    """Compute the log-probs of all response tokens, row by row, with the model of transformers."""
+    """Compute the log-probs of all response tokens, one row at a time, with the model of transformers."""
     device = next(policy.parameters()).device
     log_probs = []
     for prompt, response in rows:

@@ -32,7 +32,7 @@ CONTRASTS = (
     ("constrained_repair", "constrained"),
 )
 AT_EQUAL_KL = (*CONTRASTS[:4], *CONTRASTS[-2:])
-FEWEST_ROWS = 50  # of a column of the table by wanted titles
+FEWEST_ROWS = 50  # of a column of the table by number of relevant titles
 
 
 def accuracy_table(study: Study) -> list[str]:
@@ -108,7 +108,9 @@ def wanted_table(study: Study) -> list[str]:
     some = next(iter(study.starts["grpo"].values()))
     wanted = [int(row["num_truth"]) for row in load_rows(some).values()]
     counts = [count for count in sorted(set(wanted)) if wanted.count(count) >= FEWEST_ROWS]
-    lines = _header("by wanted titles", "metric", *(f"{count}: {wanted.count(count)} rows" for count in counts))
+    lines = _header(
+        "by number of relevant titles", "metric", *(f"{count}: {wanted.count(count)} rows" for count in counts)
+    )
     for one, other, runs in shared:
         pairs = [(study.evaluation(a.run.name), study.evaluation(b.run.name)) for a, b in runs]
         found = [difference(pairs, {"num_truth": count}) for count in counts]

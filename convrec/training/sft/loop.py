@@ -27,7 +27,7 @@ class SFTLoop:
     """Trains on demonstrations.
 
     Args:
-        engine: a verl SFT trainer of ours (convrec.training.sft), initialised, with its checkpoint loaded.
+        engine: the verl SFT trainer of convrec.training.sft, initialised, with its checkpoint loaded.
         run_folder: stop requests are files in this folder.
     """
 
