@@ -124,7 +124,7 @@ def test_a_reward_of_ones_own(project: Path) -> None:
     ((_, reward),) = (block for block in found if block[0] == "python")
     (project / "my_rewards.py").write_text(reward)
     printed = shell(project, *scripts_of(found))
-    assert latest_step(project / "outputs" / "compare" / "early_hits") == 2
+    assert latest_step(project / "outputs" / "compare" / "costly_gaps") == 2
     assert "ndcg@20" in printed.lower()
     assert (project / "outputs" / "compare.html").exists()
 
