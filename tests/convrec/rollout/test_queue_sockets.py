@@ -119,6 +119,7 @@ def test_a_stranger_is_refused_and_the_run_goes_on(short_folder: Path, proof: Pa
         assert not proof.exists()
 
 
+@pytest.mark.long  # what convrec prevents, shown with TransferQueue alone
 def test_transfer_queue_alone_runs_what_a_stranger_sends(short_folder: Path, proof: Path) -> None:
     """The reason for our sockets."""
     with started_queue("theirs", short_folder) as queue:
