@@ -74,7 +74,7 @@ class RankGRPOConfig(ListSettings, RLConfig):
     rewards: Annotated[
         Weights | None,
         Setting(
-            "parts of the rank reward and their weights, for example `relevance: 1, diversity: 0.3`",
+            "parts of the rank reward and their weights, for example `relevance: 1, diversity: 0.1`",
             variable="REWARDS",
             null="only REWARD",
             read=parse_weights,

@@ -18,7 +18,7 @@ def comma_separated(text: str) -> list[str]:
 
 
 def parse_weights(text: str) -> Any:
-    """Parse `relevance: 1, diversity: 0.3`, with or without braces; return the text itself if it has another form.
+    """Parse `relevance: 1, diversity: 0.1`, with or without braces; return the text itself if it has another form.
 
     Raises:
         ValueError: Hydra cannot parse a name.

@@ -185,7 +185,7 @@ def _read_list(name: str, value: list[Any]) -> list[str]:
 
 
 def _to_text(value: Any) -> str:
-    """Write a value as in a shell: `console,file` for a list, `relevance: 1, diversity: 0.3` for a mapping."""
+    """Write a value as in a shell: `console,file` for a list, `relevance: 1, diversity: 0.1` for a mapping."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, dict):

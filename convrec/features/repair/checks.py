@@ -28,8 +28,8 @@ def check(run: Run[RankGRPOConfig]) -> None:
     if settings.preset != "paper" or settings.matching == "reference":
         raise UserError(
             "repair.preset",
-            f"{SETTING}: with PRESET=reference or MATCHING=reference, a line may get another line's rank. Set "
-            "PRESET=paper, and leave MATCHING at its default.",
+            f"{SETTING}: with PRESET=reference or convrec.matching=reference, a line may get another line's "
+            "rank. Set PRESET=paper, and leave convrec.matching at its default.",
         )
     if run.rollout_correction.bypass:
         raise UserError(

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from convrec.base.errors import UserError
 from convrec.data.chat import encode, render_prompt
 from convrec.data.schema import DEMONSTRATION_SCHEMA
 from convrec.judges import pairwise_reward as judge_pairwise
@@ -141,5 +140,5 @@ def test_demonstrations_too_long_are_dropped_not_cut(
     data = DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, config)
     assert [len(data[n]["input_ids"]) for n in range(len(data))] == [lengths[0], lengths[2]]
     assert "1 of 3 demonstrations over MAX_LENGTH" in capsys.readouterr().out
-    with pytest.raises(UserError, match="raise MAX_LENGTH"):
+    with refuses("training.demonstrations-too-long", "MAX_LENGTH=20"):
         DemonstrationDataset(str(tmp_path / "sft.parquet"), tokenizer, OmegaConf.create({"max_length": 20}))

@@ -42,7 +42,7 @@ def test_the_tutorial_has_the_sizes(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "tutorials" / "pretrained.md").read_text(encoding="utf-8")
     sft, rl, _ = read_runs(PRETRAINED, tmp_path)
     batch, lists = rl.variables["TRAIN_BATCH_SIZE"], rl.variables["ROLLOUT_N"]
-    assert f"{PRETRAINED.sft_steps} steps of SFT on {sft.variables['TRAIN_BATCH_SIZE']} lists each" in page
+    assert f"{PRETRAINED.sft_steps} steps of {sft.variables['TRAIN_BATCH_SIZE']} lists each" in page
     assert f"{PRETRAINED.rl_steps} steps of {batch} conversations x {lists} lists" in page
     assert f"{PRETRAINED.memory_gib:.0f} GiB of free memory and {PRETRAINED.disk_gib:.0f} GiB of disk" in page
 

@@ -101,26 +101,26 @@ def test_a_sound_evaluation_passes_and_writes_nothing(files: dict[str, str], tmp
 
 
 @pytest.mark.parametrize(
-    ("settings", "values"),
+    ("settings", "value"),
     [
-        ({"data": "gone.parquet"}, "evaluate: gone.parquet: "),
-        ({"catalog": "gone.parquet"}, "evaluate: catalog gone.parquet: no such file"),
-        ({"train": "gone.parquet"}, "evaluate: gone.parquet: "),
-        ({"ks": [20]}, "evaluate: --ks 20: "),
-        ({"num_items": 5, "ks": [10]}, "evaluate: --ks 10: "),
-        ({"slices": ["country"]}, "evaluate: --slices country: "),
-        ({"matching": "fuzy"}, "evaluate: .*fuzy"),
-        ({"allow": "part.txt"}, "evaluate: allow: it says what constrained lists may hold; add constrained: true"),
-        ({"allow": "part.txt", "constrained": True}, "evaluate: --allow part.txt: no such file"),
+        ({"data": "gone.parquet"}, "gone.parquet: "),
+        ({"catalog": "gone.parquet"}, "catalog gone.parquet: "),
+        ({"train": "gone.parquet"}, "gone.parquet: "),
+        ({"ks": [20]}, "--ks 20: "),
+        ({"num_items": 5, "ks": [10]}, "--ks 10: "),
+        ({"slices": ["country"]}, "--slices country: "),
+        ({"matching": "fuzy"}, "fuzy"),
+        ({"allow": "part.txt"}, "allow=part.txt: "),
+        ({"allow": "part.txt", "constrained": True}, "--allow part.txt: "),
     ],
 )
 def test_a_setting_that_an_evaluation_cannot_use_is_named(
-    files: dict[str, str], tmp_path: Path, settings: dict[str, Any], values: list[str]
+    files: dict[str, str], tmp_path: Path, settings: dict[str, Any], value: str
 ) -> None:
     with pytest.raises(UserError) as error:
         check_evaluation(files | settings, TRAININGS, tmp_path)
     assert str(error.value).startswith("evaluate: ")
-    assert all(value in str(error.value) for value in values)
+    assert value in str(error.value)
 
 
 def test_allow_needs_constrained_lists(files: dict[str, str], tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_run_as_model_path_is_its_best_checkpoint(
     run = compose(recipe, [])
     assert run.settings.model == str(validated_run / f"global_step_{step}" / "actor" / "huggingface")
     set_variables({"MODEL_PATH": f"{validated_run}{choice}", "SAVE_PATH": str(validated_run)})
-    with pytest.raises(UserError, match="it is MODEL_PATH, the model that the run starts from"):
+    with pytest.raises(UserError, match="this is MODEL_PATH, the model that the run starts from"):
         compose(recipe, [])
 
 

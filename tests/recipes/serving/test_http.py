@@ -172,7 +172,7 @@ def test_a_form_of_a_strangers_page_is_refused(client):
 
 def test_unknown_model_path_and_method_share_one_error_format(client):
     assert (
-        "there is films, other"
+        "choose from films, other"
         in error_of(client.post("/v1/recommendations", json={**ASK, "model": "x"}), 404)["message"]
     )
     error_of(client.get("/nothing"), 404)
@@ -379,10 +379,10 @@ def test_metrics_say_what_a_shop_is_called_for(service, films, tmp_path):
     model = ModelSettings(name="m", path="m", catalog=str(catalog), state=str(tmp_path), retrieval=str(tmp_path))
     ages = ServedAges(model)
     os.utime(catalog, (20, 20))  # replaced, and not read yet
-    assert 'convrec_catalog_timestamp_seconds{model="m"} 7.0' in ages.text()
+    assert 'convrec_catalog_timestamp_seconds{model="m"} 7.0' in ages.render()
     (tmp_path / "catalog.jsonl").touch()
     os.utime(tmp_path / "catalog.jsonl", (9, 9))
-    aged = Metrics(()).text({"r-1": ages.text()}).decode()
+    aged = Metrics(()).render({"r-1": ages.render()}).decode()
     assert 'convrec_catalog_timestamp_seconds{model="m",replica="r-1"} 9.0' in aged
     assert 'convrec_retrieval_timestamp_seconds{model="m",replica="r-1"} 8.0' in aged
     known = set(re.findall(r"^# TYPE (\S+)", text + aged, re.MULTILINE)) | {"vllm:num_requests_waiting"}

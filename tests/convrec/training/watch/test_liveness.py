@@ -164,7 +164,7 @@ def test_endless_phase_ends_the_run_and_names_the_culprit(actors: Actors, monkey
     watch.start()
     try:
         with (
-            pytest.raises(NoProgress, match=r"in the phase gen .*: no answer from training worker 0"),
+            pytest.raises(NoProgress, match=r"in phase gen .*: no answer from training worker 0"),
             phases.phase("gen"),
         ):
             time.sleep(30)
