@@ -18,8 +18,7 @@ from convrec.report.metric_table import (
     find_metric,
 )
 from convrec.report.panels import PANELS
-from recipes.evaluation.beyond_accuracy import MENTION_PARTS, OF_DIALOGUES, OF_GENRES
-from recipes.evaluation.beyond_accuracy import OF_ALL as OF_ALL_LISTS
+from recipes.evaluation.beyond_accuracy import DIALOGUE_MEASURES, GENRE_MEASURES, MENTION_MEASURES, SPLIT_MEASURES
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "training"
 
@@ -61,11 +60,11 @@ def test_the_table_has_what_an_evaluation_of_lists_reports() -> None:
     reported = [*summarise([row, row], [1], ["a", "b"]), "items_per_list", "repeats_per_list"]
     assert find_undescribed(reported, EVALUATION) == []
     assert find_unseen(reported, EVALUATION) == []
-    beyond = (*OF_ALL_LISTS, *MENTION_PARTS, *OF_GENRES)
+    beyond = (*SPLIT_MEASURES, *MENTION_MEASURES, *GENRE_MEASURES)
     assert find_undescribed(beyond, BEYOND_ACCURACY) == []
     assert find_unseen(beyond, BEYOND_ACCURACY) == []
-    assert find_undescribed(OF_DIALOGUES, DIALOGUES) == []
-    assert find_unseen(OF_DIALOGUES, DIALOGUES) == []
+    assert find_undescribed(DIALOGUE_MEASURES, DIALOGUES) == []
+    assert find_unseen(DIALOGUE_MEASURES, DIALOGUES) == []
 
 
 def test_the_table_has_what_an_evaluation_of_judges_reports() -> None:
