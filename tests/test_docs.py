@@ -272,6 +272,15 @@ def test_the_manual_says_what_is_known_now(path: Path) -> None:
     assert diary == []
 
 
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_list_begins_after_a_blank_line(path: Path) -> None:
+    """Without one, the site's Markdown makes the list a part of the paragraph before it."""
+    text = re.sub(r"^```.*?^```", "```", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    blocks = [block.splitlines() for block in re.split(r"\n\s*\n", text)]
+    item = re.compile(r"(?:- |\d+\. )")
+    assert [lines for lines in blocks if any(map(item.match, lines)) and not item.match(lines[0].lstrip())] == []
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=lambda path: path.name)
 def test_a_guide_is_short(path: Path) -> None:
     """One task a page; a table is no place for paragraphs."""
