@@ -120,7 +120,7 @@ def test_evaluation_agrees_with_the_validation_of_training(demo):
     last = [row for row in read_metrics(demo.out / "rank_grpo") if "val/ndcg" in row][-1]
     out = demo.out / "validation"
     options = EvaluationOptions(
-        model=str(demo.out / "rank_grpo"),
+        model=f"{demo.out / 'rank_grpo'}@last",
         data=demo.files["VAL_FILE"],
         catalog=demo.files["CATALOG_FILE"],
         out=str(out),
