@@ -81,7 +81,7 @@ def test_a_list_of_the_catalog_without_what_was_seen(service):
 
 
 def test_largest_possible_list_is_announced_and_served(service):
-    most = int(re.search(r"demo: --max-items is (\d+): its context has no room", service.log.read_text())[1])
+    most = int(re.search(r"demo: --max-items is (\d+): the model's context has no room", service.log.read_text())[1])
     assert service.client.get("/v1/models/demo").json()["max_items"] == most
     long = {"conversation": "film after film " * 3000, "k": most, "stream": True}
     with service.client.stream("POST", "/v1/recommendations", json=long) as response:
