@@ -36,7 +36,7 @@ INSTEAD = {  # pattern -> what to write
     r"\bto be had\b": "available",
     r"(?<!there )\bis no (?:command|file|folder|item|JSON|list|model|number|path|recipe|run|text|title|variable)"
     r"\b": "is not",
-    r"(?<!last )\b[Oo]ne an? (?!\d)\w+\b": "one per",
+    r"\b[Oo]ne an? (?!\d)\w+\b": "one per",
     r"\b(?:commands?|entry|entries|files?|GPUs?|items?|lines?|rollouts?|rows?|steps?|titles?|tokens?|words?)"
     r" an? (?:batch|core|device|file|GPU|line|list|node|process|prompt|row|start|step|turn)\b"
     r"(?= *(?:$|[.,;:)|]))": "per",

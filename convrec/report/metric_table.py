@@ -196,7 +196,7 @@ RUN_GROUPS = (SFT, RANK_GRPO_SAMPLED, RANK_GRPO_UPDATE, VALIDATION, JUDGES, LOGG
 EVALUATION = MetricGroup(
     "Evaluation: accuracy",
     "In `OUT/metrics.json` of `convrec evaluate`, below `results.PROTOCOL.MODEL`. Figures with a standard error are "
-    "`{mean, se}`; errors are by bootstrap over conversations.",
+    "`{mean, se}`; errors are by bootstrap over contexts (distinct prompts).",
     (
         Metric(("recall@*",), "hits among the first k items / number of relevant items"),
         Metric(("ndcg@*",), "DCG@k / DCG@k of min(k, number of relevant items) hits at the top"),
@@ -206,7 +206,7 @@ EVALUATION = MetricGroup(
         Metric(("items_per_list",), "mean number of lines", "lines"),
         Metric(("repeats_per_list",), "mean number of catalog items that a list names again", "items"),
         Metric(("n",), "rows with relevant items: those that are scored", "rows"),
-        Metric(("num_contexts",), "different conversations among them", "conversations"),
+        Metric(("num_contexts",), "contexts (distinct prompts) among them", "contexts"),
         Metric(("without_ground_truth",), "rows without relevant items, which are left out", "rows"),
     ),
 )

@@ -88,7 +88,7 @@ class EvaluationOptions:
     ask: Annotated[Sequence[str] | None, Parameter(metavar="ATTRIBUTE...")] = None
     """--user: attributes to ask about, columns of the catalog or decade"""
     max_turns: PositiveInteger | None = None
-    """--user: turns of the model, the last one a list (default: the run's; other models: 3)"""
+    """--user: number of turns of the model, of which the last is a list (default: the run's; other models: 3)"""
     skip_damaged: SkipDamaged = None
     """leave out damaged rows, up to this share of the rows (0.05), and name them in damaged.jsonl"""
     replicas: Replicas = 1

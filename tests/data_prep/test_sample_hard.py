@@ -1,4 +1,4 @@
-"""Hard requests: what is said about a genre or film decides; the kind is a column; the plain sample has not changed."""
+"""Hard requests: the statement about a genre or film decides, the kind is a column, and the plain sample is unchanged."""
 
 import hashlib
 import json

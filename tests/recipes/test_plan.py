@@ -127,7 +127,7 @@ def test_the_papers_run_takes_what_the_pages_say(config_with: Callable[..., Dict
     for end, besides in enumerate(UPDATE_SECONDS.range):
         assert 0.2 < (seconds["log-probs"][end] + seconds["update"][end] - besides) / seconds["a step"][end] < 0.25
     for page in ("README.md", "docs/explanation/performance.md"):
-        assert f"{shown([fast, slow])} s a step" in " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert f"{shown([fast, slow])} s per step" in " ".join((ROOT / page).read_text(encoding="utf-8").split())
     assert f"The plan says {shown([fast, slow])} s" in " ".join(STATUS.split())
 
 

@@ -188,7 +188,7 @@ def test_lost_gcs_server_is_named_but_a_restarted_one_is_not(monkeypatch: pytest
     assert str(watch.find_problem()) == gone
     with socket.create_server(watched.gcs):
         assert watched.find_lost_gcs() == ""
-    assert watched.find_lost_gcs() == ""  # counted anew
+    assert watched.find_lost_gcs() == ""  # counting starts again
 
 
 def test_a_lost_node_is_named_with_what_it_held(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
