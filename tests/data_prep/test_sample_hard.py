@@ -1,4 +1,4 @@
-"""Hard requests: the statement about a genre or film decides, the kind is a column, and the plain sample is unchanged."""
+"""Hard requests: the statement about a genre or film decides; the kind is a column; the plain sample is unchanged."""
 
 import hashlib
 import json
