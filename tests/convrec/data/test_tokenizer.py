@@ -106,9 +106,8 @@ def test_damage_is_one_line(
     with refuses(code, f"MODEL_PATH={model}: ", value) as error:
         load_tokenizer(str(model), "MODEL_PATH=")
     assert "\n" not in str(error.value)
-    assert [
-        child for child in psutil.Process().children() if child not in before
-    ] == []  # a child that does not terminate was killed
+    # a child that does not end by itself has been killed
+    assert [child for child in psutil.Process().children() if child not in before] == []
 
 
 @pytest.mark.parametrize("eos", [1, None])
