@@ -273,6 +273,7 @@ def test_real_parts_fit_nine_minutes_each_and_cover_every_phase(gpus: int, tmp_p
     assert plan[plan.index("--gpu") + 1] == ("H200" if gpus else "H100")
 
 
+@pytest.mark.long
 def test_the_command_says_what_is_missing_and_how_to_go_on(tmp_path: Path) -> None:
     def run_script(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, "benchmarks/gpu_hour.py", "--demo", str(tmp_path), "--out", str(tmp_path / "out")]

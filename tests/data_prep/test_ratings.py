@@ -179,6 +179,7 @@ def test_an_item_without_an_id_is_reported(tmp_path: Path, capsys: pytest.Captur
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_memory_per_rating_fits_25_million_ratings_in_4_gib(tmp_path: Path) -> None:
     """4 GiB / 25 million = 171 bytes per rating, in addition to Python and its libraries."""
     rng, sizes, peaks = np.random.default_rng(0), (300_000, 1_300_000), []

@@ -9,6 +9,7 @@ from convrec import CommandFailed, RankGRPOConfig, SFTConfig, UserError, train
 from data_prep.sample import write_sample
 from recipes.tiny_model import make_tiny_model, read_texts
 
+pytestmark = pytest.mark.long
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train_and_evaluate.py"
 
 
@@ -24,7 +25,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
 def test_the_example_of_the_manual_trains_and_evaluates(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,6 +225,7 @@ def test_popular_items_come_until_a_killed_engine_is_there_again(trained, tmp_pa
     assert (after["items"], after["fallback"]) == (before["items"], False)
 
 
+@pytest.mark.long
 def test_a_file_of_chats_gets_its_lists_and_is_left_alone_then(trained, tmp_path):
     seen = pq.read_table(trained.files["CATALOG_FILE"]).to_pylist()[0]
     chats, out = tmp_path / "chats.jsonl", tmp_path / "lists.parquet"

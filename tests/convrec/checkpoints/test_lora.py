@@ -45,6 +45,7 @@ def save_shards(state: dict[str, torch.Tensor], folder: Path, world_size: int) -
     (folder / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": world_size}))
 
 
+@pytest.mark.long
 def test_lora_shards_of_two_processes_are_merged(base: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer

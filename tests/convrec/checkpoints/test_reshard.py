@@ -106,6 +106,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[flo
     return {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("saved", "resumed"), CASES)
 def test_metrics_match_an_uninterrupted_run(metrics: dict[str, Any], saved: int, resumed: int) -> None:
     uninterrupted = metrics["None-1"]

@@ -199,6 +199,7 @@ def test_adapters_are_trained_and_absent_from_the_reference(training_worker: Cal
     assert train(worker, batch_of(rows, **MICRO_BATCHES["one"]))["grad_norm"] > 0
 
 
+@pytest.mark.long
 def test_two_processes_have_loss_gradient_and_metrics_of_one(
     training_worker: Callable[..., Any], lists: Lists, model_folder: Path, tmp_path: Path
 ) -> None:

@@ -177,10 +177,12 @@ def test_local_ray_has_its_own_token_and_sends_no_usage_reports(proxy: dict[str,
     assert not (home / ".ray").exists()
 
 
+@pytest.mark.long
 def test_unwritable_home_does_not_keep_ray_from_starting(proxy: dict[str, str]) -> None:
     assert start_local_ray("ours", "/dev/null/home", proxy)["mode"] == "token"
 
 
+@pytest.mark.long
 def test_ray_by_itself_asks_for_its_cloud(proxy: dict[str, str], tmp_path: Path) -> None:
     """The reason for `skip_cloud_lookup`: if this fails, Ray no longer asks, and it can go."""
     start_local_ray("theirs", str(tmp_path), proxy)

@@ -526,7 +526,14 @@ def test_scripts_use_an_activated_environment_with_convrec(script: str, tmp_path
     assert outputs[none_of_ours] != str(none_of_ours)
 
 
-@pytest.mark.parametrize("script", ["run_rank_grpo.sh", "run_sft.sh", "recipes/judge/run_pairwise.sh"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "run_rank_grpo.sh",
+        pytest.param("run_sft.sh", marks=pytest.mark.long),
+        pytest.param("recipes/judge/run_pairwise.sh", marks=pytest.mark.long),
+    ],
+)
 def test_script_from_another_folder(script: str, good: dict[str, str], tmp_path: Path) -> None:
     environment = {**os.environ, **good, "TRAIN_FILE": "here/train.parquet", "PYTHON": sys.executable}
     environment.pop("RAY_ADDRESS", None)

@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "explanation" / "rank-study.md"
 REDIAL, MU_2 = "\n## The same on ReDial\n", "\n### ReDial with two updates per batch\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "results", "out", "rate"),
     [

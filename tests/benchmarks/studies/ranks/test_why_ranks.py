@@ -81,6 +81,7 @@ RANK_COLUMNS = ["ranks", *(f"{credit} ratio" for credit in CREDITS[1:]), *(f"{cr
 TOKEN_COLUMNS = ["tokens", "exp_inf ratio", "exp_inf, reference ratio", *(f"{name} cosine" for name in LOSSES)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("first", "columns", "enumerated"),
     [
