@@ -224,7 +224,9 @@ def collect_results(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def describe_serving(out: Path) -> str:
     """Return the commands that serve the demo's model, alone and, if the demo has one, with the retrieval."""
-    serve = f"convrec serve --model demo={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
+    # The name is that of the service's state: two demos with one name would share the changes to a catalog.
+    name = out.resolve().name
+    serve = f"convrec serve --model {name}={out / 'rank_grpo'} --catalog {out / 'data' / 'catalog.parquet'}"
     has_make_target = out == TINY.out and not INSTALLED
     alone = f"chat with the model in a browser: {'make serve' if has_make_target else serve}"
     models = read_json(out / "summary.json")["models"]

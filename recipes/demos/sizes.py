@@ -54,7 +54,7 @@ PRETRAINED = Demo(
     sft_steps=72,
     rl_steps=12,
     rl_validations=2,
-    memory_gib=10,
+    memory_gib=15,
     disk_gib=12,
     is_pretrained=True,
 )

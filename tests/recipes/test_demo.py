@@ -22,7 +22,7 @@ def test_the_last_line_is_what_a_user_gets_of_both(tmp_path: Path, k: int) -> No
     }
     write_json(tmp_path / "summary.json", {"models": models})
     talk, both = describe_serving(tmp_path).splitlines()
-    serve = f"convrec serve --model demo={tmp_path}/rank_grpo --catalog {tmp_path}/data/catalog.parquet"
+    serve = f"convrec serve --model {tmp_path.name}={tmp_path}/rank_grpo --catalog {tmp_path}/data/catalog.parquet"
     assert talk.endswith(f": {serve}")
     assert both == (
         f"model and retrieval together: NDCG@{k} 0.551 (the model alone 0.447, the retrieval alone 0.540): "
