@@ -212,7 +212,16 @@ class Recommender:
         return self.engine.run(self._write(request))
 
     async def arecommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """Recommend as `recommend` does, for asynchronous code; cancelling the call stops the engine's work on it."""
+        """Recommend as `recommend` does, for asynchronous code; cancelling the call stops the engine's work on it.
+
+        Args:
+            conversation: see `recommend`.
+            k: see `recommend`.
+            **filters: see `recommend`.
+
+        Raises:
+            UserError: an argument is invalid; the message names it.
+        """
         request = await self._threads.run(self._prepare, conversation, k, **filters)
         return await self.engine.arun(self._write(request))
 
@@ -252,16 +261,36 @@ class Recommender:
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
         """Recommend as `recommend` does, item by item.
 
+        Args:
+            conversation: see `recommend`.
+            k: see `recommend`.
+            **filters: see `recommend`.
+
         Returns:
             The list without its items, and an iterator of the items as soon as each line is finished, or of a single
             question. Closing the iterator early stops the engine's work on the list.
+
+        Raises:
+            UserError: an argument is invalid; the message names it.
         """
         return self._stream(self._prepare(conversation, k, **filters))
 
     async def aopen_stream(
         self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
-        """Open a stream as `open_stream` does, without blocking the caller's event loop."""
+        """Open a stream as `open_stream` does, without blocking the caller's event loop.
+
+        Args:
+            conversation: see `recommend`.
+            k: see `recommend`.
+            **filters: see `recommend`.
+
+        Returns:
+            See `open_stream`.
+
+        Raises:
+            UserError: an argument is invalid; the message names it.
+        """
         return self._stream(await self._threads.run(self._prepare, conversation, k, **filters))
 
     def popular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
@@ -291,7 +320,16 @@ class Recommender:
         return self._make_answer(request, items, fallback=True)
 
     async def apopular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """Return the list of `popular` without blocking the caller's event loop."""
+        """Return the list of `popular` without blocking the caller's event loop.
+
+        Args:
+            conversation: see `recommend`.
+            k: see `recommend`.
+            **filters: see `recommend`.
+
+        Raises:
+            UserError: an argument is invalid, or popularity is unknown.
+        """
         return await self._threads.run(self.popular, conversation, k, **filters)
 
     # ---- the catalog
@@ -325,7 +363,14 @@ class Recommender:
         self.catalog.patch(items)
 
     def remove_items(self, ids: Sequence[str | int]) -> list[str]:
-        """Remove items by id. Return the ids that are not in the catalog."""
+        """Remove items by id; lists that are being written do not change.
+
+        Returns:
+            The ids that are not in the catalog.
+
+        Raises:
+            UserError: no item would be left; none is removed.
+        """
         return self.catalog.delete(ids)
 
     def follow_changes(self) -> None:

@@ -44,7 +44,14 @@ def secure_sockets() -> None:
 
 
 def create_encrypted_socket(ctx: zmq.Context, socket_type: int, ip: str, identity: bytes | None = None) -> zmq.Socket:
-    """Create an encrypted socket, in place of TransferQueue's `create_zmq_socket`; servers are ROUTERs there."""
+    """Create an encrypted socket, in place of TransferQueue's `create_zmq_socket`.
+
+    Args:
+        ctx: see `create_zmq_socket`; also for the other arguments.
+        socket_type: zmq.ROUTER for a server, anything else for a client.
+        ip: address of the server.
+        identity: name of a client; None for none.
+    """
     secure_sockets()  # an actor's class came with this function, but the actor imported the rest of TransferQueue
     public_key, secret_key = _load_key(_job_id())
     socket = create_plain_socket(ctx, socket_type, ip, identity)

@@ -27,10 +27,13 @@ GROUP = 32  # maximum number of responses per call, unless one prompt has more
 
 
 def count_reported_rollouts(run: Run[Any]) -> int | None:
-    """Return how many rollouts of a prompt, the first ones, get log-probs from vLLM; None means all.
+    """Return how many rollouts of a prompt, the first ones, get log-probs from vLLM.
 
     vLLM's host spends more time on log-probs than on sampling. If the loss uses its own log-probs and no feature reads
     the rollout's, they only serve the comparison of rollout and actor, for which a share of the lists is enough.
+
+    Returns:
+        The number, at least 1; None means all.
     """
     if not isinstance(run.settings, RankGRPOConfig) or run.trainer_mode != NAME or not is_on_policy(run.verl_config):
         return None
