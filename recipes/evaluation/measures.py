@@ -205,7 +205,12 @@ class PopularityLift:
     name = "popularity_lift"
 
     def compute(self, listed: float, wanted: float) -> float:
-        """listed, wanted: sums of Popularity and WantedPopularity over the same rows."""
+        """Return listed / wanted - 1; NaN if `wanted` is 0.
+
+        Args:
+            listed: sum of Popularity over some rows.
+            wanted: sum of WantedPopularity over the same rows.
+        """
         return listed / wanted - 1 if wanted else math.nan
 
 

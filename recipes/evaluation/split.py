@@ -201,5 +201,10 @@ def _foreign_catalog(
 
 
 def to_items(catalog: Catalog, indices: Sequence[int]) -> list[Item | None]:
-    """Convert catalog rows to items."""
+    """Convert catalog rows to items.
+
+    Args:
+        catalog: the catalog.
+        indices: rows that have a year, if the catalog has years; -1 is not allowed.
+    """
     return [Item(catalog.titles[index], catalog.years[index]) for index in indices]  # type: ignore[arg-type]

@@ -207,7 +207,14 @@ def collect_node_reports(files: list[str], model: str, save_path: str) -> list[N
 
 @contextlib.contextmanager
 def free_port(ip: str) -> Iterator[tuple[str, int]]:
-    """Listen on a free port of this address, as NCCL, vLLM and TransferQueue will; yield (address, port)."""
+    """Listen on a free port of an address during the block, as NCCL, vLLM and TransferQueue will.
+
+    Args:
+        ip: an IPv4 or IPv6 address of this node.
+
+    Yields:
+        The address and the port.
+    """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.create_server((ip, 0), family=family, backlog=1024) as server:
         yield server.getsockname()[:2]

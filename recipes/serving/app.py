@@ -27,7 +27,14 @@ HEALTH_SECONDS = 2.0
 
 
 def build(args: ServiceSettings) -> Application:
-    """Build the application for `serve deploy`: one replica of each deployment, unless its file says otherwise."""
+    """Build the application for `serve deploy`: one replica of each deployment, unless its file says otherwise.
+
+    Args:
+        args: the `args` of the application in that file.
+
+    Raises:
+        ValueError: two models have the same name, or one has the name of the front.
+    """
     names = [model.name for model in args.models]
     if len({*names, FRONT}) <= len(names):
         raise ValueError(f"models: names must be unique and other than {FRONT!r}: {', '.join(names)}")

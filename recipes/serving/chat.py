@@ -52,7 +52,14 @@ class ChatCompletions:
         self.serving = OpenAIServingChat(engine, models, "assistant", **render, **common)
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request (fields of ChatRequest) with OpenAI's chat.completion. Raises Refused."""
+        """Answer a request with OpenAI's chat.completion.
+
+        Args:
+            request: fields of ChatRequest.
+
+        Raises:
+            Refused: vLLM refuses the request.
+        """
         completion = await self._create(request)
         return completion.model_dump(mode="json", exclude_none=True)
 

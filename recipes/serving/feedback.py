@@ -102,7 +102,12 @@ class FeedbackLog:
     async def watch(self, request: Mapping[str, Any], model: str, events: Events) -> Events:
         """Yield a streamed list's events with an id of this service, and log the items that were sent.
 
-        An interrupted stream is logged, too.
+        An interrupted stream is logged, too; a stream without items is not.
+
+        Args:
+            request: fields of RecommendationRequest.
+            model: name of the model.
+            events: of the model; its own list_id is replaced.
         """
         list_id = self.make_list_id()
         items = list[dict[str, Any]]()
