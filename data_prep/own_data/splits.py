@@ -60,7 +60,14 @@ class Borders(NamedTuple):
     test_from: float | None
 
     def assign_splits(self, times_R: np.ndarray) -> np.ndarray:
-        """Return the index into SPLITS of each row, (R,). times_R: the latest time of its conversation."""
+        """Assign rows to splits.
+
+        Args:
+            times_R: the latest time of each row's conversation, in seconds since 1970.
+
+        Returns:
+            The index into SPLITS of each row, (R,).
+        """
         test = np.inf if self.test_from is None else self.test_from
         validation = test if self.validation_from is None else self.validation_from
         return (times_R >= validation).astype(np.int8) + (times_R >= test)
@@ -105,7 +112,17 @@ def _cut_off_last(sorted_R: np.ndarray, count: int) -> tuple[float | None, np.nd
 
 
 def parse_rule(rule: SplitRule) -> Borders:
-    """Return the borders that a rule gives. Raises UserError if no data could follow the rule."""
+    """Return the borders that a rule gives.
+
+    Args:
+        rule: the options for splits.
+
+    Returns:
+        The borders by dates; both None for a rule of shares, whose borders depend on the data (`find_borders`).
+
+    Raises:
+        UserError: no data could follow the rule.
+    """
     if (rule.validation_from or rule.test_from) and (rule.validation_share or rule.test_share):
         raise UserError(
             "splits.dates-and-shares",
@@ -138,9 +155,14 @@ def _parse_border(option: str, date: str | None) -> float | None:
 
 
 def select_splittable(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage) -> list[SplitKey]:
-    """Select the rows that can be assigned to a split; the others go to `damage`.
+    """Select the rows that can be assigned to a split.
 
     If any row has a split, every row needs one; if the rule splits by time, every row needs a time.
+
+    Args:
+        keys: of all rows.
+        rule: the options for splits.
+        damage: collects the other rows.
     """
     if any(key.split is not None for key in keys):
         field = "split"
@@ -157,7 +179,14 @@ def select_splittable(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage)
 
 
 def describe_common_opening(keys: Sequence[SplitKey]) -> str | None:
-    """Warn if so many unnamed rows begin alike that they are hardly one conversation; None otherwise."""
+    """Warn if so many unnamed rows begin alike that they are hardly one conversation.
+
+    Args:
+        keys: of all rows.
+
+    Returns:
+        The warning; None if all is well.
+    """
     rows = Counter(key.conversation for key in keys if not key.is_named)
     ((conversation, count),) = rows.most_common(1) or [(0, 0)]
     if count <= max(LARGE_COUNT, LARGE_SHARE * len(keys)):

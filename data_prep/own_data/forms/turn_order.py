@@ -35,7 +35,16 @@ class TurnOrder:
 
     @staticmethod
     def find(rows: Sequence[LocatedRecord], names: Sequence[str], keeps_order: bool) -> "TurnOrder":
-        """Find the columns of a table by their names. Raises BadRecord if its dates are ambiguous."""
+        """Find the columns of a table that give its order.
+
+        Args:
+            rows: of one table.
+            names: its columns.
+            keeps_order: whether the rows are in order, whatever the columns say.
+
+        Raises:
+            BadRecord: its dates are ambiguous, or contradict each other.
+        """
         plain_names = {normalise_name(name): name for name in reversed(names)}
 
         def find_columns(what: str) -> list[str]:
