@@ -170,7 +170,14 @@ def check_filters(settings: ServiceSettings) -> None:
 
 
 def report_skipped_items(settings: ServiceSettings) -> None:
-    """Print which rows of the catalogs cannot be recommended. Raises UserError if a catalog cannot be read."""
+    """Print which rows of the catalogs cannot be recommended.
+
+    Args:
+        settings: whose catalogs are read.
+
+    Raises:
+        UserError: a catalog cannot be read.
+    """
     for catalog in dict.fromkeys(model.catalog for model in settings.models if model.catalog):
         print_problems(catalog, load_catalog(catalog).problems)
 

@@ -232,7 +232,14 @@ def guard_children() -> Iterator[Path]:
 
 
 def end(folder: Path) -> bool:
-    """Let the guard end and remove everything that the driver started. Returns whether the guard has finished."""
+    """Let the guard end and remove everything that the driver started.
+
+    Args:
+        folder: the run's temporary folder.
+
+    Returns:
+        Whether the guard has finished within END_SECONDS.
+    """
     request_end(folder)
     return wait_until_gone(folder, END_SECONDS)
 

@@ -121,7 +121,11 @@ class Guard:
         return members
 
     def poll(self) -> bool:
-        """Read /proc once, and kill descendants whose member has ended. Returns whether the run continues."""
+        """Read /proc once, and kill descendants whose member has ended.
+
+        Returns:
+            Whether the run continues.
+        """
         members = self.members()
         processes = list_processes()
         alive = {(pid, start) for pid, (_, start) in processes.items()}

@@ -54,7 +54,11 @@ class Limit:
 
 
 def read_counters(root: Path = Path("/")) -> Counters:
-    """Read the counters of this process's cgroup and of the machine; root: root of the file system."""
+    """Read the counters of this process's cgroup and of the machine.
+
+    Args:
+        root: root of the file system.
+    """
     return Counters(
         cgroup_kills=_read_cgroup_kills(root),
         machine_kills=_read_field(root / "proc/vmstat", "oom_kill"),

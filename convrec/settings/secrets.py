@@ -51,7 +51,8 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 def is_secret_name(name: str) -> bool:
     """Return whether a variable or a setting with this name holds a secret.
 
-    name: of a setting, the last word of its key.
+    Args:
+        name: of a variable, or the last word of a setting's key.
     """
     return bool(_SECRET.search(name) or _KEY_OR_TOKEN.search(name)) and not _NO_SECRET.fullmatch(name)
 

@@ -172,7 +172,11 @@ class CatalogMeasure(ABC):
 
     @abstractmethod
     def compute(self, counts_M: np.ndarray) -> float:
-        """counts_M: in how many lists each distinct item of the catalog is."""
+        """Return the measure of a model's lists.
+
+        Args:
+            counts_M: in how many lists each distinct item of the catalog is.
+        """
 
 
 class Coverage(CatalogMeasure):

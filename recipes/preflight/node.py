@@ -162,7 +162,8 @@ def connect() -> bool:
 def get_name(entry: dict[str, Any]) -> str:
     """Return the name of a node in messages.
 
-    entry: an element of `ray.nodes()`.
+    Args:
+        entry: an element of `ray.nodes()`.
     """
     return f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})"
 

@@ -63,7 +63,15 @@ class Front:
     """The deployment that speaks HTTP."""
 
     def __init__(self, settings: ServiceSettings, models: dict[str, DeploymentHandle]) -> None:
-        """Raises UserError if other machines can reach the service and it has no key."""
+        """Prepare the front; `__serve_build_asgi_app__` builds the application.
+
+        Args:
+            settings: of the service.
+            models: name -> the deployment that answers for it.
+
+        Raises:
+            UserError: other machines can reach the service and it has no key.
+        """
         self.settings = settings
         self.models = models
         self.key = read_service_key(settings.loopback, settings.keys)

@@ -64,7 +64,14 @@ class ChatCompletions:
         return completion.model_dump(mode="json", exclude_none=True)
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
-        """Answer a request with OpenAI's server-sent events, as text. Raises Refused."""
+        """Answer a request with OpenAI's server-sent events, as text.
+
+        Args:
+            request: fields of ChatRequest.
+
+        Raises:
+            Refused: vLLM refuses the request.
+        """
         async for chunk in await self._create(request | {"stream": True}):
             yield chunk
 

@@ -66,7 +66,17 @@ class FeedbackLog:
         most_bytes: int = 1 << 30,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_lost: called for each line that cannot be written. Raises UserError if the folder cannot be used."""
+        """Open the log; the first line that is added starts a file.
+
+        Args:
+            folder: of the log, which several processes may share.
+            file_bytes: size at which a file ends.
+            most_bytes: size of all files together, of any process.
+            on_lost: called for each line that cannot be written.
+
+        Raises:
+            UserError: the folder cannot be used.
+        """
         self.folder = folder
         self.file_bytes = file_bytes
         self.most_bytes = most_bytes

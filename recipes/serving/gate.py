@@ -43,7 +43,17 @@ class Gate:
         drain: Drain,
         takes_body: Collection[str],
     ) -> None:
-        """takes_body: paths of the routes that read a body."""
+        """Wrap an application.
+
+        Args:
+            app: the application.
+            limits: on bodies, running requests and time.
+            keys: that requests may need.
+            loopback: whether only this machine may call the service.
+            metrics: count all answers, also refusals.
+            drain: counts running requests.
+            takes_body: paths of the routes that read a body.
+        """
         self.app = app
         self.limits = limits
         self.keys = keys

@@ -22,7 +22,11 @@ class Metrics:
     """Requests and latency by path. Each process of the front has one object."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """paths: the service's own; others share a label, since anybody could invent paths."""
+        """Create the counters.
+
+        Args:
+            paths: the service's own; others share a label, since anybody could invent paths.
+        """
         self.paths = frozenset(paths)
         self.registry = CollectorRegistry()
         self.requests = Counter(

@@ -70,7 +70,14 @@ class TurnOrder:
         return None if value is None else parse_time(value, self.date_order)
 
     def sort(self, rows: Sequence[LocatedRecord]) -> list[LocatedRecord]:
-        """Sort the rows of a conversation. Raises BadRecord if its columns contradict each other."""
+        """Sort the rows of a conversation.
+
+        Args:
+            rows: in the order of the file; the list is not changed.
+
+        Raises:
+            BadRecord: its columns contradict each other, or do not give an order.
+        """
         if len(rows) < 2 or not self.sorts:
             return list(rows)
         if keys := self._make_keys(rows):
