@@ -147,7 +147,7 @@ class Recommender:
                 attributes = load_attributes(catalog, served_model.ask, "the model was trained with ASK =")
             trie = served_catalog.snapshot.trie
             context = min(context, max_prompt_length + trie.longest_list(served_catalog.max_items))
-            served_catalog.max_tokens = context - min_prompt_tokens  # for items added from now on
+            served_catalog.limit_tokens(context - min_prompt_tokens)
             engine: Any = None
             if with_engine:
                 from convrec.inference.engines.async_engine import Engine  # imports vLLM
