@@ -1,10 +1,12 @@
 """A small catalog of films, and what a served catalog finds in it."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convrec.inference.request_builder import RequestBuilder
 from convrec.inference.served_catalog.items import ServedCatalog
 
 FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
@@ -26,3 +28,9 @@ def ids(catalog: ServedCatalog) -> set[str]:
 def found(catalog: ServedCatalog, text: str | int) -> set[str]:
     snapshot = catalog.snapshot
     return {snapshot.items[number].item_id for number in catalog.find(text, snapshot)}
+
+
+def make_requests(catalog: ServedCatalog) -> RequestBuilder:
+    """Return a builder of requests that only looks up items: it has neither a model nor a tokenizer."""
+    model: Any = None
+    return RequestBuilder(model, catalog, None, template_arguments={}, max_prompt_length=0, context=0)

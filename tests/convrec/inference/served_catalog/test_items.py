@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +15,9 @@ import pytest
 
 from convrec.base.errors import UserError
 from convrec.inference.recommender import Recommender
-from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.journal import FILE, StateUnreadable
 from convrec.inference.served_catalog.snapshot import Snapshot, Title
-from tests.convrec.inference.served_catalog.films import FILMS, NEW, found, ids, write_catalog
+from tests.convrec.inference.served_catalog.films import FILMS, NEW, found, ids, make_requests, write_catalog
 from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -86,9 +84,9 @@ def test_row_numbers_are_default_ids_but_digit_titles_are_not(serve: Any, tmp_pa
     assert (found(catalog, "2"), found(catalog, "9"), found(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
     assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # a number is always a row
     assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids in lists are texts
-    recommender: Any = Recommender(*[None, catalog, None, None])  # type: ignore[list-item]  # without an engine
-    assert recommender._find("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
-    assert recommender._find("seen", [2, Title("5")], catalog.snapshot) == {2}
+    requests = make_requests(catalog)
+    assert requests.find_items("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
+    assert requests.find_items("seen", [2, Title("5")], catalog.snapshot) == {2}
 
 
 def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenizer: Any) -> None:
@@ -182,15 +180,6 @@ def test_state_made_contradictory_by_a_new_catalog_still_loads(serve: Any, tmp_p
     assert json.loads((state / FILE).read_text().splitlines()[0])["catalog"] == "catalog.parquet"
 
 
-def test_a_repeated_name_is_looked_up_once(serve: Any) -> None:
-    catalog = serve()
-    recommender: Any = Recommender(*[None, catalog, None, None])
-    names = ["Heat", "Heat", Title("Heat"), 300, "300"] * 50
-    with mock.patch.object(ServedCatalog, "find", autospec=True, side_effect=ServedCatalog.find) as find:
-        assert len(recommender._find("seen", names, catalog.snapshot)) == 3
-    assert find.call_count == 4
-
-
 @pytest.mark.parametrize("display", ["x | y", "x |", "| y", "x\ny"])
 def test_a_display_with_the_delimiter_is_refused(serve: Any, display: str) -> None:
     catalog = serve(delimiter="|")
@@ -255,7 +244,7 @@ def test_patch_changes_single_fields_and_put_reports_blanks(priced: Any) -> None
 
 def test_bulk_changes_elsewhere_hide_items_instead_of_blocking(priced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = priced(), priced()
-    recommender: Any = Recommender(*[None, reader, None, None])
+    recommender = Recommender(make_requests(reader), engine=None)  # type: ignore[arg-type]
     writer.patch([{"item_id": "a", "price": 9}])
     assert reader.read_without_waiting()[0].get("a").columns["price"] == 9.0  # few changes are applied at once
     monkeypatch.setattr("convrec.inference.served_catalog.items.SMALL_CHANGE_BYTES", 0)
