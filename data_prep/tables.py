@@ -161,6 +161,12 @@ class TableNumbers:
         self.sizes: Counter[int] = Counter()  # number of ground truths -> rows that have so many
 
     def add(self, prompt: str, truth: Iterable[Pair]) -> None:
+        """Count a row.
+
+        Args:
+            prompt: its text.
+            truth: its ground truths.
+        """
         pairs = list(truth)
         self.rows += 1
         self.contexts.add(hash64(prompt))

@@ -47,7 +47,12 @@ class Counters:
 
 @dataclass(frozen=True)
 class Limit:
-    """A memory limit in bytes, and its source."""
+    """A memory limit.
+
+    Attributes:
+        bytes: the limit.
+        source: where it was read, in words.
+    """
 
     bytes: int
     source: str

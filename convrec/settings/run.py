@@ -29,7 +29,13 @@ ConfigT = TypeVar("ConfigT", bound=TrainingConfig, covariant=True)
 
 @dataclass(frozen=True)
 class Sampling:
-    """vLLM's sampling parameters; with temperature 1 and no bounds it samples from the policy's own distribution."""
+    """vLLM's sampling parameters; with temperature 1 and no bounds it samples from the policy's own distribution.
+
+    Attributes:
+        temperature: 0 for greedy decoding.
+        top_p: probability to keep; 1 keeps all.
+        top_k: number of words to keep; -1 keeps all.
+    """
 
     temperature: float
     top_p: float

@@ -20,7 +20,15 @@ FIX = "fix or drop these records"
 
 
 class Comparison(NamedTuple):
-    """Two responses, the better one first; `tie`: neither is better."""
+    """Two responses to a prompt.
+
+    Attributes:
+        messages: the prompt.
+        better: the better response, or the first one of a tie.
+        worse: the other response.
+        tie: whether neither is better.
+        reason: why, if the data set says so; None if not.
+    """
 
     messages: list[Message]
     better: str
@@ -347,7 +355,13 @@ def find_source(record: Record, default: str) -> str:
 
 
 class LoadedRecord(NamedTuple):
-    """A record that was read. place: its file and row, like `ratings.jsonl: line 3`."""
+    """A record that was read.
+
+    Attributes:
+        items: the comparisons, ratings or rows in it.
+        source: the data set or subset that it is from.
+        place: its file and row, like `ratings.jsonl: line 3`.
+    """
 
     items: list[Item]
     source: str

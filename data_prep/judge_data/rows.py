@@ -17,7 +17,13 @@ JudgeRow: TypeAlias = dict[str, Any]  # a row of the judges' schema with `place`
 
 
 class LeftOut(NamedTuple):
-    """A record, or one of its comparisons, that was left out. kind: ties, identical or contradictory."""
+    """A record, or one of its comparisons, that was left out.
+
+    Attributes:
+        place: of the record.
+        kind: ties, identical or contradictory.
+        why: in words.
+    """
 
     place: str
     kind: str

@@ -25,7 +25,14 @@ LARGE_COUNT = 20
 
 
 class SplitRule(NamedTuple):
-    """The options for splits; dates in any form that `parse_time` reads."""
+    """The options for splits.
+
+    Attributes:
+        validation_from: when validation begins, in any form that `parse_time` reads; None if not given.
+        test_from: when test begins.
+        validation_share: share of the rows, 0 to below 1; 0 for none.
+        test_share: the same for test.
+    """
 
     validation_from: str | None = None
     test_from: str | None = None
@@ -54,7 +61,12 @@ class SplitKey(NamedTuple):
 
 
 class Borders(NamedTuple):
-    """Borders in seconds since 1970: train ends at validation_from, test begins at test_from. None: no such split."""
+    """The times at which splits begin; a split may be absent.
+
+    Attributes:
+        validation_from: where train ends, in seconds since 1970; None without a validation split.
+        test_from: where test begins; None without a test split.
+    """
 
     validation_from: float | None
     test_from: float | None

@@ -75,7 +75,12 @@ class DateOrder(Enum):
 
 
 class DateReading(NamedTuple):
-    """Seconds since 1970 of a text read in each order; None if it is not a date in that order."""
+    """A text read as a date in both orders.
+
+    Attributes:
+        day_first: seconds since 1970; None if it is not a date in this order.
+        month_first: the same for the other order.
+    """
 
     day_first: float | None
     month_first: float | None

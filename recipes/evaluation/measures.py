@@ -54,7 +54,12 @@ class Context:
 
 @dataclass(frozen=True)
 class ListsInContext:
-    """The lists of a split's rows, as catalog rows, with their context."""
+    """The lists of a split's rows, with their context.
+
+    Attributes:
+        lists: for each row, the distinct catalog rows of its list, best first.
+        context: what they are compared with.
+    """
 
     lists: Sequence[Sequence[int]]
     context: Context

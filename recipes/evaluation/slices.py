@@ -25,7 +25,15 @@ class Slice(ABC):
 
     @abstractmethod
     def label_rows(self, split: Split, context: Context) -> list[str | None]:
-        """Return the part that each row is in; None for none."""
+        """Return the part that each row is in.
+
+        Args:
+            split: the rows.
+            context: with the popularity of their ground truths, if it is known.
+
+        Returns:
+            One label per row; None for a row that is in no part.
+        """
 
 
 class Turns(Slice):

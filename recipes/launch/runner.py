@@ -296,7 +296,13 @@ def say_warnings(console: Console, warnings: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Ending:
-    """The exit status and the text for errors of these types."""
+    """What a run does about errors of some types.
+
+    Attributes:
+        errors: the types.
+        status: the exit status.
+        describe: returns the text that is printed.
+    """
 
     errors: tuple[type[BaseException], ...]
     status: int

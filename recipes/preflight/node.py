@@ -63,7 +63,15 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """Ray's slots of one node, in all and free."""
+    """Ray's slots of one node.
+
+    Attributes:
+        where: the node's name in messages.
+        gpus: GPU slots.
+        free_gpus: those that no process has taken.
+        cpus: CPU slots.
+        free_cpus: those that no process has taken.
+    """
 
     where: str
     gpus: float

@@ -36,7 +36,12 @@ class PromptEncoding:
 
 @dataclass(frozen=True)
 class ConstrainedLists:
-    """Constrains answers to lists of `num_items` items from a trie's file."""
+    """Constrains answers to lists of catalog items.
+
+    Attributes:
+        trie: path of the trie's file.
+        num_items: number of items of every list.
+    """
 
     trie: str
     num_items: int

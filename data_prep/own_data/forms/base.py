@@ -22,7 +22,13 @@ Record: TypeAlias = Mapping[str, Any]
 
 
 class LocatedRecord(NamedTuple):
-    """A record with its file and row."""
+    """A record with its place.
+
+    Attributes:
+        path: its file.
+        row: its number there, as messages give it.
+        record: column -> cell.
+    """
 
     path: Path
     row: int
@@ -109,7 +115,12 @@ class ReadContext:
 
 
 class Candidate(NamedTuple):
-    """Records that may be a conversation: `read` returns it, or None if there is none, or raises BadRecord."""
+    """Records that may be a conversation.
+
+    Attributes:
+        records: the records, in the order of the file.
+        read: returns the conversation, or None if there is none; raises BadRecord.
+    """
 
     records: Sequence[LocatedRecord]
     read: Callable[[], Dialog | None]
