@@ -236,7 +236,7 @@ def write_data(
     """
     whole_catalog = matcher.catalog
     with atomic_write_folder(out) as folder:
-        # serving reads these for the prompt
+        # Serving reads these for its prompts.
         metadata = {"convrec.item": item, "convrec.num_items": str(num_items)}
         pq.write_table(items.table.replace_schema_metadata(metadata), folder / "catalog.parquet")
         if ask:  # unknown attributes are refused before rows are written

@@ -457,16 +457,15 @@ class Recommender:
         if request.num_items == 0:
             return
         walk = Walk(request.allowed.trie.trie, request.num_items, request.walk_exclusions)
-        # of the unfinished item
-        total = 0.0
-        num_choices = 0
+        total = 0.0  # log-probs of the unfinished item's tokens
+        num_choices = 0  # tokens of the unfinished item at which the model had a choice
         params = request.make_sampling_params(streamed)
         async for output in self.engine.outputs(request.prompt.token_ids, params):
             answer = output.outputs[0]
             for token, token_log_probs in zip(answer.token_ids, answer.logprobs or (), strict=True):
                 if walk.count_choices() > 1:
-                    total = total + token_log_probs[token].logprob
-                    num_choices = num_choices + 1
+                    total += token_log_probs[token].logprob
+                    num_choices += 1
                 num_items = len(walk.items)
                 walk.advance(token)
                 if len(walk.items) > num_items:

@@ -20,7 +20,7 @@ from transfer_queue.storage import simple_storage
 from transfer_queue.storage.managers import base
 from transfer_queue.utils import zmq_utils
 
-# modules of TransferQueue that create sockets; each has imported the function under its name
+# These modules of TransferQueue create sockets, and each has imported the function under its name.
 MODULES = (zmq_utils, base, controller, simple_storage)
 KEY_NAMESPACE = b"convrec_queue_key"
 KEY_BYTES = 40  # length of a key in ZeroMQ's encoding

@@ -18,7 +18,7 @@ from convrec.settings.rank_grpo import ALGORITHM_GROUP, RankGRPOConfig
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig
 
-# set in a constrained run after the trie has been written next to the catalog (recipes.launch.ray_training)
+# A constrained run sets it after the trie has been written next to the catalog (recipes.launch.ray_training).
 TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
 FILE_KEYS = ("data.train_files", "data.val_files", "convrec.catalog_file", TRIE_KEY)
 

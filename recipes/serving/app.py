@@ -39,7 +39,7 @@ def build(args: ServiceSettings) -> Application:
     if len({*names, FRONT}) <= len(names):
         raise ValueError(f"models: names must be unique and other than {FRONT!r}: {', '.join(names)}")
     models = {model.name: _deployment(model, args) for model in args.models}
-    # more requests than the limit, so that the front itself refuses them, with a reason
+    # Ray Serve lets more requests through than the limit, so that the front refuses them itself, with a reason.
     most = 2 * args.limits.max_concurrent + 64
     front = Front.options(name=FRONT, max_ongoing_requests=most, ray_actor_options={"num_cpus": 0})  # type: ignore[attr-defined]
     return front.bind(args, models)
@@ -101,7 +101,7 @@ class ModelReplica(ModelServer):
 class DeployedModel:
     """A recipes.serving.replicas.Backend: any replica of a model's deployment. Calls wait until one is up."""
 
-    # constants, because Ray Serve keeps track of replicas itself
+    # These are constants, because Ray Serve keeps track of replicas itself.
     is_up = True
     running = 0
     restarts = 0

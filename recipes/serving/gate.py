@@ -81,7 +81,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # close it if part of the body is unread, or the service stops
+                # The next request could not be told from an unread body, and a service that stops takes no more.
                 if not is_read or self.drain.began_at is not None:
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)

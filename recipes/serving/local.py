@@ -132,7 +132,7 @@ def make_server(app: FastAPI, drain: Drain | None = None, drain_seconds: float =
 def _start_processes(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:
     """Start a process for each replica of each model. folder: for this service only."""
     planned = [(model, index) for model in settings.models for index in range(replicas)]
-    # leaves a core for HTTP and the engine's scheduler
+    # One core is left for HTTP and the engine's scheduler.
     environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
     try:
         environments = make_replica_environments(len(planned), settings.models[0].tensor_parallel, environment)

@@ -18,7 +18,7 @@ from convrec.titles.catalog import add_display
 from convrec.titles.forms import fold, normalise
 from convrec.titles.item import NO_YEAR, format_item
 
-# prefixes of keys in Snapshot.named; no title's key begins with them
+# The keys of Snapshot.named begin with these, unless they are titles: no title begins with them.
 FOLDED = "\0"
 LINE = "\n"
 
