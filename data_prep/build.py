@@ -251,5 +251,6 @@ def _check_candidates(options: DemonstrationsOptions, num_items: int) -> None:
 
 @command(DemonstrationsOptions)
 def main(options: DemonstrationsOptions) -> int:
+    """Build demonstrations; return the exit status."""
     build(options)
     return 0

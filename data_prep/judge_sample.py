@@ -124,5 +124,6 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
 
 @command(JudgeSampleOptions)
 def main(options: JudgeSampleOptions) -> int:
+    """Write sample data for judges; return the exit status."""
     print(f"wrote {write_sample(options.out, options.count, options.seed)}")
     return 0

@@ -430,6 +430,7 @@ def make_split_rule(options: OutputOptions) -> SplitRule:
 
 @command(OwnOptions)
 def main(options: OwnOptions) -> int:
+    """Convert or preview a data set; return the exit status."""
     split_of_file = parse_file_splits(options.split)
     if bool(options.conversations) == bool(split_of_file):
         raise UserError("conversations.no-input", "give either --conversations, or --split with a file for each split")

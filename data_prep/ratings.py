@@ -181,5 +181,6 @@ def _split(ratings: Ratings, options: RatingsOptions, borders: Borders) -> tuple
 
 @command(RatingsOptions)
 def main(options: RatingsOptions) -> int:
+    """Convert ratings; return the exit status."""
     print(format_summary(convert_ratings(options), options.out))
     return 0

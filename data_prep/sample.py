@@ -256,6 +256,7 @@ def select_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[
 
 @command(SampleOptions)
 def main(options: SampleOptions) -> int:
+    """Write the sample data; return the exit status."""
     counts = {"train": options.train, "validation": options.validation, "test": options.test}
     out = write_sample(
         options.out,

@@ -114,7 +114,18 @@ class GroupSampler:
         self.num_reported = num_reported
 
     async def sample(self, prompts: Sequence[Prompt]) -> list[SampledResponse]:
-        """Return `n` responses to each prompt, in the order of the prompts."""
+        """Sample responses to a group of prompts in one call to vLLM.
+
+        Args:
+            prompts: at least one, with their numbers of responses. Their samples are not changed.
+
+        Returns:
+            The `n` responses to each prompt, in the order of the prompts. Log-probs of rollouts that are not reported
+            are NOT_REPORTED.
+
+        Raises:
+            ValueError: two features set the same sampling parameter.
+        """
         samples: list[dict[str, Any]] = []
         requests: list[dict[str, Any]] = []
         unreported: list[bool] = []

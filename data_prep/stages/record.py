@@ -238,4 +238,5 @@ def read_range(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.
 
 
 def count_rows(path: Path) -> int:
+    """Return the number of rows of a parquet file."""
     return pq.read_metadata(path).num_rows
