@@ -70,6 +70,7 @@ class Recommender:
         self._show = show
         self._threads = RequestThreads()
         self._is_closed = threading.Event()
+        self._end: Any = None  # set by `load`: ends the engine and removes the folder of tries
 
     @classmethod
     def load(
@@ -170,8 +171,6 @@ class Recommender:
             resources.callback(recommender._is_closed.set)
             recommender._end = weakref.finalize(recommender, resources.pop_all().close)
             return recommender
-
-    _end: Any = None
 
     @property
     def model_version(self) -> str:

@@ -138,7 +138,7 @@ def init_ray(**options: Any) -> None:
     Ray gives its agent 15 s, which is short on busy cores; the next attempt finds its imports in the page cache.
 
     Args:
-        **options: arguments of ray.init, whose errors are raised after RAY_STARTS attempts.
+        **options: arguments of ray.init. Its errors are raised, that of a slow agent after RAY_STARTS attempts.
     """
     import ray
 

@@ -69,7 +69,7 @@ def rollout_seconds(workload: Workload, gpu: GPU) -> Range:
         gpu: the GPU of every node.
 
     Returns:
-        The array (fast, slow); also for the other functions of this module.
+        The array (fast, slow), as from the other functions of seconds.
     """
     replicas = workload.gpus // workload.tensor_parallel
     prompts = ceil(workload.prompts / replicas)  # on the busiest replica, which has all rollouts of a prompt
