@@ -225,7 +225,7 @@ def describe_table(name: str, numbers: Mapping[str, Any]) -> str:
 
     Args:
         name: of the table.
-        numbers: of `TableNumbers.summary`.
+        numbers: from `TableNumbers.summary`.
     """
     truths = numbers["ground_truths"]
     outside = numbers["outside_catalog"]

@@ -92,7 +92,7 @@ def compute_queries(
     """Return p E + lambda e_conversation.
 
     Args:
-        p_BI: of `compute_rank_weights`.
+        p_BI: from `compute_rank_weights`.
         items_ID: unit vectors E.
         conversations_BD: unit vectors e_conversation.
         weight: lambda.

@@ -102,7 +102,7 @@ def tune_fusion(
 
     Args:
         split: rows to tune on.
-        folder: of `convrec retrieval fit`.
+        folder: from `convrec retrieval fit`.
         model: name of the model whose lists are fused.
         k: cut-off of NDCG.
         written: the model's lists, as catalog rows.

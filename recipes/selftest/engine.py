@@ -142,8 +142,8 @@ def run_update(engine: Any, batch: Any) -> dict[str, float]:
     """Do one optimizer step with the rank-level loss.
 
     Args:
-        engine: of `build_engine`; its weights change.
-        batch: of `make_batch`.
+        engine: from `build_engine`; its weights change.
+        batch: from `make_batch`.
 
     Returns:
         `loss` and `grad_norm`.
@@ -160,8 +160,8 @@ def compute_log_probs(engine: Any, batch: Any) -> torch.Tensor:
     """Compute the log-probs of all response tokens; verl stores each at the preceding position.
 
     Args:
-        engine: of `build_engine`; its weights stay.
-        batch: of `make_batch`.
+        engine: from `build_engine`; its weights stay.
+        batch: from `make_batch`.
 
     Returns:
         The log-probs of one row after the other, (tokens,), float32 on the CPU.

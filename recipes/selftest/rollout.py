@@ -102,7 +102,7 @@ def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> 
     """Sample RESPONSES responses for each of PROMPTS generated prompts.
 
     Args:
-        engine: of `start_engine`.
+        engine: from `start_engine`.
         adapter: whether to sample with the adapter that was sent.
         is_constrained: whether lists are under CONSTRAINT.
 
@@ -198,7 +198,7 @@ def compare(
 
     Args:
         machine: the machine.
-        engine: of `start_engine`.
+        engine: from `start_engine`.
         policy: the same weights; its dtype is changed.
         adapter: whether to sample with the adapter that was sent.
         trie: compares constrained lists; None for free ones.

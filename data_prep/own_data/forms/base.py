@@ -126,6 +126,8 @@ class Candidate(NamedTuple):
     read: Callable[[], Dialog | None]
 
 
+# These read the formats of FORMS. A reader of records returns None for a record that is not a conversation, and raises
+# BadRecord, or the errors that `Form.read_record` names, for one that it cannot read.
 ReadRecord: TypeAlias = Callable[[Record, Speakers], Dialog | None]
 FindDialogs: TypeAlias = Callable[[Sequence[LocatedRecord], ReadContext], Iterable[Candidate]]
 
