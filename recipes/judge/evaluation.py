@@ -173,13 +173,7 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
         )
 
     prompts, ids = _make_prompts(fitting_rows, mode)
-    settings: dict[str, Any] = {
-        "max_tokens": options.max_response_length,
-        "temperature": 0.0,
-        "seed": options.seed,
-        "max_prompt_tokens": options.max_prompt_length,
-        "chat_template_kwargs": dict(TEMPLATE_SETTINGS),
-    }
+    settings = _choose_sampling(options)
     request = GenerationRequest(model_path, prompts, out / "generations.parquet")
     placement = Placement(options.placement.replicas, options.placement.tensor_parallel)
     start = time.monotonic()
@@ -214,6 +208,17 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     write_table(out / "rows.parquet", pa.Table.from_pylist(table))
     write_json(out / "metrics.json", metrics)
     return metrics
+
+
+def _choose_sampling(options: JudgeEvaluationOptions) -> dict[str, Any]:
+    """Return the arguments of the generation: greedy, with the chat template's settings of training."""
+    return {
+        "max_tokens": options.max_response_length,
+        "temperature": 0.0,
+        "seed": options.seed,
+        "max_prompt_tokens": options.max_prompt_length,
+        "chat_template_kwargs": dict(TEMPLATE_SETTINGS),
+    }
 
 
 def _make_prompts(fitting_rows: Rows, mode: str) -> tuple[dict[str, list[Message]], dict[bool, list[str]]]:
