@@ -291,7 +291,11 @@ def _fit_weight_bucket(models: DictConfig) -> None:
 
 
 def complete_batch_size(config: DictConfig) -> None:
-    """Fill in SFT's unset batch size, which grows with the number of devices."""
+    """Fill in SFT's unset batch size, which grows with the number of devices.
+
+    Args:
+        config: the composed config, changed in place.
+    """
     if config.data.train_batch_size is None:
         config.data.train_batch_size = SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
 
