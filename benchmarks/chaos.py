@@ -83,7 +83,15 @@ class Start:
         return []
 
     def wait(self, seconds: float, survived: Callable[[], bool] = lambda: False) -> int | str | None:
-        """Exit status; None where it did not end in time and was killed; GOES_ON where it has survived."""
+        """Wait for the end of this start.
+
+        Args:
+            seconds: the longest wait; then the process is killed.
+            survived: asked every second whether the start has survived its fault.
+
+        Returns:
+            The exit status; None if it did not end in time, GOES_ON if it has survived.
+        """
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             if survived():
@@ -139,7 +147,15 @@ class Campaign:
         return not subprocess.run(command, check=False).returncode
 
     def disturbed(self, run: Path, deadline: float) -> int:
-        """Starts with faults until the deadline, then one that may finish. Returns the steps that it is to reach."""
+        """Start a run with faults until the deadline, then once more without one.
+
+        Args:
+            run: the run's folder.
+            deadline: by time.monotonic().
+
+        Returns:
+            The steps that the last start is to reach.
+        """
         faults: list[str] = []
         start: Start | None = None
         while time.monotonic() < deadline or start:
@@ -158,7 +174,16 @@ class Campaign:
         return steps
 
     def one_fault(self, run: Path, fault: str, start: Start | None) -> Start | None:
-        """start: one that has survived the last fault; returned where it survives this one too."""
+        """Disturb a start of the run.
+
+        Args:
+            run: the run's folder.
+            fault: one of the campaign's faults.
+            start: one that has survived the last fault; None to start the run.
+
+        Returns:
+            The start if it survives this fault too, else None.
+        """
         more = {}
         if fault == "clock":
             # behind, waits of gRPC until a time of day would end at once, and spin: the kernel's clock is another
@@ -173,7 +198,14 @@ class Campaign:
         return start if status == GOES_ON else None
 
     def wait_for_the_moment(self, start: Start, run: Path) -> None:
-        """One of four faults comes while it starts; the others at any time of the steps after the first."""
+        """Wait for the moment of a fault.
+
+        One of four faults comes while the run starts; the others at any time of the steps after the first.
+
+        Args:
+            start: the start to disturb.
+            run: the run's folder.
+        """
         in_steps, begun = self.random.random() > 0.25, latest_step(run)
         seconds = self.random.uniform(0, 15) if in_steps else self.random.uniform(1, 40)
         deadline = time.monotonic() + END_SECONDS
@@ -186,7 +218,17 @@ class Campaign:
             time.sleep(0.5)
 
     def do(self, fault: str, start: Start, run: Path, more: dict[str, str]) -> str:
-        """Returns what it was done to."""
+        """Do a fault.
+
+        Args:
+            fault: one of the campaign's faults.
+            start: the start to disturb.
+            run: the run's folder.
+            more: variables of this start; with CHAOS_CLOCK its clock jumps before the kill.
+
+        Returns:
+            What it was done to, in words.
+        """
         if fault in ("kill", "stop", "clock"):
             tree = start.look()
             victims = [p for p in tree if not is_spared(p) and (fault != "stop" or p not in tree[:2])]
@@ -208,8 +250,15 @@ class Campaign:
         return "the run"
 
     def differences(self, run: Path) -> tuple[dict[str, float], list[int]]:
-        """(the largest relative difference of each metric over the steps that both have logged, the steps of which
-        the disturbed run lacks one)."""
+        """Compare a disturbed run with the undisturbed one.
+
+        Args:
+            run: the run's folder.
+
+        Returns:
+            The largest relative difference of each metric over the steps that both have logged, and the steps of which
+            the disturbed run lacks a metric.
+        """
         wanted, found = ({row["step"]: row for row in read_metrics(r)} for r in (self.out / "undisturbed", run))
         worst = {}
         for name in COMPARED:

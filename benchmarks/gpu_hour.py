@@ -118,7 +118,14 @@ Results = dict[str, dict[str, Any]]  # part -> its result, as in PART.json; empt
 
 
 def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Part]:
-    """Make all parts. gpu_name: torch's name of the GPU, for the plan; "": plan for an H100."""
+    """Make all parts, in the order of their value.
+
+    Args:
+        out: the folder to write.
+        demo: folder of a finished tiny demo (`check_demo`).
+        gpus: number of GPUs; 0 rehearses the hour without one, scaled down.
+        gpu_name: torch's name of the GPU, for the plan; "" plans for an H100.
+    """
     folder, data, sft = shlex.quote(str(out)), shlex.quote(str(demo / "data")), demo / "sft"
     _, rl, _ = read_runs(TINY, demo)
     common = {name: text for name, text in rl.variables.items() if name != "TOTAL_STEPS"}
@@ -252,7 +259,12 @@ def _choose_parts(parts: Sequence[Part], names: Sequence[str], kept: Results) ->
 
 
 def is_done(name: str, kept: Results) -> bool:
-    """Return whether a part has passed."""
+    """Return whether a part has passed.
+
+    Args:
+        name: of the part.
+        kept: as for `write_page`.
+    """
     return kept[name].get("status") == "pass"
 
 
@@ -263,7 +275,16 @@ def _read_result(file: Path, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_part(part: Part, log: Path) -> dict[str, Any]:
-    """Run a part up to its first failing command; return status, reason, seconds, figures and the end of the log."""
+    """Run a part up to its first failing command.
+
+    Args:
+        part: the part. Its commands share its time limit.
+        log: the file that gets their output.
+
+    Returns:
+        `status` ("pass" or "fail"), `why` ("" if it passed), `seconds`, `figures` by command, and `log`: the last lines
+        of a part that failed.
+    """
     start, figures, why = time.monotonic(), dict[str, Any](), ""
     with log.open("w") as output:
         for command in part.commands:
@@ -283,7 +304,16 @@ def run_part(part: Part, log: Path) -> dict[str, Any]:
 
 
 def run_command(command: Command, log: IO[str], deadline: float) -> str:
-    """Run a command; return what went wrong, or ""."""
+    """Run a command and end everything that it started.
+
+    Args:
+        command: the command.
+        log: gets its output, except for what a command prints as its result.
+        deadline: by time.monotonic().
+
+    Returns:
+        What went wrong; "" if it succeeded.
+    """
     first, *others = shlex.split(command.words)
     program = [str(ROOT / first)] if first.endswith(".py") else ["-m", "recipes", first]
     if command.file:
@@ -325,7 +355,20 @@ def _end_process(process: subprocess.Popen) -> None:
 
 
 def write_page(out: Path, parts: Sequence[Part], kept: Results, gpus: int) -> Path:
-    """Write OUT/results/report.html. Raises UserError if a run or an evaluation cannot be read."""
+    """Write OUT/results/report.html.
+
+    Args:
+        out: folder of the hour.
+        parts: in the order of the page.
+        kept: name of a part -> result of `run_part`; {} for one that has not run.
+        gpus: number of GPUs; 0 for a rehearsal.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        UserError: a run or an evaluation cannot be read.
+    """
     runs = [out / name for name in ("free", "constrained") if latest_step(out / name)]
     folders = {name: out / "evaluation" / of for name, of in EVALUATIONS.items()}
     evaluations = {name: folder for name, folder in folders.items() if (folder / "metrics.json").exists()}
@@ -396,7 +439,11 @@ def _format_value(value: Any) -> str:
 
 
 def check_demo(demo: Path) -> None:
-    """Raise UserError if a file that the parts read is missing."""
+    """Check that the demo has the files that the parts read.
+
+    Raises:
+        UserError: a file is missing.
+    """
     needed_files = ("data/train.parquet", "data/test.parquet", "model/config.json", f"sft/{LATEST}")
     for needed in map(demo.joinpath, needed_files):
         if not needed.exists():

@@ -30,9 +30,8 @@ from data_prep.stages.asking import MODEL_JUDGES, describe_failed, make_asker, m
 from data_prep.stages.embeddings import check_embedding
 from data_prep.stages.record import SettingsT, Stage, Summary, read_record, refuse_foreign, run_stage
 
-STAGES: dict[
-    str, tuple[Sequence[str], Sequence[str]]
-] = {  # stage -> the stages that it reads, the files that it writes
+# Stage -> the stages that it reads, and the files that it writes.
+STAGES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "rows": ([], [rows.ROWS, rows.CATALOG]),
     "teacher": (["rows"], [teacher.FILE, teacher.ITEMS]),
     "metadata": (["rows", "teacher"], [metadata.FILE]),
@@ -108,6 +107,18 @@ def plan_rows(options: DemonstrationsOptions) -> Plan[rows.RowsSettings]:
 
 
 def plan_remap(options: DemonstrationsOptions, num_items: int, workers: int) -> Plan[remap.RemapSettings]:
+    """Plan the stage `remap`.
+
+    Without --remap, its kind is that of the last run, or `none` if the embedding only knows the words of titles.
+
+    Args:
+        options: of the command.
+        num_items: items of a list, the least number of candidates.
+        workers: number of processes.
+
+    Raises:
+        UserError: the embedding is unknown or not installed, or --candidates is too low.
+    """
     kind = options.remap or ("" if options.redo else _read_remap_settings(options).get("remap"))
     if not kind:
         kind = "none" if remap.compares_only_titles(Path(options.out), options.embedding) else "full"
@@ -145,6 +156,12 @@ def plan_reflect(options: DemonstrationsOptions) -> Plan[reflect.ReflectSettings
 
 
 def plan_adjust(options: DemonstrationsOptions, workers: int) -> Plan[adjust.AdjustSettings]:
+    """Plan the stage `adjust`, whose softmax is over the items to which `remap` gave scores.
+
+    Args:
+        options: of the command.
+        workers: number of processes.
+    """
     # the softmax is over the items that have scores
     softmax = "catalog" if _read_remap_settings(options).get("remap") == "full" else "candidates"
     penalty = adjust.PENALTY[softmax] if options.penalty is None else options.penalty
@@ -234,5 +251,6 @@ def _check_candidates(options: DemonstrationsOptions, num_items: int) -> None:
 
 @command(DemonstrationsOptions)
 def main(options: DemonstrationsOptions) -> int:
+    """Build demonstrations; return the exit status."""
     build(options)
     return 0

@@ -83,6 +83,7 @@ def _find_seen_title(name: str | int, title_by_id: dict[str, str], catalog: Cata
 
 @command(FeedbackOptions)
 def main(options: FeedbackOptions) -> int:
+    """Convert a feedback log; return the exit status."""
     state = Path(options.state)
     output = options.output
     rows = Path(f"{Path(options.out)}.jsonl")

@@ -159,6 +159,7 @@ def _count(values: Iterable[Any]) -> dict[str, int]:
 
 @command(JudgeOptions)
 def main(options: JudgeOptions) -> int:
+    """Convert preferences or ratings; return the exit status."""
     summary = convert(options)
     print(json.dumps(summary, indent=2, ensure_ascii=False))
     for warning in summary["warnings"]:

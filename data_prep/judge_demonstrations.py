@@ -115,6 +115,7 @@ def build(mode: str, data: str | Path, out: str | Path, answers: str | Path | No
 
 @command(JudgeDemonstrationsOptions)
 def main(options: JudgeDemonstrationsOptions) -> int:
+    """Write demonstrations of a judge; return the exit status."""
     written, rows = build(options.mode, options.data, options.out, options.answers)
     print(f"{written} demonstrations from {rows} rows")
     return 0

@@ -54,7 +54,15 @@ class _Writer:
 
 
 def make_preferences(count: int, seed: int) -> list[dict[str, Any]]:
-    """Make `count` preferences, each between two responses to one query."""
+    """Make preferences, each between two responses to one query.
+
+    Args:
+        count: their number.
+        seed: random seed of queries and responses.
+
+    Returns:
+        Records with `prompt`, `chosen`, `rejected` and `reason`.
+    """
     writer = _Writer(seed)
     records = []
     for _ in range(count):
@@ -65,7 +73,15 @@ def make_preferences(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def make_ratings(count: int, seed: int) -> list[dict[str, Any]]:
-    """Make `count` ratings from 0 to 4, each as often."""
+    """Make ratings from 0 to 4, each equally often.
+
+    Args:
+        count: their number.
+        seed: random seed of queries and responses.
+
+    Returns:
+        Records with `prompt`, `response`, `helpfulness` and `reason`.
+    """
     writer = _Writer(seed)
     records = []
     for index in range(count):
@@ -79,7 +95,19 @@ def make_ratings(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) -> Path:
-    """Write `count` preferences and as many ratings, converted; the folder appears as a whole or not at all."""
+    """Write preferences and as many ratings, converted.
+
+    Args:
+        out: a new folder, which appears as a whole or not at all; it gets pairwise/ and pointwise/.
+        count: number of preferences, and of ratings.
+        seed: random seed of both.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: the folder exists, or cannot be created.
+    """
     folder = Path(out)
     check_out(folder)
     records_by_mode: dict[Mode, list[dict[str, Any]]] = {
@@ -96,5 +124,6 @@ def write_sample(out: str | os.PathLike, count: int = 2000, seed: int = 3407) ->
 
 @command(JudgeSampleOptions)
 def main(options: JudgeSampleOptions) -> int:
+    """Write sample data for judges; return the exit status."""
     print(f"wrote {write_sample(options.out, options.count, options.seed)}")
     return 0

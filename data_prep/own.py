@@ -236,7 +236,7 @@ def write_data(
     """
     whole_catalog = matcher.catalog
     with atomic_write_folder(out) as folder:
-        # serving reads these for the prompt
+        # Serving reads these for its prompts.
         metadata = {"convrec.item": item, "convrec.num_items": str(num_items)}
         pq.write_table(items.table.replace_schema_metadata(metadata), folder / "catalog.parquet")
         if ask:  # unknown attributes are refused before rows are written
@@ -328,7 +328,14 @@ class _RowCounts:
         self.first_split: dict[int, str] = {}
 
     def add(self, row: Row, prompt: str, split: str, is_used: bool) -> None:
-        """Count a row. is_used: whether it went into a table."""
+        """Count a row.
+
+        Args:
+            row: the row.
+            prompt: its text, which another split should not have.
+            split: one of SPLITS.
+            is_used: whether it went into a table.
+        """
         matcher = self.matcher
         first_split = self.first_split.setdefault(hash64(prompt), split)
         truth = [Item(title, matcher.catalog.normalise_year(year) or NO_YEAR) for title, year in row.truth]
@@ -368,7 +375,12 @@ def _unreadable_titles(catalog: Catalog, matcher: Matcher) -> list[str]:
 
 
 def format_summary(summary: dict[str, Any], out: str | Path) -> str:
-    """Format the summary of `write_data` for the terminal."""
+    """Format a summary for the terminal.
+
+    Args:
+        summary: the content of summary.json.
+        out: the folder that was written.
+    """
     lines = [describe_table(name, numbers) for name, numbers in summary["files"].items()]
     catalog = summary["catalog"]
     counts = summary["rows"]
@@ -418,6 +430,7 @@ def make_split_rule(options: OutputOptions) -> SplitRule:
 
 @command(OwnOptions)
 def main(options: OwnOptions) -> int:
+    """Convert or preview a data set; return the exit status."""
     split_of_file = parse_file_splits(options.split)
     if bool(options.conversations) == bool(split_of_file):
         raise UserError("conversations.no-input", "give either --conversations, or --split with a file for each split")

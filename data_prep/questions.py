@@ -106,7 +106,16 @@ class _DemonstrationWriter(NamedTuple):
             yield row | {"prompt": message("user", prompt), "completion": completion}
 
     def make_list(self, lines: Sequence[str], seen: Sequence[str], answers: dict[str, list[str]]) -> list[str]:
-        """Rank the demonstration's items, then popular ones, by the answers."""
+        """Rank the demonstration's items, then popular ones, by the answers.
+
+        Args:
+            lines: the demonstration; lines that are not items are left out.
+            seen: titles that must not be in the list.
+            answers: attribute -> the values that the user named.
+
+        Returns:
+            The lines of the new list.
+        """
         excluded = set(self.matcher.seen_rows(seen))
         own = [row for row in self.matcher.match_lines(lines, (), None).catalog_index if row >= 0]
         rows = [row for row in dict.fromkeys([*own, *self.popular]) if row not in excluded]

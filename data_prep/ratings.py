@@ -68,19 +68,9 @@ def convert_ratings(options: RatingsOptions) -> dict[str, Any]:
     check_out(out, options.output.overwrite, OURS)
     damage = Damage(options.output.skip_damaged, end="Nothing was written.")
     borders = parse_rule(make_split_rule(options.output))
-    if options.item_columns and not options.items:
-        raise UserError("ratings.items-missing", "--item-columns: needs --items, the file whose columns it names")
-    missing = [file for file in (path, items_path) if not file.is_file()]
-    if missing:
-        raise UserError(
-            "ratings.missing-file", f"{missing[0]}: no such file; name one file of ratings and one of items"
-        )
+    _check_files(options, path, items_path)
     table, num_read = read_ratings(path, options.columns, options.min_rating, damage)
-    if options.items:
-        entries: Records = iter_items(items_path, options.item_columns, damage)
-    else:
-        entries = enumerate({"item_id": name, "title": name} for name in table["item"].chunk(0).dictionary.to_pylist())
-    items = read_catalog(items_path, damage, entries=entries)
+    items = read_catalog(items_path, damage, entries=_iter_item_records(options, items_path, table, damage))
     damage.check([items_path], len(items.table))
     catalog = items.build_catalog()
     ratings, num_unknown = _sort_ratings(table, catalog, path, items_path)
@@ -126,6 +116,24 @@ def convert_ratings(options: RatingsOptions) -> dict[str, Any]:
         about=about,
         write_more=write_ratings,
     )
+
+
+def _check_files(options: RatingsOptions, path: Path, items_path: Path) -> None:
+    """Raise UserError if a file is missing."""
+    if options.item_columns and not options.items:
+        raise UserError("ratings.items-missing", "--item-columns: needs --items, the file whose columns it names")
+    missing = [file for file in (path, items_path) if not file.is_file()]
+    if missing:
+        raise UserError(
+            "ratings.missing-file", f"{missing[0]}: no such file; name one file of ratings and one of items"
+        )
+
+
+def _iter_item_records(options: RatingsOptions, items_path: Path, table: pa.Table, damage: Damage) -> Records:
+    """Return the records of --items; without the option, the ids that the ratings name are also the titles."""
+    if options.items:
+        return iter_items(items_path, options.item_columns, damage)
+    return enumerate({"item_id": name, "title": name} for name in table["item"].chunk(0).dictionary.to_pylist())
 
 
 def _sort_ratings(table: pa.Table, catalog: Catalog, path: Path, items_path: Path) -> tuple[Ratings, int]:
@@ -181,5 +189,6 @@ def _split(ratings: Ratings, options: RatingsOptions, borders: Borders) -> tuple
 
 @command(RatingsOptions)
 def main(options: RatingsOptions) -> int:
+    """Convert ratings; return the exit status."""
     print(format_summary(convert_ratings(options), options.out))
     return 0

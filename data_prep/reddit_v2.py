@@ -172,6 +172,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
 
 @command(RedditOptions)
 def main(options: RedditOptions) -> int:
+    """Convert the released Reddit-v2; return the exit status."""
     summary = convert(options.source, options.out, overwrite=options.overwrite, progress=True)
     print(format_summary(summary))
     print(f"wrote {options.out}")

@@ -48,7 +48,12 @@ TEACHER_SEED = 11  # every sample has the same teacher
 
 
 def draw_taste(table: FilmTable, rng: np.random.Generator) -> Taste:
-    """Draw one or two genres that occur together, usually an era, and up to three films; 5 % only name films."""
+    """Draw one or two genres that occur together, usually an era, and up to three films; 5 % only name films.
+
+    Args:
+        table: the films.
+        rng: advanced by a number of draws that depends on the taste.
+    """
     genres = [table.genres[rng.integers(len(table.genres))]]
     if rng.random() < 0.15:
         together = [film.genres for film in table.films if genres[0] in film.genres and len(film.genres) > 1]
@@ -65,16 +70,36 @@ def draw_taste(table: FilmTable, rng: np.random.Generator) -> Taste:
 def draw_films(
     table: FilmTable, utility_F: np.ndarray, count: int, named: tuple[int, ...], rng: np.random.Generator
 ) -> list[int]:
-    """Draw `count` rows of the table from softmax(utility / temperature), without namesakes and without `named`."""
+    """Draw rows of the table from softmax(utility / temperature).
+
+    Args:
+        table: the films.
+        utility_F: of each film.
+        count: number of rows to draw.
+        named: rows of films that are left out, with their namesakes.
+        rng: draws one number per film.
+
+    Returns:
+        Different rows, most likely first; no two are namesakes.
+    """
     order = np.argsort(-(utility_F / GROUND_TRUTH_TEMPERATURE + rng.gumbel(size=len(utility_F))))
     return select_unseen(table, order, count, named)
 
 
 def draw_teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.random.Generator) -> list[int]:
-    """Draw the imperfect teacher's list of `num_items` rows, best first, without the films named.
+    """Draw the imperfect teacher's list.
 
     Noise decides which films are in the list, not their order: from lists in a stable order, a tiny model soon learns
     not to repeat titles.
+
+    Args:
+        table: the films.
+        taste: the teacher's view of it is distorted, the same way for every conversation.
+        num_items: length of the list.
+        rng: draws one number per film.
+
+    Returns:
+        Rows, best first, without the films that the taste names.
     """
     opinion_F = np.random.default_rng(TEACHER_SEED).normal(0, TEACHER_OPINION, len(table.films))
     noise_F = rng.normal(0, TEACHER_NOISE, len(table.films))
@@ -86,7 +111,9 @@ def draw_teacher_list(table: FilmTable, taste: Taste, num_items: int, rng: np.ra
 def draw_vague_taste(taste: Taste, rng: np.random.Generator) -> Taste:
     """Draw the part of a taste that a vague first turn states: nothing, the genres or the era.
 
-    A taste that only names films stays whole.
+    Args:
+        taste: one that only names films stays whole.
+        rng: not used for such a taste.
     """
     if not taste.genres:
         return taste
@@ -94,7 +121,20 @@ def draw_vague_taste(taste: Taste, rng: np.random.Generator) -> Taste:
 
 
 def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: int, requests: str = PLAIN) -> list[dict]:
-    """Make `count` rows with completions; row i of a split depends on the seed and the kind of requests only."""
+    """Make rows with completions; row i of a split depends on the seed and the kind of requests only.
+
+    Args:
+        table: the films.
+        split: one of SPLITS.
+        count: number of rows.
+        seed: random seed of the sample.
+        num_items: length of the demonstrations, and the number that prompts ask for.
+        requests: PLAIN, VAGUE (the first turn states a part of the taste) or HARD (of sample_data.hard, with a column
+            KIND).
+
+    Returns:
+        Rows of the released columns.
+    """
     rows = []
     for index in Progress(range(count), desc=split, unit="row"):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
@@ -124,7 +164,12 @@ def make_rows(table: FilmTable, split: str, count: int, seed: int, num_items: in
 
 
 def catalog_rows(table: FilmTable, train_rows: list[dict]) -> list[dict]:
-    """Return the catalog with each film's genres and its mentions as ground truth in the training split."""
+    """Return the catalog with each film's genres and mentions.
+
+    Args:
+        table: the films.
+        train_rows: whose ground truths are counted.
+    """
     mentions = Counter(pair for row in train_rows for pair in get_truth(row))
     return [film._asdict() | {"mentions": mentions[film.title, str(film.year)]} for film in table.films]
 
@@ -190,7 +235,14 @@ def write_sample(
 
 
 def select_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[int, ...]) -> list[int]:
-    """Return the first `count` rows of `order` that are not named and not namesakes of named or earlier films."""
+    """Select the first rows of an order that are not named and not namesakes of named or earlier films.
+
+    Args:
+        table: the films.
+        order: all rows, best first.
+        count: number of rows to select; fewer if there are not so many.
+        named: rows of films to leave out.
+    """
     taken = {row for film in named for row in table.find_namesakes(film)}
     rows: list[int] = []
     for row in map(int, order):
@@ -204,6 +256,7 @@ def select_unseen(table: FilmTable, order: np.ndarray, count: int, named: tuple[
 
 @command(SampleOptions)
 def main(options: SampleOptions) -> int:
+    """Write the sample data; return the exit status."""
     counts = {"train": options.train, "validation": options.validation, "test": options.test}
     out = write_sample(
         options.out,

@@ -98,14 +98,25 @@ def hash64(text: str) -> int:
 
 
 def split_by_hash(hashed: int, validation: float, test: float) -> str:
-    """Return the split for a 64-bit hash: validation and test get these shares, whatever else is in the data."""
+    """Return the split for a hash, whatever else is in the data.
+
+    Args:
+        hashed: 64 bits.
+        validation: share of the hashes for validation.
+        test: share of the hashes for test.
+    """
     share = hashed / 2**64
     return "test" if share < test else "validation" if share < test + validation else "train"
 
 
 @contextmanager
 def open_parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Open a parquet file for writing batches; it appears when the block ends without an error."""
+    """Open a parquet file for writing batches; it appears when the block ends without an error.
+
+    Args:
+        path: the file, which is replaced.
+        schema: of every batch.
+    """
     with atomic_write(path) as partial, pq.ParquetWriter(partial, schema) as writer:
         yield writer
 
@@ -150,6 +161,12 @@ class TableNumbers:
         self.sizes: Counter[int] = Counter()  # number of ground truths -> rows that have so many
 
     def add(self, prompt: str, truth: Iterable[Pair]) -> None:
+        """Count a row.
+
+        Args:
+            prompt: its text.
+            truth: its ground truths.
+        """
         pairs = list(truth)
         self.rows += 1
         self.contexts.add(hash64(prompt))
@@ -158,10 +175,13 @@ class TableNumbers:
         self.other_prompts += CONVERSATION_MARKER not in prompt
 
     def summary(self, matcher: Matcher | None) -> dict[str, Any]:
-        """Return the statistics as summary.json holds them; `outside_catalog` is null without a matcher.
+        """Return the statistics as summary.json holds them.
 
         `prompts_of_another_form` lack "Here is the conversation: ", so if they are too long, their start is cut off
         whatever it contains.
+
+        Args:
+            matcher: of the catalog; None leaves `outside_catalog` null.
         """
         mentions = self.truths.total()
         summary: dict[str, Any] = {
@@ -191,12 +211,22 @@ class TableNumbers:
 
 
 def is_known(matcher: Matcher, pair: Pair) -> bool:
-    """Whether a ground truth is in the catalog."""
+    """Return whether a ground truth is in the catalog.
+
+    Args:
+        matcher: of the catalog.
+        pair: title and year; the year is "" if the catalog has none.
+    """
     return matcher.wanted(*pair).index >= 0
 
 
 def describe_table(name: str, numbers: Mapping[str, Any]) -> str:
-    """Format the statistics of a table as one line."""
+    """Format the statistics of a table as one line.
+
+    Args:
+        name: of the table.
+        numbers: from `TableNumbers.summary`.
+    """
     truths = numbers["ground_truths"]
     outside = numbers["outside_catalog"]
     parts = [

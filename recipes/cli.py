@@ -112,7 +112,15 @@ def main() -> None:
 
 
 def run(words: list[str]) -> NoReturn:
-    """Run the command of a command line, and exit with its status."""
+    """Run the command of a command line.
+
+    Args:
+        words: the words after `convrec`.
+
+    Raises:
+        SystemExit: the command has ended, with its status.
+        KeyboardInterrupt: a Ctrl-C under a supervisor, which prints the message.
+    """
     need_packages("omegaconf", "pyarrow", "torch", "verl", "ray", "cyclopts")
     command = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
     if command in ("", "plan") or {*HELP, "--print-config"} & set(words):
@@ -187,7 +195,15 @@ def print_completion(arguments: Sequence[str]) -> int:
 
 
 def check_options(command: str, arguments: Sequence[str]) -> None:
-    """Exit with the help or an error before the command's own imports, which take seconds."""
+    """Check the options of a command before its own imports, which take seconds.
+
+    Args:
+        command: one of OPTIONS.
+        arguments: the words after it.
+
+    Raises:
+        SystemExit: after `--help` with status 0, after a wrong option with status 2.
+    """
     from convrec.base.options import parse
 
     try:
@@ -205,7 +221,12 @@ def print_training_help(command: str) -> None:
 
 
 def resolve_options(command: str, arguments: Sequence[str]) -> Any:
-    """Return the record of a command's options; arguments decide between those of `evaluate` and its judges."""
+    """Return the record of a command's options.
+
+    Args:
+        command: one of OPTIONS.
+        arguments: the words after it, which decide between the records of `evaluate` and of its judges.
+    """
     if command == "evaluate":
         from recipes.evaluation.options import is_for_judges
 

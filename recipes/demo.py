@@ -68,7 +68,12 @@ class DemoSeconds:
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:
-        """Announce a phase, and add its seconds."""
+        """Announce a phase, and add its seconds to those of earlier starts, also after an error.
+
+        Args:
+            name: its key in OUT/progress.json.
+            text: what it does.
+        """
         say(f"[{name}] {text}")
         start = time.monotonic()
         try:
@@ -154,7 +159,13 @@ class DemoRun:
         self.train(self.rl, self.demo.rl_steps, text)
 
     def train(self, run: MatrixRun, steps: int, text: str) -> None:
-        """Train a run unless it has reached its last step. text: of the phase, with {steps}."""
+        """Train a run unless it has reached its last step.
+
+        Args:
+            run: the run.
+            steps: the number of its last step.
+            text: of the phase, with {steps}.
+        """
         if latest_step(self.out / run.name) >= steps:
             return
         with self.usage.phase(run.name, text.format(steps=steps)):
@@ -181,7 +192,12 @@ class DemoRun:
         return self.evaluate(self.rl, **fused)
 
     def evaluate(self, run: MatrixRun, **changes: Any) -> dict[str, Any]:
-        """Return the metrics of a run on the test split; changes: options other than the demo's."""
+        """Return the metrics of a run on the test split.
+
+        Args:
+            run: a training run, or a given model.
+            **changes: options other than the demo's.
+        """
         return evaluate(EvaluationOptions(**make_evaluation_options(run, self.out, self.evaluation | changes)))
 
     def write_report(self) -> Path:
@@ -192,7 +208,15 @@ class DemoRun:
         return write_report([self.out / "sft", self.out / "rank_grpo"], self.out / "report.html", evaluations)
 
     def summarize(self, metrics: Mapping[str, Mapping[str, Any]], report: Path) -> Path:
-        """Write summary.json, and print the table. metrics: of each evaluation, by model."""
+        """Write summary.json, and print the table.
+
+        Args:
+            metrics: sft, rank_grpo and, in the pretrained demo, zero_shot -> the content of its metrics.json.
+            report: path of the report.
+
+        Returns:
+            The path of summary.json.
+        """
         results = collect_results(metrics)
         gain = {key: value for key, value in metrics["rank_grpo"]["paired"].items() if key != "against"}
         ks = self.evaluation["ks"]
@@ -214,7 +238,14 @@ class DemoRun:
 
 
 def collect_results(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the results to compare, by name; those of baselines are in the evaluation of Rank-GRPO."""
+    """Collect the results to compare; those of baselines are in the evaluation of Rank-GRPO.
+
+    Args:
+        metrics: as for `DemoRun.summarize`.
+
+    Returns:
+        Name -> summary, in the order of the table.
+    """
     by_model = {name: evaluation["results"]["paper"] for name, evaluation in metrics.items()}
     rank_grpo = by_model["rank_grpo"]
     results = {name: rank_grpo[name] for name in ("popularity", "retrieval")}
@@ -241,7 +272,15 @@ def describe_serving(out: Path) -> str:
 
 
 def check_machine(demo: Demo, out: Path) -> None:
-    """Raise UserError if disk or memory is too small; files that the demo has already written count as free."""
+    """Check that disk and memory are large enough; files that the demo has already written count as free.
+
+    Args:
+        demo: the demo, with its needs.
+        out: its folder, which need not exist.
+
+    Raises:
+        UserError: disk or memory is too small.
+    """
     written = sum(file.stat().st_size for file in out.rglob("*") if file.is_file() and not file.is_symlink())
     existing = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
     disk = (shutil.disk_usage(existing).free + written) / GIB

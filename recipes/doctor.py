@@ -24,7 +24,12 @@ from recipes.preflight.findings import examine, version_findings
 
 
 def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
-    """Collect all findings; wrong settings or data do not stop the checks that work without them."""
+    """Collect all findings; wrong settings or data do not stop the checks that work without them.
+
+    Args:
+        recipe: the recipe.
+        arguments: overrides of its command line.
+    """
     findings: list[Finding] = []
 
     def note(status: Literal["warning", "failure"], text: str) -> None:
@@ -57,7 +62,15 @@ def diagnose(recipe: Recipe, arguments: list[str]) -> list[Finding]:
 
 
 def print_findings(findings: Sequence[Finding], as_json: bool) -> int:
-    """Print findings; return the exit status, 1 if one is a failure."""
+    """Print findings.
+
+    Args:
+        findings: in the order of printing.
+        as_json: print one JSON object instead of a line per finding.
+
+    Returns:
+        The exit status: 1 if one is a failure, else 0.
+    """
     is_well = all(finding.status != "failure" for finding in findings)
     if as_json:
         print(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))

@@ -43,7 +43,12 @@ def choose_runs(runs: Sequence[MatrixRun], only: Sequence[str], out: Path) -> li
 
 
 def collect_shell_warnings(runs: Sequence[MatrixRun], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable of the shell that applies to runs because the file does not set it."""
+    """Warn of each variable of the shell that applies to runs because the file does not set it.
+
+    Args:
+        runs: all runs of the matrix.
+        environment: of this process.
+    """
     names = {variable.name for variable in VARIABLES if environment.get(variable.name)} - {"SAVE_PATH"}
     counts = {name: sum(name not in run.variables for run in runs) for name in sorted(names)}
     return [
@@ -80,9 +85,8 @@ def run_matrix(matrix: Matrix, only: Sequence[str], parallel: int | None, dry_ru
         check_slots(address, matrix.evaluate)
     if not dry_run:
         local_runs.prepare(matrix.prepare or ())
-    if not (dry_run or on_cluster) or _has_evaluation_files(
-        matrix
-    ):  # otherwise runs may make them, or the cluster has them
+    # In a dry run or on a cluster, files that are missing here may be made by runs, or be on the cluster.
+    if not (dry_run or on_cluster) or _has_evaluation_files(matrix):
         local_runs.check_evaluation(matrix.evaluate, trainings, out)
     say(described(runs, trainings, out))
     if dry_run:

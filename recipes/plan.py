@@ -30,7 +30,15 @@ GPUS_PER_NODE = 8  # unless N_GPUS_PER_NODE is set: this machine is not the clus
 
 
 def compose_planned_run(recipe: Recipe, overrides: Sequence[str]) -> Run[TrainingConfig]:
-    """Compose a run as on a host with GPUs. Raises UserError for an invalid variable, override or batch."""
+    """Compose a run as on a host with GPUs.
+
+    Args:
+        recipe: the recipe.
+        overrides: of its command line; without N_GPUS_PER_NODE a node has GPUS_PER_NODE GPUs.
+
+    Raises:
+        UserError: a variable, an override or the batch size is wrong.
+    """
     host_overrides = [f"{recipe.host_group}=gpu", f"trainer.n_gpus_per_node={GPUS_PER_NODE}"]
     config = compose_files(recipe, list(overrides), host_overrides)
     complete_batch_size(config)
@@ -38,7 +46,19 @@ def compose_planned_run(recipe: Recipe, overrides: Sequence[str]) -> Run[Trainin
 
 
 def count_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, int]:
-    """Return the rows of training and of validation, from the options or else from the files on this machine."""
+    """Return the rows of training and of validation, from the options or else from the files on this machine.
+
+    Args:
+        run: the run.
+        options: of the command.
+
+    Returns:
+        Both numbers. That of training is 0 if nobody needs it, because TOTAL_STEPS is set; that of validation is 0 if
+        it is unknown, which is printed.
+
+    Raises:
+        UserError: the training file is needed and is missing, or a file is not parquet.
+    """
     rows = options.rows or 0
     validation = options.val_rows or 0
     try:
@@ -55,7 +75,11 @@ def count_rows(run: Run[TrainingConfig], options: PlanOptions) -> tuple[int, int
 
 
 def format_plan(options: PlanOptions) -> str:
-    """Compute a plan, and format it as text or JSON. Raises UserError if the run cannot be planned."""
+    """Compute a plan, and format it as text or JSON.
+
+    Raises:
+        UserError: the run cannot be planned: a setting, the model or the training file is wrong.
+    """
     recipe = RECIPES[options.recipe]
     run = compose_planned_run(recipe, options.overrides)
     gpu = GPUS[options.gpu]

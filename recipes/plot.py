@@ -49,7 +49,16 @@ def format_method(config: dict[str, Any]) -> str | None:
 
 
 def check_comparable(facts_by_name: Mapping[str, Mapping[str, Any]], verb: str, fix: str) -> None:
-    """Raise UserError if facts differ from the first ones. verb, fix: parts of the message."""
+    """Check that runs or evaluations were made alike.
+
+    Args:
+        facts_by_name: name -> the facts that must be equal, with the same keys.
+        verb: what was done with these facts, for the message.
+        fix: what to do, for the message.
+
+    Raises:
+        UserError: a fact differs from that of the first entry.
+    """
     for name, facts in facts_by_name.items():
         name_of_first, first = next(iter(facts_by_name.items()))
         if different := next((key for key in first if facts[key] != first[key]), None):
@@ -61,7 +70,19 @@ def check_comparable(facts_by_name: Mapping[str, Mapping[str, Any]], verb: str, 
 
 
 def plot(folders: Sequence[Path], out: Path, split: str | None = None) -> list[Path]:
-    """Write figures and a table, and return their paths. Raises UserError if no run has logged anything yet."""
+    """Write a figure per recipe, and a table of all curves.
+
+    Args:
+        folders: of the runs.
+        out: the folder to write, which need not exist.
+        split: a file of rows; see `read_runs`.
+
+    Returns:
+        The paths of the figures, then that of the table.
+
+    Raises:
+        UserError: `out` is a file, a run cannot be read or compared, or no run has logged anything yet.
+    """
     if out.exists() and not out.is_dir():
         raise UserError("plot.out-is-file", f"--out {out}: is a file. Name a folder.")
     runs = read_runs(folders, split)

@@ -27,7 +27,12 @@ Value = TypeVar("Value")
 
 
 def make_service_settings(options: ServeOptions) -> ServiceSettings:
-    """Make the settings of a service from options. Raises UserError for every error that shows before a start."""
+    """Make the settings of a service from options.
+
+    Raises:
+        UserError: there is no model, two have the same name, or an option or the file of keys is wrong; before anything
+            starts.
+    """
     if not options.model and not options.judge:
         raise UserError(
             "serving.no-model",
@@ -147,7 +152,14 @@ def _parse_filter(text: str) -> Filter:
 
 
 def check_filters(settings: ServiceSettings) -> None:
-    """Raise UserError for a filter whose conditions a catalog does not support."""
+    """Check that the catalogs of a service support its filters.
+
+    Args:
+        settings: whose catalogs are read.
+
+    Raises:
+        UserError: a catalog lacks a column of a filter, or has it with another type.
+    """
     for catalog in dict.fromkeys(model.catalog for model in settings.models if model.catalog):
         columns = read_columns(Path(catalog), load_catalog(catalog))
         for filter_ in settings.filters:
@@ -158,7 +170,14 @@ def check_filters(settings: ServiceSettings) -> None:
 
 
 def report_skipped_items(settings: ServiceSettings) -> None:
-    """Print which rows of the catalogs cannot be recommended. Raises UserError if a catalog cannot be read."""
+    """Print which rows of the catalogs cannot be recommended.
+
+    Args:
+        settings: whose catalogs are read.
+
+    Raises:
+        UserError: a catalog cannot be read.
+    """
     for catalog in dict.fromkeys(model.catalog for model in settings.models if model.catalog):
         print_problems(catalog, load_catalog(catalog).problems)
 

@@ -35,7 +35,15 @@ def main(options: SubmitOptions) -> int:
 
 @exit_on_user_error
 def submit_recipe(recipe: Recipe, arguments: Sequence[str]) -> int:
-    """Submit a training with the arguments of its command, and --detach; return the exit status."""
+    """Submit a training run.
+
+    Args:
+        recipe: the recipe.
+        arguments: overrides of its command line, with --detach and the flags of `dry_run`.
+
+    Returns:
+        The exit status: the job's, 130 after a Ctrl-C, 2 for wrong settings.
+    """
     overrides = [argument for argument in arguments if argument != "--detach"]
     try:
         if (status := dry_run.answer(recipe, overrides)) is not None:

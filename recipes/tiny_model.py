@@ -213,7 +213,11 @@ def is_exact(title: str) -> bool:
 def read_texts(paths: Iterable[str | os.PathLike]) -> list[str]:
     """Read texts to train on from parquet files: messages of `prompt` and `completion`, `title (year)` of catalogs.
 
-    A folder stands for the parquet files in it. Raises UserError if there are no texts.
+    Args:
+        paths: files, and folders that stand for the parquet files in them.
+
+    Raises:
+        UserError: there are no texts.
     """
     texts: list[str] = []
     for file in _find_parquet_files(paths):

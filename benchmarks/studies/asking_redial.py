@@ -25,7 +25,15 @@ NUM_ITEMS = 20
 
 
 def genres_of(movies: Path, matcher: Matcher) -> dict[int, list[str]]:
-    """Row of the catalog -> the genres of the first of MovieLens' films that is it."""
+    """Find the genres of catalog items in MovieLens.
+
+    Args:
+        movies: movies.csv.
+        matcher: of the catalog.
+
+    Returns:
+        Row of the catalog -> the genres of the first film that matches it and has any.
+    """
     with movies.open(newline="", encoding="utf-8") as file:
         films = list(csv.DictReader(file))
     # some copies have semicolons for commas
@@ -39,7 +47,12 @@ def genres_of(movies: Path, matcher: Matcher) -> dict[int, list[str]]:
 
 
 def with_truth(demonstrations: list[dict], rows: list[dict]) -> list[dict]:
-    """Demonstrations for the prompt of a row get its id and ground truth."""
+    """Give demonstrations the id and the ground truth of the row with their prompt, if there is one.
+
+    Args:
+        demonstrations: rows of the SFT table.
+        rows: rows with ground truth.
+    """
     known = {row["prompt"][0]["content"]: {name: row[name] for name in ("sample_id", TRUTH)} for row in rows}
     return [one | known.get(one["prompt"][0]["content"], {}) for one in demonstrations]
 

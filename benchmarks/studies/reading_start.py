@@ -24,8 +24,15 @@ IGNORED = -100  # a label of Hugging Face's loss
 
 
 class Stage(NamedTuple):
-    """titles: in a prompt, the same number in all of a batch. words: of the conversation, its last ones; 0: a whole
-    prompt of candidates."""
+    """A stage of teaching.
+
+    Attributes:
+        titles: the least and the largest number of titles in a prompt, the same for a whole batch.
+        words: the most words of the conversation, its last ones; 0: a whole prompt of candidates.
+        batch: prompts per step.
+        learning_rate: after a warm-up of 50 steps.
+        steps: number of updates.
+    """
 
     titles: tuple[int, int]
     words: int
@@ -41,7 +48,16 @@ SMALLEST = (Stage((2, 3), 5, 2, 1e-3, 2),)
 def teach_to_read(
     model: Path, data: Path, lines: Sequence[str], num_items: int, out: Path, stages: Sequence[Stage] = STAGES
 ) -> None:
-    """OUT: the model, taught to write the first `num_items` of drawn titles that a prompt names, in their order."""
+    """Teach a model to write the first titles that a prompt names, in their order.
+
+    Args:
+        model: the initial model.
+        data: folder with sft_train.parquet, whose conversations are used.
+        lines: the catalog's lines, from which titles are drawn.
+        num_items: length of the lists.
+        out: the folder to write, with the tokenizer.
+        stages: one after the other.
+    """
     torch.manual_seed(SEED)
     drawn, tokenizer = random.Random(SEED), AutoTokenizer.from_pretrained(model)
     taught = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -92,8 +108,15 @@ def _batches(
 
 
 def write_demonstrations(data: Path, num_items: int, out: Path) -> None:
-    """OUT: DATA's tables for SFT, each list fused with the candidates of its prompt, both alike: what a teacher who
-    reads the candidates might write."""
+    """Write tables for SFT whose lists a teacher who reads the candidates might write.
+
+    Each list is fused with the candidates of its prompt, with equal weights.
+
+    Args:
+        data: folder with the tables.
+        num_items: length of the lists.
+        out: the folder to write.
+    """
     with atomic_write_folder(out) as partial:
         for name in ("sft_train", "sft_validation"):
             table = pq.read_table(data / f"{name}.parquet")

@@ -53,7 +53,16 @@ from data_prep.tables import check_out, message
 
 
 def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """(kept, held out): whole conversations, drawn with the seed, until `at_least` rows are held out."""
+    """Hold out whole conversations.
+
+    Args:
+        rows: of any number of conversations.
+        at_least: conversations are drawn until so many rows are held out.
+        seed: random seed of the draw.
+
+    Returns:
+        The remaining rows, and those held out.
+    """
     sizes = Counter(get_group_id(row) for row in rows)
     names = sorted(sizes)
     order = np.random.default_rng(seed).permutation(len(names))
@@ -72,14 +81,28 @@ def hold_out(rows: list[dict], at_least: int, seed: int) -> tuple[list[dict], li
 
 
 def most_mentioned(rows: list[dict], count: int) -> dict[Pair, int]:
-    """The `count` ground truths in most rows, with that number; ties by name."""
+    """Return the ground truths that are in most rows.
+
+    Args:
+        rows: the rows; ground truths without a year do not count.
+        count: how many to return.
+
+    Returns:
+        Title and year -> the number of rows, most first; ties by name.
+    """
     truths = (dict.fromkeys(get_truth(row)) for row in rows)
     mentions = Counter(pair for truth in truths for pair in truth if parse_year(pair[1]) is not None)
     return dict(sorted(mentions.items(), key=lambda entry: (-entry[1], entry[0]))[:count])
 
 
 def reduce_rows(rows: list[dict], catalog: Iterable[Pair], num_items: int) -> list[dict]:
-    """Rows with a ground truth in the catalog, that part of it, and the instruction asking for `num_items`."""
+    """Reduce rows to a smaller catalog.
+
+    Args:
+        rows: those without a ground truth in the catalog are left out.
+        catalog: title and year of each item.
+        num_items: the number that the new prompts ask for.
+    """
     known = set(catalog)
     reduced = []
     for row in rows:
@@ -89,9 +112,16 @@ def reduce_rows(rows: list[dict], catalog: Iterable[Pair], num_items: int) -> li
 
 
 def cuts(rows: list[dict], num_items: int) -> list[dict]:
-    """Every beginning of each conversation that ends with a user's turn, with the seen titles it names.
+    """Cut each conversation after every turn of its user.
 
-    A conversation is the longest of its rows' prompts. Rows have no ground truth: they are for demonstrations.
+    A conversation is the longest of its rows' prompts. The cuts have no ground truth: they are for demonstrations.
+
+    Args:
+        rows: the rows.
+        num_items: the number that the new prompts ask for.
+
+    Returns:
+        A row per cut, with the seen titles that it names.
     """
     longest: dict[str, dict] = {}
     seen: dict[str, dict[str, None]] = {}
@@ -113,7 +143,14 @@ def cuts(rows: list[dict], num_items: int) -> list[dict]:
 
 
 def title_prompts(rows: list[dict], num_items: int, count: int, seed: int) -> list[dict]:
-    """`count` short prompts that only name one to three titles of a training conversation, drawn with the seed."""
+    """Make short prompts that only name one to three titles of a training conversation.
+
+    Args:
+        rows: the training rows.
+        num_items: the number that the prompts ask for.
+        count: number of prompts; none are made if no conversation names a title.
+        seed: random seed of the titles.
+    """
     texts: dict[str, str] = {}
     named: dict[str, set[str]] = {}
     for row in rows:
@@ -140,8 +177,16 @@ def title_prompts(rows: list[dict], num_items: int, count: int, seed: int) -> li
 def drawn_lists(
     teacher: RetrievalTeacher, rows: list[dict], num_items: int, copies: int, noise: float, seed: int
 ) -> list[list[Pair]]:
-    """`copies` lists for each row, one after the other: item after item drawn from softmax(score / noise) of what is
-    left (Gumbel's trick); without noise the best ones."""
+    """Draw lists item by item from softmax(score / noise) of what is left (Gumbel's trick).
+
+    Args:
+        teacher: scores the items.
+        rows: the rows.
+        num_items: length of a list.
+        copies: lists per row, which follow each other.
+        noise: 0 gives the best list.
+        seed: random seed of the draws.
+    """
     rng = np.random.default_rng(seed)
     lists = []
     for start in Progress(range(0, len(rows), 256), desc="train", unit="block"):
@@ -153,7 +198,12 @@ def drawn_lists(
 
 
 def with_lists(rows: list[dict], lists: list[list[Pair]]) -> list[dict]:
-    """Rows of the SFT table."""
+    """Return rows of the SFT table.
+
+    Args:
+        rows: the rows.
+        lists: one per row.
+    """
     return [
         row | {"completion": message("assistant", list_text(items))} for row, items in zip(rows, lists, strict=True)
     ]
@@ -186,9 +236,24 @@ def write_reduced(
     title_rows: int = 8000,
     seed: int = 3407,
 ) -> dict[str, dict[str, dict]]:
-    """Write the tables and return {"validation" | "test": {"popularity" | "teacher": metrics.summarise(...)}}.
+    """Write the tables of a smaller task.
 
-    Raises UserError when `out` is there, or the source cannot give what is asked for.
+    Args:
+        source: folder with train.parquet and validation.parquet.
+        out: a new folder, which appears as a whole or not at all.
+        titles: size of the catalog.
+        num_items: length of lists, at most half of the catalog.
+        test_rows: rows of train to hold out, at least.
+        lists_per_cut: demonstrations per prompt of sft_train.
+        noise: of these demonstrations; 0: the best list.
+        title_rows: rows of sft_titles.
+        seed: random seed of everything that is drawn.
+
+    Returns:
+        "validation" and "test" -> "popularity" and "teacher" -> metrics.summarise.
+
+    Raises:
+        UserError: `out` exists, an argument is wrong, or the source has too few titles.
     """
     source, out = Path(source), Path(out)
     check_out(out)

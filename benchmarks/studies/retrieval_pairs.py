@@ -31,8 +31,15 @@ LISTS = ("free", "constrained", "fused")
 
 
 def write_conversations(out: Path, run: MatrixRun) -> None:
-    """OUT/conversations/VARIANT/LISTS-sSEED/rows.parquet: free, constrained, retrieval, fused. Raises ValueError where
-    a mean is not the evaluation's."""
+    """Write each conversation's figures of a run's lists: free, constrained, retrieval, fused.
+
+    Args:
+        out: folder of the study; conversations/VARIANT/LISTS-sSEED in it gets rows.parquet.
+        run: an evaluated run.
+
+    Raises:
+        ValueError: a mean is not that of the evaluation.
+    """
     folder = out / "evaluation" / run.name
     split, found = retrieved(out, Path(evaluations(run, out)[-1]["data"]).parent.name)
     fusion = Fusion(**load_notes(out / "weighed" / run.name, fuses=True)["fusion"])
@@ -57,7 +64,12 @@ def write_conversations(out: Path, run: MatrixRun) -> None:
 
 @cache
 def retrieved(out: Path, data: str) -> tuple[Split, list[list[int]]]:
-    """The test rows of a folder of tables, and the retrieval's list for each; all runs that read them share it."""
+    """Return the test rows of a folder of tables, and the retrieval's list for each.
+
+    Args:
+        out: folder of the study.
+        data: name of the folder in it. All runs that read it share the cached result.
+    """
     catalog = out / "data" / "catalog.parquet"
     split = read_split(out / data / "test.parquet", catalog, ListSettings(num_items=ITEMS))
     retriever, _ = load(out / "retrieval", catalog, split.matcher)
@@ -99,6 +111,13 @@ def comparisons() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
 
 
 def differences(out: Path, seeds: list[str], kinds: list[str | None]) -> str:
+    """Return the table of pairs.md.
+
+    Args:
+        out: folder of the study.
+        seeds: those that count where both sides have them.
+        kinds: of requests, one row each; None for all requests.
+    """
     lines = ["| | requests | seeds | ndcg@20 | recall@20 |", "|---|---|---|---|---|"]
     for what, first, second in comparisons():
         pairs = [(_place(out, *first, seed), _place(out, *second, seed)) for seed in seeds]

@@ -46,6 +46,14 @@ EVALUATED = ("ndcg@20", "recall@20", "coverage", "popularity_lift", "cold_share"
 
 
 def prepare(data: str, out: Path, sizes: Mapping[str, int], stages: Sequence[reading_start.Stage]) -> None:
+    """Make data, retrieval and initial models; what is there is not made again.
+
+    Args:
+        data: "sample", "hard", or a folder of ReDial's tables.
+        out: folder of the study.
+        sizes: rows of validation and test, steps of SFT and Rank-GRPO.
+        stages: of teaching a model to read.
+    """
     folder = out / "data"
     if not folder.exists():
         if data in ("sample", "hard"):
@@ -79,7 +87,14 @@ def prepare(data: str, out: Path, sizes: Mapping[str, int], stages: Sequence[rea
 
 
 def titles_run(out: Path, sizes: Mapping[str, int]) -> MatrixRun:
-    """The start of all seeds' SFT without candidates: from conversations alone it stays long at popular lists."""
+    """Return the run from which all seeds' SFT without candidates starts.
+
+    From conversations alone, a model stays long at popular lists.
+
+    Args:
+        out: folder of the study.
+        sizes: as for `prepare`.
+    """
     variables = {"MODEL_PATH": str(out / "model"), "LR": "4e-3", "MAX_LENGTH": "256", "TRAIN_BATCH_SIZE": "32"}
     variables |= {"SEED": str(SEEDS[0]), "TOTAL_EPOCHS": "1000", **_files(out / "data", "sft_")}
     variables |= {"TRAIN_FILE": str(out / "data" / f"{TITLES}.parquet")} | _steps(2 * sizes["sft"])
@@ -87,7 +102,13 @@ def titles_run(out: Path, sizes: Mapping[str, int]) -> MatrixRun:
 
 
 def runs(out: Path, sizes: Mapping[str, int], seeds: tuple[int, ...] = SEEDS) -> list[MatrixRun]:
-    """SFT and Rank-GRPO on it (of free and of constrained lists), without and with candidates, of each seed."""
+    """Return SFT and Rank-GRPO on it (with free and with constrained lists), without and with candidates, of each seed.
+
+    Args:
+        out: folder of the study.
+        sizes: as for `prepare`.
+        seeds: of the runs.
+    """
     found, titles = [], out / "data" / f"{TITLES}.parquet"
     for seed in seeds:
         for further, tokens in PROMPT.items():
@@ -126,7 +147,15 @@ def _steps(count: int) -> dict[str, str]:
 
 
 def evaluations(run: MatrixRun, out: Path) -> list[dict[str, Any]]:
-    """Options: on validation rows, where the weight beside the retrieval is chosen, and on test rows."""
+    """Return the options of a run's two evaluations.
+
+    Args:
+        run: the run.
+        out: folder of the study.
+
+    Returns:
+        On validation rows, where the weight of the fusion is chosen; then on test rows.
+    """
     further = run.variant.removeprefix(CONSTRAINED).removeprefix(run.recipe)
     data, folder, weighed = _data(out, further), out / "evaluation" / "validation", out / "weighed" / run.name
     files = {"catalog": str(out / "data" / "catalog.parquet"), "train": str(out / "data" / "train.parquet")}
@@ -138,7 +167,14 @@ def evaluations(run: MatrixRun, out: Path) -> list[dict[str, Any]]:
 
 
 def table(out: Path, given: list[MatrixRun]) -> str:
-    """Of what was evaluated: a line each of the model, its constrained lists and the fused ones, and the baselines."""
+    """Return the table of what is evaluated so far.
+
+    It has the baselines, then each model's lists, its constrained and its fused ones.
+
+    Args:
+        out: folder of the study.
+        given: the runs, in the order of the table.
+    """
     lines = [f"| lists | {' | '.join(EVALUATED)} | minus the retrieval, ndcg@20 | minus its start |"]
     lines.append("|---" * (len(EVALUATED) + 3) + "|")
     for run in given:

@@ -45,27 +45,35 @@ class Cooccurrence:
         self.items_M = np.asarray(self.items_CM.sum(axis=0)).ravel()
 
     def own_items(self, row: dict) -> np.ndarray:
-        """(M,) what the row's own conversation adds to the counts; zeros for one that was not read."""
+        """Return what the row's own conversation adds to the counts, (M,); zeros for one that was not read."""
         conversation = self.conversations.get(get_group_id(row))
         return (
             np.zeros(self.items_CM.shape[1]) if conversation is None else self.items_CM[conversation].toarray().ravel()
         )
 
     def mentions(self, row: dict) -> np.ndarray:
-        """(M,) other conversations with each item."""
+        """Return the number of other conversations with each item, (M,)."""
         return self.items_M - self.own_items(row)
 
     def together(self, row: dict) -> np.ndarray:
-        """(M,) sum over the titles named in the row of (other conversations with title and item) / (other ones with the
-        title + SHRINKAGE)."""
+        """Score items by the titles named in a row.
+
+        Returns:
+            (M,) sum over the titles of (other conversations with title and item) / (other ones with the title +
+            SHRINKAGE).
+        """
         together_M = np.zeros(self.items_CM.shape[1])
         for counts_M, conversations in self._by_title(row):
             together_M += counts_M / (conversations + SHRINKAGE)
         return together_M
 
     def pairs(self, row: dict) -> tuple[np.ndarray, float]:
-        """(M,) pairs of another conversation and a title named in the row, in which the title is named and the item
-        recommended; and all pairs, whatever is recommended."""
+        """Count pairs of another conversation and a title named in the row.
+
+        Returns:
+            (M,) the pairs in which the title is named and the item recommended, and the number of all pairs, whatever
+            is recommended.
+        """
         counts_M, conversations = np.zeros(self.items_CM.shape[1]), 0.0
         for title_counts_M, title_conversations in self._by_title(row):
             counts_M += title_counts_M
@@ -116,7 +124,11 @@ class RetrievalTeacher:
         return words + [f"title: {title}" for title in titles for _ in range(2)]
 
     def scores(self, rows: list[dict]) -> np.ndarray:
-        """(rows, M) scores; -inf for titles seen in the conversation."""
+        """Score items for rows.
+
+        Returns:
+            (rows, M); -inf for titles seen in the conversation.
+        """
         scores_BM = np.empty((len(rows), len(self.catalog)))
         for b, (row, (nearest, similar)) in enumerate(zip(rows, self._neighbours(rows), strict=True)):
             similar_M = similar @ self.truth_RM[nearest]
@@ -142,7 +154,13 @@ class RetrievalTeacher:
                 yield _highest(indices[other], similar[other], NEIGHBOURS)
 
     def lists(self, rows: list[dict], num_items: int, label: str) -> list[list[Pair]]:
-        """A list for each row: unseen catalog items, best first; ties in catalog order."""
+        """List unseen catalog items for each row, best first; ties in catalog order.
+
+        Args:
+            rows: the rows.
+            num_items: length of a list.
+            label: of the progress bar.
+        """
         result = []
         with Progress(total=len(rows), desc=label, unit="row") as bar:
             for start in range(0, len(rows), 256):
@@ -176,4 +194,5 @@ def _ones(entries: Iterable[tuple[int, int]], shape: tuple[int, int]) -> sparse.
 
 
 def list_text(items: Iterable[Pair]) -> str:
+    """Format a list as a demonstration."""
     return "\n".join(format_item(title, int(year or NO_YEAR)) for title, year in items)

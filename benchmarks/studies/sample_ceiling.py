@@ -24,7 +24,12 @@ from data_prep.sample_data.films import FilmTable, Taste, load_films
 
 
 def read_taste(table: FilmTable, conversation: str) -> Taste:
-    """The taste that `conversation` states: the films it names, and genre and era words outside of their titles."""
+    """Read the taste that a conversation states: the films it names, and genre and era words outside of their titles.
+
+    Args:
+        table: the films.
+        conversation: its text.
+    """
     named = []
     for row, film in sorted(enumerate(table.films), key=lambda entry: -len(entry[1].name)):
         if film.name in conversation:  # longest first: "Psycho (1960)" is also the end of "American Psycho (1960)"
@@ -42,13 +47,29 @@ def _says(text: str, spellings: Sequence[str]) -> bool:
 
 
 def oracle_list(table: FilmTable, conversation: str, num_items: int) -> list[int]:
-    """The ranking by the true utility of the taste that the conversation's words state."""
+    """Rank films by the true utility of the taste that the conversation's words state.
+
+    Args:
+        table: the films.
+        conversation: its text.
+        num_items: length of the list.
+
+    Returns:
+        Rows of the table, best first, without the films that are named.
+    """
     taste = read_taste(table, conversation)
     return select_unseen(table, np.argsort(-table.utility(taste)), num_items, taste.named)
 
 
 def check_sample(folder: str | os.PathLike) -> dict[str, tuple[float, float]]:
-    """(recall, NDCG) at the lists' length, on the validation split, of popularity, teacher and oracle."""
+    """Measure popularity, teacher and oracle on the validation split of the sample.
+
+    Args:
+        folder: that `convrec data sample` wrote.
+
+    Returns:
+        Name -> recall and NDCG at the length of the lists.
+    """
     table = load_films()
     rows = pq.read_table(Path(folder) / "sft_validation.parquet").to_pylist()
     catalog = pq.read_table(Path(folder) / "catalog.parquet").sort_by([("mentions", "descending")]).to_pylist()

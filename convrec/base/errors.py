@@ -59,7 +59,14 @@ def exit_on_user_error(main: Callable[Arguments, int]) -> Callable[Arguments, in
 
 
 def need_packages(*names: str) -> None:
-    """Exit with a message and status 2 if a package is missing: this is then another environment."""
+    """Exit if a package is missing: this is then another environment.
+
+    Args:
+        *names: names under which the packages are imported; they are looked up, not imported.
+
+    Raises:
+        SystemExit: a package is missing; the status is 2, and stderr has the way to install it.
+    """
     if missing := [name for name in names if find_spec(name) is None]:
         print(
             f"error: {sys.executable} has no {', '.join(missing)}: this is not the project's environment. `make setup` "
@@ -71,7 +78,11 @@ def need_packages(*names: str) -> None:
 
 @contextmanager
 def exit_on_unwritable_output() -> Iterator[None]:
-    """Exit with a message and status 1 if stdout cannot be written: the disk is full, or the pipe is closed."""
+    """Exit if stdout cannot be written: the disk is full, or the pipe is closed.
+
+    Raises:
+        SystemExit: the block could not write to stdout; the status is 1. Any other OSError passes through.
+    """
     try:
         try:
             yield

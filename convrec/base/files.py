@@ -128,13 +128,26 @@ def find_full_disk(folder: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, as UTF-8."""
+    """Write a text file atomically, as UTF-8.
+
+    Args:
+        path: the file, which is replaced; missing folders above it are created.
+        text: the whole content. Line ends stay as they are, and none is added.
+    """
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically. NaN (such as the standard error of a single conversation) becomes null."""
+    """Write a JSON file atomically, indented and with a line end.
+
+    Args:
+        path: the file, which is replaced; missing folders above it are created.
+        value: plain data. NaN (such as the standard error of a single conversation) and infinities become null.
+
+    Raises:
+        TypeError: the value holds something that JSON has no form for; the file stays as it was.
+    """
     write_text(path, json.dumps(_replace_nan(value), indent=2, ensure_ascii=False) + "\n")
 
 
@@ -147,7 +160,12 @@ def _replace_nan(value: Any) -> Any:
 
 
 def write_jsonl(path: Path, values: Iterable[Any]) -> None:
-    """Write one JSON value per line, atomically."""
+    """Write one JSON value per line, atomically.
+
+    Args:
+        path: the file, which is replaced; missing folders above it are created.
+        values: plain data, held in memory as text until the end. NaN is not replaced, unlike in `write_json`.
+    """
     write_text(path, "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values))
 
 
@@ -183,7 +201,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def write_table(path: Path, table: "pa.Table") -> None:
-    """Write a parquet file atomically."""
+    """Write a parquet file atomically.
+
+    Args:
+        path: the file, which is replaced; missing folders above it are created.
+        table: the whole content, with its schema.
+    """
     import pyarrow.parquet as pq  # takes half a second, which other users of this module save
 
     with atomic_write(path) as partial:

@@ -32,7 +32,15 @@ _adapter = cache(TypeAdapter)
 
 
 def satisfying(predicate: Callable[[Any], bool]) -> AfterValidator:
-    """Restrict a type to the values that satisfy a predicate."""
+    """Restrict a type to the values that satisfy a predicate.
+
+    Args:
+        predicate: called with a value that is already of the type. It returns False to reject the value, and must not
+            raise anything but ValueError.
+
+    Returns:
+        Metadata for `Annotated[type, ...]`. It has no description; the type needs its own.
+    """
 
     def check(value: Any) -> Any:
         if not predicate(value):
@@ -53,7 +61,12 @@ def describe_type(kind: Any) -> str:
 
 
 def is_valid(kind: Any, value: Any) -> bool:
-    """Return whether a value is of the kind, without conversion: a text is not a number, a number not a text."""
+    """Return whether a value is of the kind, without conversion.
+
+    Args:
+        kind: a type, as those above. A number does not match a text kind, nor a text a number kind.
+        value: anything.
+    """
     try:
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError:

@@ -98,7 +98,11 @@ BelowOne = Annotated[float, read_with(Number(float, "a number of at least 0, bel
 
 
 def read_json_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises ValueError for anything else."""
+    """Parse a JSON object.
+
+    Raises:
+        ValueError: the text is not JSON, or not an object; the message describes the valid values, as for `read_with`.
+    """
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -109,14 +113,28 @@ def read_json_object(text: str) -> dict[str, Any]:
 
 
 def check_sampling(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Check the sampling parameters of requests to a model. Raises ValueError if one is not a sampling parameter."""
+    """Check the sampling parameters of requests to a model.
+
+    Args:
+        parameters: name -> value. Values are not checked: the model's server refuses wrong ones.
+
+    Returns:
+        The same object.
+
+    Raises:
+        ValueError: one of them is a part of requests that the program sets (NOT_SAMPLING).
+    """
     if others := sorted(parameters.keys() & NOT_SAMPLING):
         raise ValueError(f"sampling parameters as JSON, without {', '.join(others)}")
     return parameters
 
 
 def read_sampling(text: str) -> dict[str, Any]:
-    """Parse sampling parameters from JSON. Raises ValueError for anything else."""
+    """Parse sampling parameters from JSON.
+
+    Raises:
+        ValueError: see `read_json_object` and `check_sampling`.
+    """
     return check_sampling(read_json_object(text))
 
 
@@ -247,7 +265,13 @@ def describe_options(record: type[Record]) -> Iterator[OptionHelp]:
 
 
 def completion_script(records: Mapping[str, type[Record] | None], shell: Literal["bash", "zsh", "fish"]) -> str:
-    """Return the shell script that completes these commands and the options of their records."""
+    """Return the shell script that completes these commands and the options of their records.
+
+    Args:
+        records: the command as it is typed after `convrec`, with spaces in the names of groups -> its record; None for
+            a command without options.
+        shell: the shell that reads the script.
+    """
     root = App(name="convrec", version_flags=())
     for name, record in records.items():
         *groups, last = name.split()

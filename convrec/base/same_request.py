@@ -22,7 +22,15 @@ def digest(request: Any) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return `NAME was A and is B` for each entry that differs, sorted by name."""
+    """Describe the entries that differ between two requests.
+
+    Args:
+        before: the stored request, as JSON has it (`json_roundtrip`).
+        now: the same entries for this request.
+
+    Returns:
+        `NAME was A and is B` for each, sorted by name. A missing entry counts as None.
+    """
     return [
         f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in sorted({*before, *now})

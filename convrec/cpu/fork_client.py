@@ -73,7 +73,12 @@ def iter_descriptors(server: socket.socket) -> Iterator[int]:
 
 
 def send_request(server: socket.socket, arguments: list[str]) -> None:
-    """Send the server this process's arguments, environment, signal masks and descriptors."""
+    """Send the server this process's arguments, environment, signal masks and descriptors.
+
+    Args:
+        server: a connected UNIX socket.
+        arguments: of Python, beginning with a file or `-c`.
+    """
     fds = list(iter_descriptors(server))
     request = {
         "arguments": arguments,

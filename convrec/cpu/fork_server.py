@@ -137,7 +137,14 @@ def _forward_signals(fd: int, clients: dict[int, socket.socket], poller: select.
 
 
 def run_request(request: dict[str, Any], fds: Sequence[int]) -> None:
-    """Run the client's program in this forked process, with the client's environment, signals and descriptors."""
+    """Run the client's program in this forked process, with the client's environment, signals and descriptors.
+
+    This replaces the process's working directory, environment and `__main__`.
+
+    Args:
+        request: the client's message (`fork_client.send_request`).
+        fds: the descriptors received with it, in the order of request["fds"], whose numbers they get.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in request["ignored"]:

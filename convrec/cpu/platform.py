@@ -79,7 +79,7 @@ class PlatformCPU(PlatformBase):
     ray_noset_envvars = _constant(["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"])
     is_ipc_supported = _constant(False)  # weights then travel through shared memory
     nvtx_range = staticmethod(nullcontext)
-    # functions that a CPU does not need
+    # A CPU needs none of these functions.
     set_device = synchronize = set_allocator_settings = empty_cache = _constant(None)
     profiler_start = profiler_stop = cudart = _constant(None)
 

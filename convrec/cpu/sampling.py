@@ -11,9 +11,14 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 
 def draw_tokens(logits_BV: torch.Tensor, generators: dict[int, torch.Generator]) -> torch.Tensor:
-    """Draw a token per row from softmax(logits), by the inverse of the distribution function; return them as (B,).
+    """Draw a token per row from softmax(logits), by the inverse of the distribution function.
 
-    generators: row -> generator of the rows with a seed, which use vLLM's race.
+    Args:
+        logits_BV: after all processors; -inf for words that must not be drawn.
+        generators: row -> generator of the rows with a seed, which use vLLM's race.
+
+    Returns:
+        The tokens, (B,) int64.
     """
     probs_BV = logits_BV.softmax(dim=-1, dtype=torch.float32)
     # float64, because in float32 the sum loses the rare words of a large vocabulary
@@ -34,7 +39,19 @@ def forward_cpu(
     k: torch.Tensor | None,
     p: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return tokens, and log-probs or logits as `logprobs_mode` requests; in place of TopKTopPSampler's method."""
+    """Sample in place of TopKTopPSampler's method of this name.
+
+    Args:
+        self: the sampler.
+        logits: (B, V), which may be changed in place.
+        generators: row -> generator of the rows with a seed.
+        k: (B,) numbers of words to keep; None for all.
+        p: (B,) probabilities to keep; None for 1.
+
+    Returns:
+        The tokens, (B,), and the logits or log-probs after both bounds, (B, V), as `logprobs_mode` requests; None
+        if it requests raw ones.
+    """
     logits = topk_topp_sampler.apply_top_k_top_p(logits, k, p)
     processed = None
     if self.logprobs_mode == "processed_logits":

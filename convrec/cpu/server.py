@@ -20,6 +20,10 @@ class CPUWorkerExtension(WorkerExtension):
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = True
     ) -> None:
+        """Receive the actor's weights and load them; see verl's method.
+
+        The whole model is loaded again at once; a LoRA adapter after the first weights is added as verl does it.
+        """
         if peft_config and base_sync_done:  # a LoRA adapter is separate from the packed weights, so verl's code works
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
             return

@@ -35,6 +35,7 @@ class FileWeights(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Choose the file of the next synchronisation; see verl's method."""
         folder = os.environ.get(guard.FOLDER_VARIABLE) or tempfile.gettempdir()
         path = f"{folder}/weights-{uuid.uuid4().hex}.pt"
         return {"path": [path] * actor_wg_world_size}, {"path": [path] * rollout_world_size}
@@ -43,12 +44,14 @@ class FileWeights(CheckpointEngine):
         self.path = Path(path)
 
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        """Gather the weights in every process, and write them in the first."""
         tensors = {name: tensor.detach().clone() for name, tensor in weights}  # every process takes part in gathering
         if self.is_master:
             with atomic_write(self.path) as partial:
                 torch.save(tensors, partial)
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """Wait for the file and yield the weights; it never times out."""
         while not self.path.exists():
             await asyncio.sleep(POLL_SECONDS)
         for name, tensor in torch.load(self.path, weights_only=True).items():

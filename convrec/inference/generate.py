@@ -124,7 +124,13 @@ def generate(
 
 
 def compute_batch_size(prompts: int, replicas: int, on_gpu: bool) -> int:
-    """Return the default batch size; with several replicas, a size that gives each the same number of batches."""
+    """Return the default batch size; with several replicas, a size that gives each the same number of batches.
+
+    Args:
+        prompts: their number, at least 1.
+        replicas: their number.
+        on_gpu: whether the node has a GPU, where batches are larger.
+    """
     default = GPU_BATCH if on_gpu else CPU_BATCH
     if replicas == 1:
         return default

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """The tokens of a prompt, and whether the beginning of the conversation was cut."""
+    """An encoded prompt.
+
+    Attributes:
+        token_ids: its tokens, with the beginning of the model's turn.
+        is_truncated: whether the beginning of the conversation was cut to fit.
+    """
 
     token_ids: list[int]
     is_truncated: bool

@@ -13,35 +13,32 @@ import contextlib
 import tempfile
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import islice
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from convrec.base.errors import UserError
-from convrec.data.schema import SPEAKERS, format_prompt, strip_questions
+from convrec.data.schema import format_prompt
 from convrec.data.template import build_inference_arguments
 from convrec.data.tokenizer import load_tokenizer
 from convrec.features.asking.attributes import load_attributes
 from convrec.features.asking.turns import format_question
-from convrec.features.candidates.prompts import with_candidates
 from convrec.features.constrained.walk import Walk
-from convrec.inference.conversation import Conversation, conversation_text
-from convrec.inference.list_request import AllowedItems, EncodedPrompt, ListRequest
-from convrec.inference.lists import Filters, ItemNames, Question, Recommendations, RecommendedItem
+from convrec.inference.conversation import Conversation
+from convrec.inference.list_request import ListRequest
+from convrec.inference.lists import Filters, Question, Recommendations, RecommendedItem
 from convrec.inference.prompts import encode_prompts
+from convrec.inference.request_builder import RequestBuilder
 from convrec.inference.request_threads import RequestThreads
 from convrec.inference.retrieval import ServedRetrieval
-from convrec.inference.served_catalog.columns import check_columns, find_items
+from convrec.inference.served_catalog.columns import check_columns
 from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.mentions import COLUMN
-from convrec.inference.served_catalog.snapshot import CatalogItem, Snapshot
-from convrec.inference.served_model import ServedModel, find_model
+from convrec.inference.served_catalog.snapshot import CatalogItem
+from convrec.inference.served_model import find_model
 from convrec.inference.why import explain_item
-from convrec.titles.item import NO_YEAR, format_item
 
 if TYPE_CHECKING:
     from convrec.inference.engines.async_engine import Engine
@@ -58,20 +55,22 @@ class Recommender:
     Safe to use from several threads and event loops.
     """
 
-    _show: Sequence[str] = ()
-    _max_prompt_length = 0  # tokens of a prompt
-    _context = 0  # tokens of a prompt and its list
-    _retrieval: ServedRetrieval | None = None
-    _template_arguments: Mapping[str, Any] = {}
-    _questions: Sequence[Question] = ()
+    def __init__(self, requests: RequestBuilder, engine: "Engine", show: Sequence[str] = ()):
+        """Put the parts together that `load` makes.
 
-    def __init__(self, model: ServedModel, catalog: ServedCatalog, tokenizer: Any, engine: "Engine"):
-        self.model = model
-        self.catalog = catalog
+        Args:
+            requests: build requests, and have the model, the catalog, the retrieval and the questions.
+            engine: writes lists.
+            show: catalog columns to show with the items of a list.
+        """
+        self.model = requests.model
+        self.catalog = requests.catalog
         self.engine = engine
-        self._tokenizer = tokenizer
+        self._requests = requests
+        self._show = show
         self._threads = RequestThreads()
         self._is_closed = threading.Event()
+        self._end: Any = None  # set by `load`: ends the engine and removes the folder of tries
 
     @classmethod
     def load(
@@ -125,8 +124,8 @@ class Recommender:
             folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="convrec-serving-")))
             text = format_prompt("USER: \n", max(max_items, served_model.lists.num_items), served_model.item)
             instruction = [{"role": "user", "content": text}]
-            (ids,), _ = encode_prompts(tokenizer, [instruction], context, template_arguments)
-            min_prompt_tokens = min(max_prompt_length, len(ids) + MIN_CONVERSATION_TOKENS)
+            (instruction_ids,), _ = encode_prompts(tokenizer, [instruction], context, template_arguments)
+            min_prompt_tokens = min(max_prompt_length, len(instruction_ids) + MIN_CONVERSATION_TOKENS)
             served_catalog = ServedCatalog(
                 Path(catalog),
                 tokenizer,
@@ -142,12 +141,10 @@ class Recommender:
             served_retrieval = None
             if retrieval:
                 served_retrieval = ServedRetrieval(Path(retrieval), Path(catalog), served_model.lists, fuses)
-            attributes = None
-            if served_model.ask:
-                attributes = load_attributes(catalog, served_model.ask, "the model was trained with ASK =")
+            questions = _load_questions(catalog, served_model.ask)
             trie = served_catalog.snapshot.trie
             context = min(context, max_prompt_length + trie.longest_list(served_catalog.max_items))
-            served_catalog.max_tokens = context - min_prompt_tokens  # for items added from now on
+            served_catalog.limit_tokens(context - min_prompt_tokens)
             engine: Any = None
             if with_engine:
                 from convrec.inference.engines.async_engine import Engine  # imports vLLM
@@ -160,22 +157,20 @@ class Recommender:
                     **engine_settings,
                 )
                 resources.callback(engine.close)
-            recommender = cls(served_model, served_catalog, tokenizer, engine)
-            recommender._show = show
-            recommender._retrieval = served_retrieval
-            recommender._template_arguments = template_arguments
-            recommender._max_prompt_length = max_prompt_length
-            recommender._context = context
-            if attributes:
-                recommender._questions = [
-                    Question(format_question(name), name, attributes.most_common_labels(name, MAX_ANSWERS))
-                    for name in attributes.names
-                ]
+            requests = RequestBuilder(
+                model=served_model,
+                catalog=served_catalog,
+                tokenizer=tokenizer,
+                template_arguments=template_arguments,
+                max_prompt_length=max_prompt_length,
+                context=context,
+                retrieval=served_retrieval,
+                questions=questions,
+            )
+            recommender = cls(requests, engine, show)
             resources.callback(recommender._is_closed.set)
             recommender._end = weakref.finalize(recommender, resources.pop_all().close)
             return recommender
-
-    _end: Any = None
 
     @property
     def model_version(self) -> str:
@@ -208,12 +203,21 @@ class Recommender:
         Raises:
             UserError: an argument is invalid; the message names it.
         """
-        request = self._prepare(conversation, k, **filters)
+        request = self._requests.build(conversation, k, **filters)
         return self.engine.run(self._write(request))
 
     async def arecommend(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """Recommend as `recommend` does, for asynchronous code; cancelling the call stops the engine's work on it."""
-        request = await self._threads.run(self._prepare, conversation, k, **filters)
+        """Recommend as `recommend` does, for asynchronous code; cancelling the call stops the engine's work on it.
+
+        Args:
+            conversation: see `recommend`.
+            k: see `recommend`.
+            **filters: see `recommend`.
+
+        Raises:
+            UserError: an argument is invalid; the message names it.
+        """
+        request = await self._threads.run(self._requests.build, conversation, k, **filters)
         return await self.engine.arun(self._write(request))
 
     def recommend_batch(
@@ -238,7 +242,7 @@ class Recommender:
         requests = []
         for number, (conversation, its_filters) in enumerate(zip(conversations, all_filters, strict=True)):
             try:
-                requests.append(self._prepare(conversation, k, **its_filters))
+                requests.append(self._requests.build(conversation, k, **its_filters))
             except UserError as error:
                 raise UserError(error.code, f"conversation {number}: {error}") from None
 
@@ -252,17 +256,37 @@ class Recommender:
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
         """Recommend as `recommend` does, item by item.
 
+        Args:
+            conversation: see `recommend`.
+            k: see `recommend`.
+            **filters: see `recommend`.
+
         Returns:
             The list without its items, and an iterator of the items as soon as each line is finished, or of a single
             question. Closing the iterator early stops the engine's work on the list.
+
+        Raises:
+            UserError: an argument is invalid; the message names it.
         """
-        return self._stream(self._prepare(conversation, k, **filters))
+        return self._stream(self._requests.build(conversation, k, **filters))
 
     async def aopen_stream(
         self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]
     ) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
-        """Open a stream as `open_stream` does, without blocking the caller's event loop."""
-        return self._stream(await self._threads.run(self._prepare, conversation, k, **filters))
+        """Open a stream as `open_stream` does, without blocking the caller's event loop.
+
+        Args:
+            conversation: see `recommend`.
+            k: see `recommend`.
+            **filters: see `recommend`.
+
+        Returns:
+            See `open_stream`.
+
+        Raises:
+            UserError: an argument is invalid; the message names it.
+        """
+        return self._stream(await self._threads.run(self._requests.build, conversation, k, **filters))
 
     def popular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
         """Return a fallback list without the engine: the retrieval's list, or the most popular items without one.
@@ -277,12 +301,13 @@ class Recommender:
         Raises:
             UserError: an argument is invalid, or popularity is unknown.
         """
-        if not self._retrieval and self.catalog.latest.mentions is None and COLUMN not in self.catalog.columns.names:
+        has_mentions = self.catalog.latest.mentions is not None or COLUMN in self.catalog.columns.names
+        if not self._requests.retrieval and not has_mentions:
             raise UserError(
                 "recommender.no-popularity",
                 f"fallback: the popularity of items is unknown. Use --train, or add a column {COLUMN} to the catalog.",
             )
-        request = self._prepare(conversation, k, waits=False, **filters)
+        request = self._requests.build(conversation, k, waits=False, **filters)
         allowed = request.allowed
         remaining = allowed.remaining()
         ranked = request.retrieved or (number for number in allowed.snapshot.popular if number in remaining)
@@ -291,7 +316,16 @@ class Recommender:
         return self._make_answer(request, items, fallback=True)
 
     async def apopular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
-        """Return the list of `popular` without blocking the caller's event loop."""
+        """Return the list of `popular` without blocking the caller's event loop.
+
+        Args:
+            conversation: see `recommend`.
+            k: see `recommend`.
+            **filters: see `recommend`.
+
+        Raises:
+            UserError: an argument is invalid, or popularity is unknown.
+        """
         return await self._threads.run(self.popular, conversation, k, **filters)
 
     # ---- the catalog
@@ -325,7 +359,14 @@ class Recommender:
         self.catalog.patch(items)
 
     def remove_items(self, ids: Sequence[str | int]) -> list[str]:
-        """Remove items by id. Return the ids that are not in the catalog."""
+        """Remove items by id; lists that are being written do not change.
+
+        Returns:
+            The ids that are not in the catalog.
+
+        Raises:
+            UserError: no item would be left; none is removed.
+        """
         return self.catalog.delete(ids)
 
     def follow_changes(self) -> None:
@@ -346,8 +387,8 @@ class Recommender:
         """Compute what the first request after a change of the catalog would have to compute."""
         snapshot = self.catalog.snapshot
         snapshot.warm()
-        if self._retrieval:
-            self._retrieval.warm(snapshot)
+        if self._requests.retrieval:
+            self._requests.retrieval.warm(snapshot)
 
     # ---- the end
 
@@ -362,117 +403,6 @@ class Recommender:
         self.close()
 
     # ---- parts
-
-    def _prepare(
-        self,
-        conversation: Conversation,
-        k: int,
-        seen: ItemNames = (),
-        allow: ItemNames | None = None,
-        exclude: ItemNames = (),
-        where: Mapping[str, Any] | None = None,
-        why: bool = False,
-        liked: ItemNames = (),
-        may_ask: bool = False,
-        ignore_case: bool = False,
-        waits: bool = True,
-    ) -> ListRequest:
-        """Turn the arguments of `recommend` into a request.
-
-        Args:
-            waits: whether to wait for changes of the catalog that are being applied; if not, the changing items are
-                excluded.
-        """
-        text = conversation_text(conversation)
-        snapshot, changing = (self.catalog.snapshot, ()) if waits else self.catalog.read_without_waiting()
-        find_matches = partial(self._find_matches, where, ignore_case) if where is not None else None
-        exclude = [*exclude, *changing] if changing else exclude
-        allowed = self._choose_items(snapshot, k, seen, allow, exclude, find_matches)
-        liked_items = self._find("liked", liked, snapshot)
-        num_items = allowed.length
-        retrieved: list[int] = []
-        if self._retrieval:
-            remaining = allowed.remaining()
-            first_turns = strip_questions(text) if self._questions else text  # an answer does not change candidates
-            named = self._find("seen", seen, snapshot) | liked_items
-            retrieved = self._retrieval.rank(first_turns, named, remaining, snapshot)
-            if self._retrieval.fusion:  # a model's list of the length for which the weight was chosen, whatever k is
-                num_items = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(remaining))
-        return ListRequest(
-            prompt=self._encode_prompt(text, k, allowed, num_items, retrieved),
-            allowed=allowed,
-            num_items=num_items,
-            questions=self._open_questions(text) if may_ask else [],
-            retrieved=retrieved,
-            liked=liked_items if why else None,
-        )
-
-    def _encode_prompt(
-        self, conversation: str, k: int, allowed: AllowedItems, num_items: int, retrieved: Sequence[int]
-    ) -> EncodedPrompt:
-        """Encode the prompt for `num_items` items, with candidates if the model was trained with them."""
-        # a shorter list is the beginning of the list that the model was trained to write
-        longest = max(k, self.model.lists.num_items)
-        prompt = format_prompt(conversation, longest, self.model.item, self.catalog.dated)
-        best = (allowed.snapshot.items[number] for number in retrieved[: self.model.candidates])
-        prompt = with_candidates(prompt, [format_item(item.title, item.year or NO_YEAR) for item in best])
-        limit = min(self._max_prompt_length, self._context - allowed.trie.longest_list(max(num_items, 1)))
-        messages = [[{"role": "user", "content": prompt}]]
-        (token_ids,), (is_truncated,) = encode_prompts(self._tokenizer, messages, limit, self._template_arguments)
-        return EncodedPrompt(token_ids, is_truncated)
-
-    def _open_questions(self, conversation: str) -> list[int]:
-        """Return the questions not asked yet, in the form of `Walk`'s `excluded`; none in the last turn."""
-        lines = conversation.split("\n")
-        is_asked = [f"{SPEAKERS['assistant']}: {question.text}" in lines for question in self._questions]
-        is_last_turn = sum(is_asked) >= self.model.max_turns - 1
-        return [] if is_last_turn else [-1 - place for place, repeated in enumerate(is_asked) if not repeated]
-
-    def _choose_items(
-        self,
-        snapshot: Snapshot,
-        k: int,
-        seen: ItemNames,
-        allow: ItemNames | None,
-        exclude: ItemNames,
-        find_matches: Callable[[Snapshot], set[int]] | None,
-    ) -> AllowedItems:
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.catalog.max_items:
-            raise UserError("recommender.k", f"k: {k!r:.20} is not a whole number from 1 to {self.catalog.max_items}.")
-        excluded = self._find("seen", seen, snapshot) | self._find("exclude", exclude, snapshot)
-        allowed: Set[int] = snapshot.items.keys()
-        counts = f"{len(allowed)} items in the catalog"
-        if allow is not None:
-            allowed = self._find("allow", allow, snapshot)
-            counts = f"{len(allowed)} items allowed"
-        if find_matches is not None:
-            allowed = allowed & find_matches(snapshot)
-            counts += f", {len(allowed)} match `where`"
-        is_part = 0 < len(allowed) < len(snapshot.items)
-        trie = snapshot.select_trie(frozenset(allowed)) if is_part else snapshot.trie
-        excluded &= allowed
-        left = len(allowed) - len(excluded)
-        shortage = None
-        if left < k:
-            shortage = f"{counts}, {len(excluded)} seen or excluded: {left} left for a list of {k}"
-        return AllowedItems(
-            snapshot=snapshot, trie=trie, excluded=sorted(excluded), length=min(k, left), shortage=shortage
-        )
-
-    def _find_matches(self, where: Any, ignore_case: bool, snapshot: Snapshot) -> set[int]:
-        return find_items(where, self.catalog.columns, snapshot.items, snapshot.get_values, ignore_case)
-
-    def _find(self, name: str, entries: ItemNames, snapshot: Snapshot) -> set[int]:
-        if isinstance(entries, str | bytes | Mapping) or not isinstance(entries, Collection):
-            raise UserError("recommender.items", f"{name}: expected a list of item ids or of `Title (Year)`.")
-        names = set[tuple[type, Any]]()  # a title that occurs 10,000 times and has 10,000 editions is looked up once
-        for index, entry in enumerate(entries):
-            if isinstance(entry, bool) or not isinstance(entry, str | Integral):
-                raise UserError(
-                    "recommender.items", f"{name}[{index}] is {entry!r:.40}, not an item id or `Title (Year)`."
-                )
-            names.add((type(entry), entry))
-        return {number for _, entry in names for number in self.catalog.find(entry, snapshot)}
 
     def _stream(self, request: ListRequest) -> tuple[Recommendations, AsyncIterator[RecommendedItem | Question]]:
         return self._make_answer(request, ()), self.engine.iterate(self._iter_items(request))
@@ -503,20 +433,21 @@ class Recommender:
         self, request: ListRequest, streamed: bool = True
     ) -> AsyncIterator[RecommendedItem | Question]:
         """Yield the items of a list, on the engine's loop. Fused lists come once the model's list is complete."""
-        if self._retrieval is None or not self._retrieval.fusion:
+        retrieval = self._requests.retrieval
+        if retrieval is None or not retrieval.fusion:
             rank = 0
             async for number, score in self._iter_numbers(request, streamed):
                 rank += 1
                 if number < 0:
-                    yield self._questions[-1 - number]
+                    yield self._requests.questions[-1 - number]
                 else:
                     yield await self._make_item_async(request, number, rank, score)
             return
         scores = {number: score async for number, score in self._iter_numbers(request, streamed=False)}
         if (question := -1 - min(scores, default=0)) >= 0:
-            yield self._questions[question]
+            yield self._requests.questions[question]
             return
-        fused = self._retrieval.fusion.of([*scores], request.retrieved)[: request.allowed.length]
+        fused = retrieval.fusion.of([*scores], request.retrieved)[: request.allowed.length]
         for rank, number in enumerate(fused, 1):
             yield await self._make_item_async(request, number, rank, scores.get(number))
 
@@ -525,16 +456,15 @@ class Recommender:
         if request.num_items == 0:
             return
         walk = Walk(request.allowed.trie.trie, request.num_items, request.walk_exclusions)
-        # of the unfinished item
-        total = 0.0
-        num_choices = 0
+        total = 0.0  # log-probs of the unfinished item's tokens
+        num_choices = 0  # tokens of the unfinished item at which the model had a choice
         params = request.make_sampling_params(streamed)
         async for output in self.engine.outputs(request.prompt.token_ids, params):
             answer = output.outputs[0]
             for token, token_log_probs in zip(answer.token_ids, answer.logprobs or (), strict=True):
                 if walk.count_choices() > 1:
-                    total = total + token_log_probs[token].logprob
-                    num_choices = num_choices + 1
+                    total += token_log_probs[token].logprob
+                    num_choices += 1
                 num_items = len(walk.items)
                 walk.advance(token)
                 if len(walk.items) > num_items:
@@ -568,3 +498,18 @@ class Recommender:
     def select_shown_columns(self, item: CatalogItem) -> dict[str, Any]:
         """Return the columns of an item that lists show."""
         return {name: item.columns[name] for name in self._show}
+
+
+def _load_questions(catalog: str | Path, names: Sequence[str]) -> list[Question]:
+    """Return the questions about these columns of the catalog, with answers to offer; [] for a model that never asks.
+
+    Raises:
+        UserError: see `load_attributes`.
+    """
+    if not names:
+        return []
+    attributes = load_attributes(catalog, names, "the model was trained with ASK =")
+    return [
+        Question(format_question(name), name, attributes.most_common_labels(name, MAX_ANSWERS))
+        for name in attributes.names
+    ]

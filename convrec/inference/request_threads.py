@@ -23,7 +23,14 @@ class RequestThreads:
         self._large = ThreadPoolExecutor(1, thread_name_prefix="convrec-large-request")
 
     async def run(self, read: Callable[..., T], conversation: Any, k: int, **filters: Any) -> T:
-        """Call `read` with these arguments in a thread."""
+        """Call `read` with these arguments in a thread, and await its result.
+
+        Args:
+            read: parses a request; it must be thread-safe.
+            conversation: see `Recommender.recommend`; anything is accepted, since only `read` checks it.
+            k: number of items.
+            **filters: see `Recommender.recommend`.
+        """
         is_large = estimate_work(conversation, filters) > SMALL_CHARACTERS
         threads = self._large if is_large else self._small
         call = partial(read, conversation, k, **filters)
@@ -34,6 +41,10 @@ def estimate_work(conversation: Any, filters: dict[str, Any]) -> int:
     """Estimate the work for a request, in characters of conversation.
 
     Arguments of a wrong type count as 0: they are refused when the request is parsed.
+
+    Args:
+        conversation: see `Recommender.recommend`.
+        filters: see `Recommender.recommend`; only names of items and conditions count.
     """
     turns = [conversation] if isinstance(conversation, str) else _as_collection(conversation)
     characters = sum(len(turn) if isinstance(turn, str) else len(str(_content(turn))) + 1 for turn in turns)

@@ -41,7 +41,14 @@ class ServedModel:
     max_prompt_length: int = 0
 
     def check(self, retrieval: object) -> None:
-        """Raise a UserError if the model needs candidates and there is no retrieval."""
+        """Check that the model gets the candidates that it was trained with.
+
+        Args:
+            retrieval: the folder of a retrieval; None or "" without one.
+
+        Raises:
+            UserError: the model needs candidates and there is no retrieval.
+        """
         if self.candidates and not retrieval:
             raise UserError(
                 "model.needs-retrieval",

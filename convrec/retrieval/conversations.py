@@ -88,7 +88,15 @@ def read_row(row: Mapping[str, Any], matcher: Matcher, reader: Matcher | None = 
 
 
 def build_item_texts(file: str | Path, matcher: Matcher) -> list[str]:
-    """Return the words of each item at its first row: its titles and its columns of texts, except for the id."""
+    """Return the words of each item at its first row: its titles and its columns of texts, except for the id.
+
+    Args:
+        file: the catalog's file; only parquet has columns besides the titles.
+        matcher: of the same catalog.
+
+    Returns:
+        M texts; "" for rows that repeat an earlier item, and for items without a year in a catalog with years.
+    """
     schema = pq.read_schema(file) if Path(file).suffix == ".parquet" else ()
     text_types = (pa.string(), pa.list_(pa.string()))
     names = {column.name for column in schema if any(is_like(column.type, kind) for kind in text_types)}

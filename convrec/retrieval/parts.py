@@ -35,7 +35,15 @@ def make_vectorizer(min_texts: int, words: Sequence[str] | None = None) -> Any:
 
 
 def find_threshold(values: np.ndarray, count: int) -> float:
-    """Return the smallest of the `count` largest values; 0 if there are no more values than that."""
+    """Return the smallest of the `count` largest values.
+
+    Args:
+        values: one-dimensional, in any order, none negative.
+        count: at least 1.
+
+    Returns:
+        The value; 0 if there are no more values than `count`.
+    """
     return np.partition(values, -count)[-count] if len(values) > count else 0.0
 
 
@@ -54,7 +62,16 @@ class Neighbours:
         self.count = count
 
     def score_items(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
-        """Return the (M,) scores for a conversation."""
+        """Score all items for a conversation.
+
+        Args:
+            text: the turns.
+            named: not used: the words of named titles are in the text.
+            left_out: numbers of the training rows that must not count.
+
+        Returns:
+            The sums of cosines, (M,); 0 for items that are relevant in no similar conversation.
+        """
         query = self.vectorizer.transform([text])
         starts_V = self.rows_RV.indptr
         row_counts = starts_V[query.indices + 1] - starts_V[query.indices]
@@ -67,7 +84,14 @@ class Neighbours:
         return cosine_R[nearest] @ self.wanted_RM[nearest]
 
     def find_nearest(self, cosine_R: np.ndarray) -> np.ndarray:
-        """Return the rows with the largest cosines above 0: `count` of them, and ties with the last."""
+        """Find the most similar training rows.
+
+        Args:
+            cosine_R: cosine of each training row with the conversation.
+
+        Returns:
+            The rows with the largest cosines above 0: `count` of them, and ties with the last.
+        """
         sample = cosine_R[: len(cosine_R) // 16]  # its threshold is at most that of all rows
         candidates = np.flatnonzero(cosine_R >= max(find_threshold(sample, self.count), 1e-9))
         return candidates[cosine_R[candidates] >= find_threshold(cosine_R[candidates], self.count)]
@@ -91,10 +115,19 @@ class Ridge:
         self.index_by_item = {int(item): k for k, item in enumerate(self.items_K) if item >= 0}
 
     def score_items(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
-        """Return the (M,) scores for a conversation: x B.
+        """Score all items for a conversation: x B.
 
-        Without the rows X', Y' they are x B - h (I - H)^-1 (Y' - X' B), where P is the inverse, h = x P X'^T and H = X'
-        P X'^T: the leave-out formula of linear regression.
+        Without the rows X', Y' the scores are x B - h (I - H)^-1 (Y' - X' B), where P is the inverse, h = x P X'^T and
+        H = X' P X'^T: the leave-out formula of linear regression.
+
+        Args:
+            text: not used: named titles count, not words.
+            named: the named items, as their first catalog rows.
+            left_out: numbers of the training rows that must not count.
+
+        Returns:
+            The scores, (M,), which may be negative; 0 for items outside the ridge, or all 0 if none of its items is
+            named.
         """
         scores_M = np.zeros(self.wanted_RM.shape[1])
         columns = [self.index_by_item[item] for item in named if item in self.index_by_item]
@@ -114,7 +147,16 @@ class Ridge:
 
 
 def fit_ridge(named_RM: sparse.csr_matrix, wanted_RM: sparse.csr_matrix) -> dict[str, Any]:
-    """Fit the arrays of a Ridge except for wanted_RM, from R training rows over M items."""
+    """Fit the arrays of a Ridge except for wanted_RM.
+
+    Args:
+        named_RM: 1 where a training row names an item.
+        wanted_RM: 1 where an item is relevant in a training row.
+
+    Returns:
+        items_K, named_RK, weights_KK and inverse_KK of `Ridge`, for the K items that are most often named or relevant,
+        at most RIDGE_ITEMS.
+    """
     times_M = np.asarray((named_RM + wanted_RM).sum(axis=0)).ravel()
     most = np.argsort(-times_M, kind="stable")[:RIDGE_ITEMS]
     items_K = np.sort(most[times_M[most] > 0])
@@ -139,5 +181,14 @@ class ItemTexts:
         self.texts_VM = self.vectorizer.transform(texts_M).T.tocsr()
 
     def score_items(self, text: str, named: Sequence[int], left_out: np.ndarray) -> np.ndarray:
-        """Return the (M,) scores for a conversation."""
+        """Score all items for a conversation.
+
+        Args:
+            text: the turns.
+            named: not used.
+            left_out: not used: no training row influences these scores.
+
+        Returns:
+            The cosines, (M,), from 0 to 1.
+        """
         return (self.vectorizer.transform([text]) @ self.texts_VM).toarray().ravel()

@@ -23,7 +23,15 @@ DEPTH = 100  # items of a list that is fused, except for a model's
 def fuse(lists: Sequence[Sequence[int]], weights: Sequence[float], constant: float) -> list[int]:
     """Fuse lists: sort items by the sum over lists of weight / (constant + rank), with ranks from 1.
 
-    Tied items have the order of the first list that has one of them. Lists of weight 0 are ignored.
+    Tied items have the order of the first list that has one of them.
+
+    Args:
+        lists: items, best first; the lists may have different lengths, and none repeats an item.
+        weights: one per list. Lists of weight 0 are ignored.
+        constant: of reciprocal rank fusion; the larger it is, the less the first ranks stand out.
+
+    Returns:
+        All items of the lists that count, best first.
     """
     scores: dict[int, float] = {}
     for items, weight in zip(lists, weights, strict=True):
@@ -44,7 +52,15 @@ class Fusion(NamedTuple):
     constant: float
 
     def of(self, written: Sequence[int], retrieved: Sequence[int]) -> list[int]:
-        """Fuse the model's list and the retrieval's."""
+        """Fuse the model's list and the retrieval's.
+
+        Args:
+            written: the model's items, best first.
+            retrieved: the retrieval's items, best first. DEPTH of them count, or all if the weight is 0.
+
+        Returns:
+            The items of both, best first; those of one list only if the weight is 0 or 1.
+        """
         top = retrieved[:DEPTH] if self.weight else retrieved
         return fuse((written, top), (self.weight, 1 - self.weight), self.constant)
 
@@ -139,7 +155,16 @@ class Retriever:
         return np.flatnonzero(is_own_R)
 
     def rank(self, asked: Conversation, allowed_M: np.ndarray | None = None) -> list[int]:
-        """Rank items, best first: those of the parts, then popular ones."""
+        """Rank items, best first: those of the parts, then popular ones.
+
+        Args:
+            asked: the conversation. Seen items are in no list, and its own training rows do not count.
+            allowed_M: whether each item may be listed; None for all. It stays as it is.
+
+        Returns:
+            The items, as their first catalog rows, without repetitions. Items that no part scores and that are relevant
+            in no training row are missing.
+        """
         return self.choice.fused(self.lists(asked, allowed_M))
 
 

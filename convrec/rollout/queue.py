@@ -42,7 +42,8 @@ def use_own_queue() -> None:
 def start(settings: DictConfig) -> None:
     """Start TransferQueue; verl's task then uses it.
 
-    settings: the section `transfer_queue` of the config.
+    Args:
+        settings: the section `transfer_queue` of the config.
     """
     queue_sockets.make_key()
     use_own_queue()

@@ -20,7 +20,7 @@ from transfer_queue.storage import simple_storage
 from transfer_queue.storage.managers import base
 from transfer_queue.utils import zmq_utils
 
-# modules of TransferQueue that create sockets; each has imported the function under its name
+# These modules of TransferQueue create sockets, and each has imported the function under its name.
 MODULES = (zmq_utils, base, controller, simple_storage)
 KEY_NAMESPACE = b"convrec_queue_key"
 KEY_BYTES = 40  # length of a key in ZeroMQ's encoding
@@ -44,7 +44,14 @@ def secure_sockets() -> None:
 
 
 def create_encrypted_socket(ctx: zmq.Context, socket_type: int, ip: str, identity: bytes | None = None) -> zmq.Socket:
-    """Create an encrypted socket, in place of TransferQueue's `create_zmq_socket`; servers are ROUTERs there."""
+    """Create an encrypted socket, in place of TransferQueue's `create_zmq_socket`.
+
+    Args:
+        ctx: see `create_zmq_socket`; also for the other arguments.
+        socket_type: zmq.ROUTER for a server, anything else for a client.
+        ip: address of the server.
+        identity: name of a client; None for none.
+    """
     secure_sockets()  # an actor's class came with this function, but the actor imported the rest of TransferQueue
     public_key, secret_key = _load_key(_job_id())
     socket = create_plain_socket(ctx, socket_type, ip, identity)

@@ -38,7 +38,14 @@ class RewardClient:
         self.score_alone = score_alone
 
     async def score(self, responses: Sequence[SampledResponse]) -> None:
-        """Score all responses in one call; if it fails or takes too long, one by one, to find the failing sample."""
+        """Score all responses in one call; if it fails or takes too long, one by one, to find the failing sample.
+
+        Args:
+            responses: their outputs get the score, the reward's further results and the seconds, in place.
+
+        Raises:
+            Exception: whatever `score_alone` raises for a response.
+        """
         if not self.takes_lists or not self.workers:
             await asyncio.gather(*map(self._score_one, responses))
             return

@@ -27,10 +27,13 @@ GROUP = 32  # maximum number of responses per call, unless one prompt has more
 
 
 def count_reported_rollouts(run: Run[Any]) -> int | None:
-    """Return how many rollouts of a prompt, the first ones, get log-probs from vLLM; None means all.
+    """Return how many rollouts of a prompt, the first ones, get log-probs from vLLM.
 
     vLLM's host spends more time on log-probs than on sampling. If the loss uses its own log-probs and no feature reads
     the rollout's, they only serve the comparison of rollout and actor, for which a share of the lists is enough.
+
+    Returns:
+        The number, at least 1; None means all.
     """
     if not isinstance(run.settings, RankGRPOConfig) or run.trainer_mode != NAME or not is_on_policy(run.verl_config):
         return None
@@ -111,7 +114,18 @@ class GroupSampler:
         self.num_reported = num_reported
 
     async def sample(self, prompts: Sequence[Prompt]) -> list[SampledResponse]:
-        """Return `n` responses to each prompt, in the order of the prompts."""
+        """Sample responses to a group of prompts in one call to vLLM.
+
+        Args:
+            prompts: at least one, with their numbers of responses. Their samples are not changed.
+
+        Returns:
+            The `n` responses to each prompt, in the order of the prompts. Log-probs of rollouts that are not reported
+            are NOT_REPORTED.
+
+        Raises:
+            ValueError: two features set the same sampling parameter.
+        """
         samples: list[dict[str, Any]] = []
         requests: list[dict[str, Any]] = []
         unreported: list[bool] = []

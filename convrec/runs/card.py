@@ -51,7 +51,14 @@ def front_matter(base_model: str | None, tags: Sequence[str]) -> str:
 
 
 def find_hub_base(model: str) -> str | None:
-    """Return the Hub's id of the base model according to the model's card, None if there is none."""
+    """Find the Hub's id of a model, or of the base model that its card names.
+
+    Args:
+        model: a folder, or an id such as Qwen/Qwen3-0.6B.
+
+    Returns:
+        The id; None for a folder without a card, or whose card names none.
+    """
     card = Path(model).expanduser() / CARD
     if card.is_file():
         match = _BASE.search(card.read_text(encoding="utf-8"))
@@ -60,7 +67,15 @@ def find_hub_base(model: str) -> str | None:
 
 
 def sections(run_folder: Path, step: int) -> str:
-    """Describe the checkpoint of a step in Markdown; "" for a folder without config.yaml."""
+    """Describe the checkpoint of a step in Markdown.
+
+    Args:
+        run_folder: the folder of an SFT or RL run.
+        step: the checkpoint's step; validations after it are left out.
+
+    Returns:
+        The paragraphs below a card's title: data, settings, newest validation, licence. "" without config.yaml.
+    """
     config = read_config(run_folder)
     if not config:
         return ""
@@ -78,7 +93,13 @@ def sections(run_folder: Path, step: int) -> str:
 
 
 def write_card(model_folder: Path, run_folder: Path, step: int) -> None:
-    """Write README.md for a checkpoint of SFT, Rank-GRPO, GRPO or GSPO in Hugging Face form."""
+    """Write README.md for a checkpoint of SFT, Rank-GRPO, GRPO or GSPO in Hugging Face form.
+
+    Args:
+        model_folder: the folder of the model's files; a README.md in it is replaced.
+        run_folder: the run that trained the model.
+        step: the checkpoint's step.
+    """
     run = read_config(run_folder).get("run") or {}
     method = str(run.get("algorithm") or run.get("recipe") or "convrec")
     base = start_model(run_folder)

@@ -124,7 +124,11 @@ def remove_stale_lock(run_folder: Path) -> None:
 
 
 def parse_step(folder: Path) -> int | None:
-    """Return N for RUN/global_step_N, None for any other name (global_step_4_backup)."""
+    """Parse the step in the name of a checkpoint's folder.
+
+    Returns:
+        N for RUN/global_step_N, None for any other name (global_step_4_backup).
+    """
     match = _STEP.fullmatch(folder.name)
     return int(match[1]) if match else None
 
@@ -148,10 +152,14 @@ def _iter_metrics(run_folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
-    """Return one dict per step, in order, with key "step". Repeated steps have the values of the later start.
+    """Read the metrics of all starts of a run, merged by step.
 
     A step can have several lines: before its checkpoint, after training, from its validation, and from the validation
-    at the beginning of a resumed run.
+    at the beginning of a resumed run. Repeated steps have the values of the later start.
+
+    Returns:
+        One dict per step, in order: metric -> value, and "step" -> N. A value that was not a number is None. [] for a
+        run without metrics.
     """
     by_step: dict[int, dict[str, Any]] = {}
     for row in _iter_metrics(run_folder):
@@ -233,7 +241,15 @@ def read_config(run_folder: Path) -> dict[str, Any]:
 
 
 def setting(config: dict[str, Any], key: str) -> Any:
-    """Return the value of a dotted key such as "a.b", None if any part is missing."""
+    """Return the value of a setting in the config of a run.
+
+    Args:
+        config: the nested content of RUN/config.yaml.
+        key: names joined by dots, such as "a.b".
+
+    Returns:
+        The value; None if any part of the key is missing, or if the value is null.
+    """
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None

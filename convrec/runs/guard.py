@@ -139,7 +139,12 @@ def _keep_guard(folder: Path, terminal: int) -> None:
 
 
 def start_guard(folder: Path, terminal: int = 2) -> None:
-    """Start a guard if the folder exists and has none; terminal: the file descriptor for its message."""
+    """Start a guard in another process if the folder exists and has none.
+
+    Args:
+        folder: the run's temporary folder.
+        terminal: the file descriptor for the guard's message; 2 is stderr.
+    """
     if folder.exists() and not _has_guard(folder):
         # By path and isolated, because the working directory may be removed.
         subprocess.Popen(
@@ -227,13 +232,28 @@ def guard_children() -> Iterator[Path]:
 
 
 def end(folder: Path) -> bool:
-    """Let the guard end and remove everything that the driver started. Returns whether the guard has finished."""
+    """Let the guard end and remove everything that the driver started.
+
+    Args:
+        folder: the run's temporary folder.
+
+    Returns:
+        Whether the guard has finished within END_SECONDS.
+    """
     request_end(folder)
     return wait_until_gone(folder, END_SECONDS)
 
 
 def wait_until_gone(folder: Path, seconds: float) -> bool:
-    """Wait until the guard has removed the folder. Returns False if that takes longer than `seconds`."""
+    """Wait until the guard has removed the folder.
+
+    Args:
+        folder: the run's temporary folder.
+        seconds: the longest wait.
+
+    Returns:
+        Whether the folder is gone.
+    """
     deadline = time.monotonic() + seconds
     paths = (folder, guard_process.make_ended_path(folder))
     while (exists := any(path.exists() for path in paths)) and time.monotonic() < deadline:

@@ -121,7 +121,11 @@ class Guard:
         return members
 
     def poll(self) -> bool:
-        """Read /proc once, and kill descendants whose member has ended. Returns whether the run continues."""
+        """Read /proc once, and kill descendants whose member has ended.
+
+        Returns:
+            Whether the run continues.
+        """
         members = self.members()
         processes = list_processes()
         alive = {(pid, start) for pid, (_, start) in processes.items()}
@@ -140,7 +144,13 @@ class Guard:
         return time.monotonic() - self.last_member_seen < NO_WORKER_SECONDS
 
     def learn_descendants(self, members: set[Key], owners: set[Key], processes: dict[int, tuple[int, int]]) -> None:
-        """Assign new descendants to their members."""
+        """Assign new descendants to their members.
+
+        Args:
+            members: all registered processes, which are never assigned to another member.
+            owners: the live members whose descendants are the run's.
+            processes: id -> (parent, start time) of all processes on this node.
+        """
         children: dict[int, list[int]] = {}
         for pid, (parent, _) in processes.items():
             children.setdefault(parent, []).append(pid)

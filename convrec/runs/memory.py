@@ -47,14 +47,23 @@ class Counters:
 
 @dataclass(frozen=True)
 class Limit:
-    """A memory limit in bytes, and its source."""
+    """A memory limit.
+
+    Attributes:
+        bytes: the limit.
+        source: where it was read, in words.
+    """
 
     bytes: int
     source: str
 
 
 def read_counters(root: Path = Path("/")) -> Counters:
-    """Read the counters of this process's cgroup and of the machine; root: root of the file system."""
+    """Read the counters of this process's cgroup and of the machine.
+
+    Args:
+        root: root of the file system.
+    """
     return Counters(
         cgroup_kills=_read_cgroup_kills(root),
         machine_kills=_read_field(root / "proc/vmstat", "oom_kill"),
@@ -157,7 +166,16 @@ _watch: Watch | None = None  # for the run that this process drives
 
 @contextlib.contextmanager
 def watched(folder: Path, advice: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """Watch the memory of a run; the arguments are those of `Watch`. At the end, also after an error, it sends ""."""
+    """Watch the memory of a run during the block.
+
+    One run at a time: `explain` answers for the newest one.
+
+    Args:
+        folder: the run's temporary folder.
+        advice: what to do about a run that needs too much memory.
+        tell: sends a record to the supervisor (see `Watch`), called in another thread; "" at the end of the block, also
+            after an error.
+    """
     global _watch
     watch = _watch = Watch(folder, advice, tell)
     threading.Thread(target=watch.run, daemon=True, name="memory").start()

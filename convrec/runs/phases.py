@@ -44,7 +44,12 @@ class Phases:
             self.current = (outer, self.clock())
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function to run as a phase of this name."""
+        """Wrap a function to run as a phase of this name.
+
+        Args:
+            name: as in `phase`.
+            function: called with the same arguments; the wrapper returns its result and raises its errors.
+        """
 
         def in_phase(*args: Any, **kwargs: Any) -> Any:
             with self.phase(name):

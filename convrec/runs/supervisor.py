@@ -330,7 +330,11 @@ def saves_on_term(environment: Mapping[str, str]) -> bool:
 
 
 def format_stop_message(run_folder: Path | None) -> str:
-    """Return the message about a stop; run_folder: None for a command without checkpoints."""
+    """Return the message about a stop.
+
+    Args:
+        run_folder: the run's folder; None for a command without checkpoints.
+    """
     if run_folder is None:
         return "stopped; run the same command again"
     from convrec.runs.folder import latest_step

@@ -18,7 +18,7 @@ from convrec.settings.rank_grpo import ALGORITHM_GROUP, RankGRPOConfig
 from convrec.settings.sft import SFTConfig
 from convrec.settings.training import TrainingConfig
 
-# set in a constrained run after the trie has been written next to the catalog (recipes.launch.ray_training)
+# A constrained run sets it after the trie has been written next to the catalog (recipes.launch.ray_training).
 TRIE_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.constrained_trie"
 FILE_KEYS = ("data.train_files", "data.val_files", "convrec.catalog_file", TRIE_KEY)
 
@@ -29,7 +29,13 @@ ConfigT = TypeVar("ConfigT", bound=TrainingConfig, covariant=True)
 
 @dataclass(frozen=True)
 class Sampling:
-    """vLLM's sampling parameters; with temperature 1 and no bounds it samples from the policy's own distribution."""
+    """vLLM's sampling parameters; with temperature 1 and no bounds it samples from the policy's own distribution.
+
+    Attributes:
+        temperature: 0 for greedy decoding.
+        top_p: probability to keep; 1 keeps all.
+        top_k: number of words to keep; -1 keeps all.
+    """
 
     temperature: float
     top_p: float

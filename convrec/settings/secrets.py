@@ -51,7 +51,8 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 def is_secret_name(name: str) -> bool:
     """Return whether a variable or a setting with this name holds a secret.
 
-    name: of a setting, the last word of its key.
+    Args:
+        name: of a variable, or the last word of a setting's key.
     """
     return bool(_SECRET.search(name) or _KEY_OR_TOKEN.search(name)) and not _NO_SECRET.fullmatch(name)
 
@@ -67,7 +68,12 @@ def holds_password(value: str) -> bool:
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Return whether a setting holds a secret; `name` is the last word of its key."""
+    """Return whether a setting holds a secret.
+
+    Args:
+        name: the last word of the setting's key.
+        value: a single value. References (`${...}`), "", True, False, None and containers are never secrets.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return False
     if not isinstance(value, str):
@@ -92,7 +98,15 @@ def mask_settings(settings: Any, name: str = "") -> Any:
 
 
 def collect_secret_values(settings: Any, name: str = "") -> set[str]:
-    """Return the secrets among nested settings, as texts for `mask_text`."""
+    """Return the secrets among nested settings, as texts for `mask_text`.
+
+    Args:
+        settings: nested dicts and lists, or a single value.
+        name: the last word of the key of `settings`; "" for a whole config.
+
+    Returns:
+        Each secret, and its words of at least LONG_WORD characters.
+    """
     if isinstance(settings, dict):
         return set().union(*(collect_secret_values(value, _inner_name(name, key)) for key, value in settings.items()))
     if isinstance(settings, list):
@@ -104,7 +118,15 @@ def collect_secret_values(settings: Any, name: str = "") -> set[str]:
 
 
 def mask_text(text: str, values: Collection[str]) -> str:
-    """Return the text with MASK in place of the values that have at least MIN_MASKED_LENGTH characters."""
+    """Mask secrets in a text.
+
+    Args:
+        text: such as a line of a log.
+        values: the secrets. Those shorter than MIN_MASKED_LENGTH stay, and so do matches inside a longer word.
+
+    Returns:
+        The text with MASK in place of each secret.
+    """
     for value in sorted(values, key=len, reverse=True):
         if len(value) >= MIN_MASKED_LENGTH and value in text:
             text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", MASK, text)

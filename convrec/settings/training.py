@@ -150,7 +150,12 @@ GPUMemoryUtilization = Annotated[
 
 
 def default_run_folder(recipe: str, model: str) -> str:
-    """Return the default folder of a run."""
+    """Return the default folder of a run: checkpoints/RECIPE/MODEL, absolute.
+
+    Args:
+        recipe: the recipe's name.
+        model: a folder or an id, of which the last part counts.
+    """
     return os.path.abspath(f"checkpoints/{recipe}/{os.path.basename(model.rstrip('/'))}")
 
 

@@ -20,7 +20,15 @@ FIX = "fix or drop these records"
 
 
 class Comparison(NamedTuple):
-    """Two responses, the better one first; `tie`: neither is better."""
+    """Two responses to a prompt.
+
+    Attributes:
+        messages: the prompt.
+        better: the better response, or the first one of a tie.
+        worse: the other response.
+        tie: whether neither is better.
+        reason: why, if the data set says so; None if not.
+    """
 
     messages: list[Message]
     better: str
@@ -51,14 +59,30 @@ Item = Comparison | Rating | dict[str, Any]  # a dict is a row of the judges' sc
 
 
 def check_text(value: Any, name: str) -> str:
-    """Return a text. Raises BadRecord if it is missing or blank; name: of its column."""
+    """Return a text unchanged.
+
+    Args:
+        value: a cell.
+        name: of its column, for the message.
+
+    Raises:
+        BadRecord: it is missing, not a text, or blank.
+    """
     if not isinstance(value, str) or not value.strip():
         raise BadRecord(f"`{name}` has no text; {FIX}")
     return value
 
 
 def parse_prompt(value: Any, name: str = "prompt") -> list[Message]:
-    """Parse a prompt: text, or messages that end with the user. Raises BadRecord."""
+    """Parse a prompt: text, or messages that end with the user.
+
+    Args:
+        value: a cell.
+        name: of its column, for the message.
+
+    Raises:
+        BadRecord: it is neither, a message has no text, or the last one is not the user's.
+    """
     if isinstance(value, str):
         return [{"role": "user", "content": check_text(value, name)}]
     messages = parse_messages(value, name)
@@ -68,7 +92,15 @@ def parse_prompt(value: Any, name: str = "prompt") -> list[Message]:
 
 
 def parse_messages(value: Any, name: str) -> list[Message]:
-    """Parse messages, whoever speaks last. Raises BadRecord."""
+    """Parse messages, whoever speaks last.
+
+    Args:
+        value: a cell.
+        name: of its column, for the message.
+
+    Raises:
+        BadRecord: it is not a list of messages, is empty, or a message has no text.
+    """
     problem = BadRecord(f"`{name}` is neither text nor messages {{role, content}}; {FIX}")
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise problem
@@ -79,7 +111,18 @@ def parse_messages(value: Any, name: str) -> list[Message]:
 
 
 def parse_number(record: Mapping[str, Any], name: str, low: float, high: float, *, whole: bool = False) -> float:
-    """Parse a number from `low` to `high`, also if it is stored as text. Raises BadRecord."""
+    """Parse a number, also if it is stored as text.
+
+    Args:
+        record: the record.
+        name: of its column.
+        low: the lowest valid number.
+        high: the highest valid number.
+        whole: whether it must be a whole number.
+
+    Raises:
+        BadRecord: it is missing, not a number, or outside of the scale.
+    """
     try:
         value = float(record[name]) if not isinstance(record[name], bool) else None
     except (KeyError, TypeError, ValueError):
@@ -91,7 +134,15 @@ def parse_number(record: Mapping[str, Any], name: str, low: float, high: float, 
 
 
 def compare(messages: list[Message], first: str, second: str, *, better: str | None, reason: str | None) -> Comparison:
-    """Make a Comparison. better: "A" for the first response, "B" for the second, None for a tie."""
+    """Make a Comparison.
+
+    Args:
+        messages: the prompt.
+        first: a response.
+        second: the other response.
+        better: "A" for the first response, "B" for the second, None for a tie.
+        reason: why, if the data set says so; None if not.
+    """
     if better == "B":
         return Comparison(messages, better=second, worse=first, reason=reason)
     return Comparison(messages, better=first, worse=second, tie=better is None, reason=reason)
@@ -290,7 +341,12 @@ def parse_record(record: Record, name: str | None = None, scores: Scores = SCORE
 
 
 def find_source(record: Record, default: str) -> str:
-    """Return a record's source: its `source`, the subset of a benchmark, or the domain of HelpSteer3."""
+    """Return a record's source: its `source`, the subset of a benchmark, or the domain of HelpSteer3.
+
+    Args:
+        record: the record.
+        default: the source of a record that has none of them.
+    """
     for name in ("source", "subset", "domain"):
         value = record.get(name)
         if isinstance(value, str) and value.strip():
@@ -299,7 +355,13 @@ def find_source(record: Record, default: str) -> str:
 
 
 class LoadedRecord(NamedTuple):
-    """A record that was read. place: its file and row, like `ratings.jsonl: line 3`."""
+    """A record that was read.
+
+    Attributes:
+        items: the comparisons, ratings or rows in it.
+        source: the data set or subset that it is from.
+        place: its file and row, like `ratings.jsonl: line 3`.
+    """
 
     items: list[Item]
     source: str

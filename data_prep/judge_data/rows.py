@@ -17,7 +17,13 @@ JudgeRow: TypeAlias = dict[str, Any]  # a row of the judges' schema with `place`
 
 
 class LeftOut(NamedTuple):
-    """A record, or one of its comparisons, that was left out. kind: ties, identical or contradictory."""
+    """A record, or one of its comparisons, that was left out.
+
+    Attributes:
+        place: of the record.
+        kind: ties, identical or contradictory.
+        why: in words.
+    """
 
     place: str
     kind: str
@@ -32,7 +38,15 @@ def make_placed_row(
     label: int | str,
     reason: str | None = None,
 ) -> JudgeRow:
-    """Make a row of the judges' schema with the place of its record."""
+    """Make a row of the judges' schema with the place of its record.
+
+    Args:
+        record: the record, with its place and source.
+        messages: the prompt.
+        responses: one for a rating, A and B for a comparison.
+        label: the score, or "A", "B" or a tie.
+        reason: why, if the data set says so; None if not.
+    """
     return make_row(messages, responses, label, record.source, reason) | {"place": record.place}
 
 
@@ -156,7 +170,14 @@ def _get_verdict(row: JudgeRow, mode: str) -> Any:
 def balance_order(rows: Sequence[JudgeRow], seed: int) -> list[JudgeRow]:
     """Swap A and B in a random half of the pairwise rows with a better side, and in a random half of the ties.
 
-    If their number is odd, the larger half keeps A.
+    If their number is odd, the larger half stays as it is.
+
+    Args:
+        rows: pairwise rows, which are not changed.
+        seed: random seed of the choice.
+
+    Returns:
+        The rows in the same order, swapped ones as copies.
     """
     draw = random.Random(seed)
     swap = set[int]()
@@ -205,6 +226,13 @@ def split_rows(
 
 
 def find_large_group(rows: Sequence[JudgeRow]) -> tuple[str, int] | None:
-    """Find the beginning that so many rows share that a split may stay empty, and their number; None for none."""
+    """Find a beginning that so many rows share that a split may stay empty.
+
+    Args:
+        rows: at least one.
+
+    Returns:
+        The beginning and the number of its rows; None if there is none, or there are fewer than 20 rows.
+    """
     ((beginning, count),) = Counter(map(get_beginning, rows)).most_common(1)
     return (beginning, count) if len(rows) >= 20 and count > LARGE_SHARE * len(rows) else None

@@ -62,7 +62,11 @@ def _read_preview(_: Any, tokens: Sequence[Any]) -> PreviewCount:
 
 
 def read_columns(text: str) -> dict[str, str]:
-    """Parse `item_id=sku,title=name` into {"item_id": "sku", "title": "name"}. Raises ValueError."""
+    """Parse `item_id=sku,title=name` into {"item_id": "sku", "title": "name"}.
+
+    Raises:
+        ValueError: an entry has another form, or one of our names occurs twice; the message shows the form.
+    """
     parts = [[name.strip() for name in part.split("=")] for part in text.split(",")]
     if not all(len(part) == 2 and all(part) for part in parts) or len(dict(parts)) < len(parts):
         raise ValueError("item_id=sku,title=name, each of our names once")

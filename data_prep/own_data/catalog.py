@@ -224,14 +224,25 @@ class ItemIds:
         return text in self._items_by_id
 
     def find(self, item_id: object) -> Item:
-        """Return the item with this id. Raises BadRecord if the catalog has none."""
+        """Return the item with this id.
+
+        Args:
+            item_id: a text or a number; 17 and "17" are the same id.
+
+        Raises:
+            BadRecord: the catalog has no such id.
+        """
         item = self._items_by_id.get(str(item_id)) if isinstance(item_id, str | int) else None
         if item is None:
             raise BadRecord("holds the item_id %r, which is not in the catalog; write an id of the catalog", item_id)
         return item
 
     def read(self, text: str) -> Item | None:
-        """Return the item if a text is an id, else None. Raises BadRecord if the text could be either."""
+        """Return the item if a text is an id, else None.
+
+        Raises:
+            BadRecord: the text is an id and another item's title, or looks like an id that the catalog lacks.
+        """
         item = self._items_by_id.get(text)
         is_title = normalise(text) in self._titles
         if item and is_title and normalise(item.title) != normalise(text):

@@ -52,11 +52,27 @@ class ItemReader:
         self._read_seen_entry = lru_cache(maxsize=CACHE_SIZE)(self._read_seen_entry_uncached)
 
     def read_items(self, cell: Any) -> list[Item]:
-        """Return the items of a ground-truth or demonstration cell. Raises BadRow with all its problems."""
+        """Read the items of a ground-truth or demonstration cell.
+
+        Args:
+            cell: a text, or a list of texts, pairs or records; None is empty.
+
+        Raises:
+            BadRecord: the cell cannot be split.
+            BadRow: entries are not items; it has the problems of all.
+        """
         return _read_all(self.split(cell), self._read_item)
 
     def read_titles(self, cell: Any) -> list[str]:
-        """Return the titles of a cell of seen items, without any years that are given. Raises BadRow."""
+        """Read the titles of a cell of seen items, without any years that are given.
+
+        Args:
+            cell: as for `read_items`.
+
+        Raises:
+            BadRecord: the cell cannot be split.
+            BadRow: entries cannot be read; it has the problems of all.
+        """
         if isinstance(cell, list) and all(isinstance(entry, str) for entry in cell):
             return list(chain.from_iterable(_read_all(cell, self._read_seen_entry)))
         return list(chain.from_iterable(_read_all(_find_entries(cell, self._title_lookup), self._read_entry_titles)))
@@ -67,7 +83,14 @@ class ItemReader:
     # ---- from a cell to its entries
 
     def split(self, cell: Any) -> list[Any]:
-        """Split a ground-truth cell into its entries. Raises BadRecord."""
+        """Split a ground-truth cell into its entries.
+
+        Args:
+            cell: as for `read_items`.
+
+        Raises:
+            BadRecord: it is neither a text nor a list, or it can be divided in several ways.
+        """
         return _find_entries(cell, self._item_lookup)
 
     def _make_lookup(self, is_item: Callable[[str], bool]) -> CatalogLookup:

@@ -41,10 +41,18 @@ class UnreadColumns:
     first_rows: dict[tuple[Path, str], int] = field(default_factory=dict)
 
     def add(self, path: Path, row: int, names: Iterable[str]) -> None:
+        """Note columns of a row that nothing reads.
+
+        Args:
+            path: the row's file.
+            row: its number there.
+            names: of the columns.
+        """
         for name in names:
             self.first_rows.setdefault((path, name), row)
 
     def describe(self) -> str | None:
+        """Describe all unread columns in one line; None if there are none."""
         names = sorted({name for _, name in self.first_rows})
         return f"columns not read: {', '.join(map(_add_hint, names))}" if names else None
 

@@ -20,7 +20,7 @@ _MARK = re.compile(r"\s*(?:\d{1,3}[.)]|[a-z]\)|[-–—*•])\s+(?=\S)")
 _COUNTED = re.compile(r"[(#]?(\d{1,3})\b\s*[-–.):]{0,2}\s*(?=\S)")
 _NUMBER = re.compile(r"(?:^|\s)\(?(\d{1,3})[.)]\s+")
 _AND = re.compile(r"(?<=\d\)), (?:and|or|&) ")  # `Heat (1995), Alien (1979), and Dune (2021)`
-# separators that also occur in titles
+# These separators also occur in titles.
 _BETWEEN = re.compile(r"(?:^|\s+)(?:and|or|&|\+|/|•|·|[-–—])\s+|<br\s*/?>|\\n|\s*[\t、，；•]\s*")
 
 TextPredicate: TypeAlias = Callable[[str], bool]

@@ -12,7 +12,14 @@ _BY_SPREADSHEET = re.compile(r"\d(?:[.,]\d+)?[eE]\+\d+")  # 1.21E+18
 
 
 def normalise_id(value: Any) -> str | None:
-    """Write an id as text: 17, 17.0 and "17.0" become "17". None if it is missing or has lost digits."""
+    """Write an id as text.
+
+    Args:
+        value: a cell: 17, 17.0 and "17.0" become "17".
+
+    Returns:
+        The id; None if it is missing, blank, or has lost digits in a program that stored it as a number.
+    """
     if value is None or value != value:
         return None
     if isinstance(value, float):

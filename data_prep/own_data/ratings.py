@@ -85,6 +85,17 @@ class _RatingsReader:
         self._evidence = DateEvidence()
 
     def read_block(self, cells: pd.DataFrame) -> pa.Table:
+        """Read a block of the file.
+
+        Args:
+            cells: a column for each role.
+
+        Returns:
+            `user` and `item` (dictionary-encoded), and the other columns; without damaged rows and low ratings.
+
+        Raises:
+            UserError: --min-rating is given, but there is no column of ratings.
+        """
         self.num_read += len(cells)
         if self.min_rating is not None and "rating" not in cells:
             raise UserError(

@@ -208,7 +208,15 @@ def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[I
 
 
 def reparse_item(item: Item, matcher: Matcher) -> Item | None:
-    """Format an item as a line of a list and parse it again; None if the line is not read as an item."""
+    """Format an item as a line of a list and parse it again.
+
+    Args:
+        item: as the source has it.
+        matcher: of the catalog, which decides whether lines have years.
+
+    Returns:
+        The item that a list with this line has; None if the line is not read as an item.
+    """
     return parse_item(format_item(*item), matcher.catalog.dated)
 
 
@@ -284,7 +292,14 @@ def _clean(text: str) -> str:
 
 
 def conversation_text(turns: Sequence[Turn]) -> str:
-    """Format turns as "USER: ...\\nSYSTEM: ...\\n". Raises BadRecord if the last turn is not the user's."""
+    """Format turns as "USER: ...\\nSYSTEM: ...\\n".
+
+    Args:
+        turns: at least one.
+
+    Raises:
+        BadRecord: the last turn is not the user's.
+    """
     if turns[-1].role != "user":
         raise BadRecord("the last turn is not the user's, but a list must answer the user; end with a turn of the user")
     return "".join(f"{SPEAKERS[turn.role]}: {turn.content}\n" for turn in turns)

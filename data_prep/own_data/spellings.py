@@ -51,7 +51,14 @@ def clean_records(path: Path, records: Mapping[int, dict[str, Any]]) -> list[str
 
 
 def read_year(value: Any) -> int | None:
-    """Return the year of a number, text, date or span of years; None for anything else."""
+    """Read a year.
+
+    Args:
+        value: a number, a text, a date, or a span of years, of which the first counts.
+
+    Returns:
+        The year; None for anything else.
+    """
     if isinstance(value, date):
         return value.year
     number = parse_year(value)

@@ -25,7 +25,14 @@ LARGE_COUNT = 20
 
 
 class SplitRule(NamedTuple):
-    """The options for splits; dates in any form that `parse_time` reads."""
+    """The options for splits.
+
+    Attributes:
+        validation_from: when validation begins, in any form that `parse_time` reads; None if not given.
+        test_from: when test begins.
+        validation_share: share of the rows, 0 to below 1; 0 for none.
+        test_share: the same for test.
+    """
 
     validation_from: str | None = None
     test_from: str | None = None
@@ -54,13 +61,25 @@ class SplitKey(NamedTuple):
 
 
 class Borders(NamedTuple):
-    """Borders in seconds since 1970: train ends at validation_from, test begins at test_from. None: no such split."""
+    """The times at which splits begin; a split may be absent.
+
+    Attributes:
+        validation_from: where train ends, in seconds since 1970; None without a validation split.
+        test_from: where test begins; None without a test split.
+    """
 
     validation_from: float | None
     test_from: float | None
 
     def assign_splits(self, times_R: np.ndarray) -> np.ndarray:
-        """Return the index into SPLITS of each row, (R,). times_R: the latest time of its conversation."""
+        """Assign rows to splits.
+
+        Args:
+            times_R: the latest time of each row's conversation, in seconds since 1970.
+
+        Returns:
+            The index into SPLITS of each row, (R,).
+        """
         test = np.inf if self.test_from is None else self.test_from
         validation = test if self.validation_from is None else self.validation_from
         return (times_R >= validation).astype(np.int8) + (times_R >= test)
@@ -105,7 +124,17 @@ def _cut_off_last(sorted_R: np.ndarray, count: int) -> tuple[float | None, np.nd
 
 
 def parse_rule(rule: SplitRule) -> Borders:
-    """Return the borders that a rule gives. Raises UserError if no data could follow the rule."""
+    """Return the borders that a rule gives.
+
+    Args:
+        rule: the options for splits.
+
+    Returns:
+        The borders by dates; both None for a rule of shares, whose borders depend on the data (`find_borders`).
+
+    Raises:
+        UserError: no data could follow the rule.
+    """
     if (rule.validation_from or rule.test_from) and (rule.validation_share or rule.test_share):
         raise UserError(
             "splits.dates-and-shares",
@@ -138,9 +167,14 @@ def _parse_border(option: str, date: str | None) -> float | None:
 
 
 def select_splittable(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage) -> list[SplitKey]:
-    """Select the rows that can be assigned to a split; the others go to `damage`.
+    """Select the rows that can be assigned to a split.
 
     If any row has a split, every row needs one; if the rule splits by time, every row needs a time.
+
+    Args:
+        keys: of all rows.
+        rule: the options for splits.
+        damage: collects the other rows.
     """
     if any(key.split is not None for key in keys):
         field = "split"
@@ -157,7 +191,14 @@ def select_splittable(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage)
 
 
 def describe_common_opening(keys: Sequence[SplitKey]) -> str | None:
-    """Warn if so many unnamed rows begin alike that they are hardly one conversation; None otherwise."""
+    """Warn if so many unnamed rows begin alike that they are hardly one conversation.
+
+    Args:
+        keys: of all rows.
+
+    Returns:
+        The warning; None if all is well.
+    """
     rows = Counter(key.conversation for key in keys if not key.is_named)
     ((conversation, count),) = rows.most_common(1) or [(0, 0)]
     if count <= max(LARGE_COUNT, LARGE_SHARE * len(keys)):

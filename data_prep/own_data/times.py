@@ -75,7 +75,12 @@ class DateOrder(Enum):
 
 
 class DateReading(NamedTuple):
-    """Seconds since 1970 of a text read in each order; None if it is not a date in that order."""
+    """A text read as a date in both orders.
+
+    Attributes:
+        day_first: seconds since 1970; None if it is not a date in this order.
+        month_first: the same for the other order.
+    """
 
     day_first: float | None
     month_first: float | None
@@ -114,7 +119,17 @@ def parse_time(value: Any, order: DateOrder | None = None) -> float:
 
 
 def read_both_orders(value: Any) -> DateReading:
-    """Parse a time in both orders of day and month. Raises BadRecord if it is not a time in either."""
+    """Parse a time in both orders of day and month.
+
+    Args:
+        value: a text, date, datetime or number; a time without a zone is UTC.
+
+    Returns:
+        Seconds since 1970 in each order, equal if the order does not matter.
+
+    Raises:
+        BadRecord: it is not a time in either order.
+    """
     if isinstance(value, datetime):  # pandas' Timestamp is one
         seconds = _to_timestamp(value)
     elif isinstance(value, date):
@@ -240,7 +255,12 @@ class DateEvidence:
     ambiguous: tuple[int, str] | None = None
 
     def add(self, row: int, value: Any) -> None:
-        """Add the time of a row; values that are not times are left to `parse_time`."""
+        """Add the time of a row.
+
+        Args:
+            row: its number, for messages.
+            value: a cell. Values that are not times are left to `parse_time`.
+        """
         if not isinstance(value, str):
             return
         try:
@@ -276,7 +296,17 @@ class DateEvidence:
 
 
 def find_date_order(times: Iterable[tuple[int, Any]]) -> DateOrder | None:
-    """Return the order of the dates among a file's (row, time); see `DateEvidence.find_order`."""
+    """Find the order of the dates of a file.
+
+    Args:
+        times: the number and the cell of each row.
+
+    Returns:
+        The order; None if no date depends on it.
+
+    Raises:
+        BadRecord: two dates contradict each other, or a date is ambiguous and no other decides.
+    """
     evidence = DateEvidence()
     for row, value in times:
         evidence.add(row, value)

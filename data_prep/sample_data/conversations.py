@@ -19,10 +19,15 @@ LONG_SHARE = 0.02  # share of conversations with a rambling first turn, as in Re
 
 
 def write_conversation(table: FilmTable, taste: Taste, rng: np.random.Generator) -> str:
-    """Write a conversation of one to five turns that states `taste` and names its films as seen.
+    """Write a conversation of one to five turns that states a taste and names its films as seen.
 
-    It ends with the user's turn. An empty taste gives a vague request. The order of the random draws is part of the
-    sample data: another order would give other conversations for the same seed.
+    It ends with the user's turn. The order of the random draws is part of the sample data: another order would give
+    other conversations for the same seed.
+
+    Args:
+        table: the films.
+        taste: an empty one gives a vague request.
+        rng: of this row.
     """
     wordings = _Wordings(rng)
     num_turns = 1 + int(rng.choice(MAX_TURNS, p=[0.3, 0.2, 0.25, 0.15, 0.1]))

@@ -81,7 +81,11 @@ class FilmTable:
             self._rows_by_title.setdefault(film.title.casefold(), []).append(row)
 
     def affinity(self, taste: Taste) -> np.ndarray:
-        """Return the affinity of each film, (F,). A taste without genres takes those of the films it names."""
+        """Return the affinity of each film, (F,).
+
+        Args:
+            taste: without genres, the genres of the films that it names count.
+        """
         weights_C = np.array([genre in taste.genres for genre in self.genres], float)
         if not taste.genres and taste.named:
             named_LC = self.has_genre_FC[list(taste.named)]

@@ -19,7 +19,15 @@ KINDS = ("negation", "comparison", "reversal", "quantity")
 
 
 def draw_request(table: FilmTable, rng: np.random.Generator) -> tuple[str, Taste, str]:
-    """Draw a request: its kind (all equally often), taste and conversation."""
+    """Draw a request.
+
+    Args:
+        table: the films.
+        rng: of this row.
+
+    Returns:
+        Its kind (all equally often), its taste, and the conversation.
+    """
 
     def pick(choices: Sequence[Any]) -> Any:
         return choices[int(rng.integers(len(choices)))]

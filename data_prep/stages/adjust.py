@@ -138,7 +138,15 @@ class RangeCounts(NamedTuple):
 
 
 def prepare_range(folder: Path, scratch: Path, softmax: str, start: int, stop: int) -> RangeCounts:
-    """Write the range's Part to `scratch`, and count its ground truths."""
+    """Write the range's Part to `scratch`, and count its ground truths.
+
+    Args:
+        folder: of the stages.
+        scratch: gets a file named after `start`.
+        softmax: "catalog" or "candidates".
+        start: the first row of the range.
+        stop: the row after its last.
+    """
     rows = read_range(folder / ROWS, start, stop, ["split", "group", "seen_titles", TRUTH]).to_pylist()
     matcher, writable_M = remap.load_writable_catalog(folder)
     num_items = len(writable_M)
@@ -248,7 +256,17 @@ def _make_weights(w_M: np.ndarray, b_M: np.ndarray, writable_M: np.ndarray) -> W
 
 
 def sum_range(folder: Path, scratch: Path, softmax: str, weights: Weights, powers: int, start: int, stop: int) -> Sums:
-    """Compute the Sums of a range from its Part in `scratch`."""
+    """Compute the Sums of a range from its Part in `scratch`.
+
+    Args:
+        folder: of the stages.
+        scratch: with the file of `prepare_range`.
+        softmax: "catalog" or "candidates".
+        weights: w and b of each item.
+        powers: see `compute_sums`.
+        start: the first row of the range.
+        stop: not used: the file has the whole range.
+    """
     w_M, b_M = weights
     return compute_sums(joblib.load(scratch / str(start)), _load_vectors(folder, softmax), w_M, b_M, powers)
 

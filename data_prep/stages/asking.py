@@ -168,7 +168,15 @@ def make_asker(options: DemonstrationsOptions, role: str, kind: str) -> Asker:
 
 
 def make_llm(options: DemonstrationsOptions, role: str) -> LLM:
-    """Return the client for the endpoint of a role. Raises UserError if no endpoint is set."""
+    """Return the client for the endpoint of a role.
+
+    Args:
+        options: of the command; without --cache, answers are kept in OUT/answers.
+        role: "teacher" or "judge"; its variables are ROLE_BASE_URL and so on.
+
+    Raises:
+        UserError: no endpoint is set, or a variable is invalid.
+    """
     cache = options.cache or Path(options.out) / "answers"
     return LLM(
         endpoint(role),

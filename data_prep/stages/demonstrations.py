@@ -22,7 +22,15 @@ class ListLength:
 
 
 def run(folder: Path, settings: ListLength) -> Summary:
-    """Write the demonstrations; rows with fewer candidates than a list has items are left out."""
+    """Write the demonstrations, and evaluate them where there is ground truth.
+
+    Args:
+        folder: of the stages.
+        settings: rows with fewer candidates than a list has items are left out.
+
+    Returns:
+        The summary of the stage.
+    """
     matcher = load_matcher(folder)
     n = settings.num_items
     names = list(zip(matcher.catalog.titles, matcher.catalog.years, strict=True))

@@ -20,7 +20,11 @@ _YEAR = re.compile(r" \(\d{4}\)")
 
 
 def check_embedding(name: str) -> None:
-    """Raise UserError for an unknown embedding, or if its library is not installed."""
+    """Check that an embedding is known and its library is installed; the model itself is not loaded.
+
+    Raises:
+        UserError: it is not.
+    """
     if name == TFIDF_SVD:
         return
     model = name.removeprefix(SENTENCE_TRANSFORMERS)
@@ -136,6 +140,10 @@ def _import_sentence_transformer() -> type:
 
 
 def normalise_rows(vectors_ND: np.ndarray) -> np.ndarray:
-    """Divide each row by its norm, float32; a row of (almost) zeros becomes zeros, so that its cosines are 0."""
+    """Divide each row by its norm.
+
+    Returns:
+        (N, D) float32. A row of (almost) zeros becomes zeros, so that its cosines are 0.
+    """
     norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     return np.where(norms_N1 > 1e-6, vectors_ND / np.maximum(norms_N1, 1e-6), 0.0).astype(np.float32)

@@ -26,7 +26,15 @@ RangeMap = Callable[[Function, Sequence[Range]], Iterator[Any]]
 
 
 def make_ranges(total: int, size: int | None = None) -> list[Range]:
-    """Divide `total` rows into ranges of `size` rows (RANGE_ROWS)."""
+    """Divide rows into ranges.
+
+    Args:
+        total: number of rows.
+        size: rows of a range; None means RANGE_ROWS. The last range may be shorter.
+
+    Returns:
+        (start, stop) of each; [] without rows.
+    """
     size = size or RANGE_ROWS
     return [(start, min(start + size, total)) for start in range(0, total, size)]
 

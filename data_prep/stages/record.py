@@ -121,7 +121,18 @@ def _verify_files(folder: Path, name: str, reader: str) -> dict[str, str]:
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the content of NAME.json; None if the stage was not run, or not finished. Raises UserError."""
+    """Read the record of a stage, NAME.json.
+
+    Args:
+        folder: of the stages.
+        name: of the stage.
+
+    Returns:
+        The content; None if the stage was not run, or not finished.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     path = folder / f"{name}.json"
     try:
         record = read_json(path)
@@ -140,7 +151,16 @@ def read_record(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def refuse_foreign(folder: Path, name: str, files: Sequence[str]) -> None:
-    """Raise UserError if the stage would replace a file that it did not write according to its record."""
+    """Check that a stage would replace no file that it did not write.
+
+    Args:
+        folder: of the stages.
+        name: of the stage.
+        files: that it writes.
+
+    Raises:
+        UserError: one of them exists without a record of the stage.
+    """
     present = [file for file in files if (folder / file).exists()]
     if present and not (folder / f"{name}.json").exists():
         raise UserError(
@@ -163,19 +183,36 @@ def _make_changed_file_error(folder: Path, name: str, record: Mapping[str, Any])
 
 
 def read_blocks(path: Path, size: int, columns: Sequence[str] | None = None) -> Iterator[list[dict]]:
-    """Yield the rows of a parquet file in lists of at most `size`."""
+    """Yield the rows of a parquet file in lists.
+
+    Args:
+        path: the file.
+        size: the most rows of a list.
+        columns: to read; None means all.
+    """
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=size, columns=columns):
             yield batch.to_pylist()
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict]:
-    """Yield the rows of a parquet file."""
+    """Yield the rows of a parquet file one by one, with a bounded number in memory.
+
+    Args:
+        path: the file.
+        columns: to read; None means all.
+    """
     return chain.from_iterable(read_blocks(path, 4096, columns))
 
 
 def iter_with_progress(blocks: Iterable[Any], total: int, desc: str) -> Iterator[Any]:
-    """Yield the blocks while showing a progress bar over their rows."""
+    """Yield the blocks while showing a progress bar over their rows.
+
+    Args:
+        blocks: anything with a length, the number of its rows.
+        total: number of all rows.
+        desc: description of the bar.
+    """
     with Progress(total=total, desc=desc, unit="row") as bar:
         for block in blocks:
             yield block
@@ -183,7 +220,14 @@ def iter_with_progress(blocks: Iterable[Any], total: int, desc: str) -> Iterator
 
 
 def read_range(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
-    """Read rows start to stop of a parquet file, using only the row groups that contain them."""
+    """Read rows of a parquet file, using only the row groups that contain them.
+
+    Args:
+        path: the file.
+        start: the first row, below the number of rows.
+        stop: the row after the last.
+        columns: to read.
+    """
     with pq.ParquetFile(path) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         ends = list(accumulate(sizes))
@@ -194,4 +238,5 @@ def read_range(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.
 
 
 def count_rows(path: Path) -> int:
+    """Return the number of rows of a parquet file."""
     return pq.read_metadata(path).num_rows

@@ -89,7 +89,15 @@ def parse_ratings(text: str, candidates: Sequence[int], matcher: Matcher) -> dic
 
 
 def parse_pointwise_rating(text: str, scores: Scores = SCORES) -> float | None:
-    """Map the verdict of an answer from its scale to -2..2; None if there is no verdict."""
+    """Map the verdict of an answer to the scale of ratings.
+
+    Args:
+        text: the judge's answer.
+        scores: the lowest and the highest score of its scale.
+
+    Returns:
+        The rating, from -2 to 2; None if there is no verdict.
+    """
     score = parse_score_verdict(text, scores)
     low, high = scores
     return None if score is None else 4 * (score - low) / (high - low) - 2
@@ -102,7 +110,15 @@ Judge = Callable[[Block], list[list[float]]]
 
 
 def make_list_judge(matcher: Matcher, asker: Asker) -> Judge:
-    """Make the judge `list`: one question per conversation."""
+    """Make the judge `list`: one question per conversation.
+
+    Args:
+        matcher: of the catalog, which reads the answers.
+        asker: asks again if an answer rates fewer than half of the candidates.
+
+    Returns:
+        A function that rates the candidates of a block; unrated ones get 0.
+    """
     lines = matcher.catalog.lines
     words = PROMPTS["list_dated" if matcher.catalog.dated else "list_undated"]
 
@@ -131,7 +147,17 @@ def make_list_judge(matcher: Matcher, asker: Asker) -> Judge:
 
 
 def make_pointwise_judge(matcher: Matcher, asker: Asker, judged: int, criteria: Criteria) -> Judge:
-    """Make the judge `pointwise`: one question for each of the `judged` best candidates."""
+    """Make the judge `pointwise`: one question for each of the best candidates.
+
+    Args:
+        matcher: of the catalog.
+        asker: asks again if an answer has no verdict.
+        judged: number of candidates to rate per conversation; the others get 0.
+        criteria: of the judge's training, with its scale.
+
+    Returns:
+        A function that rates the candidates of a block; unrated ones get 0.
+    """
     lines = matcher.catalog.lines
 
     def rate(block: Block) -> list[list[float]]:
@@ -161,6 +187,13 @@ def make_cooccurrence_judge(matcher: Matcher, train_rows: list[dict]) -> Judge:
     below 0.85, -1 below 0.95, otherwise 0. observed: (conversation, title) pairs of other training conversations that
     name a title of this conversation and recommend m. expected: the same number if m were recommended there as often as
     everywhere. A conversation that names no title known from training gets 0 for all candidates.
+
+    Args:
+        matcher: of the catalog.
+        train_rows: of the whole training split.
+
+    Returns:
+        A function that rates the candidates of a block.
     """
     row_by_pair = {pair: m for m, pair in enumerate(list_catalog_pairs(matcher.catalog))}
     # conversation -> titles and items, in the same order

@@ -62,9 +62,15 @@ NAMESAKES = (
 
 
 def compute_rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sparse.csr_matrix:
-    """Return p, (B, I): 1/sqrt(k) for the item at rank k, from 1.
+    """Return p: 1/sqrt(k) for the item at rank k, from 1.
 
-    teacher: the lists; -1 for a line that is not an item. The first mention of an item counts.
+    Args:
+        teacher: the lists; -1 for a line that is not an item, which keeps its rank. The first mention of an item
+            counts.
+        num_items: I.
+
+    Returns:
+        p, (B, I) float32, sparse.
     """
     rows = []
     columns = []
@@ -83,7 +89,17 @@ def compute_rank_weights(teacher: Sequence[Sequence[int]], num_items: int) -> sp
 def compute_queries(
     p_BI: sparse.csr_matrix, items_ID: np.ndarray, conversations_BD: np.ndarray, weight: float
 ) -> np.ndarray:
-    """Return p E + lambda e_conversation, (B, D), from unit vectors. weight: lambda."""
+    """Return p E + lambda e_conversation.
+
+    Args:
+        p_BI: from `compute_rank_weights`.
+        items_ID: unit vectors E.
+        conversations_BD: unit vectors e_conversation.
+        weight: lambda.
+
+    Returns:
+        The queries, (B, D) float32, which are not unit vectors.
+    """
     return np.asarray(p_BI @ items_ID + weight * conversations_BD, np.float32)
 
 
@@ -113,14 +129,26 @@ def iter_scores(
 
 
 def compute_matched_scores(p_1M: sparse.csr_matrix) -> np.ndarray:
-    """Return the scores without remap, (M,), for the ablation: s = p I, and -inf for items the teacher did not name."""
+    """Return the scores without remap, for the ablation: s = p I.
+
+    Returns:
+        (M,) float32; -inf for items that the teacher did not name.
+    """
     scores_M = np.full(p_1M.shape[1], -np.inf, np.float32)
     scores_M[p_1M.indices] = p_1M.data
     return scores_M
 
 
 def select_top(scores_M: np.ndarray, count: int) -> np.ndarray:
-    """Return the rows of the `count` highest finite scores, best first; equal scores in the catalog's order."""
+    """Select the items with the highest scores.
+
+    Args:
+        scores_M: -inf for items that must not be selected.
+        count: the most items; 0 selects none.
+
+    Returns:
+        Catalog rows, best first; equal scores in the catalog's order.
+    """
     usable = np.flatnonzero(np.isfinite(scores_M))
     if 0 < count < len(usable):
         kth = np.partition(scores_M[usable], len(usable) - count)[len(usable) - count]
@@ -138,7 +166,12 @@ REMEDIES = "--metadata llm, a catalog with text columns, or --embedding sentence
 
 
 def compares_only_titles(folder: Path, embedding: str) -> bool:
-    """Whether the embedding only knows the words of titles; --remap then defaults to none."""
+    """Return whether the embedding only knows the words of titles; --remap then defaults to none.
+
+    Args:
+        folder: of the stages. Before `metadata` was run, the answer is False.
+        embedding: its name.
+    """
     return embedding == TFIDF_SVD and (folder / METADATA).exists() and has_only_titles(folder)
 
 
@@ -202,7 +235,16 @@ def run(folder: Path, settings: RemapSettings, num_items: int = 0, is_chosen: bo
 def remap_range(
     folder: Path, scratch: Path, settings: RemapSettings, num_spaces: int, start: int, stop: int
 ) -> pa.Table:
-    """Compute rows start to stop of `FILE`. num_spaces: 0 without remap."""
+    """Compute rows of `FILE`.
+
+    Args:
+        folder: of the stages.
+        scratch: with the vectors of `make_spaces`.
+        settings: of the stage.
+        num_spaces: number of spaces; 0 without remap.
+        start: the first row of the range.
+        stop: the row after its last.
+    """
     rows = read_range(folder / ROWS, start, stop, ["sample_id", "seen_titles", "split", "group"]).to_pylist()
     teacher = read_range(folder / TEACHER, start, stop, ["items", "answer"]).to_pylist()
     matcher, writable_M = load_writable_catalog(folder)

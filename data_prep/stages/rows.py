@@ -106,7 +106,14 @@ def make_year_column(catalog: Catalog) -> pa.Array:
 
 
 def find_train_file(folder: Path) -> Path:
-    """Return the path of the training split that `rows` read. Raises UserError if it is missing or changed."""
+    """Return the path of the training split that `rows` read.
+
+    Args:
+        folder: of the stages, where `rows` has been run.
+
+    Raises:
+        UserError: the file is missing or has changed.
+    """
     record = read_record(folder, "rows")
     assert record is not None  # every stage reads `rows`
     path = Path(record["summary"]["sources"]["train"])

@@ -34,7 +34,15 @@ CONVERSATIONS = "conversations.npy"
 
 
 def choose_space(row: dict, num_spaces: int) -> int:
-    """Return the space of a row by its split and group: all rows of a conversation are in one space."""
+    """Choose the space of a row by its split and group: all rows of a conversation are in one space.
+
+    Args:
+        row: with `split` and `group`.
+        num_spaces: 1 for a pretrained embedding, else 1 + FOLDS.
+
+    Returns:
+        0 for all rows except those of train with a fitted embedding; these get 1 + their fold.
+    """
     if num_spaces == 1 or row["split"] != "train":
         return 0
     return 1 + zlib.crc32(row["group"].encode()) % FOLDS
@@ -77,7 +85,15 @@ def make_spaces(folder: Path, scratch: Path, settings: EmbeddingSettings, map_ra
 
 
 def fit_space(folder: Path, scratch: Path, settings: EmbeddingSettings, space: int, _: int) -> None:
-    """Fit the embedder of one space and encode the items: those of the catalog, then others that the teacher named."""
+    """Fit the embedder of one space and encode the items: those of the catalog, then others that the teacher named.
+
+    Args:
+        folder: of the stages.
+        scratch: has TEXTS, and gets the embedder and the vectors.
+        settings: of the embedding.
+        space: its number; 0 fits on all texts.
+        _: the end of the range that the process pool passes.
+    """
     metadata = pq.read_table(folder / METADATA, columns=["text"])["text"].to_pylist()
     catalog = load_matcher(folder).catalog
     names = [format_item(t, year) for t, year in zip(catalog.titles, catalog.years, strict=True) if year is not None]
@@ -99,7 +115,17 @@ def _pad_vectors(scratch: Path, num_spaces: int) -> None:
 
 
 def encode_range(folder: Path, scratch: Path, start: int, stop: int) -> np.ndarray:
-    """Encode the conversations of a range, each with the embedder of its space, (stop - start, D)."""
+    """Encode the conversations of a range, each with the embedder of its space.
+
+    Args:
+        folder: of the stages.
+        scratch: with the files of `fit_space`.
+        start: the first row of the range.
+        stop: the row after its last.
+
+    Returns:
+        (stop - start, D) float32; a space with fewer dimensions is filled up with 0.
+    """
     rows = read_range(folder / ROWS, start, stop, ["prompt", "split", "group"]).to_pylist()
     spaces_B = np.array([choose_space(row, 1 + FOLDS) for row in rows])
     vectors_BD = np.zeros((len(rows), load_item_vectors(scratch, 0).shape[1]), np.float32)
@@ -143,7 +169,13 @@ def _write_conversations(scratch: Path, total: int, blocks: Iterator[np.ndarray]
 
 
 def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
-    """Write one float32 array in blocks."""
+    """Write one float32 array in blocks, as a .npy file, atomically.
+
+    Args:
+        path: the file, which is replaced.
+        shape: of the whole array, which the blocks must fill exactly; this is not checked.
+        blocks: in order, along the first axis.
+    """
     with atomic_write(path) as partial_path, partial_path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
         for block in blocks:

@@ -143,9 +143,16 @@ def warn_about_frequent_items(listed: Mapping[int, int], num_lists: int, titles:
 
 
 def iter_llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> Iterator[tuple[str, str | None]]:
-    """Yield (sample_id, answer) for each row; the model gets the row's own prompt.
+    """Ask a model for the list of each row, with the row's own prompt.
 
-    If it answered twice, the answer with more items counts; None if it did not answer.
+    Args:
+        folder: of the stages.
+        num_items: items of a list. The model is asked again if an answer has fewer than half of them.
+        asker: asks, and notes failed rows.
+        dated: whether lines have years.
+
+    Yields:
+        (sample_id, answer). If the model answered twice, the answer with more items counts; None if it did not answer.
     """
 
     def count(text: str) -> int:
@@ -168,9 +175,20 @@ def iter_llm_lists(folder: Path, num_items: int, asker: Asker, dated: bool) -> I
 
 
 def iter_retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iterator[tuple[str, str | None]]:
-    """Yield (sample_id, list) for each row by retrieval fitted on the whole training split.
+    """Make the list of each row by retrieval fitted on the whole training split.
 
     A row's own conversation does not influence its list.
+
+    Args:
+        folder: of the stages.
+        num_items: items of a list; shorter if fewer items are known.
+        matcher: of the catalog.
+
+    Yields:
+        (sample_id, list), one item per line.
+
+    Raises:
+        UserError: the training split is missing or has changed, or nothing can be fitted on it.
     """
     catalog = matcher.catalog
     lines = matcher.catalog.lines

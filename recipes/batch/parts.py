@@ -59,7 +59,11 @@ class Parts:
         self.key = digest({**request, "rows_a_part": size, "columns": str(SCHEMA)})
 
     def is_done(self) -> bool:
-        """Return whether the output has the lists of this request. Raises UserError if it is another file."""
+        """Return whether the output has the lists of this request.
+
+        Raises:
+            UserError: the output exists, but was made by another request or is another file.
+        """
         if not self.out.exists():
             return False
         with suppress(pa.ArrowInvalid, OSError):
@@ -72,7 +76,13 @@ class Parts:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the parts against other processes. Raises UserError if one has locked them."""
+        """Lock the parts against other processes during the block.
+
+        Storage without locks gives a warning on stderr.
+
+        Raises:
+            UserError: another process has locked them.
+        """
         path = self.out.with_name(f"{self.out.name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -44,10 +44,17 @@ def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None
 
 
 def find_unknown_names(chat: Chat, catalog: ServedCatalog) -> list[str]:
-    """Return the names in `seen`, `allow`, `exclude` and `liked` that are not in the catalog.
+    """Find the names in `seen`, `allow`, `exclude` and `liked` that are not in the catalog.
 
     The catalog would find `Heat (1995), Up (2009)` as the first of the two, so a name with a second year must be a
     whole line.
+
+    Args:
+        chat: a request.
+        catalog: the catalog, read once.
+
+    Returns:
+        The names as texts, in that order; [] if all are known.
     """
     snapshot = catalog.snapshot
     filters = chat.filters

@@ -59,7 +59,12 @@ def connect(address: str) -> Any:
 
 
 def warn_if_open(client: Any, address: str) -> None:
-    """Print a warning if the cluster asks for no token. The doctor reports it by itself."""
+    """Print a warning if the cluster asks for no token. The doctor reports it by itself.
+
+    Args:
+        client: the result of `connect`.
+        address: RAY_ADDRESS, for the warning.
+    """
     if client._do_request("GET", "/api/authentication_mode").json()["authentication_mode"] == "disabled":
         say(f"warning: RAY_ADDRESS={address}: {ray_token.OPEN}: {ray_token.CLOSE}")
 
@@ -112,7 +117,19 @@ def call_with_retries(call: Callable[[], Answer], job: str) -> Answer:
 
 
 def wait_for_job(client: Any, job: str, seconds: float = math.inf) -> Any:
-    """Wait until a job has ended, at most this long; return its info."""
+    """Wait until a job has ended.
+
+    Args:
+        client: the result of `connect`.
+        job: the job's id.
+        seconds: the longest wait.
+
+    Returns:
+        Ray's info about the job, which has not ended if the time is up: check its status.
+
+    Raises:
+        UserError: the cluster has no such job, or stays unreachable.
+    """
     deadline = time.monotonic() + seconds
     while True:
         info = call_with_retries(lambda: client.get_job_info(job), job)
@@ -127,9 +144,18 @@ STOP_REQUESTED = "asked the job to save a checkpoint and end after the current s
 
 
 def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
-    """Submit a training run, print its log as it grows, and return its exit status (1 if it has none).
+    """Submit a training run to the cluster at RAY_ADDRESS, and print its log as it grows.
 
-    detach: return as soon as it is submitted.
+    Args:
+        recipe: the recipe.
+        arguments: overrides of its command line.
+        detach: return as soon as the job is submitted.
+
+    Returns:
+        The job's exit status, 1 if it has none; 0 after `detach`; 130 after a Ctrl-C here.
+
+    Raises:
+        UserError: a setting is wrong, or the cluster does not answer or refuses the job.
     """
     runtime_env = prepare_runtime_environment(recipe, arguments)  # finds wrong settings before the job is submitted
     address = os.environ["RAY_ADDRESS"]
@@ -151,7 +177,15 @@ def submit(recipe: Recipe, arguments: list[str], detach: bool = False) -> int:
 
 
 def prepare_runtime_environment(recipe: Recipe, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the `runtime_environment` of a job from this process's variables, and print warnings about them."""
+    """Make the `runtime_environment` of a job from this process's variables, and print warnings about them.
+
+    Args:
+        recipe: the recipe.
+        arguments: overrides of its command line.
+
+    Raises:
+        UserError: a variable, an override or a setting is wrong.
+    """
     for warning in (*find_misspelt_variables(os.environ), *find_withheld_variables(os.environ)):
         say(f"warning: {warning}")
     return runtime_environment(recipe, compose_elsewhere(recipe, arguments), os.environ, arguments)
@@ -271,7 +305,12 @@ def _fetch_log(client: Any, job: str, has_ended: bool) -> str:
 
 
 def report_stop_request(client: Any, job: str) -> None:
-    """Call `request_stop` and print its result; the action of the first Ctrl-C."""
+    """Call `request_stop` and print its result, also if it failed; the action of the first Ctrl-C.
+
+    Args:
+        client: the result of `connect`.
+        job: the job's id.
+    """
     try:
         request_stop(client, job)
         result = STOP_REQUESTED
@@ -314,7 +353,18 @@ def stop_now(client: Any, job: str) -> None:
 
 
 def stop(client: Any, job: str) -> int:
-    """Ask a job to save a checkpoint and end, for `--stop`; return the exit status."""
+    """Ask a job to save a checkpoint and end, for `--stop`. A job that has ended stays as it is.
+
+    Args:
+        client: the result of `connect`.
+        job: the job's id.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        UserError: the cluster has no such job, stays unreachable, or refuses the request.
+    """
     status = call_with_retries(lambda: client.get_job_info(job), job).status
     if status.is_terminal():
         say(f"{job} has ended: {status}")

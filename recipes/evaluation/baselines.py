@@ -30,7 +30,16 @@ Lists = list[list[Item | None]]  # one for each row of the split
 
 
 def rank_by_popularity(split: Split, train: Rows, num_items: int) -> Lists:
-    """Recommend the most frequent ground truths of training, or, with ratings, the most often rated unseen items."""
+    """Recommend the most frequent ground truths of training, or, with ratings, the most often rated unseen items.
+
+    Args:
+        split: the rows to recommend for.
+        train: the training rows. Without ratings all rows get the same list, with seen items.
+        num_items: length of the lists; shorter if training has fewer items.
+
+    Returns:
+        One list per row, best first.
+    """
     if train.ratings is None:
         most_wanted: list[Item | None] = list(popularity_baseline(map(get_truth, train.rows), split.matcher, num_items))
         return [most_wanted] * len(split.rows)
@@ -40,7 +49,19 @@ def rank_by_popularity(split: Split, train: Rows, num_items: int) -> Lists:
 
 
 def rank_by_retrieval(split: Split, train: Rows, num_items: int) -> Lists:
-    """Recommend with convrec.retrieval fitted on the training rows; only their ground truths are ever listed."""
+    """Recommend with convrec.retrieval fitted on the training rows.
+
+    Args:
+        split: the rows to recommend for.
+        train: the training rows; only their ground truths are ever listed.
+        num_items: length of the lists; shorter if fewer items are known.
+
+    Returns:
+        One list per row, best first, without seen items.
+
+    Raises:
+        UserError: nothing can be fitted on the training rows.
+    """
     lists = retrieve(split, fit_retriever(split, train.rows))
     return [to_items(split.catalog, items[:num_items]) for items in lists]
 

@@ -50,7 +50,13 @@ Figures = dict[str, dict[str, Any]]  # name -> {"mean", "se", "n" (rows)}
 
 
 def make_context(split: Split, train_rows: Sequence[Mapping[str, Any]]) -> Context:
-    """Collect what measures compare lists with; mentions are the training rows', or else the catalog's column."""
+    """Collect what measures compare lists with.
+
+    Args:
+        split: the rows to measure, with their catalog.
+        train_rows: the training rows, whose ground truths are the mentions; [] to take those of the catalog's column,
+            if it has one.
+    """
     catalog = split.catalog
     first_row = split.matcher.index.items
     items = {first_row[row] for row, year in enumerate(catalog.years) if year is not None}
@@ -118,7 +124,12 @@ class _MeasuredLists:
     def compute_statistics(self, weights_R: np.ndarray, has_popularity_R: np.ndarray) -> np.ndarray:
         """Compute SPLIT_MEASURES over the rows with weight 1.
 
-        The popularity lift needs mentions, and counts only the rows of has_popularity_R.
+        Args:
+            weights_R: 0 or 1 for each row.
+            has_popularity_R: the rows that count for the popularity lift.
+
+        Returns:
+            One value per measure; without the popularity lift if mentions are unknown.
         """
         counts_M = np.zeros(self._num_items)
         counts_M[: self._listed_RM.shape[1]] = weights_R @ self._listed_RM
@@ -192,7 +203,13 @@ def _subtract_second(sides: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def compute_means(names: Sequence[str], values_RM: np.ndarray, contexts: Sequence[Hashable]) -> Figures:
-    """Compute the mean of each column over the rows that are not NaN, with its standard error over contexts."""
+    """Compute the mean of each column over the rows that are not NaN, with its standard error over contexts.
+
+    Args:
+        names: one per column.
+        values_RM: a value per row and measure; NaN where a row does not have the measure.
+        contexts: the conversation of each row.
+    """
     return {name: _compute_mean(values_R, contexts) for name, values_R in zip(names, values_RM.T, strict=True)}
 
 

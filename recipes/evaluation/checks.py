@@ -74,7 +74,16 @@ def _check_baselines_alone(options: EvaluationOptions) -> Iterator[str]:
 
 
 def refuse_to_replace(out: Path, model: str | None, data: str) -> None:
-    """Raise UserError if OUT holds an evaluation of another model or on other data."""
+    """Check that OUT holds no evaluation of another model or on other data.
+
+    Args:
+        out: the folder to write; it need not exist.
+        model: as the evaluation's settings have it; None for baselines alone.
+        data: file of the split.
+
+    Raises:
+        UserError: it holds another evaluation, or its metrics.json is damaged.
+    """
     file = out / "metrics.json"
     if not file.exists():
         return

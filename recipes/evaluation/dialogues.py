@@ -165,7 +165,15 @@ def _choose_turns(
 
 
 def add_figures(evaluation: Evaluation, conversations: Sequence[Conversation], scored: Scored) -> None:
-    """Add the DIALOGUE_MEASURES to each row, in place; success by turn t is a hit in a list of turn t or earlier."""
+    """Add the DIALOGUE_MEASURES to each row.
+
+    Success by turn t is a hit in a list of turn t or earlier. A measure that a conversation does not have is NaN.
+
+    Args:
+        evaluation: the evaluation, for its largest k.
+        conversations: one per row of the split.
+        scored: the scores of their lists, changed in place.
+    """
     k = max(evaluation.rules.ks)
     for conversation, row in zip(conversations, scored, strict=True):
         count = len(conversation.questions)

@@ -113,7 +113,7 @@ def _choose(
     values: Mapping[str, float], split: Rows, count: int, ends: tuple[str, str], value_text: str
 ) -> dict[str, str]:
     """Choose `count` samples from the highest value to the lowest in even steps, each with its label."""
-    # at equal value the row with more relevant items first: missing five says more than missing one
+    # At equal value, rows with more relevant items come later, so that the worst one misses five and not one.
     ordered = sorted(values, key=lambda sample: (-values[sample], len(split[sample][TRUTH]), sample))
     steps = [round(step * (len(ordered) - 1) / max(1, count - 1)) for step in range(count)] if ordered else []
     names = {0: ends[0], len(ordered) - 1: ends[1]}

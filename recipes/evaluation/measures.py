@@ -54,7 +54,12 @@ class Context:
 
 @dataclass(frozen=True)
 class ListsInContext:
-    """The lists of a split's rows, as catalog rows, with their context."""
+    """The lists of a split's rows, with their context.
+
+    Attributes:
+        lists: for each row, the distinct catalog rows of its list, best first.
+        context: what they are compared with.
+    """
 
     lists: Sequence[Sequence[int]]
     context: Context
@@ -172,7 +177,11 @@ class CatalogMeasure(ABC):
 
     @abstractmethod
     def compute(self, counts_M: np.ndarray) -> float:
-        """counts_M: in how many lists each distinct item of the catalog is."""
+        """Return the measure of a model's lists.
+
+        Args:
+            counts_M: in how many lists each distinct item of the catalog is.
+        """
 
 
 class Coverage(CatalogMeasure):
@@ -205,7 +214,12 @@ class PopularityLift:
     name = "popularity_lift"
 
     def compute(self, listed: float, wanted: float) -> float:
-        """listed, wanted: sums of Popularity and WantedPopularity over the same rows."""
+        """Return listed / wanted - 1; NaN if `wanted` is 0.
+
+        Args:
+            listed: sum of Popularity over some rows.
+            wanted: sum of WantedPopularity over the same rows.
+        """
         return listed / wanted - 1 if wanted else math.nan
 
 

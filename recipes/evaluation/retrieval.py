@@ -19,13 +19,31 @@ WEIGHTS = tuple(tenth / 10 for tenth in range(11))  # of the model in a fusion
 
 
 def fit_retriever(split: Split, train_rows: Sequence[dict[str, Any]]) -> Retriever:
-    """Fit a retriever on training rows, with the default Choice: nothing is tuned on the rows that are scored."""
+    """Fit a retriever on training rows, with the default Choice: nothing is tuned on the rows that are scored.
+
+    Args:
+        split: the rows to retrieve for; its catalog and matcher read the training rows.
+        train_rows: of schema.RL_SCHEMA.
+
+    Raises:
+        UserError: the rows have no words in common, or no row has a relevant item in the catalog.
+    """
     conversations = (read_row(row, split.matcher, split.reader) for row in train_rows)
     return Retriever(fit(conversations, len(train_rows), len(split.catalog)), split.catalog.titles, Choice())
 
 
 def retrieve(split: Split, retriever: Retriever) -> list[list[int]]:
-    """Rank catalog items for each row, best first; training rows of the same conversation do not count."""
+    """Rank catalog items for each row of a split.
+
+    Training rows of the same conversation do not count. Rows with the same prompt share one list object.
+
+    Args:
+        split: the rows.
+        retriever: fitted for the same catalog.
+
+    Returns:
+        One list of catalog rows per row, best first, without seen items.
+    """
     lists_by_key: dict[tuple, list[int]] = {}  # rows with the same prompt share their list
     lists = []
     reader = split.reader
@@ -36,7 +54,15 @@ def retrieve(split: Split, retriever: Retriever) -> list[list[int]]:
 
 
 def find_listed_rows(split: Split, lists: Iterable[Sequence[Item | None]]) -> list[list[int]]:
-    """Find the distinct unseen catalog items in each row's list, in order."""
+    """Find the distinct unseen catalog items in each row's list.
+
+    Args:
+        split: the rows.
+        lists: one per row; None for a line that is not an item.
+
+    Returns:
+        The items' catalog rows, in the order of each list.
+    """
     rows = []
     reader = split.reader
     for row, items in zip(split.rows, lists, strict=True):
@@ -47,7 +73,11 @@ def find_listed_rows(split: Split, lists: Iterable[Sequence[Item | None]]) -> li
 
 
 def find_relevant_items(split: Split) -> list[tuple[set[int], int]]:
-    """Find each row's relevant catalog items, and the number of its ground truths, in the catalog or not."""
+    """Find each row's relevant items.
+
+    Returns:
+        For each row, the catalog rows of its ground truth, and the number of its ground truths, in the catalog or not.
+    """
     counts = (len(split.matcher.truths(get_truth(row))) for row in split.rows)
     return [*zip(map(set, split.find_relevant_rows(split.rows)), counts, strict=True)]
 
@@ -72,7 +102,7 @@ def tune_fusion(
 
     Args:
         split: rows to tune on.
-        folder: of `convrec retrieval fit`.
+        folder: from `convrec retrieval fit`.
         model: name of the model whose lists are fused.
         k: cut-off of NDCG.
         written: the model's lists, as catalog rows.

@@ -64,7 +64,15 @@ def score_responses(
 def summarise_rows(scored: Scored, split: Split, settings: Settings, context: Context | None = None) -> dict[str, Any]:
     """Summarise scored rows: metrics.summarise, repeats_per_list and items_per_list.
 
-    With `context`, the measures beyond accuracy are added to the summary and, in place, to each row.
+    Args:
+        scored: the results of `score_responses`. With `context`, the measures beyond accuracy are added to them in
+            place.
+        split: the rows, at least one with ground truth.
+        settings: of the evaluation.
+        context: adds the measures beyond accuracy; None leaves them out.
+
+    Returns:
+        Metric -> a number, or a mean with its standard error as {"mean", "se", ...}.
     """
     num_items = settings["num_items"]
     seed = settings["seed"]
@@ -85,7 +93,15 @@ def summarise_rows(scored: Scored, split: Split, settings: Settings, context: Co
 
 
 def warn_unexpected_list_length(lists: Sequence[Sequence[Item | None]], num_items: int) -> list[str]:
-    """Return a warning if almost all lists have the same length, other than num_items; else []."""
+    """Warn if almost all lists have the same length, and it is not the requested one.
+
+    Args:
+        lists: at least one.
+        num_items: the requested length.
+
+    Returns:
+        One warning, or [].
+    """
     length, times = Counter(map(len, lists)).most_common(1)[0]
     if length == num_items or times <= UNIFORM_LENGTH_SHARE * len(lists):
         return []
@@ -96,7 +112,14 @@ def warn_unexpected_list_length(lists: Sequence[Sequence[Item | None]], num_item
 
 
 def get_comparable_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings that two evaluations must share to be compared, including their first protocol."""
+    """Return the settings that two evaluations must share to be compared, with the first protocol of each.
+
+    Args:
+        settings: as metrics.json has them.
+
+    Returns:
+        Name -> value; files as their name and the beginning of their hash.
+    """
     files = {
         name: f"{Path(settings[name]).name} (SHA-256 {settings['sha256'][name][:12]})" for name in ("data", "catalog")
     }
@@ -197,6 +220,12 @@ def write_rows(path: Path, split: Split, answers: Sequence[Row], scored: Mapping
 
     Metrics of the first protocol stand under their names, those of further protocols as `protocol/metric`. If the
     catalog has ids, `recommended_ids` are those of `recommended`; if a user answered, `dialogue` has the turns.
+
+    Args:
+        path: the file, which is replaced.
+        split: the rows.
+        answers: one per row, with its text.
+        scored: protocol -> scores, one per row; the first protocol is the main one.
     """
     first, *others = scored
     ids = split.catalog.item_ids
@@ -244,7 +273,19 @@ def _with_nan(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_rows(folder: Path, given_as: str = "", key: str = "sample_id") -> dict[Any, dict[str, Any]]:
-    """Load rows.parquet by the column `key`. Raises UserError if the file is missing; given_as: see load_metrics."""
+    """Load the rows of an evaluation.
+
+    Args:
+        folder: --out of the evaluation.
+        given_as: start of error messages; see `load_metrics`.
+        key: the column that names a row.
+
+    Returns:
+        Value of `key` -> row.
+
+    Raises:
+        UserError: the file is missing.
+    """
     path = folder / "rows.parquet"
     if not path.exists():
         raise UserError(

@@ -65,7 +65,11 @@ class ScoringRules:
     matching_by_protocol: Mapping[str, str]
 
     def make_matchers(self, split: Split) -> dict[str, Matcher]:
-        """Make the matcher of each protocol; the split's own is that of the first."""
+        """Make the matcher of each protocol.
+
+        Args:
+            split: the rows to score; a protocol with its matching shares its matcher.
+        """
         return {
             protocol: split.matcher if matching == self.lists.matching else self._matcher(split.catalog, matching)
             for protocol, matching in self.matching_by_protocol.items()
@@ -247,7 +251,16 @@ def choose_rules(options: EvaluationOptions, run_config: RunConfig) -> ScoringRu
 
 
 def read_data(options: EvaluationOptions, rules: ScoringRules, run_config: RunConfig) -> EvaluationData:
-    """Read the split with its catalog, and the training rows. Raises UserError if a file cannot be used."""
+    """Read the split with its catalog, and the training rows.
+
+    Args:
+        options: of the evaluation.
+        rules: how lists are scored.
+        run_config: of the run that trained the model, for warnings; {} if it is unknown.
+
+    Raises:
+        UserError: a file cannot be used, or --slices names an unknown column.
+    """
     split = read_split(options.data, options.catalog, rules.lists, options.limit, options.skip_damaged)
     split.warnings.extend(_warn_about_candidates(options.data, split, run_config))
     matchers = rules.make_matchers(split)
@@ -258,7 +271,18 @@ def read_data(options: EvaluationOptions, rules: ScoringRules, run_config: RunCo
 
 
 def read_train(options: EvaluationOptions, catalog: Catalog) -> Rows:
-    """Read --train, with all ratings if it is from `convrec data ratings`; NO_ROWS if the option is not given."""
+    """Read --train, with all ratings if it is from `convrec data ratings`.
+
+    Args:
+        options: of the evaluation.
+        catalog: of the split.
+
+    Returns:
+        The rows; NO_ROWS if the option is not given.
+
+    Raises:
+        UserError: the file cannot be read, or too many rows are damaged.
+    """
     if not options.train:
         return NO_ROWS
     train = read_rows(options.train, catalog, options.skip_damaged, scored=False)
@@ -278,7 +302,18 @@ def _warn_about_candidates(data: str, split: Split, run_config: RunConfig) -> li
 
 
 def load_retriever(options: EvaluationOptions, split: Split) -> Retriever | None:
-    """Load --retrieval, None without it; files changed since the fit are added to the split's warnings."""
+    """Load --retrieval.
+
+    Args:
+        options: of the evaluation.
+        split: the rows; its warnings get files that changed since the fit.
+
+    Returns:
+        The retriever; None if the option is not given.
+
+    Raises:
+        UserError: the folder is not a retrieval, or it cannot be fused with the model.
+    """
     if not options.retrieval:
         return None
     fuses = options.model is not None and not options.weigh
@@ -288,7 +323,15 @@ def load_retriever(options: EvaluationOptions, split: Split) -> Retriever | None
 
 
 def choose_sampling(options: EvaluationOptions, run_config: RunConfig) -> dict[str, Any]:
-    """Choose the arguments of the generation: greedy, with the chat template arguments of the options or the run."""
+    """Choose the arguments of the generation: greedy, with the chat template arguments of the options or the run.
+
+    Args:
+        options: of the evaluation.
+        run_config: of the run that trained the model; {} if it is unknown.
+
+    Returns:
+        Arguments of generation.generate; without chat_template_kwargs if neither sets them.
+    """
     sampling: dict[str, Any] = {
         "max_tokens": options.max_response_length,
         "max_prompt_tokens": options.max_prompt_length,
@@ -324,7 +367,14 @@ def check_model(model: str | None, catalog: Catalog) -> str:
 def describe_settings(
     options: EvaluationOptions, rules: ScoringRules, data: EvaluationData, sampling: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings that metrics.json records, except for the path of the model."""
+    """Return the settings that metrics.json records, except for the path of the model.
+
+    Args:
+        options: of the evaluation.
+        rules: how lists are scored.
+        data: the split and what belongs to it.
+        sampling: arguments of the generation.
+    """
     files = {name: getattr(options, name) for name in FILES}
     return {
         **{name: getattr(options, name) for name in RECORDED_OPTIONS},

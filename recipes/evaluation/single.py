@@ -136,7 +136,15 @@ class ModelAnswers:
 
 
 def collect_lists(evaluation: Evaluation, answers: Answers) -> tuple[dict[str, Lists], Fusion | None]:
-    """Collect the lists of the model and of each baseline, and the fusion of the model with the retrieval, if any."""
+    """Collect the lists of the model and of each baseline, and fuse the model with the retrieval, if any.
+
+    Args:
+        evaluation: the evaluation.
+        answers: of the model, or of the baselines of dialogues.
+
+    Returns:
+        Model or baseline -> one list per row, and the fusion; None without a model or a retrieval.
+    """
     split = evaluation.data.split
     lists = {name: _read_lists(evaluation, of_rows) for name, of_rows in answers.items()}
     retriever = evaluation.retriever
@@ -186,7 +194,14 @@ def _choose_fusion(
 def score_lists(
     evaluation: Evaluation, lists: Mapping[str, Lists], conversations: Mapping[str, list[Conversation]]
 ) -> ScoredByProtocol:
-    """Score all lists by each protocol; add the figures of dialogues to the rows where a user answered."""
+    """Score all lists by each protocol.
+
+    Args:
+        evaluation: the evaluation.
+        lists: model or baseline -> one list per row.
+        conversations: the same names -> one conversation per row, whose figures are added to the scores; {} if no user
+            answered.
+    """
     split = evaluation.data.split
     scored = {
         protocol: {
@@ -201,7 +216,13 @@ def score_lists(
 
 
 def compute_metrics(evaluation: Evaluation, scored: ScoredByProtocol, fusion: Fusion | None) -> dict[str, Any]:
-    """Compute the content of metrics.json, except for the generation and the check of constrained lists."""
+    """Compute the content of metrics.json, except for the generation and the check of constrained lists.
+
+    Args:
+        evaluation: the evaluation.
+        scored: the results of `score_lists`. The rows of the first protocol get the measures beyond accuracy, in place.
+        fusion: of the model with the retrieval; None without it.
+    """
     data = evaluation.data
     split = data.split
     settings = {**evaluation.settings, **({"fusion": fusion._asdict()} if fusion else {})}
@@ -246,7 +267,14 @@ def _slice_results(evaluation: Evaluation, scored: Mapping[str, Scored]) -> dict
 def write_results(
     evaluation: Evaluation, answers: Answers, scored: ScoredByProtocol, metrics: Mapping[str, Any]
 ) -> None:
-    """Write rows.parquet, damaged.jsonl and metrics.json, and remove files that an earlier evaluation left there."""
+    """Write rows.parquet, damaged.jsonl and metrics.json, and remove files that an earlier evaluation left there.
+
+    Args:
+        evaluation: the evaluation; its options name the folder.
+        answers: of the model. Only lists of OF_MODEL have a file of rows.
+        scored: the results of `score_lists`.
+        metrics: the content of metrics.json, which is written last.
+    """
     out = Path(evaluation.options.out)
     split = evaluation.data.split
     for name in OF_MODEL:

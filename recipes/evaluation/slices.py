@@ -25,7 +25,15 @@ class Slice(ABC):
 
     @abstractmethod
     def label_rows(self, split: Split, context: Context) -> list[str | None]:
-        """Return the part that each row is in; None for none."""
+        """Return the part that each row is in.
+
+        Args:
+            split: the rows.
+            context: with the popularity of their ground truths, if it is known.
+
+        Returns:
+            One label per row; None for a row that is in no part.
+        """
 
 
 class Turns(Slice):
@@ -190,7 +198,14 @@ def _make_sort_key(label: str) -> tuple[float, str]:
 
 
 def make_slice_lines(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return one row per part for a CSV file: slice, part, rows, and the mean and `se` of each metric and gain."""
+    """Return the slices for a CSV file.
+
+    Args:
+        results: slice -> part -> metric or gain -> {"mean", "se"}, and "n".
+
+    Returns:
+        One row per part: slice, part, rows, and the mean and `se` of each metric and gain.
+    """
     lines = []
     for name, parts in results.items():
         for label, part in parts.items():
@@ -203,7 +218,14 @@ def make_slice_lines(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> 
 
 
 def make_slices_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return one row per part for the terminal: name (key "model"), rows, metrics and gains with standard errors."""
+    """Return the slices for the terminal.
+
+    Args:
+        results: as for `make_slice_lines`.
+
+    Returns:
+        One row per part: its name (key "model"), rows, and (mean, standard error) of each metric and gain.
+    """
     return [
         {"model": f"{name} {label}", "rows": part["n"]}
         | {format_metric(metric): (value["mean"], value["se"]) for metric, value in part.items() if metric != "n"}

@@ -25,15 +25,25 @@ WRONG_CATALOG = 0.9  # above this share: an error, since no figure would mean an
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of schema.RL_SCHEMA, with the catalog and the matcher that score them."""
+    """Rows of schema.RL_SCHEMA, with the catalog and the matcher that score them.
+
+    Attributes:
+        data: the split's file.
+        rows: the undamaged rows that were read.
+        prompt_ids: one per row; equal conversations share one.
+        catalog: of the split.
+        matcher: of the catalog; the first protocol's.
+        warnings: about the files; later checks add theirs.
+        damaged: number in the file of each row that was left out -> reason.
+    """
 
     data: str
     rows: list[dict[str, Any]]
-    prompt_ids: list[str]  # one per row; equal conversations share one
+    prompt_ids: list[str]
     catalog: Catalog
     matcher: Matcher
     warnings: list[str]
-    damaged: Mapping[int, str]  # number of a row that was left out of the file -> reason
+    damaged: Mapping[int, str]
 
     @property
     def prompts(self) -> dict[str, list[dict[str, str]]]:
@@ -201,5 +211,10 @@ def _foreign_catalog(
 
 
 def to_items(catalog: Catalog, indices: Sequence[int]) -> list[Item | None]:
-    """Convert catalog rows to items."""
+    """Convert catalog rows to items.
+
+    Args:
+        catalog: the catalog.
+        indices: rows that have a year, if the catalog has years; -1 is not allowed.
+    """
     return [Item(catalog.titles[index], catalog.years[index]) for index in indices]  # type: ignore[arg-type]

@@ -33,7 +33,8 @@ PATHS = ("data", "catalog", "train", "allow")  # settings of an evaluation that 
 def count_slots(evaluate: Mapping[str, Any]) -> int:
     """Return the GPU slots that an evaluation takes on one node.
 
-    evaluate: the section of the matrix file.
+    Args:
+        evaluate: the section of the matrix file.
     """
     replicas = evaluate.get("replicas", 1)
     engines = replicas if isinstance(replicas, int) else 1  # "auto": as many as fit on the GPUs of its job

@@ -130,7 +130,13 @@ def train_and_evaluate(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -
 
 
 def make_evaluation_options(run: MatrixRun, out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for EvaluationOptions that compare a run with its start."""
+    """Return values for EvaluationOptions that compare a run with its start.
+
+    Args:
+        run: a training run, or a given model.
+        out: folder of the matrix.
+        settings: further options, which win.
+    """
     folder = out / "evaluation"
     against = str(folder / run.start) if run.start else None
     return {"model": run.model or str(out / run.name), "out": str(folder / run.name), "against": against, **settings}

@@ -56,7 +56,11 @@ class MatrixRun:
         return self.variables["SEED"]
 
     def make_environment(self, out: Path) -> dict[str, str]:
-        """Return this process's environment with the run's variables, SAVE_PATH and the MODEL_PATH of its start."""
+        """Return this process's environment with the run's variables, SAVE_PATH and the MODEL_PATH of its start.
+
+        Args:
+            out: folder of the matrix.
+        """
         environment = {**os.environ, **self.variables, "SAVE_PATH": str(out / self.name)}
         return environment | ({"MODEL_PATH": str(out / self.start)} if self.start else {})
 
@@ -225,7 +229,17 @@ def composed(runs: Sequence[MatrixRun], out: Path, on_cluster: bool = False) -> 
 
 
 def count_steps(training: Run[Any]) -> int | None:
-    """Return the steps of a run; None if they depend on epochs and the data or the batch size are still unknown."""
+    """Count the steps of a run.
+
+    Args:
+        training: the run as `compose_elsewhere` returns it.
+
+    Returns:
+        The number; None if it depends on epochs and the data or the batch size are still unknown.
+
+    Raises:
+        UserError: a training file is not parquet.
+    """
     settings = training.settings
     if settings.train_batch_size is None and not settings.total_steps:
         return None  # SFT's default depends on the devices
@@ -236,13 +250,25 @@ def count_steps(training: Run[Any]) -> int | None:
 
 
 def is_finished(run: MatrixRun, training: Run[Any], out: Path) -> bool:
-    """Return whether a run has a checkpoint of its last step; a given model is always finished."""
+    """Return whether a run has a checkpoint of its last step; a given model is always finished.
+
+    Args:
+        run: the run.
+        training: its settings.
+        out: folder of the matrix.
+    """
     steps = 0 if run.model else count_steps(training)
     return steps is not None and latest_step(out / run.name) >= steps
 
 
 def described(runs: Sequence[MatrixRun], trainings: Mapping[str, Run[Any]], out: Path) -> str:
-    """Return the progress of a matrix as one line: finished runs and steps."""
+    """Describe the progress of a matrix in one line: finished runs and steps.
+
+    Args:
+        runs: the runs.
+        trainings: name of a run -> its settings; given models have none.
+        out: folder of the matrix.
+    """
     all_steps = {run.name: 0 if run.model else count_steps(trainings[run.name]) for run in runs}
     steps = {name: count for name, count in all_steps.items() if count is not None}
     steps_done = {name: min(latest_step(out / name), count) for name, count in steps.items()}

@@ -67,7 +67,12 @@ def write_tables(out: Path, runs: Sequence[MatrixRun], like: str) -> list[str]:
 
 
 def metrics_file(out: Path, name: str) -> Path:
-    """Return the path of a run's metrics.json in the matrix's folder."""
+    """Return the path of a run's metrics.json in the matrix's folder.
+
+    Args:
+        out: folder of the matrix.
+        name: of the run.
+    """
     return out / "evaluation" / name / "metrics.json"
 
 
@@ -97,9 +102,13 @@ def read_evaluations(runs: Sequence[MatrixRun], out: Path, like: Values) -> list
 
 
 def measure_hours(run: Path) -> dict[str, float]:
-    """Return the hours of a training run, {} if it has no log: from each start to the last metric that it logged.
+    """Measure the hours of a training run: from each start to the last metric that it logged.
 
-    run: the run's folder.
+    Args:
+        run: the run's folder.
+
+    Returns:
+        {HOURS: hours}; {} if the run has no log.
     """
     start_times = [datetime.fromisoformat(start["time"]).timestamp() for start in read_starts(run)]
     end_times = [file.stat().st_mtime for file in (run / METRICS).glob("[0-9]*.jsonl")] if start_times else []
@@ -113,6 +122,10 @@ def format_markdown(table: Sequence[Values], k: int) -> str:
     The first has Recall@k, NDCG@k and hours, the second the measures beyond accuracy, the third the constrained lists
     and their gain over the free ones. A cell has the mean over seeds with the standard deviation between them (one
     seed: its standard error), or the mean gain over the start. NaN is an empty cell.
+
+    Args:
+        table: one entry per run.
+        k: of Recall and NDCG, one of the evaluation's --ks.
     """
     accuracy = [f"recall@{k}", f"ndcg@{k}"]
     beyond = [name for name in MEASURES if all(name in row for row in table)]

@@ -46,7 +46,16 @@ COMPARED = {
 
 
 def make_rows(fitting_rows: Rows, mode: str, texts: Mapping[bool, Sequence[str]]) -> list[dict[str, Any]]:
-    """Make the rows of rows.parquet; a verdict is None if there is none. texts: by whether A and B were swapped."""
+    """Make the rows of rows.parquet.
+
+    Args:
+        fitting_rows: the rows whose prompts fit, with their numbers.
+        mode: "pairwise" or "pointwise".
+        texts: whether A and B were swapped -> the judge's answers, one per row.
+
+    Returns:
+        One record per row; a verdict is None if the answer has none.
+    """
     table: list[dict[str, Any]] = []
     for index, (number, row) in enumerate(fitting_rows):
         record = {
@@ -95,7 +104,21 @@ def read_earlier_verdicts(folder: Path, mode: str, contents: Mapping[str, str]) 
 def compare(
     other: Mapping[int, dict[str, Any]], table: Sequence[dict[str, Any]], mode: str, scores: Scores, seed: int
 ) -> dict[str, Any]:
-    """Subtract an earlier evaluation on common rows without ties; returns {metric: {"mean", "se", "p"}, "n"}."""
+    """Subtract an earlier evaluation on common rows without ties.
+
+    Args:
+        other: the earlier evaluation's rows, by number (`read_earlier_verdicts`).
+        table: the rows of this one (`make_rows`).
+        mode: "pairwise" or "pointwise".
+        scores: the lowest and the highest score of a pointwise judge.
+        seed: of the test.
+
+    Returns:
+        Metric -> {"mean", "se", "p"} of this evaluation minus the other one, and "n", the number of rows.
+
+    Raises:
+        UserError: no row is common.
+    """
     both = [
         (row, other[row["row"]])
         for row in table
@@ -150,13 +173,7 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
         )
 
     prompts, ids = _make_prompts(fitting_rows, mode)
-    settings: dict[str, Any] = {
-        "max_tokens": options.max_response_length,
-        "temperature": 0.0,
-        "seed": options.seed,
-        "max_prompt_tokens": options.max_prompt_length,
-        "chat_template_kwargs": dict(TEMPLATE_SETTINGS),
-    }
+    settings = _choose_sampling(options)
     request = GenerationRequest(model_path, prompts, out / "generations.parquet")
     placement = Placement(options.placement.replicas, options.placement.tensor_parallel)
     start = time.monotonic()
@@ -191,6 +208,17 @@ def evaluate_judge(options: JudgeEvaluationOptions) -> dict[str, Any]:
     write_table(out / "rows.parquet", pa.Table.from_pylist(table))
     write_json(out / "metrics.json", metrics)
     return metrics
+
+
+def _choose_sampling(options: JudgeEvaluationOptions) -> dict[str, Any]:
+    """Return the arguments of the generation: greedy, with the chat template's settings of training."""
+    return {
+        "max_tokens": options.max_response_length,
+        "temperature": 0.0,
+        "seed": options.seed,
+        "max_prompt_tokens": options.max_prompt_length,
+        "chat_template_kwargs": dict(TEMPLATE_SETTINGS),
+    }
 
 
 def _make_prompts(fitting_rows: Rows, mode: str) -> tuple[dict[str, list[Message]], dict[bool, list[str]]]:

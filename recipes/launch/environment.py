@@ -60,7 +60,11 @@ def set_up_process() -> None:
 
 
 def make_process_environment(has_accelerator: bool) -> dict[str, str]:
-    """Return the variables of a run's processes on this machine; values set by the user win."""
+    """Return the variables of a run's processes on this machine; values set by the user win.
+
+    Args:
+        has_accelerator: whether the run uses a GPU; without one, processes may use all cores.
+    """
     defaults = dict(RUN_VARIABLES)
     if not has_accelerator:
         defaults |= CPU_VARIABLES
@@ -92,6 +96,9 @@ def skip_cloud_lookup(folder: Path) -> Iterator[None]:
     Ray always starts a dashboard process, which asks 169.254.169.254 and metadata.google.internal for its usage report,
     even if the report is turned off. It does not ask if the home folder has a file of Ray's cluster launcher, so this
     process, and no other, gets the run's folder as its home.
+
+    Args:
+        folder: the run's temporary folder, which gets such a file.
     """
     import ray._private.ray_constants as constants
     import ray._private.services as services
@@ -129,6 +136,9 @@ def init_ray(**options: Any) -> None:
     """Call ray.init, and try again if Ray's agent did not start in time.
 
     Ray gives its agent 15 s, which is short on busy cores; the next attempt finds its imports in the page cache.
+
+    Args:
+        **options: arguments of ray.init. Its errors are raised, that of a slow agent after RAY_STARTS attempts.
     """
     import ray
 

@@ -35,7 +35,11 @@ def format_training_help(recipe: Recipe) -> str:
 
 
 def describe_defaults(recipe: Recipe) -> dict[str, str]:
-    """Return the default of each variable that the recipe reads, in words."""
+    """Return the default of each variable that the recipe reads.
+
+    Returns:
+        Variable -> its default as the help shows it: a value, or words for one that depends on other settings.
+    """
     rows = [row for row in recipe.rows.values() if row.setting.variable]
     return {row.setting.variable: _default_text(row) for row in rows}
 

@@ -136,7 +136,11 @@ def train(run: Run[Any]) -> None:
 def make_module_environment(reward: str) -> dict[str, str]:
     """Return variables by which a run's processes import a custom reward and compare its source.
 
-    reward: REWARD; {} is returned for a built-in one.
+    Args:
+        reward: REWARD: a built-in reward, or module:function.
+
+    Returns:
+        The variables; {} for a built-in reward.
     """
     if not user_rewards.is_user_reward(reward):
         return {}

@@ -95,7 +95,14 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def guard_run(recipe: Recipe, training: Run[TrainingConfig]) -> Iterator[None]:
-    """End all processes that the run starts, and remove its temporary files, when the block or this process ends."""
+    """End all processes that the run starts, and remove its temporary files, when the block or this process ends.
+     This sets the run's variables in `os.environ`. For a run with Ray it also starts to import the packages of its
+    workers.
+
+    Args:
+        recipe: the recipe.
+        training: the run.
+    """
     os.environ.update(make_process_environment(training.uses_gpu))
     log_file = training.folder / "run.log"
     message = (
@@ -235,9 +242,16 @@ def check_retention(run_folder: Path, keep: int | None, arguments: Sequence[str]
 
 
 def train(attempt: Attempt, recipe: Recipe, training: Run[TrainingConfig], resume_step: int) -> int:
-    """Write the run's records, train with the output in RUN/run.log, and return the exit status.
+    """Write the run's records, and train with the output in RUN/run.log.
 
-    resume_step: the checkpoint to resume from; 0 for a new run.
+    Args:
+        attempt: this start of the run, which gets the log's path.
+        recipe: the recipe.
+        training: the run, whose folder this process has locked.
+        resume_step: the checkpoint to resume from; 0 for a new run.
+
+    Returns:
+        The exit status; see `run`. Errors of the training become a status and a line, not an exception.
     """
     console = attempt.console
     run_folder = training.folder
@@ -282,7 +296,13 @@ def say_warnings(console: Console, warnings: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Ending:
-    """The exit status and the text for errors of these types."""
+    """What a run does about errors of some types.
+
+    Attributes:
+        errors: the types.
+        status: the exit status.
+        describe: returns the text that is printed.
+    """
 
     errors: tuple[type[BaseException], ...]
     status: int
@@ -306,7 +326,16 @@ def describe_interrupt(error: BaseException, attempt: Attempt) -> str:
 
 
 def describe_failure(error: BaseException, attempt: Attempt) -> str:
-    """Return the error's line; once training has begun, also the duration, the log and the step to resume from."""
+    """Describe an unexpected end.
+
+    Args:
+        error: what ended the run.
+        attempt: this start of the run.
+
+    Returns:
+        The error in one line, with what explains it if memory or a disk ran out. Once training has begun, also the
+        duration, the log and the step to resume from.
+    """
     line = one_line(error)
     if names_full_disk(line):  # such an error does not name the disk
         places = " ".join(str(place) for place in (attempt.run_folder, "/tmp", "/dev/shm") if place)
@@ -335,7 +364,15 @@ ENDINGS = (
 
 
 def report_end(attempt: Attempt, error: BaseException) -> int:
-    """Print why the run has ended, write the traceback of a failure to the log, and return the exit status."""
+    """Print why the run has ended, and write the traceback of a failure to the log.
+
+    Args:
+        attempt: this start of the run.
+        error: what ended it.
+
+    Returns:
+        The exit status; see `run`.
+    """
     ending = next(ending for ending in ENDINGS if isinstance(error, ending.errors))
     is_failure = ending.describe is describe_failure
     if is_failure and attempt.log_file and supervisor.was_asked_to_stop():

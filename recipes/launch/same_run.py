@@ -33,7 +33,14 @@ _UNRELATED_TO_TRAINING = (
 
 
 def digest_contents(run: Run[TrainingConfig]) -> dict[str, str]:
-    """Return key of the config -> digest of the files that it names, or the id of a model of the Hub."""
+    """Hash the model and the data of a run.
+
+    Returns:
+        Key of the config -> digest of the files that it names, or the id of a model of the Hub, which is not hashed.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     model = run.settings.model
     is_folder = hub.is_folder(model)
     digests = {run.model_key: fingerprint(Path(model).expanduser()) if is_folder else model}

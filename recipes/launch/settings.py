@@ -66,7 +66,14 @@ def compose_elsewhere(
 ) -> Run[Any]:
     """Compose a run that another process starts; settings that depend on its machine are left open.
 
-    Arguments and errors are those of `compose_files`.
+    Args:
+        recipe: see `compose_files`.
+        arguments: see `compose_files`.
+        host_overrides: see `compose_files`.
+        environment: see `compose_files`.
+
+    Raises:
+        UserError: a variable, an override or a setting is wrong.
     """
     return Run.from_config(compose_files(recipe, arguments, host_overrides, environment))
 
@@ -284,13 +291,22 @@ def _fit_weight_bucket(models: DictConfig) -> None:
 
 
 def complete_batch_size(config: DictConfig) -> None:
-    """Fill in SFT's unset batch size, which grows with the number of devices."""
+    """Fill in SFT's unset batch size, which grows with the number of devices.
+
+    Args:
+        config: the composed config, changed in place.
+    """
     if config.data.train_batch_size is None:
         config.data.train_batch_size = SEQUENCES_PER_DEVICE * config.trainer.n_gpus_per_node * config.trainer.nnodes
 
 
 def save_config(config: DictConfig, run_folder: Path) -> None:
-    """Write RUN/config.yaml, with secrets masked."""
+    """Write RUN/config.yaml, with secrets masked.
+
+    Args:
+        config: the composed config.
+        run_folder: the run's folder; a config.yaml in it is replaced.
+    """
     write_text(run_folder / "config.yaml", to_yaml(config))
 
 

@@ -264,7 +264,11 @@ def host_bytes(workload: Workload) -> int:
 
 
 def host_parts(workload: Workload) -> dict[str, int]:
-    """Return the memory on a host without GPUs by part; vLLM has up to three copies of the weights in an update."""
+    """Return the memory on a host without GPUs by part.
+
+    Returns:
+        Part -> bytes of all processes; vLLM has up to three copies of the weights in an update.
+    """
     training = training_parts(workload)
     parts = {name: workload.gpus_per_node * part for name, part in training.items()}
     parts["kept by the heap"] = int(HEAP_SHARE * (parts["activations"] + parts["logits"]))
@@ -288,9 +292,14 @@ def gpu_host_bytes(workload: Workload) -> int:
 
 
 def gpu_parts(workload: Workload, memory: float) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the memory of a GPU by part, in training and while vLLM samples ({} in SFT).
+    """Return the memory of a GPU by part.
 
-    memory: bytes of the GPU.
+    Args:
+        workload: a run on GPUs.
+        memory: bytes of the GPU.
+
+    Returns:
+        Part -> bytes in training, and while vLLM samples; the second is {} in SFT.
     """
     training = training_parts(workload)
     if not workload.tensor_parallel:
@@ -303,7 +312,11 @@ def gpu_parts(workload: Workload, memory: float) -> tuple[dict[str, int], dict[s
 
 
 def training_parts(workload: Workload) -> dict[str, int]:
-    """Return the memory of training by part: on a GPU without vLLM, on a CPU only the tensors of a process."""
+    """Return the memory of training by part.
+
+    Returns:
+        Part -> bytes: on a GPU without vLLM, on a CPU only the tensors of a process. Parts that the run lacks are 0.
+    """
     size = workload.size
     is_cpu = workload.device == "cpu"
     width = 4 if is_cpu else 2  # bytes of an activation
@@ -339,7 +352,15 @@ def rollout_weights(workload: Workload) -> int:
 
 
 def cache_bytes(workload: Workload, memory: float) -> int:
-    """Return the bytes for keys and values on each GPU; below 0 if vLLM's share is too small for the weights."""
+    """Return the room for keys and values on each GPU.
+
+    Args:
+        workload: an RL run on GPUs.
+        memory: bytes of a GPU.
+
+    Returns:
+        Bytes; below 0 if vLLM's share is too small for the weights.
+    """
     return int(workload.memory_share * memory) - rollout_weights(workload) - VLLM_BYTES
 
 

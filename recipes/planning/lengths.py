@@ -29,9 +29,12 @@ class Lengths:
 
 
 def sample_lengths(run: Run[TrainingConfig]) -> Lengths | None:
-    """Measure the first rows of the training data; return None if they or the tokenizer cannot be read here.
+    """Measure the first SAMPLED_ROWS rows of the training data.
 
     Errors in the data are reported by the checks of the data.
+
+    Returns:
+        The lengths; None if the data or the tokenizer cannot be read here.
     """
     from tokenizers import Tokenizer
 

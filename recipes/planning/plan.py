@@ -141,7 +141,8 @@ def shown(figure: int | float | Sequence[float]) -> str:
 def summarize_plan(run: Run[TrainingConfig]) -> list[str]:
     """Return the plan's lines of a dry run: steps, checkpoints and, on GPUs, hours.
 
-    run: a run whose data files exist.
+    Args:
+        run: a run whose data files exist.
     """
     rows = count_training_rows(run)
     steps = count_training_steps(run, rows)

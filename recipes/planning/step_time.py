@@ -62,7 +62,15 @@ def step_parts(
 
 
 def rollout_seconds(workload: Workload, gpu: GPU) -> Range:
-    """Return the seconds in which vLLM writes the responses of a step."""
+    """Return the seconds in which vLLM writes the responses of a step.
+
+    Args:
+        workload: an RL run.
+        gpu: the GPU of every node.
+
+    Returns:
+        The array (fast, slow), as from the other functions of seconds.
+    """
     replicas = workload.gpus // workload.tensor_parallel
     prompts = ceil(workload.prompts / replicas)  # on the busiest replica, which has all rollouts of a prompt
     token_bytes = cache_bytes_of_token(workload)
@@ -82,7 +90,12 @@ def rollout_seconds(workload: Workload, gpu: GPU) -> Range:
 
 
 def forward_flops(size: ModelSize, length: float) -> float:
-    """Return the FLOP of a token's forward pass in a sequence of this length."""
+    """Return the FLOP of a token's forward pass, with attention to half of the sequence on average.
+
+    Args:
+        size: shape of the model.
+        length: of the sequence, in tokens.
+    """
     return 2 * size.parameters + 2 * size.layers * length * size.heads * size.head_size
 
 
@@ -113,7 +126,13 @@ def received_bytes(workload: Workload) -> float:
 
 
 def network_seconds(workload: Workload, gpu: GPU) -> Range:
-    """Return the seconds of the traffic over NVLink, or over all network adapters of a node if they are slower."""
+    """Return the seconds for which a step waits for the network.
+
+    Args:
+        workload: the run.
+        gpu: the GPU of every node. Traffic goes over NVLink, or over all network adapters of a node if they are slower
+            and a copy of the model is spread over nodes.
+    """
     link = gpu.nvlink
     if workload.sharing > workload.gpus_per_node:
         link = min(link, gpu.network * workload.gpus_per_node)

@@ -20,9 +20,16 @@ def count_training_steps(run: Run[TrainingConfig], rows: int | None = None) -> i
 
 
 def count_checkpoints(run: Run[TrainingConfig], steps: int) -> tuple[int, int]:
-    """Return the number of checkpoints that a run writes, and the largest number that exists at once.
+    """Count the checkpoints of a run.
 
     The last step is always saved. Besides the newest SAVE_KEEP, the best and the one being written exist.
+
+    Args:
+        run: the run.
+        steps: its number of steps.
+
+    Returns:
+        The number of checkpoints that the run writes, and the largest number that exists at once.
     """
     num_written = max(1, -(-steps // run.settings.save_freq))
     keep = run.save_keep

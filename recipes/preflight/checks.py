@@ -278,7 +278,16 @@ def _check_reward_function(path: str, name: str) -> None:
 
 
 def check_sft(run: Run[SFTConfig]) -> list[str]:
-    """Check the settings and data of an SFT run; see `check_rank_grpo`."""
+    """Check the settings and data of an SFT run, and choose what depends on the machine.
+
+    The dtype of the passes and a smaller micro-batch are written into the run's config, in place.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        UserError: a setting or a file is wrong; the message names it and the fix.
+    """
     settings = run.settings
     _check_devices(run)
     check_batch(run)

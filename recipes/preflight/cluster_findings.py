@@ -17,7 +17,15 @@ WAIT_SECONDS = 5.0
 
 
 def check_nodes(driver: NodeReport, nodes: Sequence[NodeReport]) -> list[Finding]:
-    """Compare the files, versions, network and memory of the nodes with those of the driver."""
+    """Compare the files, versions, network and memory of the nodes with those of the driver.
+
+    Args:
+        driver: of the node where the run starts.
+        nodes: of all nodes of the cluster.
+
+    Returns:
+        The findings; a single one with status "ok" if nothing differs.
+    """
     findings = []
     for report in nodes:
         where = report.where
@@ -83,7 +91,12 @@ def check_free_slots(run: Run[TrainingConfig], nodes: Sequence[NodeSlots]) -> li
 
 
 def wait_for_slots(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[NodeSlots]:
-    """Return `node.collect_slots`; with WAITS_VARIABLE first wait until other jobs have freed the run's slots."""
+    """Return `node.collect_slots`; with WAITS_VARIABLE first wait until other jobs have freed the run's slots.
+
+    Args:
+        run: the run.
+        environment: of this process. Without WAITS_VARIABLE the slots may be busy.
+    """
     is_waiting = False
     while True:
         slots = node.collect_slots()
@@ -118,7 +131,17 @@ def check_devices(
     nodes: Sequence[NodeReport],
     environment: Mapping[str, str],
 ) -> list[Finding]:
-    """Check that the cluster has the device that the driver chose by its own node: GPUs, or none."""
+    """Check that the cluster has the device that the driver chose by its own node: GPUs, or none.
+
+    Args:
+        run: the run.
+        driver: of the node where the run starts.
+        nodes: of all nodes of the cluster.
+        environment: of this process; VERL_PLATFORM says that the other nodes have GPUs.
+
+    Returns:
+        Failures; [] if all is well.
+    """
     findings = []
     if not run.uses_gpu:
         if driver.device_memory:

@@ -58,7 +58,12 @@ def version_findings(where: str) -> list[Finding]:
 
 
 def check_trackers(run: Run[TrainingConfig], environment: Mapping[str, str]) -> list[Finding]:
-    """Check that each tracker of LOGGER is installed, and that those that upload have a login."""
+    """Check that each tracker of LOGGER is installed, and that those that upload have a login.
+
+    Args:
+        run: the run.
+        environment: of this process: keys and modes of the trackers, and HOME with saved logins.
+    """
     findings = []
     for tracker in run.trackers:
         if tracker in TRACKER_PACKAGES and find_spec(tracker) is None:
@@ -87,7 +92,12 @@ def check_cluster_token(address: str) -> list[Finding]:
 
 
 def check_disk_and_memory(run: Run[TrainingConfig], nodes: Sequence[NodeReport]) -> list[Finding]:
-    """Compare the free disk space and memory of the nodes with the needs of the model and the batch."""
+    """Compare the free disk space and memory of the nodes with the needs of the model and the batch.
+
+    Args:
+        run: the run.
+        nodes: at least one. The one with the least free disk space counts.
+    """
     model = run.settings.model
     try:
         size = models.read_model_size(model)
@@ -120,7 +130,12 @@ def check_disk_and_memory(run: Run[TrainingConfig], nodes: Sequence[NodeReport])
 
 
 def check_memory(workload: estimate.Workload, nodes: Sequence[NodeReport]) -> list[Finding]:
-    """Compare the memory of GPUs and hosts with the estimate for training, sampling and vLLM's cache."""
+    """Compare the memory of GPUs and hosts with the estimate for training, sampling and vLLM's cache.
+
+    Args:
+        workload: the run.
+        nodes: each gets its own findings.
+    """
     has_rollout = bool(workload.tensor_parallel)
     smaller = f"use a smaller model or {'MAX_RESPONSE_LENGTH' if has_rollout else 'MAX_LENGTH'}"
     tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" if has_rollout else "data.max_token_len_per_gpu"
@@ -178,6 +193,6 @@ def examine(run: Run[TrainingConfig], on_cluster: bool) -> list[Finding]:
 
 
 def list_paths(run: Run[TrainingConfig]) -> tuple[list[str], str, str]:
-    """Return the files that every node reads, the model, and the run folder."""
+    """Return the files that every node reads, the model (a folder or an id), and the run folder."""
     files = [path for paths in run.files.values() for path in paths]
     return files, run.settings.model, str(run.folder)

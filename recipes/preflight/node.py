@@ -63,7 +63,15 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """Ray's slots of one node, in all and free."""
+    """Ray's slots of one node.
+
+    Attributes:
+        where: the node's name in messages.
+        gpus: GPU slots.
+        free_gpus: those that no process has taken.
+        cpus: CPU slots.
+        free_cpus: those that no process has taken.
+    """
 
     where: str
     gpus: float
@@ -162,7 +170,8 @@ def connect() -> bool:
 def get_name(entry: dict[str, Any]) -> str:
     """Return the name of a node in messages.
 
-    entry: an element of `ray.nodes()`.
+    Args:
+        entry: an element of `ray.nodes()`.
     """
     return f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']}, {entry['NodeID'][:6]})"
 
@@ -207,7 +216,14 @@ def collect_node_reports(files: list[str], model: str, save_path: str) -> list[N
 
 @contextlib.contextmanager
 def free_port(ip: str) -> Iterator[tuple[str, int]]:
-    """Listen on a free port of this address, as NCCL, vLLM and TransferQueue will; yield (address, port)."""
+    """Listen on a free port of an address during the block, as NCCL, vLLM and TransferQueue will.
+
+    Args:
+        ip: an IPv4 or IPv6 address of this node.
+
+    Yields:
+        The address and the port.
+    """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.create_server((ip, 0), family=family, backlog=1024) as server:
         yield server.getsockname()[:2]

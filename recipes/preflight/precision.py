@@ -31,7 +31,12 @@ MEASURED_REPEATS = 3
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtype of a run's passes, as verl spells it, and the reason for the choice."""
+    """The precision of a run's passes.
+
+    Attributes:
+        dtype: as verl spells it.
+        reason: of the choice, in words.
+    """
 
     dtype: str
     reason: str
@@ -53,7 +58,10 @@ def set_precision(run: Run[TrainingConfig]) -> None:
 
 
 def choose_precision(run: Run[TrainingConfig]) -> Precision:
-    """Choose the dtype of a run's passes on this machine, by a measurement of less than a second."""
+    """Choose the dtype of a run's passes on this machine, by a measurement of less than a second.
+
+    A resumed run keeps the dtype that it had.
+    """
     if run.uses_gpu:
         return Precision(BF16, "a GPU multiplies in bf16")
     if latest_step(run.folder):

@@ -72,11 +72,24 @@ class Machine:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise CheckFailed with a message unless the condition holds."""
+    """Stop the phase unless a condition holds.
+
+    Raises:
+        CheckFailed: the condition does not hold; the message is that of the argument.
+    """
     if not condition:
         raise CheckFailed(message)
 
 
 def require_at_most(name: str, value: float, bound: float) -> None:
-    """Raise CheckFailed if `value` is above the bound, or NaN."""
+    """Stop the phase if a figure is too large.
+
+    Args:
+        name: of the figure, for the message.
+        value: the figure.
+        bound: the largest value that passes.
+
+    Raises:
+        CheckFailed: the value is above the bound, or NaN.
+    """
     require(value <= bound, f"{name} is {value:.3g}, must be at most {bound:g}")

@@ -21,7 +21,14 @@ LORA_RANK = 8
 
 
 def join_group(machine: Machine, rank: int = 0, size: int = 1, meeting: Path | None = None) -> None:
-    """Join verl's process group, NCCL and gloo on GPUs, gloo on a CPU; a second call does nothing."""
+    """Join verl's process group, NCCL and gloo on GPUs, gloo on a CPU; a second call does nothing.
+
+    Args:
+        machine: the machine.
+        rank: of this process, and the number of its GPU.
+        size: number of processes. The call waits for all of them.
+        meeting: a new file that all processes of the group name; None for a group of one.
+    """
     if torch.distributed.is_initialized():
         return
     if machine.gpus:
@@ -45,7 +52,18 @@ def get_packed_attention_name() -> str:
 def build_engine(
     machine: Machine, packed: bool = False, fused: bool = False, lora_rank: int = 0, tied: bool = True
 ) -> Any:
-    """Build a new engine with the tiny model: fp32 weights, passes in the machine's dtype."""
+    """Build a new engine with the tiny model: fp32 weights, passes in the machine's dtype.
+
+    Args:
+        machine: the machine.
+        packed: whether rows are packed without padding.
+        fused: whether log-probs are computed in chunks of hidden states.
+        lora_rank: rank of the adapters; 0 to train the whole model.
+        tied: whether the model's head shares the weights of the embedding.
+
+    Returns:
+        verl's engine.
+    """
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine.base import EngineRegistry
@@ -74,7 +92,16 @@ def build_engine(
 
 
 def make_batch(packed: bool = False, rows: Sequence[int] = range(ROWS), seed: int = 0) -> Any:
-    """Make rows of a generated batch in the form in which verl's trainer sends them to a worker."""
+    """Make rows of a generated batch in the form in which verl's trainer sends them to a worker.
+
+    Args:
+        packed: see `build_engine`.
+        rows: numbers of the rows, below ROWS; fewer are the share of one of several processes.
+        seed: of the batch.
+
+    Returns:
+        A TensorDict of nested tensors, with verl's settings.
+    """
     from verl.utils.tensordict_utils import get_tensordict
 
     generator = torch.Generator().manual_seed(seed)
@@ -112,7 +139,15 @@ def _row(generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 
 def run_update(engine: Any, batch: Any) -> dict[str, float]:
-    """Do one optimizer step with the rank-level loss; return the loss and the gradient norm."""
+    """Do one optimizer step with the rank-level loss.
+
+    Args:
+        engine: from `build_engine`; its weights change.
+        batch: from `make_batch`.
+
+    Returns:
+        `loss` and `grad_norm`.
+    """
     from convrec.training.loss import rank_grpo_loss
 
     with engine.train_mode():
@@ -122,7 +157,15 @@ def run_update(engine: Any, batch: Any) -> dict[str, float]:
 
 
 def compute_log_probs(engine: Any, batch: Any) -> torch.Tensor:
-    """Return the log-probs of all response tokens, float32 on the CPU; verl stores each at the preceding position."""
+    """Compute the log-probs of all response tokens; verl stores each at the preceding position.
+
+    Args:
+        engine: from `build_engine`; its weights stay.
+        batch: from `make_batch`.
+
+    Returns:
+        The log-probs of one row after the other, (tokens,), float32 on the CPU.
+    """
     with engine.eval_mode():
         output = engine.infer_batch(batch)
     rows = zip(output["model_output"]["log_probs"].unbind(), batch["prompts"].unbind(), strict=True)

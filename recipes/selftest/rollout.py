@@ -46,7 +46,16 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False,
     """Start vLLM's engine with the settings and the worker extension of verl's server.
 
     On a GPU a start takes a minute or more, so phases share an engine with CUDA graphs; phases with adapters or several
-    GPUs use eager mode.
+    GPUs use eager mode. The same arguments return the same engine.
+
+    Args:
+        machine: the machine.
+        tensor_parallel: GPUs of the engine.
+        lora: whether it takes adapters.
+        trie_file: the trie of constrained lists; None for free ones only.
+
+    Returns:
+        vLLM's LLM.
     """
     from verl.workers.rollout.vllm_rollout.utils import get_vllm_max_lora_rank
     from vllm import LLM
@@ -90,7 +99,16 @@ def start_engine(machine: Machine, tensor_parallel: int = 1, lora: bool = False,
 
 
 def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> tuple[Rows, torch.Tensor]:
-    """Sample responses; return the rows, and the log-probs of all sampled tokens."""
+    """Sample RESPONSES responses for each of PROMPTS generated prompts.
+
+    Args:
+        engine: from `start_engine`.
+        adapter: whether to sample with the adapter that was sent.
+        is_constrained: whether lists are under CONSTRAINT.
+
+    Returns:
+        The rows, and the log-probs of all sampled tokens, (tokens,).
+    """
     from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -117,7 +135,11 @@ def sample(engine: Any, adapter: bool = False, is_constrained: bool = False) -> 
 
 @torch.no_grad()
 def compute_policy_log_probs(policy: torch.nn.Module, rows: Rows) -> torch.Tensor:
-    """Compute the log-probs of all response tokens, one row at a time, with the model of transformers."""
+    """Compute the log-probs of all response tokens, one row at a time, with the model of transformers.
+
+    Returns:
+        The log-probs of one row after the other, (tokens,), float32 on the CPU.
+    """
     device = next(policy.parameters()).device
     log_probs = []
     for prompt, response in rows:
@@ -128,7 +150,19 @@ def compute_policy_log_probs(policy: torch.nn.Module, rows: Rows) -> torch.Tenso
 
 @torch.no_grad()
 def compute_constrained_log_probs(policy: Any, rows: Rows, trie: CatalogTrie) -> torch.Tensor:
-    """Compute log-probs under CONSTRAINT, as an update does. Raises ValueError if a response violates it."""
+    """Compute log-probs under CONSTRAINT, as an update does.
+
+    Args:
+        policy: the model of transformers.
+        rows: constrained responses.
+        trie: of the catalog.
+
+    Returns:
+        The log-probs of one row after the other, (tokens,); 0 for forced tokens.
+
+    Raises:
+        ValueError: a response violates the constraint.
+    """
     device = policy.device
     reader = ChoiceReader(trie)
     head = ConstrainedHead(trie)
@@ -141,7 +175,12 @@ def compute_constrained_log_probs(policy: Any, rows: Rows, trie: CatalogTrie) ->
 
 
 def load_policy(machine: Machine, noise: float = 0.0) -> torch.nn.Module:
-    """Load the model in fp32. noise: standard deviation of noise added to its weights."""
+    """Load the model in fp32.
+
+    Args:
+        machine: the machine.
+        noise: standard deviation of the noise added to its weights; 0 for the weights that the engine has loaded.
+    """
     from transformers import AutoModelForCausalLM
 
     policy = AutoModelForCausalLM.from_pretrained(machine.make_model(), dtype=torch.float32).to(machine.device)
@@ -155,7 +194,21 @@ def load_policy(machine: Machine, noise: float = 0.0) -> torch.nn.Module:
 def compare(
     machine: Machine, engine: Any, policy: torch.nn.Module, adapter: bool = False, trie: CatalogTrie | None = None
 ) -> dict[str, Any]:
-    """Check that sampled log-probs match those of a policy in fp32; with a trie, under CONSTRAINT."""
+    """Check that sampled log-probs match those of a policy, in fp32 and in the machine's dtype.
+
+    Args:
+        machine: the machine.
+        engine: from `start_engine`.
+        policy: the same weights; its dtype is changed.
+        adapter: whether to sample with the adapter that was sent.
+        trie: compares constrained lists; None for free ones.
+
+    Returns:
+        The figures of the phase.
+
+    Raises:
+        CheckFailed: the mean difference is too large.
+    """
     start = time.perf_counter()
     rows, sampled = sample(engine, adapter, trie is not None)
     figures: dict[str, Any] = {"tokens a second": round(len(sampled) / (time.perf_counter() - start))}
@@ -171,7 +224,14 @@ def compare(
 
 
 def measure_difference(engine: Any, policy: torch.nn.Module) -> float:
-    """Return the mean difference before weights are sent. Raises CheckFailed if it is too small to detect that."""
+    """Measure how far an engine is from a policy before its weights are sent.
+
+    Returns:
+        The mean difference of log-probs.
+
+    Raises:
+        CheckFailed: it is too small to notice whether weights arrive.
+    """
     rows, sampled = sample(engine)
     difference = float((sampled - compute_policy_log_probs(policy, rows)).abs().mean())
     require(difference > 0.05, f"old and new weights are too similar to tell apart: {difference:.3g}")

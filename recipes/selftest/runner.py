@@ -44,7 +44,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a phase. log: the last lines of a failed one."""
+    """The outcome of a phase.
+
+    Attributes:
+        phase: its name.
+        status: "skipped" if it was not run.
+        reason: of a failure or a skip; "" if it passed.
+        seconds: that it took.
+        figures: that it measured.
+        log: the last lines of a failed phase.
+    """
 
     phase: str
     status: Literal["pass", "fail", "skipped"]

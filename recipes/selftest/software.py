@@ -14,7 +14,14 @@ from recipes.selftest.checks import CheckFailed, Machine
 
 
 def check_versions(machine: Machine) -> dict[str, Any]:
-    """Check that packages are compatible; return the versions."""
+    """Check that packages are compatible.
+
+    Returns:
+        The versions of packages, and the hardware.
+
+    Raises:
+        CheckFailed: a package is missing or has another version.
+    """
     problems = [finding for finding in version_findings("here") if finding.status == "failure"]
     if problems:
         raise CheckFailed("; ".join(finding.what for finding in problems))

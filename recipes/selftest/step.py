@@ -31,9 +31,15 @@ SMALL = (
 
 
 def check_step(machine: Machine) -> dict[str, Any]:
-    """Run the recipe; return medians over the steps after the first.
+    """Run the recipe.
 
     Random weights end no list, so every response has the largest length.
+
+    Returns:
+        Medians over the steps after the first.
+
+    Raises:
+        CheckFailed: the recipe fails, or its rollout and actor differ too much.
     """
     data = write_sample(machine.folder / "data", counts={"train": 400, "validation": 16, "test": 16})
     size, shape, batch = PAPER if machine.gpus else SMALL
@@ -76,7 +82,15 @@ def check_step(machine: Machine) -> dict[str, Any]:
 
 
 def write_long_prompts(file: Path, model: Path) -> Path:
-    """Write the rows of a sample with prompts of PROMPT_TOKENS tokens next to its file, and return the new file."""
+    """Write the rows of a sample with prompts of PROMPT_TOKENS tokens next to its file.
+
+    Args:
+        file: the sample's table.
+        model: a folder with the tokenizer that counts.
+
+    Returns:
+        The new file.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -115,7 +129,14 @@ def lengthen_prompts(
 
 
 def compute_figures(run: Path) -> dict[str, Any]:
-    """Return the number of completed steps, and medians over those after the first: seconds, memory, differences."""
+    """Summarise the metrics of a run.
+
+    Args:
+        run: the run's folder.
+
+    Returns:
+        `steps`, the number of completed ones, and medians over those after the first: seconds, memory, differences.
+    """
     rows = [row for row in read_metrics(run) if RL_ENDED in row]
     figures: dict[str, Any] = {"steps": len(rows)}
     for key in sorted({key for row in rows[1:] for key in row}):

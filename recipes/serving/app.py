@@ -27,12 +27,19 @@ HEALTH_SECONDS = 2.0
 
 
 def build(args: ServiceSettings) -> Application:
-    """Build the application for `serve deploy`: one replica of each deployment, unless its file says otherwise."""
+    """Build the application for `serve deploy`: one replica of each deployment, unless its file says otherwise.
+
+    Args:
+        args: the `args` of the application in that file.
+
+    Raises:
+        ValueError: two models have the same name, or one has the name of the front.
+    """
     names = [model.name for model in args.models]
     if len({*names, FRONT}) <= len(names):
         raise ValueError(f"models: names must be unique and other than {FRONT!r}: {', '.join(names)}")
     models = {model.name: _deployment(model, args) for model in args.models}
-    # more requests than the limit, so that the front itself refuses them, with a reason
+    # Ray Serve lets more requests through than the limit, so that the front refuses them itself, with a reason.
     most = 2 * args.limits.max_concurrent + 64
     front = Front.options(name=FRONT, max_ongoing_requests=most, ray_actor_options={"num_cpus": 0})  # type: ignore[attr-defined]
     return front.bind(args, models)
@@ -56,7 +63,15 @@ class Front:
     """The deployment that speaks HTTP."""
 
     def __init__(self, settings: ServiceSettings, models: dict[str, DeploymentHandle]) -> None:
-        """Raises UserError if other machines can reach the service and it has no key."""
+        """Prepare the front; `__serve_build_asgi_app__` builds the application.
+
+        Args:
+            settings: of the service.
+            models: name -> the deployment that answers for it.
+
+        Raises:
+            UserError: other machines can reach the service and it has no key.
+        """
         self.settings = settings
         self.models = models
         self.key = read_service_key(settings.loopback, settings.keys)
@@ -86,7 +101,7 @@ class ModelReplica(ModelServer):
 class DeployedModel:
     """A recipes.serving.replicas.Backend: any replica of a model's deployment. Calls wait until one is up."""
 
-    # constants, because Ray Serve keeps track of replicas itself
+    # These are constants, because Ray Serve keeps track of replicas itself.
     is_up = True
     running = 0
     restarts = 0

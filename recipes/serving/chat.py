@@ -52,12 +52,26 @@ class ChatCompletions:
         self.serving = OpenAIServingChat(engine, models, "assistant", **render, **common)
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request (fields of ChatRequest) with OpenAI's chat.completion. Raises Refused."""
+        """Answer a request with OpenAI's chat.completion.
+
+        Args:
+            request: fields of ChatRequest.
+
+        Raises:
+            Refused: vLLM refuses the request.
+        """
         completion = await self._create(request)
         return completion.model_dump(mode="json", exclude_none=True)
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[str]:
-        """Answer a request with OpenAI's server-sent events, as text. Raises Refused."""
+        """Answer a request with OpenAI's server-sent events, as text.
+
+        Args:
+            request: fields of ChatRequest.
+
+        Raises:
+            Refused: vLLM refuses the request.
+        """
         async for chunk in await self._create(request | {"stream": True}):
             yield chunk
 

@@ -58,7 +58,14 @@ class Drain:
             self._waiters.discard(waiter)
 
     async def iterate_until_cut(self, events: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-        """Yield events. Raises Stopping once `cut` is called."""
+        """Yield events until the service is cut off.
+
+        Args:
+            events: an asynchronous iterator; the event that it waits for is cancelled.
+
+        Raises:
+            Stopping: `cut` was called.
+        """
         cut = asyncio.ensure_future(self.wait_for_cut())
         try:
             while True:

@@ -63,6 +63,12 @@ FAILED = Refused(500, "the service failed on this request; its log says why")
 
 
 def make_error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    """Return the body of an error response."""
+    """Return the body of an error response.
+
+    Args:
+        status: of HTTP.
+        message: what is wrong and what to do.
+        param: the field of the body, or the parameter, at fault; None if it is the request as a whole.
+    """
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}

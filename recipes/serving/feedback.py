@@ -66,7 +66,17 @@ class FeedbackLog:
         most_bytes: int = 1 << 30,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_lost: called for each line that cannot be written. Raises UserError if the folder cannot be used."""
+        """Open the log; the first line that is added starts a file.
+
+        Args:
+            folder: of the log, which several processes may share.
+            file_bytes: size at which a file ends.
+            most_bytes: size of all files together, of any process.
+            on_lost: called for each line that cannot be written.
+
+        Raises:
+            UserError: the folder cannot be used.
+        """
         self.folder = folder
         self.file_bytes = file_bytes
         self.most_bytes = most_bytes
@@ -102,7 +112,12 @@ class FeedbackLog:
     async def watch(self, request: Mapping[str, Any], model: str, events: Events) -> Events:
         """Yield a streamed list's events with an id of this service, and log the items that were sent.
 
-        An interrupted stream is logged, too.
+        An interrupted stream is logged, too; a stream without items is not.
+
+        Args:
+            request: fields of RecommendationRequest.
+            model: name of the model.
+            events: of the model; its own list_id is replaced.
         """
         list_id = self.make_list_id()
         items = list[dict[str, Any]]()

@@ -43,7 +43,17 @@ class Gate:
         drain: Drain,
         takes_body: Collection[str],
     ) -> None:
-        """takes_body: paths of the routes that read a body."""
+        """Wrap an application.
+
+        Args:
+            app: the application.
+            limits: on bodies, running requests and time.
+            keys: that requests may need.
+            loopback: whether only this machine may call the service.
+            metrics: count all answers, also refusals.
+            drain: counts running requests.
+            takes_body: paths of the routes that read a body.
+        """
         self.app = app
         self.limits = limits
         self.keys = keys
@@ -71,7 +81,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # close it if part of the body is unread, or the service stops
+                # The next request could not be told from an unread body, and a service that stops takes no more.
                 if not is_read or self.drain.began_at is not None:
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)

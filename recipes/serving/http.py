@@ -77,7 +77,7 @@ SENTENCES = {  # field, or type of an error -> message
     "logit_bias": "not supported; leave it out, or send {}",
     "string_unicode": "contains half of a surrogate pair (\\ud800 to \\udfff), which is not a character",
 }
-# what pydantic calls the types of a union
+# pydantic gives the types of a union these names in the location of an error.
 _ALTERNATIVE = re.compile(r"(str|int|bool|float|dict\[.*|list\[.*|constrained-.*)$")
 
 

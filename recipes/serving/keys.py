@@ -34,7 +34,12 @@ class Key(BaseModel):
 
 
 def get_required_role(method: str, path: str) -> Role:
-    """Return the lowest role that may send this request."""
+    """Return the lowest role that may send a request.
+
+    Args:
+        method: of HTTP, in upper case.
+        path: without the query.
+    """
     if path == FEEDBACK_PATH:
         return "feedback"
     is_change = method not in ("GET", "HEAD", "OPTIONS")
@@ -118,7 +123,14 @@ class Keys:
 
 
 def read_keys(file: Path) -> list[Key]:
-    """Read a file of keys. Raises UserError if it cannot be read, or holds anything but keys."""
+    """Read a file of keys.
+
+    Returns:
+        The keys, at least one; names and keys are unique.
+
+    Raises:
+        UserError: the file cannot be read, or holds anything but keys; the message never shows a key.
+    """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:

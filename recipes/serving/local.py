@@ -114,7 +114,13 @@ class DrainingServer(uvicorn.Server):
 
 
 def make_server(app: FastAPI, drain: Drain | None = None, drain_seconds: float = 0.0) -> uvicorn.Server:
-    """Make the server of an application. drain: the one that the application was built with."""
+    """Make the server of an application, with its limits on connections.
+
+    Args:
+        app: the application.
+        drain: the one that the application was built with; None for an application without one.
+        drain_seconds: how long running requests may take once the service stops.
+    """
     options: dict[str, Any] = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": LAST_SECONDS}
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     # the loop accepts a whole backlog before it closes anything: connections take at most half of the files
@@ -126,7 +132,7 @@ def make_server(app: FastAPI, drain: Drain | None = None, drain_seconds: float =
 def _start_processes(settings: ServiceSettings, replicas: int, logs: Path, folder: Path) -> Iterator[ModelProcess]:
     """Start a process for each replica of each model. folder: for this service only."""
     planned = [(model, index) for model in settings.models for index in range(replicas)]
-    # leaves a core for HTTP and the engine's scheduler
+    # One core is left for HTTP and the engine's scheduler.
     environment = guard.environment(folder) | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
     try:
         environments = make_replica_environments(len(planned), settings.models[0].tensor_parallel, environment)
@@ -138,7 +144,15 @@ def _start_processes(settings: ServiceSettings, replicas: int, logs: Path, folde
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket, which does not listen yet. Raises UserError if the address cannot be bound."""
+    """Bind a socket, which does not listen yet.
+
+    Args:
+        host: an IPv4 or IPv6 address, or a name that has an IPv4 address.
+        port: from 1 to 65535.
+
+    Raises:
+        UserError: the port is not a port, or the address cannot be bound.
+    """
     if not 0 < port < 1 << 16:
         raise UserError("serving.invalid-port", f"--port {port}: must be from 1 to 65535")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

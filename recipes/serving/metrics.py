@@ -22,7 +22,11 @@ class Metrics:
     """Requests and latency by path. Each process of the front has one object."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """paths: the service's own; others share a label, since anybody could invent paths."""
+        """Create the counters.
+
+        Args:
+            paths: the service's own; others share a label, since anybody could invent paths.
+        """
         self.paths = frozenset(paths)
         self.registry = CollectorRegistry()
         self.requests = Counter(
@@ -54,7 +58,14 @@ class Metrics:
         )
 
     def count(self, path: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered request and its seconds."""
+        """Count an answered request and its seconds.
+
+        Args:
+            path: of the request; one that is not a route counts as "other".
+            method: of HTTP; an unknown one counts as "other".
+            status: of the answer.
+            seconds: until the answer, or the last event of a stream, was sent.
+        """
         path = path if path in self.paths else "other"
         method = method if method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") else "other"
         self.requests.labels(path, method, str(status)).inc()
@@ -66,7 +77,14 @@ class Metrics:
         self.up.labels(name).set(sum(backend.is_up for backend in model.backends))
 
     def count_list(self, model: str, is_fallback: bool, items: int, is_question: bool) -> None:
-        """Count a list once; an empty list of the fallback counts as empty."""
+        """Count a list once, by its kind; an empty list of the fallback counts as empty.
+
+        Args:
+            model: name of the model.
+            is_fallback: whether the fallback made it.
+            items: the number of its items.
+            is_question: whether it is a question instead.
+        """
         kind = "question" if is_question else "empty" if not items else "fallback" if is_fallback else "model"
         self.lists.labels(model, kind).inc()
 

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 FIELDS = frozenset(RecommendationRequest.model_fields) | {"items", "item_id"}
 COUNT_SECONDS = 0.3
-MAX_TOKENS = (
-    16_384  # of a prompt and its answer, for a model without catalog: bounds the KV cache that one request needs
-)
+# Tokens of a prompt and its answer, for a model without a catalog; bounds the KV cache that one request needs.
+MAX_TOKENS = 16_384
 
 
 def convert_user_error(error: UserError) -> Refused:
@@ -76,7 +75,16 @@ def load_fallback(model: ModelSettings, limits: Limits) -> Fallback | None:
 
 
 def load_recommender(model: ModelSettings, max_items: int, **options: Any) -> "Recommender":
-    """Load the recommender of a model with a catalog; options: further arguments of Recommender.load."""
+    """Load the recommender of a model with a catalog.
+
+    Args:
+        model: its settings.
+        max_items: the largest k.
+        **options: further arguments of Recommender.load.
+
+    Raises:
+        UserError: the model, catalog, state or retrieval cannot be used.
+    """
     from convrec.inference.recommender import Recommender
 
     settings = model.model_dump(exclude={"name", "path", "catalog"})
@@ -137,13 +145,34 @@ class ModelServer:
         return counting.result() if counting.done() else len(catalog.latest.items)
 
     async def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer the fields of a RecommendationRequest with those of a RecommendedList, except for `model`."""
+        """Recommend items.
+
+        Args:
+            request: fields of RecommendationRequest, as arguments of `Recommender.recommend`.
+
+        Returns:
+            Fields of RecommendedList, except for `model`.
+
+        Raises:
+            Refused: the request is wrong, or the catalog's state cannot be read.
+        """
         with self._convert_errors():
             recommendations = await self._require_catalog().arecommend(**request)
         return dump_recommendations(recommendations)
 
     async def recommend_stream(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield ("item", fields of ListedItem and "list_id") for each item, then ("end", the other fields)."""
+        """Recommend items one by one.
+
+        Args:
+            request: fields of RecommendationRequest, as arguments of `Recommender.recommend`.
+
+        Yields:
+            ("item", fields of ListedItem and "list_id") for each item, or a single ("question", ...); then ("end", the
+            other fields).
+
+        Raises:
+            Refused: the request is wrong, or the catalog's state cannot be read.
+        """
         with self._convert_errors():
             end, items = await self._require_catalog().aopen_stream(**request)
             async for item in items:
@@ -151,7 +180,14 @@ class ModelServer:
         yield "end", {key: value for key, value in asdict(end).items() if key not in ("items", "question")}
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer the fields of a ChatRequest with OpenAI's chat.completion."""
+        """Answer with OpenAI's chat.completion.
+
+        Args:
+            request: fields of ChatRequest.
+
+        Raises:
+            Refused: the request is wrong.
+        """
         with self._convert_errors():
             return await self.engine.arun(self.completions.answer(request))
 
@@ -162,22 +198,63 @@ class ModelServer:
                 yield chunk
 
     async def put_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """Add or replace items; return the fields of CatalogChange, except for `model`."""
+        """Add or replace items: all of them, or none.
+
+        Args:
+            items: see `Recommender.add_items`.
+
+        Returns:
+            Fields of CatalogChange, except for `model`.
+
+        Raises:
+            Refused: an item is invalid, or there is no catalog.
+        """
         blanked, count = await self._change("add_items", items)
         return {"catalog_items": count, "blanked": blanked}
 
     async def patch_items(self, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """Change fields of items; return the fields of CatalogChange, except for `model`."""
+        """Change fields of items: of all of them, or of none.
+
+        Args:
+            items: see `Recommender.change_items`.
+
+        Returns:
+            Fields of CatalogChange, except for `model`.
+
+        Raises:
+            Refused: an item or a field is wrong, or there is no catalog.
+        """
         _, count = await self._change("change_items", items)
         return {"catalog_items": count}
 
     async def delete_items(self, ids: list[str | int]) -> dict[str, Any]:
-        """Remove items; return the fields of CatalogChange, except for `model`."""
+        """Remove items.
+
+        Args:
+            ids: of the items; unknown ones are reported in `absent`.
+
+        Returns:
+            Fields of CatalogChange, except for `model`.
+
+        Raises:
+            Refused: no item would be left, or there is no catalog.
+        """
         absent, count = await self._change("remove_items", ids)
         return {"catalog_items": count, "absent": absent}
 
     async def list_items(self, after: str, size: int) -> list[dict[str, Any]]:
-        """Return the fields of CatalogEntry for up to `size` items that follow the id `after`."""
+        """List items in the order of their ids.
+
+        Args:
+            after: the last id of the previous page; "" for the first page.
+            size: the most items to list.
+
+        Returns:
+            Fields of CatalogEntry for each item; [] after the last one.
+
+        Raises:
+            Refused: there is no catalog, or its state cannot be read.
+        """
         with self._convert_errors():
             recommender = self._require_catalog()
             return await asyncio.to_thread(self._page, recommender, after, size)
@@ -201,9 +278,8 @@ class ModelServer:
         """Call a method of the recommender; return its result, and the number of items afterwards."""
         with self._convert_errors():
             recommender = self._require_catalog()
-            async with (
-                self.changing
-            ):  # changes exclude each other: without this, each waiting one would occupy a thread
+            # Changes exclude each other here, because each one that waits for the catalog's lock would occupy a thread.
+            async with self.changing:
                 answer = await asyncio.to_thread(getattr(recommender, method), items)
             return answer, len(recommender.catalog.latest.items)
 

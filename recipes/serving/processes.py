@@ -42,13 +42,30 @@ MAX_PAUSE_SECONDS = 60.0
 
 
 def load(settings: tuple[ModelSettings, int]) -> Callable[[str, Callable[[int], None]], None]:
-    """Start the engine; return a function that serves a socket forever, and calls `tell` once it listens."""
+    """Start the engine of a model in this process.
+
+    Args:
+        settings: of the model, and the largest k.
+
+    Returns:
+        A function that serves a Unix socket forever, and calls its second argument with the largest k (0 without a
+        catalog) once the socket is open.
+
+    Raises:
+        UserError: the model or its catalog cannot be served.
+    """
     model = ModelServer(*settings)
     return lambda socket, tell: model.engine.run(serve_socket(socket, model, lambda: tell(model.max_items)))
 
 
 async def serve_socket(socket: str, model: ModelServer, listening: Callable[[], None]) -> None:
-    """Answer calls of the model's methods at a Unix socket, forever; call `listening` once it is open."""
+    """Answer calls of the model's methods at a Unix socket, forever.
+
+    Args:
+        socket: path of the socket.
+        model: a call names one of its methods, and has its arguments as JSON.
+        listening: called once the socket is open.
+    """
 
     async def call(request: list[Any], _: Any) -> AsyncIterator[tuple[str, Any]]:
         method, arguments = request

@@ -65,12 +65,30 @@ class Model:
         self.fallback = fallback
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method with a single answer. Raises Refused."""
+        """Call a method with a single answer.
+
+        Args:
+            method: of ModelServer.
+            *arguments: plain data.
+
+        Raises:
+            Refused: the method refuses the call, takes too long, or its process ends; lists then come from the
+                fallback, if there is one.
+        """
         async with aclosing(self.stream(method, *arguments)) as events:
             return await anext(events)
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        """Call a method and yield its events. Raises Refused."""
+        """Call a method and yield its events.
+
+        Args:
+            method: of ModelServer. With a single answer, that is the only event.
+            *arguments: plain data.
+
+        Raises:
+            Refused: the method refuses the call, takes too long, or its process ends. The fallback answers in its place
+                only if no event was sent.
+        """
         fallback = self.fallback if method in (LIST, LIST_STREAM) else None
         if fallback is None:
             async with aclosing(self._timed_events(self.seconds, method, *arguments)) as events:

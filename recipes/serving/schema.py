@@ -356,7 +356,7 @@ class Limits(Strict):
     """Limits of requests; exceeding one gives a 4xx that names it."""
 
     max_concurrent: int = Field(default=256, ge=1, description="largest number of concurrent requests; more get 429")
-    # room for 10,000 items
+    # The default has room for 10,000 items.
     max_body_bytes: int = Field(default=4 << 20, ge=1, description="largest body of a request, in bytes; more gets 413")
     max_turns: int = Field(default=100, ge=1, description="largest number of turns of a conversation; more get 400")
     max_conversation_characters: int = Field(

@@ -19,7 +19,11 @@ BANDS = {"1-5": (0, 5), "6-10": (5, 10), "11-15": (10, 15), "16-20": (15, 20)}
 
 @cache
 def recall_by_band(folder: Path) -> dict[str, float]:
-    """Recall of an evaluation that the ranks of each band add."""
+    """Return the recall of an evaluation that the ranks of each band add.
+
+    Args:
+        folder: of the evaluation; the result is cached.
+    """
     rows = load_rows(folder).values()
     recall = {k: np.nanmean([row[f"recall@{k}"] for row in rows]) for k in (5, 10, 15, 20)}
     return {band: float(recall[last] - recall.get(first, 0.0)) for band, (first, last) in BANDS.items()}
@@ -28,9 +32,16 @@ def recall_by_band(folder: Path) -> dict[str, float]:
 def difference(
     seeds: Sequence[tuple[Path, Path]], among: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, tuple[float, float, float]]:
-    """Of (minuend's, subtrahend's) evaluation of each seed: metric -> the mean difference, its standard error over
-    conversations (a conversation's difference being its mean over the seeds), and the standard deviation of the seeds'
-    differences (NaN of one seed). among: column -> value of the rows that count."""
+    """Compare evaluations in pairs.
+
+    Args:
+        seeds: for each seed, the folders of the minuend and of the subtrahend.
+        among: column -> value of the rows that count.
+
+    Returns:
+        Metric -> the mean difference, its standard error over conversations (a conversation's difference is its mean
+        over the seeds), and the standard deviation of the seeds' differences, NaN for one seed.
+    """
     means_of_seeds, rows = [], []
     for minuend, subtrahend in seeds:
         first, second = load_rows(minuend), load_rows(subtrahend)
@@ -46,7 +57,16 @@ def difference(
 
 
 def equal_kl(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[int, int]:
-    """A checkpoint of each (step -> KL): the last of the one that ends nearer to its start, the other's nearest."""
+    """Choose a checkpoint of each run at about the same KL.
+
+    Args:
+        one: step -> KL to the initial model.
+        other: the same for the other run.
+
+    Returns:
+        The last step of the run that ends nearer to its initial model, and the step of the other run whose KL is
+        nearest to it; in the order of the arguments.
+    """
     last_one, last_other = max(one), max(other)
     if one[last_one] > other[last_other]:
         return equal_kl(other, one)[::-1]
@@ -54,7 +74,15 @@ def equal_kl(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[int,
 
 
 def first_passing(curve: Series, level: float) -> int | None:
-    """The first step from which on the curve is not below the level again."""
+    """Return the first step from which on the curve is not below the level again.
+
+    Args:
+        curve: step -> value.
+        level: the level.
+
+    Returns:
+        The step; None if the curve ends below the level.
+    """
     below = [step for step, value in curve.items() if value < level]
     after = [step for step in curve if step > max(below, default=-1)]
     return min(after, default=None)

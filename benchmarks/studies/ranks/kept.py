@@ -47,7 +47,15 @@ FOLDERS = ("evaluation", "evaluation_constrained", "equal_kl")
 
 
 def keep(out: Path, kept: Path) -> None:
-    """Add OUT's results to those in `kept`. Raises UserError if they are from other conversations."""
+    """Add a study's results to those that are stored.
+
+    Args:
+        out: folder of the study.
+        kept: folder of the stored results, which is created if it does not exist.
+
+    Raises:
+        UserError: nothing is evaluated yet, or the stored results are from other conversations.
+    """
     rows = _read(kept / "rows.parquet")
     for file in sorted(file for folder in FOLDERS for file in (out / folder).glob("*/rows*.parquet")):
         further = file.stem.removeprefix("rows")  # "", "_constrained"
@@ -82,7 +90,15 @@ def keep(out: Path, kept: Path) -> None:
 
 
 def restore(kept: Path, out: Path) -> None:
-    """Write stored results to OUT's folders, as runs.py reads them, except those that OUT has already."""
+    """Write stored results as a study writes them, for runs.py.
+
+    Args:
+        kept: folder of the stored results.
+        out: folder of the study; what it has already stays.
+
+    Raises:
+        UserError: there are no stored results.
+    """
     rows, curves = _read(kept / "rows.parquet"), _read(kept / "curves.parquet")
     if rows.empty:
         raise UserError("study.missing-rows", f"{kept / 'rows.parquet'}: no such file. Write it with keep.")

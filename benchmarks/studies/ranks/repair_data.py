@@ -25,13 +25,25 @@ SEED = 3407
 
 
 def wanted_first(truth: list[list[str]], text: str) -> str:
+    """Put the relevant titles at the head of a list, which keeps its length.
+
+    Args:
+        truth: title and year of each.
+        text: the list.
+    """
     lines = split_lines(text)
     wanted = [format_item(title, int(year)) for title, year in truth]
     return "\n".join([*wanted, *(line for line in lines if line not in wanted)][: len(lines)])
 
 
 def write_wanted_first(train: Path, demonstrations: Path, out: Path) -> None:
-    """Rows of `demonstrations` are found by their prompts."""
+    """Write the demonstrations of training rows with their relevant titles first.
+
+    Args:
+        train: the training rows, found by their prompts.
+        demonstrations: those without a row, or whose row has no ground truth, are left out.
+        out: the file to write.
+    """
     truths = {row["prompt"][0]["content"]: row[TRUTH] for row in pq.read_table(train).to_pylist()}
     rows = []
     for row in pq.read_table(demonstrations).to_pylist():
@@ -43,6 +55,12 @@ def write_wanted_first(train: Path, demonstrations: Path, out: Path) -> None:
 
 
 def write_one_wanted(data: Path, out: Path) -> None:
+    """Copy a folder's tables, with one relevant title per row, drawn by SEED.
+
+    Args:
+        data: the folder; tables for SFT and tables without ground truth are copied as they are.
+        out: the folder to write.
+    """
     out.mkdir(parents=True, exist_ok=True)
     random = Random(SEED)
     for file in sorted(data.glob("*.parquet")):

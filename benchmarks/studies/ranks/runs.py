@@ -22,14 +22,25 @@ LAST_STEPS = 10  # of which a checkpoint's KL, entropy and repeats are the means
 
 @dataclass(frozen=True)
 class Trained:
-    """A run and its curves (name -> {step: value})."""
+    """A run and its curves.
+
+    Attributes:
+        run: the run.
+        folder: its folder.
+        curves: metric -> {step: value}.
+    """
 
     run: MatrixRun
     folder: Path
     curves: Mapping[str, Series]
 
     def near(self, name: str, step: int) -> float:
-        """Mean over the LAST_STEPS up to this one."""
+        """Return the mean of a metric over the LAST_STEPS up to a step.
+
+        Args:
+            name: of the metric.
+            step: at least LAST_STEPS; every one of these steps must have the metric.
+        """
         return float(np.mean([self.curves[name][at] for at in range(step - LAST_STEPS + 1, step + 1)]))
 
     @property
@@ -45,13 +56,25 @@ class Trained:
 
 
 def mean_curve(runs: Sequence[Trained], name: str) -> Series:
+    """Average a curve over runs, at the steps that all have.
+
+    Args:
+        runs: at least one.
+        name: of the metric.
+    """
     steps = set.intersection(*(set(run.curves[name]) for run in runs))
     return {step: float(np.mean([run.curves[name][step] for run in runs])) for step in sorted(steps)}
 
 
 def beyond_accuracy(evaluation: Path) -> dict[str, float]:
-    """BEYOND of the model's lists, protocol paper, as far as the catalog gives them (no genres, no diversity); {} where
-    they were not kept."""
+    """Return BEYOND of the model's lists, by the protocol `paper`.
+
+    Args:
+        evaluation: folder of the evaluation, or of its stored results.
+
+    Returns:
+        Measure -> value, without those that the catalog cannot give (diversity needs genres); {} if nothing was stored.
+    """
     if (evaluation / "metrics.json").exists():
         model = read_json(evaluation / "metrics.json")["results"]["paper"]["model"]
         return {name: model[name]["mean"] for name in BEYOND if name in model}
@@ -77,14 +100,29 @@ class Study:
         return self.out / "evaluation" / str(name)
 
     def shared(self, contrasts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, list[tuple[Trained, Trained]]]]:
-        """Each contrast whose variants have seeds in common, with their runs of these."""
+        """Yield each contrast whose variants have seeds in common.
+
+        Args:
+            contrasts: pairs of variants.
+
+        Yields:
+            Both variants, and their runs with the same seed, as pairs.
+        """
         for one, other in contrasts:
             seeds = self.runs.get(one, {}).keys() & self.runs.get(other, {}).keys()
             if seeds:
                 yield one, other, [(self.runs[one][seed], self.runs[other][seed]) for seed in sorted(seeds)]
 
     def checkpoint(self, trained: Trained, step: int) -> Path:
-        """The folder of this checkpoint's evaluation, which is made; lists that are there are used again."""
+        """Evaluate a checkpoint, unless that was done.
+
+        Args:
+            trained: the run.
+            step: one of its steps.
+
+        Returns:
+            The folder of the evaluation.
+        """
         if step == max(trained.steps):
             return self.evaluation(trained.run.name)
         out = self.out / "equal_kl" / f"{trained.run.name}_step_{step}"

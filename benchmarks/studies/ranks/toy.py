@@ -35,15 +35,27 @@ LOSSES: dict[str, tuple[str, Aggregation]] = {  # credit and loss where items ha
 
 @dataclass(frozen=True)
 class Toy:
-    """probabilities_NM: of each item at each rank. Items 0 to WANTED - 1 are wanted. tokens_M: of each item."""
+    """A policy that draws each rank's item independently.
+
+    Attributes:
+        probabilities_NM: probability of each item at each rank. Items 0 to WANTED - 1 are relevant.
+        tokens_M: number of tokens of each item.
+    """
 
     probabilities_NM: np.ndarray
     tokens_M: np.ndarray
 
     @classmethod
     def drawn(cls, num_ranks: int, num_items: int, seed: int, most_tokens: int = 1, shared: bool = False) -> "Toy":
-        """Logits are normal with standard deviation 1; an item has 1 to `most_tokens` tokens, each as likely. shared:
-        all ranks have the same logits."""
+        """Draw a policy, whose logits are normal with standard deviation 1.
+
+        Args:
+            num_ranks: N.
+            num_items: M.
+            seed: random seed of logits and lengths.
+            most_tokens: an item has 1 to this many tokens, each number equally likely.
+            shared: whether all ranks have the same logits.
+        """
         rng = np.random.default_rng(seed)
         logits = rng.normal(size=(num_ranks, num_items))
         if shared:
@@ -56,24 +68,36 @@ class Toy:
         return self.probabilities_NM.shape
 
     def all_lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """All lists (L, N), and the probability (L,) of each."""
+        """Enumerate all lists.
+
+        Returns:
+            The lists, (L, N) item numbers, and the probability of each, (L,). L is M^N.
+        """
         num_ranks, num_items = self.shape
         lists_LN = np.array(list(itertools.product(range(num_items), repeat=num_ranks)))
         return lists_LN, self.probabilities_NM[np.arange(num_ranks), lists_LN].prod(axis=1)
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, N) lists."""
+        """Draw lists.
+
+        Args:
+            count: number of lists.
+            rng: advanced by one number per list and rank.
+
+        Returns:
+            (count, N) item numbers.
+        """
         ends_NM = self.probabilities_NM.cumsum(axis=1)
         ends_NM[:, -1] = 1.0
         return np.stack([np.searchsorted(ends_M, rng.random(count), side="right") for ends_M in ends_NM], axis=1)
 
     def scores(self, lists_LN: np.ndarray) -> np.ndarray:
-        """(L, N, M): d log pi(item at rank k) / d logits of rank k."""
+        """Return d log pi(item at rank k) / d logits of rank k, (L, N, M)."""
         return np.eye(self.shape[1])[lists_LN] - self.probabilities_NM
 
 
 def relevance(lists_LN: np.ndarray) -> np.ndarray:
-    """1 where a wanted item stands for the first time."""
+    """Return 1 where a relevant item stands for the first time, else 0, (L, N)."""
     hits_LN = np.zeros(lists_LN.shape)
     for item in range(WANTED):
         is_item_LN = lists_LN == item
@@ -82,7 +106,15 @@ def relevance(lists_LN: np.ndarray) -> np.ndarray:
 
 
 def returns(lists_LN: np.ndarray, credit: str) -> np.ndarray:
-    """(L, N) rank returns; of LIST the DCG@N of the list at every rank."""
+    """Return the returns of each rank.
+
+    Args:
+        lists_LN: item numbers.
+        credit: one of CREDITS; LIST gives every rank the DCG@N of its list.
+
+    Returns:
+        (L, N).
+    """
     rel_LN, num_ranks = relevance(lists_LN), lists_LN.shape[1]
     patterns, of_list_L = np.unique(rel_LN, axis=0, return_inverse=True)
     if credit == LIST:
@@ -94,7 +126,12 @@ def returns(lists_LN: np.ndarray, credit: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Gradient:
-    """mean_NM: of one group's gradient. noise: the trace of its covariance; by rank: its parts."""
+    """The gradient that one group of lists has.
+
+    Attributes:
+        mean_NM: its expectation.
+        noise_N: the trace of its covariance, by rank.
+    """
 
     mean_NM: np.ndarray
     noise_N: np.ndarray
@@ -115,7 +152,7 @@ class Gradient:
 
 
 def dcg_gradient(toy: Toy) -> np.ndarray:
-    """(N, M): the gradient of expected DCG@N in the logits.
+    """Return the gradient of expected DCG@N in the logits, (N, M).
 
     In closed form: item m earns at rank k when it is drawn there and at no earlier rank, p_km prod_{j<k} (1 - p_jm).
     """
@@ -129,12 +166,15 @@ def dcg_gradient(toy: Toy) -> np.ndarray:
 
 
 def exp_inf_gradients(toy: Toy) -> dict[str, np.ndarray]:
-    """(N, M) expected gradients of exp_inf in the logits, of large groups and any number of ranks: as it is (divided by
-    each rank's standard deviation), centred only, and centred and discounted as DCG is.
+    """Return expected gradients of exp_inf in the logits, for large groups and any number of ranks.
 
-    In closed form: r_k is 1 when rank k draws a wanted item m that no earlier rank drew, which has the probability
+    In closed form: r_k is 1 when rank k draws a relevant item m that no earlier rank drew, which has the probability
     q_km = prod_{j<k} (1 - p_jm), so that E[r_k score_k] = p_k (q_k - p_k . q_k). Divided by one deviation for all ranks
     the last two keep their direction; by each rank's own, the last is the first again, whatever its discount.
+
+    Returns:
+        (N, M) by name: as it is (divided by each rank's standard deviation), only centred, and centred and discounted
+        as DCG is.
     """
     p_NM = toy.probabilities_NM
     q_NM = np.vstack([np.ones(p_NM.shape[1]), (1 - p_NM).cumprod(axis=0)[:-1]])
@@ -147,11 +187,14 @@ def exp_inf_gradients(toy: Toy) -> dict[str, np.ndarray]:
 
 
 def weight_of_choice(toy: Toy, lists_LN: np.ndarray, aggregation: Aggregation) -> np.ndarray:
-    """(L, N): what the loss multiplies an advantage by in the gradient of a choice's log-probability, but for a factor
-    that is the same everywhere (1 / (G N), and in a large batch 1 / its tokens). All are 1 where items have one token.
+    """Return what the loss multiplies an advantage by in the gradient of a choice's log-probability.
 
-    An item's tokens share a ratio, their geometric mean, so each has 1 / tokens of its item's weight: rank-mean gives
-    items the same weight, token-mean one in proportion to their tokens. GRPO's tokens share their list's weight.
+    A factor that is the same everywhere is left out (1 / (G N), and in a large batch 1 / its tokens). An item's tokens
+    share a ratio, their geometric mean, so each has 1 / tokens of its item's weight: rank-mean gives items the same
+    weight, token-mean one in proportion to their tokens. GRPO's tokens share their list's weight.
+
+    Returns:
+        (L, N); all are 1 where items have one token.
     """
     tokens_LN = toy.tokens_M[lists_LN]
     if aggregation == "rank-mean":
@@ -162,12 +205,21 @@ def weight_of_choice(toy: Toy, lists_LN: np.ndarray, aggregation: Aggregation) -
 
 
 def exact(toy: Toy, credit: str, aggregation: Aggregation = PAPER, normalised: bool = True) -> Gradient:
-    """Of large groups: the mean of one group's gradient, and G times its noise.
+    """Compute the gradient of one large group by enumerating all lists.
 
     A group's gradient is mean_i (r_i - m) / s * w_i score_i, with its own mean m and standard deviation s of the
     returns. To first order in their errors (delta method) list i adds, with A = (r - E r) / std r and g = E A w score,
 
         A_i w_i score_i - g  -  A_i E[w score]  -  g (A_i^2 - 1) / 2
+
+    Args:
+        toy: the policy.
+        credit: one of CREDITS.
+        aggregation: of the loss.
+        normalised: whether returns are divided by their standard deviation.
+
+    Returns:
+        The mean of one group's gradient, and G times its noise.
     """
     lists_LN, weight_L = toy.all_lists()
     returns_LN = returns(lists_LN, credit)
@@ -183,7 +235,15 @@ def exact(toy: Toy, credit: str, aggregation: Aggregation = PAPER, normalised: b
 
 
 def token_places(toy: Toy, lists_BN: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
-    """Rank ids (B, T) of the lists' tokens, -1 behind the last, and the place (B, N) of each item's first token."""
+    """Lay out the tokens of lists.
+
+    Args:
+        toy: has the number of tokens of each item.
+        lists_BN: item numbers.
+
+    Returns:
+        The rank ids of the tokens, (B, T), -1 after the last, and the place of each item's first token, (B, N).
+    """
     tokens_BN = toy.tokens_M[lists_BN]
     ends_BN = tokens_BN.cumsum(axis=1)
     ids_BT = (np.arange(ends_BN.max())[None, :, None] >= ends_BN[:, None, :]).sum(axis=2)
@@ -199,10 +259,21 @@ def simulated(
     aggregation: Aggregation = PAPER,
     shared: bool = False,
 ) -> tuple[Gradient, float]:
-    """Of groups of `group_size` lists, by the program's own advantages and loss; and the standard error of its ratio.
-    shared: in the logits that all ranks share, (1, M).
+    """Measure the gradient of drawn groups, by the program's own advantages and loss.
 
-    The error is by 20 parts of the groups. |E g|^2 is estimated without bias: the mean's own variance is taken off.
+    |E g|^2 is estimated without bias: the mean's own variance is subtracted.
+
+    Args:
+        toy: the policy.
+        credit: one of CREDITS.
+        group_size: lists per group.
+        groups: number of groups, at least 20.
+        seed: random seed of the lists.
+        aggregation: of the loss.
+        shared: whether the gradient is that of the logits that all ranks share, (1, M).
+
+    Returns:
+        The gradient of one group, and the standard error of its ratio, from 20 parts of the groups.
     """
     num_ranks, _ = toy.shape
     lists_BN = toy.draw(groups * group_size, np.random.default_rng(seed))

@@ -31,12 +31,21 @@ SPREAD: dict[str, Callable[[list[float]], float]] = {"": np.mean, " least": min,
 
 
 def geometric_mean(values: np.ndarray | Sequence[np.ndarray] | Sequence[float]) -> np.ndarray:
+    """Return the geometric mean over the first axis; all values must be positive."""
     return np.exp(np.mean(np.log(values), axis=0))
 
 
 def compared(toys: Sequence[Toy], ways: Mapping[str, tuple[str, Aggregation]]) -> dict[str, float]:
-    """Of each way (credit and loss): the cosine to the gradient of expected DCG, and the signal-to-noise ratio as a
-    multiple of the first way's; means (of ratios: geometric) over the toys."""
+    """Compare ways to give credit on the same policies.
+
+    Args:
+        toys: the policies.
+        ways: name -> credit and loss. The first one is the base of the ratios.
+
+    Returns:
+        For each way, `NAME cosine`: the mean cosine to the gradient of expected DCG, and `NAME ratio`: the
+        signal-to-noise ratio as a multiple of the first way's, the geometric mean over the policies.
+    """
     targets = [dcg_gradient(toy) for toy in toys]
     found = {name: [exact(toy, *way) for toy in toys] for name, way in ways.items()}
     base = np.array([one.ratio for one in next(iter(found.values()))])
@@ -48,13 +57,25 @@ def compared(toys: Sequence[Toy], ways: Mapping[str, tuple[str, Aggregation]]) -
 
 
 def exact_table(ranks: Sequence[int], num_items: int, seeds: int) -> list[dict[str, float]]:
-    """A row for each N: `compared` CREDITS, items of one token."""
+    """Compare CREDITS for each number of ranks, with items of one token.
+
+    Args:
+        ranks: the numbers of ranks.
+        num_items: M.
+        seeds: number of policies.
+    """
     ways = {credit: (credit, PAPER) for credit in CREDITS}
     return [{"ranks": n, **compared([Toy.drawn(n, num_items, seed) for seed in range(seeds)], ways)} for n in ranks]
 
 
 def by_rank_table(num_ranks: int, num_items: int, seeds: int) -> list[dict[str, float]]:
-    """A row for each rank: the signal-to-noise ratio of this rank's part, times that of LIST; means as above."""
+    """Return the signal-to-noise ratio of each rank's part as a multiple of LIST's.
+
+    Args:
+        num_ranks: N.
+        num_items: M.
+        seeds: number of policies, over which the geometric mean is taken.
+    """
     toys = [Toy.drawn(num_ranks, num_items, seed) for seed in range(seeds)]
     gains = {
         credit: geometric_mean([exact(toy, credit).ratio_N / exact(toy, LIST).ratio_N for toy in toys])
@@ -67,7 +88,14 @@ def by_rank_table(num_ranks: int, num_items: int, seeds: int) -> list[dict[str, 
 
 
 def tokens_table(num_ranks: int, num_items: int, most_tokens: Sequence[int], seeds: int) -> list[dict[str, float]]:
-    """A row for each largest number of tokens that an item may have: `compared` LOSSES."""
+    """Compare LOSSES for items of several tokens.
+
+    Args:
+        num_ranks: N.
+        num_items: M.
+        most_tokens: the largest numbers of tokens of an item, one row each.
+        seeds: number of policies.
+    """
     return [
         {"tokens": most, **compared([Toy.drawn(num_ranks, num_items, seed, most) for seed in range(seeds)], LOSSES)}
         for most in most_tokens
@@ -75,8 +103,18 @@ def tokens_table(num_ranks: int, num_items: int, most_tokens: Sequence[int], see
 
 
 def simulated_row(ranks: int, size: int, num_items: int, lists: int) -> dict[str, float]:
-    """Of one policy and groups of `size` rollouts: each credit's signal-to-noise ratio of one group, its standard error
-    and its multiple of LIST's, and the cosine to the gradient of expected DCG."""
+    """Measure CREDITS for one policy and groups of a size.
+
+    Args:
+        ranks: N.
+        size: rollouts per group.
+        num_items: M.
+        lists: number of lists to draw; at least 400 groups are drawn.
+
+    Returns:
+        For each credit the signal-to-noise ratio of one group, its standard error and its multiple of LIST's, and the
+        cosine to the gradient of expected DCG.
+    """
     toy = Toy.drawn(ranks, num_items, 0)
     row: dict[str, float] = {"ranks": ranks, "rollouts": size}
     target = dcg_gradient(toy)
@@ -88,8 +126,17 @@ def simulated_row(ranks: int, size: int, num_items: int, lists: int) -> dict[str
 
 
 def bias_row(num_ranks: int, num_items: int, seeds: int, shared: bool) -> dict[str, float]:
-    """`exp_inf_gradients` against the gradient of expected DCG: cosines, means over the toys. shared: all ranks have
-    the same logits, whose gradient is the sum over the ranks."""
+    """Compare `exp_inf_gradients` with the gradient of expected DCG.
+
+    Args:
+        num_ranks: N.
+        num_items: M.
+        seeds: number of policies.
+        shared: whether all ranks have the same logits, whose gradient is the sum over the ranks.
+
+    Returns:
+        The mean, least and largest cosine of each over the policies.
+    """
     cosines: dict[str, list[float]] = {}
     for seed in range(seeds):
         toy = Toy.drawn(num_ranks, num_items, seed, shared=shared)
@@ -102,12 +149,24 @@ def bias_row(num_ranks: int, num_items: int, seeds: int, shared: bool) -> dict[s
 
 
 def in_parameters(gradient_NM: np.ndarray, shared: bool) -> np.ndarray:
+    """Return a gradient in the policy's parameters: (1, M) if the ranks share their logits, else (N, M)."""
     return gradient_NM.sum(axis=0, keepdims=True) if shared else gradient_NM
 
 
 def shared_row(num_ranks: int, num_items: int, size: int, groups: int, seeds: int) -> dict[str, float]:
-    """Of each credit where all ranks have the same logits, groups of `size` lists: the signal-to-noise ratio as a
-    multiple of LIST's and the cosine, means (of ratios: geometric) over the toys."""
+    """Measure CREDITS for policies whose ranks have the same logits.
+
+    Args:
+        num_ranks: N.
+        num_items: M.
+        size: rollouts per group.
+        groups: number of groups to draw.
+        seeds: number of policies.
+
+    Returns:
+        For each credit the signal-to-noise ratio as a multiple of LIST's, the geometric mean over the policies, and the
+        mean cosine.
+    """
     toys = [Toy.drawn(num_ranks, num_items, seed, shared=True) for seed in range(seeds)]
     targets = [in_parameters(dcg_gradient(toy), shared=True) for toy in toys]
     row: dict[str, float] = {"ranks": num_ranks, "rollouts": size}

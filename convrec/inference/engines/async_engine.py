@@ -95,7 +95,14 @@ class Engine:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the engine's loop and wait for it, in any thread except the loop's."""
+        """Run a coroutine on the engine's loop and wait for it, in any thread except the loop's.
+
+        Args:
+            coroutine: anything that awaits the engine. It is cancelled if the wait is interrupted.
+
+        Returns:
+            The coroutine's result; its errors are raised here.
+        """
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -134,7 +141,15 @@ class Engine:
     # ---- requests, on the engine's loop
 
     def outputs(self, prompt_ids: Sequence[int], sampling: "SamplingParams") -> AsyncIterator["RequestOutput"]:
-        """Return the iterator of vLLM's outputs for one request; use it on the engine's loop."""
+        """Start a request; call this, and iterate, on the engine's loop (`run`, `iterate`).
+
+        Args:
+            prompt_ids: tokens of the prompt.
+            sampling: vLLM's parameters; `output_kind` says whether an output has all tokens or the new ones.
+
+        Returns:
+            An iterator of vLLM's outputs; closing it ends the request.
+        """
         prompt: Any = {"prompt_token_ids": list(prompt_ids)}
         return self.llm.generate(prompt, sampling, f"list-{next(self._numbers)}")
 

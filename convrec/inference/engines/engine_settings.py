@@ -51,7 +51,11 @@ def _cpu_settings(spare_cores: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def disable_compiler(on_cpu: bool) -> Iterator[None]:
-    """Disable torch.compile in engine processes that start within the block on a CPU, but not in this process."""
+    """Disable torch.compile in engine processes that start within the block, but not in this process.
+
+    Args:
+        on_cpu: whether the engines run without a GPU; with one, nothing changes.
+    """
     name, value = NO_COMPILER
     added = on_cpu and name not in os.environ
     if added:

@@ -36,7 +36,12 @@ class PromptEncoding:
 
 @dataclass(frozen=True)
 class ConstrainedLists:
-    """Constrains answers to lists of `num_items` items from a trie's file."""
+    """Constrains answers to lists of catalog items.
+
+    Attributes:
+        trie: path of the trie's file.
+        num_items: number of items of every list.
+    """
 
     trie: str
     num_items: int
@@ -136,22 +141,25 @@ def load(spec: EngineSpec) -> Callable[[Batch, Callable[[int], None]], list[Answ
         if spec.lists:
             parameters = [_add_constraint(sampling, spec.lists, excluded) for _, excluded in tasks]
         _Bar.tell = staticmethod(tell)
-        answers: list[Answer] = []
         outputs = engine.generate(inputs, parameters, use_tqdm=_Bar)
-        for tokens, is_cut, output in zip(prompts, truncated, outputs, strict=True):
-            (completion,) = output.outputs
-            answers.append(
-                {
-                    "text": completion.text,
-                    "token_ids": list(completion.token_ids),
-                    "finish_reason": str(completion.finish_reason),
-                    "prompt_tokens": len(tokens),
-                    "prompt_truncated": is_cut,
-                }
-            )
-        return answers
+        return [
+            _make_answer(output, len(tokens), is_cut)
+            for tokens, is_cut, output in zip(prompts, truncated, outputs, strict=True)
+        ]
 
     return answer
+
+
+def _make_answer(output: Any, prompt_tokens: int, is_truncated: bool) -> Answer:
+    """Return the answer in vLLM's output for one prompt."""
+    (completion,) = output.outputs
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": str(completion.finish_reason),
+        "prompt_tokens": prompt_tokens,
+        "prompt_truncated": is_truncated,
+    }
 
 
 def _add_constraint(sampling: Any, lists: ConstrainedLists, exclude: list[int]) -> Any:

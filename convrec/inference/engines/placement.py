@@ -63,7 +63,16 @@ class Placement:
 def make_replica_environments(
     replicas: int | str, tensor_parallel: int, environment: Mapping[str, str]
 ) -> list[Mapping[str, str]]:
-    """Return the environment of each replica: `environment`, and the variables that give it its part of the node."""
+    """Return the environment of each replica: `environment`, and the variables that give it its part of the node.
+
+    Args:
+        replicas: the number, or AUTO: as many as the GPUs allow, one without a GPU.
+        tensor_parallel: GPUs per replica.
+        environment: variables that all replicas get.
+
+    Raises:
+        UserError: the node has too few GPUs.
+    """
     parts = divide_node(replicas, tensor_parallel, visible_gpus(), len(os.sched_getaffinity(0)))
     return [{**environment, **part} for part in parts]
 
@@ -80,7 +89,20 @@ def visible_gpus() -> list[str]:
 
 
 def divide_node(replicas: int | str, tensor_parallel: int, gpus: Sequence[str], cores: int) -> list[dict[str, str]]:
-    """Return the environment of each replica: its own GPUs, or its share of the cores. A single replica gets all."""
+    """Return the variables that give each replica its own GPUs, or its share of the cores.
+
+    Args:
+        replicas: the number, or AUTO: as many as the GPUs allow, one without a GPU.
+        tensor_parallel: GPUs per replica; without a GPU it does not matter here.
+        gpus: as named in CUDA_VISIBLE_DEVICES; empty without a GPU.
+        cores: those that this process may use.
+
+    Returns:
+        One mapping per replica. A single replica gets the whole node.
+
+    Raises:
+        UserError: the node has too few GPUs.
+    """
     count = max(1, len(gpus) // tensor_parallel) if replicas == AUTO else int(replicas)
     on_cpu = dict([NO_COMPILER])  # set from the start: torch reads it once, and transformers may import torch
     if gpus and count * tensor_parallel > len(gpus):

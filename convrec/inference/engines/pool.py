@@ -36,7 +36,7 @@ class Pool:
         self._is_closed = False
         self._replicas: dict[int, Process] = {}  # by index
         self._own = threading.local()  # a thread's index
-        # one thread per replica, which must live as long as the pool: see Process
+        # A replica's thread must live as long as the pool; `Process` says why.
         self._executor = ThreadPoolExecutor(len(environments), "convrec-replica", self._begin, (itertools.count(),))
 
     def answers(

@@ -19,7 +19,7 @@ from convrec.base.errors import UserError
 from convrec.base.kinds import did_you_mean
 from convrec.titles.catalog import Catalog, parse_labels
 
-# columns that every catalog may have; all others are additional
+# Every catalog may have these columns; all others are additional.
 ITEM = ("item_id", "title", "year", "display")
 YEAR = "year"
 GENRES = "genres"

@@ -92,7 +92,11 @@ class Journal:
     # ---- reading
 
     def has_news(self) -> bool:
-        """Return whether there are changes that were not marked as read."""
+        """Return whether there are changes that were not marked as read.
+
+        Raises:
+            StateUnreadable: the file is gone, or was truncated while in use.
+        """
         try:
             current = self.path.stat()
         except OSError as error:
@@ -114,6 +118,9 @@ class Journal:
 
         Returns:
             The changes, merged into one, and the position after them for `mark_read`.
+
+        Raises:
+            StateUnreadable: the file is gone, was truncated, or has a line that is not a change.
         """
         self.has_news()
         return self._read(self._place if self._is_current(self._place.file) else self._find_first_place())

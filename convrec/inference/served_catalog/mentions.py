@@ -23,7 +23,7 @@ from convrec.titles.catalog import load_catalog
 
 COLUMN = "mentions"  # a catalog's column with counts from any source, used without a file
 MIN_PAIR_MENTIONS = 2  # of a stored pair: a single one could be one person's wish
-# named: a seen title of the counted rows, null for all rows; times: the number of rows
+# `named` is a seen title of the counted rows, null for all rows; `times` is their number.
 SCHEMA = pa.schema([("item", pa.string()), ("named", pa.string()), ("times", pa.int64())])
 Mentions: TypeAlias = Mapping[tuple[str, str | None], int]  # (item, named) -> times
 

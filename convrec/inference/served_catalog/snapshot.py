@@ -18,7 +18,7 @@ from convrec.titles.catalog import add_display
 from convrec.titles.forms import fold, normalise
 from convrec.titles.item import NO_YEAR, format_item
 
-# prefixes of keys in Snapshot.named; no title's key begins with them
+# The keys of Snapshot.named begin with these, unless they are titles: no title begins with them.
 FOLDED = "\0"
 LINE = "\n"
 
@@ -122,12 +122,25 @@ class Snapshot:
         return replace(self, items={**self.items, **changed}, _arrays={})
 
     def page(self, after: str, size: int) -> list[CatalogItem]:
-        """Return `size` items in the order of their ids, from the first id after `after`, which may be gone."""
+        """Return a page of items, in the order of their ids as texts.
+
+        Args:
+            after: the last id of the previous page, which may be gone meanwhile; "" for the first page.
+            size: the most items of a page.
+
+        Returns:
+            The items; fewer than `size` at the end, [] after it.
+        """
         start = bisect_right(self._ids, after)
         return [self.items[self.number_by_id[item_id]] for item_id in self._ids[start : start + size]]
 
     def get_values(self, column: str, kind: pa.DataType) -> pa.Array:
-        """Return the values of a column for all items, in their order, with a cache; `year` counts as a column."""
+        """Return the values of a column for all items, in the order of `items`. They are computed once per snapshot.
+
+        Args:
+            column: one of the additional columns, or `year`.
+            kind: the column's type, which must be the same in every call.
+        """
         if column not in self._arrays:
             values = (item.year if column == YEAR else item.columns[column] for item in self.items.values())
             self._arrays[column] = pa.array(values, kind)
@@ -153,12 +166,28 @@ class Snapshot:
 
 
 def find_by_title(title: str, snapshot: Snapshot) -> list[int]:
-    """Return the numbers of the items with a title, of any year."""
+    """Find the items with a title, of any year.
+
+    Args:
+        title: any of an item's titles, in any spelling that `normalise` or `fold` makes equal. An exact title is found
+            before a folded one.
+        snapshot: the catalog.
+
+    Returns:
+        The items' numbers; [] for none.
+    """
     return list(snapshot.named.get(normalise(title)) or snapshot.named.get(FOLDED + fold(title)) or ())
 
 
 def add_names(named: dict[str, tuple[int, ...]], number: int, titles: Sequence[str], line: str | None) -> None:
-    """Add an item's titles and line to `Snapshot.named`; a line of None means that no list writes it."""
+    """Add an item's titles and line to `Snapshot.named`.
+
+    Args:
+        named: changed in place.
+        number: the item's number.
+        titles: all its titles.
+        line: its line in a list; None if no list writes it.
+    """
     keys = {key for title in titles for key in (normalise(title), FOLDED + fold(title))}
     for key in sorted(keys | (set() if line is None else {LINE + normalise(line)})):
         if number not in (numbers := named.get(key, ())):
@@ -166,7 +195,12 @@ def add_names(named: dict[str, tuple[int, ...]], number: int, titles: Sequence[s
 
 
 def drop_numbers(named: Mapping[str, tuple[int, ...]], dropped: Set[int]) -> dict[str, tuple[int, ...]]:
-    """Return a copy of `Snapshot.named` without some items."""
+    """Return a copy of `Snapshot.named` without some items.
+
+    Args:
+        named: stays as it is, since older snapshots use it.
+        dropped: numbers of the items. Names that only they had are left out.
+    """
     remaining = {
         key: numbers if dropped.isdisjoint(numbers) else tuple(n for n in numbers if n not in dropped)
         for key, numbers in named.items()

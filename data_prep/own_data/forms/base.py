@@ -22,7 +22,13 @@ Record: TypeAlias = Mapping[str, Any]
 
 
 class LocatedRecord(NamedTuple):
-    """A record with its file and row."""
+    """A record with its place.
+
+    Attributes:
+        path: its file.
+        row: its number there, as messages give it.
+        record: column -> cell.
+    """
 
     path: Path
     row: int
@@ -109,12 +115,19 @@ class ReadContext:
 
 
 class Candidate(NamedTuple):
-    """Records that may be a conversation: `read` returns it, or None if there is none, or raises BadRecord."""
+    """Records that may be a conversation.
+
+    Attributes:
+        records: the records, in the order of the file.
+        read: returns the conversation, or None if there is none; raises BadRecord.
+    """
 
     records: Sequence[LocatedRecord]
     read: Callable[[], Dialog | None]
 
 
+# These read the formats of FORMS. A reader of records returns None for a record that is not a conversation, and raises
+# BadRecord, or the errors that `Form.read_record` names, for one that it cannot read.
 ReadRecord: TypeAlias = Callable[[Record, Speakers], Dialog | None]
 FindDialogs: TypeAlias = Callable[[Sequence[LocatedRecord], ReadContext], Iterable[Candidate]]
 
@@ -155,7 +168,13 @@ ROLES = {name: role for role in ("user", "assistant") for name in NAMES[role]}
 
 
 def make_turn(role: str, content: Any, items: Any = None) -> dict[str, Any]:
-    """Make a message with our keys. items: the items that it names; None if the source does not list them."""
+    """Make a message with our keys.
+
+    Args:
+        role: "user", "assistant", TOOL, or INSTRUCTION.
+        content: its text, or any form in which the source has it.
+        items: the items that it names; None if the source does not list them, [] if it names none.
+    """
     message = {"role": role, "content": content}
     return message if items is None else message | {"items": items}
 
@@ -186,7 +205,15 @@ def sort_by_time(entries: Sequence[Any], get_time: Callable[[Any], Any]) -> list
 
 
 def reorder(entries: Sequence[Any], keys: Sequence[float]) -> list[Any]:
-    """Sort entries by keys. If the keys fall throughout, entries with equal keys are reversed too."""
+    """Sort entries by keys.
+
+    If the keys never rise and end lower than they began, the source has the newest entry first: all entries are then
+    reversed, also those with equal keys.
+
+    Args:
+        entries: at least one.
+        keys: one per entry.
+    """
     places = range(len(entries))
     is_falling = keys[0] > keys[-1] and all(keys[place] >= keys[place + 1] for place in places[:-1])
     if is_falling:
@@ -197,6 +224,12 @@ def reorder(entries: Sequence[Any], keys: Sequence[float]) -> list[Any]:
 def iter_single_records(
     read: ReadRecord, records: Iterable[LocatedRecord], reading: ReadContext
 ) -> Iterator[Candidate]:
-    """Yield each record as a candidate."""
+    """Yield each record as a candidate.
+
+    Args:
+        read: reads a record when the candidate is read, not before.
+        records: of one file.
+        reading: has the speakers.
+    """
     for located in records:
         yield Candidate([located], lambda record=located.record: read(record, reading.speakers))  # type: ignore[misc]

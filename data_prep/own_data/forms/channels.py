@@ -164,7 +164,14 @@ def make_talk_reader(
 ) -> Callable[[], Dialog | None]:
     """Return a function that reads a conversation of `split_channel`.
 
-    It returns None, and counts the conversation in `left_out`, if nobody recommends in it.
+    Args:
+        talk: the messages, in order.
+        left_out: counts the conversation if nobody recommends in it.
+        conversation_id: its name; None if the source has none.
+        time: when it began; None if the source does not say.
+
+    Returns:
+        A function of no arguments. It returns None if nobody recommends.
     """
 
     def read() -> Dialog | None:

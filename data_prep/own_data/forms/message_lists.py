@@ -10,7 +10,15 @@ def _fits(record: Record) -> bool:
 
 
 def find_key(record: Record, what: str) -> str:
-    """Return the first key of a record that means `what`, a key of `NAMES`; "" for none."""
+    """Return the first key of a record that means something, whatever its case and signs.
+
+    Args:
+        record: a message.
+        what: a key of `NAMES`, such as "speaker".
+
+    Returns:
+        The key as the record has it; "" for none.
+    """
     plain_keys = {normalise_name(key): key for key in reversed(list(record))}
     return next((plain_keys[name] for name in NAMES[what] if name in plain_keys), "")
 

@@ -55,6 +55,10 @@ class _Columns:
 def find_turn_dialogs(records: Sequence[LocatedRecord], reading: ReadContext) -> Iterator[Candidate]:
     """Yield the conversations of a table with one row per turn.
 
+    Args:
+        records: all rows of a file.
+        reading: gets a note that says which column names the conversation.
+
     Raises:
         UserError: No column says which conversation a row belongs to.
     """
@@ -81,6 +85,10 @@ def find_column_dialogs(records: Sequence[LocatedRecord], reading: ReadContext) 
     """Yield the conversations of a table with one column per speaker.
 
     A row has one or more turns in the order of the columns; without an id it is a whole conversation.
+
+    Args:
+        records: all rows of a file.
+        reading: gets a note if no column names the conversation.
     """
     names = list(dict.fromkeys(name for row in records for name in row.record))
     conversation = _find_column(names, "conversation_id")

@@ -35,7 +35,16 @@ class TurnOrder:
 
     @staticmethod
     def find(rows: Sequence[LocatedRecord], names: Sequence[str], keeps_order: bool) -> "TurnOrder":
-        """Find the columns of a table by their names. Raises BadRecord if its dates are ambiguous."""
+        """Find the columns of a table that give its order.
+
+        Args:
+            rows: of one table.
+            names: its columns.
+            keeps_order: whether the rows are in order, whatever the columns say.
+
+        Raises:
+            BadRecord: its dates are ambiguous, or contradict each other.
+        """
         plain_names = {normalise_name(name): name for name in reversed(names)}
 
         def find_columns(what: str) -> list[str]:
@@ -61,7 +70,14 @@ class TurnOrder:
         return None if value is None else parse_time(value, self.date_order)
 
     def sort(self, rows: Sequence[LocatedRecord]) -> list[LocatedRecord]:
-        """Sort the rows of a conversation. Raises BadRecord if its columns contradict each other."""
+        """Sort the rows of a conversation.
+
+        Args:
+            rows: in the order of the file; the list is not changed.
+
+        Raises:
+            BadRecord: its columns contradict each other, or do not give an order.
+        """
         if len(rows) < 2 or not self.sorts:
             return list(rows)
         if keys := self._make_keys(rows):

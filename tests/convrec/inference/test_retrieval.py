@@ -136,7 +136,7 @@ def test_retrieval_serves_without_engine_or_fusion_weight(load: Callable[..., Re
 
 def test_seen_and_liked_titles_count_as_named_in_retrieval(load: Callable[..., Recommender]) -> None:
     recommender = load(None, with_engine=False)
-    retriever = recommender._retrieval._retriever  # type: ignore[union-attr]
+    retriever = recommender._requests.retrieval._retriever  # type: ignore[union-attr]
     asked: list[Any] = []
     rank = retriever.rank
     retriever.rank = lambda one, allowed: asked.append([*one.named]) or rank(one, allowed)  # type: ignore[method-assign]
@@ -162,18 +162,18 @@ def test_model_trained_with_candidates_reads_the_best_allowed(
     shutil.copytree(unread_model, model)
     (tmp_path / "run" / "config.yaml").write_text("convrec: {candidates: 2, num_items: 4}")
     recommender = load(None, model=model)
-    found = recommender._prepare("a robbery", 3, exclude=["j"])
+    requests = recommender._requests
+    found = requests.build("a robbery", 3, exclude=["j"])
     trained = with_candidates(format_prompt("USER: a robbery\n", 4), ["Heat (1995)", "Alien (1979)"])
-    read = recommender._tokenizer.decode(found.prompt.token_ids)
+    read = requests.tokenizer.decode(found.prompt.token_ids)
     assert trained.strip() in read
-    recommender._questions = [
-        Question("Which genre?", "genre", ())
-    ]  # candidates are those of the first turn, before questions
+    requests.questions = [Question("Which genre?", "genre", ())]  # candidates are those of the first turn
     answered = "USER: a robbery\nSYSTEM: Which genre?\nUSER: A fairy tale of sharks.\n"
-    read = recommender._tokenizer.decode(recommender._prepare(answered, 3, exclude=["j"]).prompt.token_ids)
+    read = requests.tokenizer.decode(requests.build(answered, 3, exclude=["j"]).prompt.token_ids)
     assert trained.strip() in read
-    recommender._questions = []
+    requests.questions = []
     assert ids(recommender.recommend("a robbery", k=3)) == "urj"
-    assert CANDIDATES_LINE not in load(0.5)._tokenizer.decode(load(0.5)._prepare("a robbery", 3).prompt.token_ids)
+    fused = load(0.5)._requests
+    assert CANDIDATES_LINE not in fused.tokenizer.decode(fused.build("a robbery", 3).prompt.token_ids)
     with refuses("model.needs-retrieval", "CANDIDATES=2", "--retrieval"):
         load(None, model=model, retrieval=None)

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.inference.recommender import Recommender
+from convrec.inference.request_builder import RequestBuilder
 from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.journal import FILE
 from convrec.lists.settings import ListSettings
@@ -21,7 +22,10 @@ def test_a_damaged_file_of_changes_is_a_503_of_every_request(tmp_path, line_toke
     catalog = ServedCatalog(file, line_tokenizer, ListSettings(), tmp_path / "tries", state, max_items=2, max_tokens=99)
     server = ModelServer.__new__(ModelServer)
     server.model = SimpleNamespace(version="films-1")
-    server.recommender = Recommender(server.model, catalog, line_tokenizer, None)
+    requests = RequestBuilder(
+        server.model, catalog, line_tokenizer, template_arguments={}, max_prompt_length=0, context=0
+    )
+    server.recommender = Recommender(requests, engine=None)
     server.changing = asyncio.Lock()
     assert asyncio.run(server.describe()) == {"version": "films-1", "catalog_items": 2, "max_items": 2}
     ran = {"item_id": "b", "title": "Ran", "clean_title": "Ran", "year": 1985, "columns": {}}

@@ -46,7 +46,7 @@ def serve(tmp_path: Path, unread_model: Path) -> Callable[..., Recommender]:
 
 def left(recommender: Recommender, **filters: Any) -> set[str]:
     """Return the items that a list can contain: those of the request's trie that are not excluded."""
-    request = recommender._prepare("hi", 5, **filters)
+    request = recommender._requests.build("hi", 5, **filters)
     if not request.num_items:
         return set()
     numbers = request.allowed.remaining()

@@ -1,6 +1,5 @@
 """The served catalog: which items an id or title means, and changes, also by other processes and after a restart."""
 
-import copy
 import json
 import os
 import shutil
@@ -8,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -16,57 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.base.errors import UserError
-from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.inference.recommender import Recommender
-from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.journal import FILE, StateUnreadable
 from convrec.inference.served_catalog.snapshot import Snapshot, Title
-from convrec.lists.settings import ListSettings
+from tests.convrec.inference.served_catalog.films import FILMS, NEW, found, ids, make_requests, write_catalog
 from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[4]
-FILMS = [("a", "Toy Story", 1995), ("b", "Heat", 1995), ("c", "Heat", 1986), ("d", "Amélie", 2001), ("300", "Up", 2009)]
-LIMITS = {"max_items": 20, "max_tokens": 1000}
-NEW = {"item_id": "n", "title": "Ronin", "year": 1998}
-
-
-def write_catalog(folder: Path, films: list[tuple] = FILMS, ids: bool = True) -> Path:
-    item_ids, titles, years = zip(*films, strict=True)
-    columns = {"title": titles, "year": pa.array(years, pa.int32())} | ({"item_id": item_ids} if ids else {})
-    pq.write_table(pa.table(columns), folder / "catalog.parquet")
-    return folder / "catalog.parquet"
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def serve(tmp_path: Path, line_tokenizer: Any) -> Any:
-    """serve(state) -> ServedCatalog of FILMS, or of another file, with another tokenizer or delimiter."""
-
-    def serve(
-        state: Path | None = None,
-        file: Path | None = None,
-        tokenizer: Any = line_tokenizer,
-        delimiter: str = "\n",
-        **limits: int,
-    ) -> ServedCatalog:
-        lists = ListSettings(delimiter=delimiter)
-        limits = LIMITS | limits
-        return ServedCatalog(file or write_catalog(tmp_path), tokenizer, lists, tmp_path / "tries", state, **limits)
-
-    return serve
-
-
-def ids(catalog: ServedCatalog) -> set[str]:
-    return {item.item_id for item in catalog}
-
-
-def found(catalog: ServedCatalog, text: str | int) -> set[str]:
-    snapshot = catalog.snapshot
-    return {snapshot.items[number].item_id for number in catalog.find(text, snapshot)}
 
 
 def written(snapshot: Snapshot, tokenizer: Any) -> set[str]:
@@ -130,9 +84,9 @@ def test_row_numbers_are_default_ids_but_digit_titles_are_not(serve: Any, tmp_pa
     assert (found(catalog, "2"), found(catalog, "9"), found(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
     assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # a number is always a row
     assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids in lists are texts
-    recommender: Any = Recommender(*[None, catalog, None, None])  # type: ignore[list-item]  # without an engine
-    assert recommender._find("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
-    assert recommender._find("seen", [2, Title("5")], catalog.snapshot) == {2}
+    requests = make_requests(catalog)
+    assert requests.find_items("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
+    assert requests.find_items("seen", [2, Title("5")], catalog.snapshot) == {2}
 
 
 def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenizer: Any) -> None:
@@ -178,9 +132,6 @@ def test_an_invalid_item_is_named_and_no_item_is_added(serve: Any, items: list, 
     assert catalog.snapshot is before
 
 
-SPELLINGS = [("a", "Toy Story", 1995), ("b", "Seven", 1995), ("b", "Se7en", 1996)]
-
-
 def test_an_item_is_found_by_its_aliases(serve: Any, tmp_path: Path) -> None:
     file = tmp_path / "aliases.parquet"
     columns = {"title": ["Spirited Away", "Heat"], "year": [2001, 1995], "item_id": ["a", "b"]}
@@ -189,18 +140,6 @@ def test_an_item_is_found_by_its_aliases(serve: Any, tmp_path: Path) -> None:
     assert found(catalog, "sen to chihiro (2001)") == found(catalog, "Sen to Chihiro") == {"a"}
     catalog.delete(["a"])
     assert found(catalog, "Sen to Chihiro") == set()
-
-
-def test_the_line_of_an_items_other_row_is_also_taken(serve: Any, tmp_path: Path) -> None:
-    file, state = write_catalog(tmp_path, SPELLINGS), tmp_path / "state"
-    catalog = serve(state, file)
-    other = {"item_id": "n", "title": "Se7en", "year": 1996}
-    journal = (state / FILE).read_bytes()
-    with refuses("changes.refused-item", "item_id 'n'", "'b' has the same line"):
-        catalog.put([other])
-    assert (ids(catalog), (state / FILE).read_bytes()) == ({"a", "b"}, journal)
-    catalog.put([{"item_id": "b", "title": "Seven", "year": 1997}, other])  # b no longer has that line
-    assert ids(serve(state, file)) == {"a", "b", "n"}
 
 
 def test_failed_change_leaves_journal_and_catalog_untouched(
@@ -213,7 +152,7 @@ def test_failed_change_leaves_journal_and_catalog_untouched(
         raise ValueError("the sequences 2 and 4 are equal")
 
     with monkeypatch.context() as patch:
-        patch.setattr("convrec.inference.served_catalog.items.select_lines", fail)
+        patch.setattr("convrec.inference.served_catalog.snapshot_builder.select_lines", fail)
         with pytest.raises(ValueError, match="are equal"):
             catalog.put([NEW])
     assert catalog.snapshot is before
@@ -241,118 +180,11 @@ def test_state_made_contradictory_by_a_new_catalog_still_loads(serve: Any, tmp_p
     assert json.loads((state / FILE).read_text().splitlines()[0])["catalog"] == "catalog.parquet"
 
 
-def add_special_tokens(tokenizer: Any) -> Any:
-    """Add `<|im_end|>`, which does not look like HTML and so stays in titles, and a token that no setting names."""
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    tokenizer.backend_tokenizer.add_special_tokens(["<|end_of_text|>"])
-    assert "<|end_of_text|>" not in tokenizer.all_special_tokens
-    return tokenizer
-
-
-@pytest.mark.parametrize(
-    "item",
-    [{"title": "Foo <|im_end|> Bar"}, {"title": "Foo", "display": "<|im_end|>"}, {"title": "Foo <|end_of_text|> Bar"}],
-)
-def test_a_title_with_a_special_token_is_refused(serve: Any, state: Path, line_tokenizer: Any, item: dict) -> None:
-    catalog = serve(state, tokenizer=add_special_tokens(line_tokenizer))
-    with refuses("changes.refused-item", "item_id 'n': 'Foo ", "special token"):
-        catalog.put([{"item_id": "m", "title": "Ronin", "year": 1998}, {"item_id": "n", "year": 1999, **item}])
-    assert (len(catalog), len((state / FILE).read_text().splitlines())) == (5, 1)
-
-
-def test_items_that_no_list_can_write_are_left_out_of_a_state(
-    serve: Any, state: Path, line_tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    serve(state)
-    with (state / FILE).open("a") as file:
-        file.write('{"n": {"title": "Foo <|im_end|> Bar", "year": 1999}, "b": {"title": "<|im_end|>", "year": 1999}}\n')
-        file.write(
-            '{"m": {"title": "Piranesi", "year": null}, "o": {"name": "Dune"}, "p": {"title": "1. X", "year": 1}}\n'
-        )
-    catalog = serve(state, tokenizer=add_special_tokens(line_tokenizer))
-    assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 5)
-    assert "left out: item_id 'm': year None" in capsys.readouterr().err
-    assert found(catalog, "Heat (1995)") == {"b"}
-
-
-def test_a_title_too_long_for_lists_is_refused(serve: Any, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Regression: a title of 482 characters was accepted, and then no list could be written."""
-    long = {"item_id": "long", "title": "Wor " * 120, "year": 1998}
-    longest = serve().snapshot.trie.longest_list(3)
-    catalog = serve(state, max_items=3, max_tokens=longest + 40)
-    before = catalog.snapshot
-    with refuses("changes.refused-item", "item_id 'long': its line takes", "a list of 3"):
-        catalog.put([NEW, long])
-    assert catalog.snapshot is before
-    several = [{"item_id": str(n), "title": f"{'Wor ' * 10}{n}", "year": 1998} for n in range(9)]
-    with refuses("changes.refused-item", "its line takes"):  # each of them would fit alone
-        catalog.put([NEW, *several])
-    catalog.put([NEW, several[0]])
-    with (state / FILE).open("a") as file:  # as written with a model that has a longer context
-        file.write('{"long": {"title": "' + long["title"] + '", "year": 1998}, "b": null}\n')
-    for served in (catalog, serve(state, max_items=3, max_tokens=longest + 40)):
-        assert ids(served) == {"a", "c", "d", "300", "n", "0"}
-        assert served.snapshot.trie.longest_list(served.max_items) <= longest + 40
-    assert "left out: item_id 'long': its line takes" in capsys.readouterr().err
-    assert ids(serve(state)) == {"a", "c", "d", "300", "n", "0", "long"}
-
-
-def test_titles_too_long_for_lists_are_found_in_few_checks(serve: Any, state: Path) -> None:
-    """Regression: 10,000 of them took a minute, during which other lists were slow."""
-    catalog = serve(state, max_items=3, max_tokens=serve().snapshot.trie.longest_list(3) + 40)
-    long = [{"item_id": f"n{n}", "title": f"{'Wor ' * n}{n}", "year": 1998} for n in range(20, 120)]
-    with mock.patch.object(CatalogTrie, "longest_list", autospec=True, side_effect=CatalogTrie.longest_list) as looks:
-        with refuses("changes.refused-item", "its line takes", "a list of 3"):
-            catalog.put([NEW, *long])
-        with (state / FILE).open("a") as file:  # as written with a model that has a longer context
-            file.write(json.dumps({record.pop("item_id"): record for record in [dict(NEW), *map(dict, long)]}) + "\n")
-        assert "n" in ids(catalog)
-    assert looks.call_count < 30
-    assert catalog.snapshot.trie.longest_list(3) <= catalog.max_tokens
-
-
-def test_a_repeated_name_is_looked_up_once(serve: Any) -> None:
-    catalog = serve()
-    recommender: Any = Recommender(*[None, catalog, None, None])
-    names = ["Heat", "Heat", Title("Heat"), 300, "300"] * 50
-    with mock.patch.object(ServedCatalog, "find", autospec=True, side_effect=ServedCatalog.find) as find:
-        assert len(recommender._find("seen", names, catalog.snapshot)) == 3
-    assert find.call_count == 4
-
-
-def test_the_largest_list_fits_in_the_context(serve: Any) -> None:
-    assert serve().max_items == LIMITS["max_items"]
-    longest = [serve().snapshot.trie.longest_list(count) for count in (1, 3)]
-    assert [serve(max_tokens=tokens * 10 // 9 + 1).max_items for tokens in longest] == [1, 3]
-    catalog = serve(max_tokens=longest[1] * 10 // 9 + 1)
-    catalog.put([{**NEW, "title": "Heats"}])  # uses the tenth that stays free
-    assert catalog.snapshot.trie.longest_list(3) > longest[1]
-    assert serve(max_items=3, max_tokens=longest[1]).max_items == 3  # no tenth is needed if all requested items fit
-    with refuses("catalog.line-too-long", "catalog.parquet", f"{longest[0]} tokens"):
-        serve(max_tokens=longest[0] - 1)
-
-
 @pytest.mark.parametrize("display", ["x | y", "x |", "| y", "x\ny"])
 def test_a_display_with_the_delimiter_is_refused(serve: Any, display: str) -> None:
     catalog = serve(delimiter="|")
     with refuses("item.display", "items[0]", repr(display)):
         catalog.put([{**NEW, "display": display}])
-
-
-def test_neither_memory_nor_files_grow_with_changes(serve: Any, tmp_path: Path, state: Path) -> None:
-    catalog = serve(state)
-
-    def size() -> tuple[int, ...]:
-        lines = catalog.snapshot.trie.trie
-        return len(lines.row_W), len(lines.tokens), len(catalog.snapshot.named)
-
-    catalog.put([{**NEW, "year": 1998}])
-    before = size()
-    for year in [1999, 1998] * 20:
-        catalog.put([{**NEW, "year": year}])
-    assert size() == before
-    assert [*(tmp_path / "tries").glob("trie-*")] == [catalog.snapshot.trie.path]
 
 
 def test_putting_an_unchanged_item_changes_nothing(serve: Any, state: Path) -> None:
@@ -412,7 +244,7 @@ def test_patch_changes_single_fields_and_put_reports_blanks(priced: Any) -> None
 
 def test_bulk_changes_elsewhere_hide_items_instead_of_blocking(priced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = priced(), priced()
-    recommender: Any = Recommender(*[None, reader, None, None])
+    recommender = Recommender(make_requests(reader), engine=None)  # type: ignore[arg-type]
     writer.patch([{"item_id": "a", "price": 9}])
     assert reader.read_without_waiting()[0].get("a").columns["price"] == 9.0  # few changes are applied at once
     monkeypatch.setattr("convrec.inference.served_catalog.items.SMALL_CHANGE_BYTES", 0)
