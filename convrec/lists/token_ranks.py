@@ -92,9 +92,13 @@ def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> Voc
 
     Build it once: it decodes a few test lists.
 
+    Args:
+        tokenizer: the tokenizer that reads and writes the responses.
+        delimiter: the character that ends a line; one ASCII character.
+
     Raises:
-        UserError: the decoder is not supported, the tokenizer cannot write the delimiter, or the table and the
-            tokenizer's decoding count different lines in the test lists.
+        UserError: the tokenizer is a slow one, its decoder is not supported, it cannot write the delimiter, or the
+            table and the tokenizer's decoding count different lines in the test lists.
     """
     table = table_from_bytes(token_bytes(tokenizer), delimiter, find_fallback_tokens(tokenizer))
     _check_against_text(tokenizer, table, delimiter)
@@ -104,7 +108,16 @@ def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> Voc
 def stop_token_mask(
     responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
-    """Mark the first end-of-sequence token among those with response_mask 1: (B, T) bool, at most one True per row."""
+    """Mark the token that ends each response.
+
+    Args:
+        responses_BT: token ids.
+        response_mask_BT: 1 for the model's own tokens; others are ignored.
+        eos_token_ids: ids that end a response.
+
+    Returns:
+        (B, T) bool, True at the first own token with one of these ids. A row without one was truncated.
+    """
     last_B1, ends_B1 = _find_last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     return (_columns(responses_BT) == last_B1) & ends_B1
 
@@ -174,7 +187,10 @@ def reference_rank_ids(
     """Count ranks as the public reference does, for `preset: reference`: the number of delimiters before a token.
 
     Blank lines and preambles have ranks here, so that ranks and parsed items can differ; `token_rank_ids` fixes that.
-    For arguments and result see `token_rank_ids`.
+    For arguments see `token_rank_ids`.
+
+    Returns:
+        (B, T) int64, 0-based; -1 after the end-of-sequence token and for tokens that the model did not write.
     """
     last_B1, _ = _find_last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     dead_BT = (response_mask_BT == 0) | (_columns(responses_BT) > last_B1)

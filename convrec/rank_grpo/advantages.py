@@ -35,7 +35,15 @@ def _group_range(values_BK: torch.Tensor, group_B: torch.Tensor, num_groups: int
 
 
 def find_zero_std_ranks(returns_BK: torch.Tensor, uid: Sequence[Any]) -> torch.Tensor:
-    """Return where all returns of a group at a rank are equal: (G, K) bool, groups in order of first appearance."""
+    """Find the ranks that do not train, because all returns of a group are equal.
+
+    Args:
+        returns_BK: rank returns.
+        uid: B hashable group labels, in any order.
+
+    Returns:
+        (G, K) bool, True where the returns are equal; groups in order of first appearance.
+    """
     group_B, num_groups = _group_index(uid, returns_BK.device)
     low_GK, high_GK = _group_range(returns_BK, group_B, num_groups)
     return low_GK == high_GK

@@ -110,7 +110,15 @@ class TitleIndex:
         return _find_unique({self.items[row] for row in rows})
 
     def find_by_spelling(self, title: str, year: int) -> int:
-        """Return the row of a folded title in the nearest year; with another article, the only one in the same year."""
+        """Return the row of a folded title in the nearest year; with another article, the only one in the same year.
+
+        Args:
+            title: a title as it is written.
+            year: its year.
+
+        Returns:
+            The row; -1 for none, AMBIGUOUS for several items.
+        """
         row = self.find_nearest_year(self.by_spelling.get(forms(title).spelling, ()), year)
         return row if row >= 0 else self.unique_in_year(fold(title), year)
 

@@ -11,7 +11,12 @@ NO_YEAR = 0
 
 
 class Item(NamedTuple):
-    """A recommended item as the model wrote it: the title without decoration, and the four-digit year or NO_YEAR."""
+    """A recommended item as the model wrote it.
+
+    Attributes:
+        title: the title without decoration.
+        year: four digits, or NO_YEAR.
+    """
 
     title: str
     year: int
