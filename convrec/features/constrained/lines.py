@@ -50,6 +50,11 @@ class LineTokens:
 def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> LineTokens:
     """Encode each line in every position that it can have in a list.
 
+    Args:
+        tokenizer: the policy's fast tokenizer; its truncation and padding are turned off.
+        lines: the lines, without delimiters.
+        delimiter: what is between two lines.
+
     Raises:
         UserError: the tokenizer is a slow one, or a list's tokens differ from those of its lines, concatenated: the
             model would then never have seen lists as the trie writes them.
