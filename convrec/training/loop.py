@@ -113,10 +113,24 @@ class Method(Protocol):
         """Return whether the update itself computes the old log-probs, so that they need no separate pass."""
 
     def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Write the advantages that the loss reads, and add their metrics."""
+        """Write the advantages that the loss reads.
+
+        Args:
+            engine: the verl trainer.
+            meta: the step's rows.
+            metrics: the metrics of the step, to which those of the credit are added.
+
+        Returns:
+            The rows with the new fields.
+        """
 
     def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """Change the metrics of a step after its update."""
+        """Change the metrics of a step after its update.
+
+        Args:
+            step: the step's number.
+            metrics: the metrics of the step, changed in place.
+        """
 
     def write_card(self, engine: Any, folder: Path) -> None:
         """Write a model card next to exported weights, if the run's card is not enough."""
@@ -203,6 +217,9 @@ class TrainingLoop:
         Args:
             metrics: the metrics of the batch are added to it.
             num_prompts: number of prompts to train on.
+
+        Returns:
+            The rows of the batch.
         """
         engine = self.engine
         with self.phase("gen"):

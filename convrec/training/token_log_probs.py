@@ -43,7 +43,10 @@ def compute_chunked_log_probs(
 def compute_whole_log_probs(
     hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float, with_entropy: bool
 ) -> LogProbsAndEntropies:
-    """Compute log-probs as `compute_chunked_log_probs` does, with all logits in memory and none computed twice."""
+    """Compute log-probs as `compute_chunked_log_probs` does, with all logits in memory and none computed twice.
+
+    Arguments and result are the same, except that the result is always float32.
+    """
     logits_PV = torch.nn.functional.linear(hidden_PD, weight_VD).float()
     if temperature != 1:
         logits_PV = logits_PV / temperature

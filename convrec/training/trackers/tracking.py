@@ -36,10 +36,15 @@ FILLED = ("swanlab", "wandb", "trackio", "tensorboard")  # trackers that get the
 
 
 def make_tracker_environment(run_folder: Path, name: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for the folders, groups and modes of verl's trackers, except for those set in `environment`.
+    """Return variables for the folders, groups and modes of verl's trackers.
 
     SwanLab and W&B upload if a key is set or a login was saved. Otherwise `swanlab sync` and `wandb sync` can upload
     their files later.
+
+    Args:
+        run_folder: the run's folder, for the trackers' files.
+        name: name of the group that all starts of the run share.
+        environment: variables that are set; these are left out of the result.
     """
     variables = {
         "TENSORBOARD_DIR": str(run_folder / "tensorboard"),
@@ -54,7 +59,12 @@ def make_tracker_environment(run_folder: Path, name: str, environment: Mapping[s
 
 
 def has_login(tracker: str, environment: Mapping[str, str]) -> bool:
-    """Return whether "swanlab" or "wandb" can upload: a key is set, or was saved by the tracker's `login` command."""
+    """Return whether a tracker can upload: a key is set, or was saved by the tracker's `login` command.
+
+    Args:
+        tracker: "swanlab" or "wandb".
+        environment: variables, of which HOME and the tracker's API key are read.
+    """
     home = Path(environment.get("HOME") or "~").expanduser()
     file, host = {"swanlab": (home / ".swanlab" / ".netrc", ""), "wandb": (home / ".netrc", "wandb")}[tracker]
     if environment.get(f"{tracker.upper()}_API_KEY"):
@@ -74,12 +84,17 @@ def open_trackers(
 ) -> Any:
     """Open verl's Tracking for a start of the run, and fill its curves up to the checkpoint from which the run resumes.
 
+    Sets the trackers' variables in this process's environment.
+
     Args:
         run_folder: the run's folder.
         project_name: name of the project in the trackers.
         experiment_name: name of the run, which groups its starts.
         backends: verl's names of the trackers.
         config: the run's config as plain data; its secrets are masked.
+
+    Returns:
+        verl's Tracking. A tracker that cannot be opened is left out, with a line in the log.
     """
     from verl.utils.tracking import Tracking
 
