@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from convrec.data.chat import Message
-from convrec.data.damage import Damage
+from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import parquet_batches
 from convrec.data.validation import TableReport, check_parquet_columns
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, format_criteria, parse_criteria
@@ -188,7 +188,7 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
         for number, row in zip(numbers.to_pylist(), batch.to_pylist(), strict=True):
             rows.append({**row, "criteria": criteria})
             if problem := describe_row_problem(row, mode, criteria.scores, ties=ties):
-                damage.add(path, number, problem)
+                damage.add(path, number, BadRecord("judges.invalid-row", problem))
     damage.check()
     return rows
 
