@@ -138,6 +138,9 @@ class Damage:
             problem is an error.
         named: how many rows a message names per problem; None: all.
         end: the message's last line.
+
+    Attributes:
+        findings: the problems so far, in the order in which they were added.
     """
 
     def __init__(self, share: float | None = None, named: int | None = NAMED, end: str = "") -> None:
@@ -177,7 +180,11 @@ class Damage:
         return first
 
     def counts(self, paths: Collection[str | Path] | None = None) -> dict[str, int]:
-        """Return how many rows are lost per kind of problem, in these files or in all."""
+        """Return how many rows are lost per kind of problem; only the first problem of a row counts.
+
+        Args:
+            paths: the files to count; None for all.
+        """
         counts: Counter[str] = Counter()
         for finding in self.rows().values():
             if paths is None or finding.path in paths:

@@ -28,6 +28,9 @@ Scorer = Callable[[Sequence[SampledResponse]], Awaitable[None]]
 class Feature:
     """A feature of a run. Hooks do nothing unless a subclass overrides them.
 
+    Args:
+        run: a run with the feature, which hooks read as `self.run`; its settings are `self.settings`, too.
+
     Attributes:
         fields: response fields of TransferQueue that the credit hooks read in `RankBatch.optional_BT`.
         has_variable_batch: whether the number of rows varies between batches; each batch is then one update.

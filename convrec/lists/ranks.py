@@ -6,7 +6,7 @@ have no rank. `token_ranks` applies the same rule to tokens, so that rewards and
 
 from convrec.titles.item import Item, parse_item
 
-# ASCII only, so that this half and the byte-level half (token_ranks) agree on which lines are blank
+# Only ASCII is blank, so that this half and the byte-level half (token_ranks) agree on which lines are blank.
 WHITESPACE = " \t\n\r\v\f"
 DEFAULT_DELIMITER = "\n"
 

@@ -27,7 +27,7 @@ from convrec.lists.token_bytes import describe_tokenizer, find_fallback_tokens, 
 
 _SPACE = WHITESPACE.encode("ascii")
 
-# the effect of a token's bytes, packed in one int16 so that there is one look-up per response token
+# The effect of a token's bytes is packed in one int16, so that there is one look-up per response token.
 _CONTENT = 1  # the token has a non-blank byte
 _LEAD_BIT = 1
 _TRAIL_BIT = 2
@@ -174,7 +174,7 @@ def _find_preceding_codes(codes_BT: torch.Tensor) -> torch.Tensor:
     """
     before_BT = torch.nn.functional.pad(codes_BT[:, :-1], (1, 0), value=_TRAIL)
     if (before_BT - (codes_BT & _CONTENT)).amin() < 0:  # text follows a token without a code
-        # the index of the last token with a code, shifted by one column: 0 is the beginning
+        # This is the index of the last token with a code, shifted by one column: 0 is the beginning.
         places_BT = torch.where(codes_BT != 0, _columns(codes_BT) + 1, 0).cummax(dim=1).values
         places_BT = torch.nn.functional.pad(places_BT[:, :-1], (1, 0))
         before_BT = torch.nn.functional.pad(codes_BT, (1, 0), value=_TRAIL).gather(1, places_BT.long())
@@ -248,7 +248,7 @@ def _is_invalid_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
     def is_between(x_BT: torch.Tensor, low: int, high: int) -> torch.Tensor:
         return (x_BT >= low) & (x_BT <= high)
 
-    # Unicode, table 3-7: which second bytes may follow a first one
+    # Unicode's table 3-7 says which second bytes may follow a first one.
     second_BT, third_BT, fourth_BT = (shifted(byte_BT, by, -1) for by in (1, 2, 3))
     second_low_BT = torch.where(byte_BT == 0xE0, 0xA0, torch.where(byte_BT == 0xF0, 0x90, 0x80))
     second_high_BT = torch.where(byte_BT == 0xED, 0x9F, torch.where(byte_BT == 0xF4, 0x8F, 0xBF))

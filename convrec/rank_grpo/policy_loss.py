@@ -180,7 +180,7 @@ def compute_rank_policy_loss(
             advantages_BT = advantages_BT * rollout_is_weights_BT.to(dtype)
         log_ratio_BU = torch.zeros_like(weight_BU)
         if old_log_prob_BT is not None:
-            # a geometric mean, so that long titles do not dominate the ratio
+            # The ratio is a geometric mean, so that long titles do not dominate it.
             sums_2BU = units.sum_by_sign(log_prob_BT.to(dtype) - old_log_prob_BT.to(dtype))
             log_ratio_BU = sums_2BU.sum(dim=0) * units.mean_BU
         advantage_sums_2BU = units.sum_by_sign(advantages_BT)
@@ -294,7 +294,7 @@ def add_kl_term(
     Returns:
         kl_coef * sum_t weight_t k3_t, and sum_t k3_t for logging.
     """
-    # at most two (B, T) buffers besides the gradient, so that the loss does not set the memory peak
+    # There are at most two (B, T) buffers besides the gradient, so that the loss does not set the memory peak.
     log_ref_BT = (ref_log_prob_BT.to(grad_BT.dtype) - log_prob_BT.to(grad_BT.dtype)).masked_fill_(units.none_BT, 0)
     too_large_BT = log_ref_BT > MAX_LOG_RATIO
     expm1_BT = log_ref_BT.clamp_(max=MAX_LOG_RATIO).expm1()

@@ -63,7 +63,7 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
             draw_chart(axis, chart)
             axis.set_title(chart.title)
             if chart.ordered:
-                # next to the lines, not over them
+                # The legend must not cover the lines.
                 axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
         if legend_rows:
             handles = [Line2D([], [], label=name, **_make_style(index, False)) for index, name in enumerate(names)]

@@ -23,7 +23,12 @@ class Item(NamedTuple):
 
 
 def format_item(title: str, year: int) -> str:
-    """Write an item as the prompt asks for it, the inverse of `parse_item`. With NO_YEAR, only the title."""
+    """Write an item as the prompt asks for it, the inverse of `parse_item`.
+
+    Args:
+        title: the title, with its `display` if it has one.
+        year: the year; with NO_YEAR, only the title is written.
+    """
     return f"{title} ({year})" if year != NO_YEAR else title
 
 

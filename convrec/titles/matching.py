@@ -277,9 +277,15 @@ class Matcher:
 
     @cache_per_instance
     def read_line(self, line: str) -> Item | None:
-        """Parse a line of a list; None if it is not an item.
+        """Parse a line of a list.
 
         Matching `lenient` also accepts a title without a year if the catalog has one item of that name.
+
+        Args:
+            line: the line, without its delimiter.
+
+        Returns:
+            The item; None if the line is not one.
         """
         item = parse_item.__wrapped__(line, self.catalog.dated)  # one cache per line is enough
         if item is None and self.mode == "lenient":

@@ -165,7 +165,7 @@ def _compute_in_head(
         is_packed = tensordict_utils.get_non_tensor_data(micro_batch, "use_remove_padding", True)
         length = None if is_packed else inputs["input_ids"].shape[1]
         arguments = (choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
-        # in a namespace, because FSDP looks for tensors in tuples, mappings and dataclasses
+        # They are in a namespace, because FSDP looks for tensors in tuples, mappings and dataclasses.
         inputs["head_request"] = SimpleNamespace(arguments=arguments)
         return inputs, output_arguments
 

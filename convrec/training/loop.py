@@ -242,6 +242,16 @@ class TrainingLoop:
         """Compute log-probs of the policy before the update, unless the update itself computes them.
 
         They are always computed for the first batch after a start, to check that the rollout samples from the policy.
+
+        Args:
+            batch: the step's rows.
+            metrics: verl's metrics of the pass are added to it.
+
+        Returns:
+            The rows, with the log-probs if they were computed.
+
+        Raises:
+            RuntimeError: the rollout of the first batch does not sample from the policy.
         """
         if self.rollout_is_checked and self.method.skips_old_log_probs(self.engine.parameter_sync_step):
             return batch

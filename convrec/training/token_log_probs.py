@@ -74,7 +74,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         log_prob_P = hidden_PD.new_empty(len(token_P), dtype=dtype)
         logsumexp_P = torch.empty_like(log_prob_P)
         entropy_P = torch.empty_like(log_prob_P) if with_entropy else None
-        # without autocast, because the backward pass must compute the same logits and has none
+        # Autocast is off, because the backward pass must compute the same logits and has none.
         with torch.autocast(hidden_PD.device.type, enabled=False):
             for rows in _chunks(len(token_P)):
                 logits_CV = _make_logits(hidden_PD[rows], weight_VD, temperature)

@@ -45,7 +45,7 @@ class TrieMask:
         self._sequence_L = trie.sequence_L
         self._token_L = torch.from_numpy(trie.token_L).to(device)
         self._num_words = int(trie.token_L.max()) + 1
-        # parent and token of each node as one number; nodes are numbered so that these numbers ascend
+        # Parent and token of each node are one number, which ascends because nodes are numbered by parent, then token.
         self._edge_L = trie.parent_L.astype(np.int64) * self._num_words + trie.token_L
 
     def find_children(self, node_B: Int64s, token_B: Int64s) -> Int64s:

@@ -80,7 +80,7 @@ def varlen_attention(
     lengths = starts.diff().tolist()
     outputs = []
     for parts in zip(*(tensor.split(lengths) for tensor in (query_THD, key_THD, value_THD)), strict=True):
-        # (1, heads, tokens, D): without the leading 1 PyTorch does not use its fast kernel
+        # Each part is (1, heads, tokens, D): without the leading 1 PyTorch does not use its fast kernel.
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in parts)
         length = query.shape[2]
         mask = None

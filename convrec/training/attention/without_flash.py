@@ -78,7 +78,13 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
 
 
 def compute_label_log_probs(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
-    """Return log softmax(logits)[label] for logits (..., V) and labels (...), in float32 or higher."""
+    """Return the log-probs of labels, in float32 or higher.
+
+    Args:
+        logits: (..., V).
+        labels: (...), token ids.
+        inplace_backward: not used; part of verl's signature.
+    """
     vocab_size = logits.shape[-1]
     flat = logits.reshape(-1, vocab_size)
     if flat.dtype in (torch.bfloat16, torch.float16):

@@ -98,7 +98,7 @@ class SFTLoop:
         engine = self.engine
         data = self.to_tensordict(batch)
         lengths_B = [int(length) for length in engine._get_batch_seqlens(data=data)]
-        # NonTensorData, because tensordict would stack a list
+        # The lengths are NonTensorData, because tensordict would stack a list.
         tensordict_utils.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(lengths_B))
         data = engine.balance_batch(data)
         if step.number == engine.start_profile_step:
