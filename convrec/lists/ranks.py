@@ -34,6 +34,9 @@ def replace_line(text: str, rank: int, line: str, delimiter: str = DEFAULT_DELIM
         line: the new line, without a delimiter.
         delimiter: the character that ends a line.
 
+    Returns:
+        The new response.
+
     Raises:
         IndexError: the response has no such rank.
     """

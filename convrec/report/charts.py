@@ -106,6 +106,9 @@ def smooth_points(points: Sequence[tuple[int, float]], window: int) -> list[tupl
     Args:
         points: (step, value), in order of step.
         window: about how many points a mean covers; near the ends there are fewer. 1 changes nothing.
+
+    Returns:
+        (step, mean) for each of the points.
     """
     values = [value for _, value in points]
     smoothed = []

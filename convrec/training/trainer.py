@@ -188,6 +188,9 @@ class TrainingEngine:
         Args:
             metrics: verl's metrics of the responses' age are added to it.
             num_prompts: number of prompts to wait for.
+
+        Returns:
+            A row for each response; with questions, for each turn.
         """
         self.on_sample_begin()
         batch, age_metrics = self.replay_buffer.sample(

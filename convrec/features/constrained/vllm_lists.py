@@ -73,6 +73,9 @@ class TrieMask:
             rows_B: rows with a list, at least one; other rows are not changed.
             node_B: the node that each list has reached.
             closed: index into `rows_B` -> the node's closed children.
+
+        Returns:
+            The same tensor.
         """
         counts_B = self.count_children(node_B)
         ends_B = counts_B.cumsum()
