@@ -97,7 +97,12 @@ class TitleBlocks:
 
 
 def make_compared_text(folded: str, is_near: bool) -> str:
-    """Return the text to compare for a folded title; is_near: with titles of another year."""
+    """Return the text to compare for a folded title.
+
+    Args:
+        folded: the folded title.
+        is_near: whether it is compared with titles of another year, so that equal years are no evidence.
+    """
     return folded if is_near else folded + SAME_YEAR
 
 

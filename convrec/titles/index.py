@@ -53,6 +53,12 @@ Candidate = tuple[float, int, int]  # (-similarity, years apart, row): the minim
 class TitleIndex:
     """The titles of one catalog and their rows; read-only after construction.
 
+    Args:
+        catalog: the titles.
+        mode: a name in MATCHERS, which decides how titles are compared.
+        year_tolerance: maximum difference in years between spellings of one item.
+        fuzzy_cutoff: minimum similarity of a misspelled title, above 0 and up to 100.
+
     Attributes:
         by_title: normalised title (in mode `reference` the exact title) -> rows of the catalog, those of aliases last.
         by_folded: folded title, without its article -> rows.

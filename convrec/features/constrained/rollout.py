@@ -37,7 +37,13 @@ def load_trie(rollout: Mapping[str, Any]) -> CatalogTrie | None:
 
 
 class ListConstraint(RolloutFeature):
-    """The constraint of a run's lists: `num_items` catalog items each, none of them seen in the conversation."""
+    """The constraint of a run's lists: catalog items only, none of them seen in the conversation.
+
+    Args:
+        catalog: the lines that a list may contain.
+        matcher: decides which items the seen titles are; it has the catalog that the lines come from.
+        num_items: items in a list; a list has fewer if fewer are unseen.
+    """
 
     needs_groups = True
 
