@@ -42,9 +42,9 @@ def make_tracker_environment(run_folder: Path, name: str, environment: Mapping[s
     their files later.
 
     Args:
-        run_folder: the run's folder, for the trackers' files.
-        name: name of the group that all starts of the run share.
-        environment: variables that are set; these are left out of the result.
+        run_folder: the run's folder, which gets the trackers' files.
+        name: the run's name, which groups its starts.
+        environment: this process's variables; those that are set here are left out of the result.
     """
     variables = {
         "TENSORBOARD_DIR": str(run_folder / "tensorboard"),
@@ -59,11 +59,11 @@ def make_tracker_environment(run_folder: Path, name: str, environment: Mapping[s
 
 
 def has_login(tracker: str, environment: Mapping[str, str]) -> bool:
-    """Return whether a tracker can upload: a key is set, or was saved by the tracker's `login` command.
+    """Return whether a tracker can upload: a key is set, or was saved by its `login` command.
 
     Args:
         tracker: "swanlab" or "wandb".
-        environment: variables, of which HOME and the tracker's API key are read.
+        environment: this process's variables; HOME names the folder of saved logins.
     """
     home = Path(environment.get("HOME") or "~").expanduser()
     file, host = {"swanlab": (home / ".swanlab" / ".netrc", ""), "wandb": (home / ".netrc", "wandb")}[tracker]
@@ -84,7 +84,7 @@ def open_trackers(
 ) -> Any:
     """Open verl's Tracking for a start of the run, and fill its curves up to the checkpoint from which the run resumes.
 
-    Sets the trackers' variables in this process's environment.
+    This sets the trackers' variables in `os.environ`.
 
     Args:
         run_folder: the run's folder.
@@ -94,7 +94,7 @@ def open_trackers(
         config: the run's config as plain data; its secrets are masked.
 
     Returns:
-        verl's Tracking. A tracker that cannot be opened is left out, with a line in the log.
+        verl's Tracking, whose `log(data, step)` also calls FOLLOWERS. Trackers that could not be opened are missing.
     """
     from verl.utils.tracking import Tracking
 
@@ -145,6 +145,12 @@ class Tolerant:
         self.failures = 0
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Log a step's metrics; an error of the tracker becomes a line in the log.
+
+        Args:
+            data: metric -> value.
+            step: the step's number; 0 before the first one.
+        """
         if self.failures >= self.FAILURES:
             return
         try:
@@ -190,7 +196,18 @@ def finish() -> None:
 
 
 def open_samples_logger(run_folder: Path, project_name: str, experiment_name: str) -> Any:
-    """Return verl's logger of validation samples, which also writes them to RUN/samples."""
+    """Return verl's logger of validation samples, which also writes them to RUN/samples.
+
+    The file has the name of this start's metrics file, which VERL_FILE_LOGGER_PATH names.
+
+    Args:
+        run_folder: the run's folder.
+        project_name: name of the project in the trackers.
+        experiment_name: name of the run in the trackers.
+
+    Returns:
+        verl's object. `log(loggers, samples, step)` takes samples as (prompt, answer, score).
+    """
     from verl.utils.tracking import ValidationGenerationsLogger
 
     samples_logger = ValidationGenerationsLogger(project_name, experiment_name)
