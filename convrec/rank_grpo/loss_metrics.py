@@ -12,6 +12,9 @@ import torch
 
 from convrec.rank_grpo.step_metrics import make_rank_buckets
 
+# The names of parts whose metrics are called otherwise.
+_LOGGED_NAMES = {"ratio": "ratio_mean", "ratio_lowest": "ratio_min", "ratio_highest": "ratio_max"}
+
 
 def compute_metric_parts(
     sums: Mapping[str, torch.Tensor],
@@ -103,7 +106,7 @@ def finish_policy_metrics(
         elif family == "units" or name == "tokens" or not total[f"units/{bucket}:sum"]:
             continue
         elif kind == "sum":
-            metrics[{"ratio": "ratio_mean"}.get(family, family) + f"/{bucket}"] = value / total[f"units/{bucket}:sum"]
+            metrics[f"{_LOGGED_NAMES.get(family, family)}/{bucket}"] = value / total[f"units/{bucket}:sum"]
         elif math.isfinite(value):
-            metrics[{"ratio_lowest": "ratio_min", "ratio_highest": "ratio_max"}[family] + f"/{bucket}"] = value
+            metrics[f"{_LOGGED_NAMES[family]}/{bucket}"] = value
     return {prefix + name: value for name, value in metrics.items()}
